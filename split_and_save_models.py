@@ -9,7 +9,7 @@ import sys
 from typing import Sequence
 
 from config.run_config import RunConfig
-from launch.console import INTERRUPTED, NEEDED, ended_by, enter, say
+from launch.console import EXIT_INTERRUPTED, NEEDED, ended_by, enter, say
 
 if __name__ == "__main__":
     enter(*NEEDED)
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ended_by(error)
     except KeyboardInterrupt:
         say("stopped; type the same command again to go on", "\n")
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     return 0
 
 

@@ -22,7 +22,7 @@ Keys = TypeVar("Keys", bound="CommandKeys")
 Names = Sequence[str]
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
-COMMAND = "bash run_pipe.sh"
+RUN_PIPE = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
          "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
@@ -195,14 +195,14 @@ def flat(config: CommandKeys | RunConfig) -> dict[str, Any]:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 @overload
-def parse(argv: Sequence[str], command: str = COMMAND, kind: None = None) -> RunConfig: ...
+def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: None = None) -> RunConfig: ...
 
 
 @overload
-def parse(argv: Sequence[str], command: str = COMMAND, *, kind: type[Keys]) -> Keys: ...
+def parse(argv: Sequence[str], command: str = RUN_PIPE, *, kind: type[Keys]) -> Keys: ...
 
 
-def parse(argv: Sequence[str], command: str = COMMAND, kind: type[Any] | None = None) -> Any:
+def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None = None) -> Any:
     """The configuration that `argv` asks for: what was typed, over the preset, over the defaults of the keys.
 
     `kind` are the keys of a command that has its own. `--help` prints the help of `command` and ends the program.
@@ -293,12 +293,12 @@ def _chosen(preset: RunConfig, typed: Mapping[str, Any]) -> dict[str, Any]:
     return {key: values[key] for key in chosen if values[key] != usual[key]}
 
 
-def help_text(command: str = COMMAND, kind: type[CommandKeys] | None = None) -> str:
+def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None) -> str:
     """The text of `--help`: usage, presets, methods, and every key with its default and its meaning."""
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
              f"PRESET names a model (if left out: {SMOLLM2}, or {DEFAULT_PRESET} where that cannot be fetched).",
              "A value with spaces goes in quotes with its key.",
-             "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(COMMAND, command), "",
+             "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(RUN_PIPE, command), "",
              "presets:"]
     lines += [f"  {name:<12} {_shown(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]
     lines += ["", "methods (pipeline_type):"]

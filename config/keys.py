@@ -12,18 +12,19 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, ClassVar, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from config import files
 
 Kind = TypeVar("Kind")
-ALIKE, SIMILAR = 0.85, 0.5  # difflib ratios from which a name is surely, or perhaps, what was meant
+SIMILAR = 0.5  # difflib ratio from which a name may be what was meant
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 TITLE = re.compile(r"    # (.+)")  # a line of the dataclass that begins a group of keys
 ENTRY = re.compile(r"    (\w+): \w+ = .+?  # (.+)")  # and one that is a key
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 HELP = ("-h", "--help", "help")
 ENDING = ".json"  # of a file that stands in place of a preset
+_source = lru_cache(maxsize=None)(inspect.getsource)  # for each class Python parses the whole file that it stands in
 ASKS = ("", *HELP)  # the first word of a command that has commands, when its help is what is wanted
 
 
@@ -116,19 +117,13 @@ def options(kind: type) -> Iterator[Option]:
     found = {option.name: option for option in fields(kind)}
     for cls in kind.__mro__[:-1]:
         group = ""
-        for line in _lines(cls):
+        for line in _source(cls).splitlines():
             title, entry = TITLE.fullmatch(line), ENTRY.fullmatch(line)
             if title:
                 group = title[1]
             elif entry and entry[1] in found:
                 option = found.pop(entry[1])
                 yield Option(option.name, str(option.type), option.default, group, about=entry[2])
-
-
-@lru_cache(maxsize=None)
-def _lines(cls: type) -> Sequence[str]:
-    """The source of a class; to find it, Python parses the whole file that the class stands in."""
-    return inspect.getsource(cls).splitlines()
 
 
 def given(words: Sequence[str], keys: Mapping[str, Option],
@@ -146,9 +141,8 @@ def given(words: Sequence[str], keys: Mapping[str, Option],
 
 def nearest(word: str, names: Iterable[str]) -> str:
     """The question whether one of these names was meant; empty if none is like the word."""
-    word, known = word.lstrip("-"), list(names)
-    near = get_close_matches(word, known, cutoff=ALIKE) or get_close_matches(word, known, cutoff=SIMILAR)
-    return f"did you mean {' or '.join(near)}?" if near else ""
+    near = get_close_matches(word.lstrip("-"), list(names), n=1, cutoff=SIMILAR)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def check_name(name: str, names: Collection[str], kind: str) -> None:
@@ -253,7 +247,10 @@ def unknown(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> 
 
 @dataclass(frozen=True)
 class Checked:
-    """Keys that fit together, or ValueError with the first of their `problems`."""
+    """Keys that are what the tables say and fit together, or ValueError with the first of their `problems`."""
+
+    RANGES: ClassVar[Mapping[str, Range | Form]] = {}
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     def __post_init__(self) -> None:
         problem = next(self.problems(), "")
@@ -262,7 +259,8 @@ class Checked:
 
     def problems(self) -> Iterator[str]:
         """What is wrong, each in a sentence that names the fix. A dataclass with more keys adds its own to these."""
-        yield from ()
+        yield from outside(vars(self), self.RANGES)
+        yield from unknown(vars(self), self.CHOICES)
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Iterator
 from config.keys import POSITIVE, Checked, Form, Range, listed, number, outside, unknown
 from config.methods import METHODS, SHARINGS
 from config.profiles import PROFILES, Profile, is_file, read
-from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
+from config.trees import ENDLESS, FIXED, LEAST_SCORE, MOST_GUESSES, Growth, TreeConfig, by_policy, wrong_widths
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
@@ -28,7 +28,7 @@ CHOICES = {
     "quant": ("auto", "none", "int8", "nf4", "fp4"),
 }
 COUNT = 1_000_000_000  # the most of anything that is counted
-GUESSES = Range(1, MOST)
+GUESSES = Range(1, MOST_GUESSES)
 LEVELS = Range(0, 65536)
 ROWS = Range(1, 65536, {0: "as many as is measured to pay", -1: "no bound"})
 PATIENCE = Range(1, 2_592_000)  # seconds; a rank says twice a second that it lives
@@ -300,7 +300,7 @@ class RunConfig(Checked):
             idle = replace(idle, nodes=0, depth=0)
         wide = self.init_topk_pipedec
         chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
-        least = max(worth, LEAST)
+        least = max(worth, LEAST_SCORE)
         stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=least)
         return TreeConfig(
             init=by_policy(init, policy, self.expansion, self.opt_threshold), expand=expand, idle=idle,

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import Iterator
 
 from config.cli import CommandKeys
-from config.keys import Range, listed, outside
+from config.keys import Range, listed
 
 ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
 URL = re.compile(r"https?://[^\s/]+")
 ANY = ("0.0.0.0", "::", "")  # all addresses of this machine
-SERVED = {"port": Range(1, 65535, {0: "any that is free"}), "queue": Range(0, 100_000),
-          "queue_seconds": Range(1, 86_400), "body_mb": Range(0.001, 1024)}
 
 
 @dataclass(frozen=True)
 class ServeConfig(CommandKeys):
     """A server: a pipeline that stays, and the address at which it is asked."""
 
+    RANGES = {"port": Range(1, 65535, {0: "any that is free"}), "queue": Range(0, 100_000),
+              "queue_seconds": Range(1, 86_400), "body_mb": Range(0.001, 1024)}
     USUAL = {"max_requests": 4, "reuse": True}
     REFUSED = ("prompt", "prompt_ids", "question_file", "output")  # what requests bring, and where answers go
 
@@ -44,7 +44,7 @@ class ServeConfig(CommandKeys):
   curl http://127.0.0.1:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Who are you?"}]}'"""
 
     def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), SERVED)
+        yield from super().problems()
         wrong = [origin for origin in self.origins if not ORIGIN.fullmatch(origin)]
         if wrong:
             yield f"cors={self.cors} has {wrong[0]}, which is no origin: write http://NAME or http://NAME:PORT"

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Tuple
 
 ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
-MOST = 65536  # guesses in a tree
+MOST_GUESSES = 65536  # guesses in a tree
 WIDTHS = re.compile(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*")
 FIXED = ("static", "expansion")  # policies by which a tree has its shape before anything is guessed
 GAIN = 0.5  # of a level of policy=opt, until it is measured how much pays
-LEAST = -8.0  # log-probability of a path below which streaming drafts nothing
+LEAST_SCORE = -8.0  # log-probability of a path below which streaming drafts nothing
 Shape = Tuple[Tuple[int, ...], ...]  # level by level, how many children each node of the level before has, in order
 
 # EAGLE-1's tree: of 25 guesses, the likeliest of a node first. Nodes that a level leaves out have no children.
@@ -92,8 +92,8 @@ def wrong_widths(expansion: str) -> str:
     for width in map(int, expansion.split(",")):
         level *= width
         nodes += level
-        if nodes > MOST:
-            return f"makes a tree of more than {MOST} guesses: give smaller widths"
+        if nodes > MOST_GUESSES:
+            return f"makes a tree of more than {MOST_GUESSES} guesses: give smaller widths"
     return ""
 
 
@@ -106,7 +106,7 @@ class TreeConfig:
     idle: Growth = Growth(48, 1, 10)  # what continuous adds when a segment came back and settled nothing
     layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)  # one more layer of PipeDec
     chain: Growth = Growth(ENDLESS, ENDLESS, 1)  # one more guess of PipeInfer's chain
-    stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST, anywhere=True)  # of streaming
+    stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST_SCORE, anywhere=True)  # of streaming
     run: int = 4  # guesses of that chain in a segment
     coupled: Growth = Growth(ENDLESS, ENDLESS, 1, anywhere=True)  # one more guess of DSI's chain, which knows the noise
     lookahead: int = 1  # guesses of that chain in a verification

@@ -22,15 +22,15 @@ from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
-from launch.console import STOPPED, ended_by, say
-from launch.hosts.board import BOARD, COMMAND, find_board
+from launch.console import EXIT_STOPPED, ended_by, say
+from launch.hosts.board import BOARD, TYPED_AS, find_board
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
 from launch.words import settle, with_model
 from pipeline.trace import Clock, NoTrace
 
-USUAL = "emulated"  # the protocol of the model that every command means where none is named
+USUAL_PROTOCOL = "emulated"  # the protocol of the model that every command means where none is named
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
 OTHER = "choose another results="
@@ -132,7 +132,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
     try:
-        if protocol == USUAL:
+        if protocol == USUAL_PROTOCOL:
             argv = with_model(argv)
         argv, config = _read(words(protocol, argv))
         find_board(config.run, os.environ)
@@ -157,7 +157,7 @@ def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
     """The words and the keys of the whole evaluation, announced where the results will be."""
     if any(word.startswith("pipeline_type=") for word in argv):
         raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
-    asked = settle(argv, EvalConfig, os.environ.get(COMMAND, "bash run_eval.sh"))
+    asked = settle(argv, EvalConfig, os.environ.get(TYPED_AS, "bash run_eval.sh"))
     config: EvalConfig = asked.keys
     if not _apart(config):
         announce(config)
@@ -189,7 +189,7 @@ def _start(config: EvalConfig, argv: Sequence[str]) -> int:
         code = child.wait()
     finally:
         signal.signal(signal.SIGINT, before)
-    return code if code >= 0 else STOPPED - code
+    return code if code >= 0 else EXIT_STOPPED - code
 
 
 def main(argv: list[str]) -> int:

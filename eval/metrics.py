@@ -18,7 +18,7 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 Trial = tuple  # set, temperature, repeat, seed and question: what two methods must share to be compared
 DRAWS, SEED, LEVEL = 2000, 0, 0.95  # of the bootstrap
 NAN = float("nan")  # where there is nothing to measure
-ANSWER = {  # what is read of an answer; see `fits` in config/files.py
+ANSWER_FIELDS = {  # what is read of an answer; see `fits` in config/files.py
     "method": str, "draft": str, "set": str, "temperature": float, "repeat": int, "seed": int,
     "question_id": lambda value: isinstance(value, (int, str)),
     "choices": ({"new_tokens": [int], "wall_time": [float]},), "token_ids": [[int]], "target_passes": [int],
@@ -35,7 +35,7 @@ class Interval(NamedTuple):
     high: float
 
 
-NOTHING = Interval(NAN, NAN, NAN)
+NO_INTERVAL = Interval(NAN, NAN, NAN)
 
 
 def trial_of(answer: Answer) -> Trial:
@@ -113,8 +113,8 @@ def total_speed(answers: Answers) -> float:
         if "span" in answer:
             spans[answer["launch"], answer["repeat"]].append(answer["span"])
             made += whole(answer)[0]
-    bounds = [(min(begun), max(ended)) for begun, ended in (zip(*batch) for batch in spans.values())]
-    spent = sum(end - begin for begin, end in bounds)
+    bounds = (zip(*batch) for batch in spans.values())
+    spent = sum(max(ended) - min(begun) for begun, ended in bounds)
     return made / spent if spent else NAN
 
 
@@ -126,7 +126,7 @@ def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
     """
     samples = [rows for rows in samples if len(rows)]
     if not samples:
-        return NOTHING
+        return NO_INTERVAL
     value = float(statistic(np.stack([rows.sum(0) for rows in samples])))
     if max(map(len, samples)) < 2:
         return Interval(value, NAN, NAN)

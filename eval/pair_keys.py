@@ -7,13 +7,12 @@ from typing import ClassVar, Iterator, Sequence
 from config.keys import Checked, Range, listed, outside, unknown
 from config.presets import TOY
 from config.questions import bundled
-from config.run_config import CHOICES, FORMS
+from config.run_config import CHOICES, COUNT, FORMS
 from config.run_config import RANGES as OF_RUNS
 from config.trees import wrong_widths
 from eval.keys import SETS
 from eval.prompts import problems as problems_of_sets
 
-COUNT = 1_000_000_000  # the most of anything that is counted
 RANGES = {  # of the keys of Measured that are numbers
     "num_examples": Range(1, COUNT, {0: "all"}),
     "max_new_tokens": Range(1, 1 << 20),
@@ -21,8 +20,8 @@ RANGES = {  # of the keys of Measured that are numbers
     "threads": Range(1, 1024, {0: "as torch chooses"}),
 }
 TARGET = str(TOY / "llama")  # the bundled models
-DRAFTS = tuple(str(TOY / name) for name in ("draft_a", "draft_b"))
-WIDEST = 5  # children of a guess in SpecInfer's tables
+TOY_DRAFTS = tuple(str(TOY / name) for name in ("draft_a", "draft_b"))
+MOST_CHILDREN = 5  # children of a guess in SpecInfer's tables
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class SpecInferConfig(Measured):
 
     # Whose tokens are compared
     target: str = TARGET  # folder of the target, a model in Hugging Face form
-    draft: str = DRAFTS[0]  # folder of the drafter
+    draft: str = TOY_DRAFTS[0]  # folder of the drafter
 
     # The trees of Tables 2 and 3
     expansion: str = "1,1,k,1,1,1,1,1"  # children of each guess, step by step; k is 1 to 5
@@ -102,7 +101,7 @@ class SpecInferConfig(Measured):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        wrong = wrong_widths(self.expansion.replace("k", str(WIDEST)))
+        wrong = wrong_widths(self.expansion.replace("k", str(MOST_CHILDREN)))
         if wrong or "k" not in self.expansion:
             wrong = wrong or "has no step that is varied: write k for it, as 1,1,k,1,1,1,1,1"
             yield f"expansion={self.expansion} {wrong}"

@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.keys import Contender  # noqa: E402
-from eval.metrics import NOTHING, Answer, Interval  # noqa: E402
+from eval.metrics import NO_INTERVAL, Answer, Interval  # noqa: E402
 from eval.summary import BASELINES, BOUNDS, MEAN, View  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
@@ -222,7 +222,7 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
     columns = [f"sr_{baseline}{bound}" for bound in BOUNDS]
     series = []
     for label, mean in view.means.items():
-        values = view.cells(label, lambda row: Interval(*itemgetter(*columns)(row)), NOTHING)
+        values = view.cells(label, lambda row: Interval(*itemgetter(*columns)(row)), NO_INTERVAL)
         series.append(Series(label, [*values, mean[f"sr_{baseline}"]]))
     bars(path, series, [*found.sets, MEAN], f"Speed-up over {named}, {where}", ("data set", "SR"))
     return True

@@ -18,7 +18,7 @@ from eval.metrics import Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import Found, missing, read
 from eval.summary import BASELINES, MEAN, Row, View
-from eval.tables import NONE, markdown, number, save
+from eval.tables import NOT_MEASURED, markdown, number, save
 from launch.console import run
 
 TOO_LATE = 0.03  # of the time of computing
@@ -144,7 +144,7 @@ def _paper_table(view: View) -> Lines:
     ratio, named = f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
     rows = {}
     for label, mean in view.means.items():
-        cells = view.cells(label, lambda row: f"{number(row['xi'])} ({number(row[ratio])})", NONE)
+        cells = view.cells(label, lambda row: f"{number(row['xi'])} ({number(row[ratio])})", NOT_MEASURED)
         rows[label] = [*cells, f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"]
     title = f"Tokens per second, ξ, and in brackets the ratio to {named}, SR {view.where}"
     return _table(title, [*found.sets, MEAN], rows)
@@ -165,7 +165,7 @@ def _ratio_table(view: View) -> Lines:
 def _other_tables(view: View) -> Lines:
     """What else there is for each contender and data set, a table for each figure."""
     def grid(title: str, value: Callable[[Row], str]) -> Lines:
-        rows = {label: view.cells(label, value, NONE) for label in view.labels}
+        rows = {label: view.cells(label, value, NOT_MEASURED) for label in view.labels}
         return _table(title, view.found.sets, rows)
 
     def figures(title: str, *names: str, digits: int = 2, factor: float = 1.0) -> Lines:
@@ -185,7 +185,7 @@ def _other_tables(view: View) -> Lines:
     yield from figures("Milliseconds to the first token; then per token, the median; the 99th percentile",
                        "ttft", "tpt_p50", "tpt_p99", digits=0, factor=1e3)
     if with_ar:
-        yield from grid("The same text as ar with the same seed", lambda row: row["equal"] or NONE)
+        yield from grid("The same text as ar with the same seed", lambda row: row["equal"] or NOT_MEASURED)
 
 
 def _stage_tables(view: View) -> Lines:
@@ -196,7 +196,7 @@ def _stage_tables(view: View) -> Lines:
         rows = {}
         for label, ranks in view.ranks.items():
             cells = {rank: _joined(value(used), digits) for rank, used in ranks.items()}
-            rows[label] = [cells.get(rank, NONE) for rank in head]
+            rows[label] = [cells.get(rank, NOT_MEASURED) for rank in head]
         return _table(f"{title} {view.where}", [f"rank {rank}" for rank in head], rows)
 
     if head:
@@ -218,7 +218,7 @@ def _account_tables(view: View) -> Lines:
         shares[label] = [number(1e3 * each, 1) for each in seconds]
         ranks = view.ranks[label]
         busy = _joined([100 * ranks[rank].computed for rank in ranks if rank], 0)
-        flights[label] = [busy or NONE, number(own.aloft), number(1e3 * own.stay, 0),
+        flights[label] = [busy or NOT_MEASURED, number(own.aloft), number(1e3 * own.stay, 0),
                           number(own.tokens_per_miss), number(1e3 * own.lost, 1)]
     yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
                       f"{view.where}", [*SHARES, "in all"], shares)

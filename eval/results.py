@@ -26,7 +26,7 @@ from config.keys import listed
 from config.methods import METHODS
 from config.presets import ROOT
 from eval.keys import Contender, EvalConfig
-from eval.metrics import ANSWER
+from eval.metrics import ANSWER_FIELDS
 
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
 ASKED = ("methods", "draft", "drafts", "sets", "temperatures", "question_begin", "question_end", "repeats")
@@ -177,7 +177,7 @@ def read_answers(path: Path) -> Iterator[dict[str, Any]]:
     """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none."""
     first: dict[Key, int] = {}
     for number, entry in lines(path, DELETE, growing=True):
-        if not fits(entry, ANSWER):
+        if not fits(entry, ANSWER_FIELDS):
             raise ValueError(f"line {number} of {path} is no answer: {DELETE}")
         same = first.setdefault(key(entry), number)
         if same != number:

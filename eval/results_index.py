@@ -17,7 +17,7 @@ from eval.results import DELETE, answer_files, read_answers, read_environment
 from pipeline.trace import rank_files
 
 GROUP = ("method", "draft", "set", "temperature")
-GONE = "delete it, or put it back; without it the report cannot say what is missing"
+RESTORE = "delete it, or put it back; without it the report cannot say what is missing"
 Group = tuple  # method, draft, set, temperature
 
 
@@ -118,7 +118,7 @@ def read(folder: str | Path) -> Found:
     if not groups:
         raise NoAnswers(f"{folder} has no answers: make some with bash run_eval.sh results={folder}")
     tally = by_request(line for start in sorted(folder.glob("tally/*")) for line in _tally(start))
-    return Found(folder, groups, read_environment(folder, GONE), tally)
+    return Found(folder, groups, read_environment(folder, RESTORE), tally)
 
 
 def _tally(start: Path) -> Iterator[TallyLine]:

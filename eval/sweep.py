@@ -22,7 +22,7 @@ from eval import metrics
 from eval.results_index import GROUP, Found, NoAnswers, provenance, read
 from eval.summary import MEAN, SUMMARY, speeds, summary
 from eval.tables import markdown, number, save
-from launch.console import STOPPED, WRONG, run, say
+from launch.console import EXIT_STOPPED, EXIT_WRONG, run, say
 
 # A head alone, whose trees grow as in the papers.
 QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "question_end": "5", "max_new_tokens": "64", "draft": "eagle",
@@ -204,7 +204,7 @@ def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
         for contender, temperature in itertools.product(results.contenders, results.temperatures):
             label = results.label(contender)
             name = f"{label} t={temperature:g}" if several else label
-            line = lines.setdefault(name, dict.fromkeys(points, metrics.NOTHING))
+            line = lines.setdefault(name, dict.fromkeys(points, metrics.NO_INTERVAL))
             line[point] = speeds(results, contender, results.sets, temperature)["xi"]
     return {name: list(line.values()) for name, line in lines.items()}
 
@@ -260,7 +260,7 @@ def _sweep(words: Sequence[str]) -> int:
         evaluation = subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words])
         code = evaluation.returncode
         if code:
-            code = code if code > 0 else STOPPED - code
+            code = code if code > 0 else EXIT_STOPPED - code
             break
     try:
         path = write(folder, name, SWEEPS[name])
@@ -269,7 +269,7 @@ def _sweep(words: Sequence[str]) -> int:
         reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
         if not reported:
             say(plain(str(error)))
-        code = code or WRONG
+        code = code or EXIT_WRONG
     return code
 
 

@@ -8,19 +8,19 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from config.files import ROOM, write
 
-LONGEST = 20  # characters of a name in a terminal, of which the last ones say most
+NAME_WIDTH = 20  # characters of a name in a terminal, of which the last ones say most
 APART = "  "
-NONE = "–"  # a cell of what was not measured
+NOT_MEASURED = "–"  # a cell of what was not measured
 
 
 def number(value: float, digits: int = 2) -> str:
     """A figure as a cell; NaN was not measured."""
-    return NONE if value != value else f"{value:.{digits}f}"
+    return NOT_MEASURED if value != value else f"{value:.{digits}f}"
 
 
 def short(name: str) -> str:
     """The end of a name."""
-    return name[-LONGEST:]
+    return name[-NAME_WIDTH:]
 
 
 def in_columns(heading: Sequence[str],

@@ -23,6 +23,8 @@ from launch.pipeline import Generation, Pipeline
 from launch.run import Command
 from pipeline.decode import Answer, Job, concurrent
 
+FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
+           "tokens_per_second", "target_passes", "segments", "mean_accepted_length")  # of an answer, that are kept
 Bar = Any  # of tqdm
 Place = Tuple[int, int]  # of an answer: the number of its question, and its turn
 Done = Tuple[Place, Answer, Dict[str, Any]]  # an answer, and what `output` keeps of it
@@ -39,22 +41,9 @@ def warn_if_full(pipeline: Pipeline, got: Answer) -> None:
 
 def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, Any]:
     """What `output` keeps of an answer: times in seconds, rates in tokens per second with the prefill included."""
-    answer = generation.answer
-    return {
-        "prompt": prompt,
-        "text": generation.text,
-        "token_ids": answer.token_ids,
-        "prompt_tokens": answer.prompt_tokens,
-        "new_tokens": answer.new_tokens,
-        "finish_reason": answer.finish_reason,
-        "prefill_seconds": answer.prefill_seconds,
-        "decode_seconds": answer.decode_seconds,
-        "ttft_seconds": answer.prefill_seconds,
-        "tokens_per_second": answer.tokens_per_second,
-        "target_passes": answer.target_passes,
-        "segments": answer.segments,
-        "mean_accepted_length": answer.mean_accepted_length,
-        "config": asdict(config)}
+    figures = {name: getattr(generation.answer, name) for name in FIGURES}
+    return {"prompt": prompt, "text": generation.text, **figures, "ttft_seconds": generation.answer.prefill_seconds,
+            "config": asdict(config)}
 
 
 def table(answers: list[Answer], whole: float | None = None) -> str:
@@ -182,4 +171,4 @@ def main(pipeline: Pipeline) -> None:
         ask_one(pipeline)
 
 
-COMMAND = Command("scripts.generate", main)
+GENERATE = Command("scripts.generate", main)

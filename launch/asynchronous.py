@@ -18,27 +18,30 @@ from launch.pipeline import Generation, Pipeline, Prompt
 from model.text import Message, check_messages
 from pipeline.failure import PeerLost, guarded
 
-LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do
+POLL_SECONDS = 0.25  # seconds between two looks at a pipeline that has nothing to do
 Result = TypeVar("Result")
 
 
 class Job:
-    """One answer that is asked for, and who hears of it: pieces of its text, and at last what it ended with."""
+    """A prompt with its options, and who hears of the answer: of pieces of its text, and at last what it ended with."""
 
     report: Callable[[Any], None]  # called on the pipeline's thread
     generation: Generation | None = None  # since it has begun
     over = False
 
+    def __init__(self, prompt: Prompt, options: Mapping[str, Any]) -> None:
+        self.prompt, self.options = prompt, options
+
     def begin(self, pipeline: Pipeline) -> Generation:
         """Let the answer begin; raises ValueError for what cannot be asked."""
-        raise NotImplementedError
+        return pipeline.submit(self.prompt, **self.options)
 
     def events(self, text: str) -> Iterable[Any]:
         """What is reported when the answer goes on with this text, which may be empty."""
         return [text] if text else []
 
 
-class Turning:
+class RequestLoop:
     """The jobs of a pipeline, which belongs to the thread that calls `work`.
 
     A job ends with its generation, or with an error: ValueError for what cannot be asked, PeerLost if a rank is lost.
@@ -138,7 +141,7 @@ class Turning:
         """Do what other threads asked for; wait for that a little, if there is nothing else to do."""
         with suppress(Empty):
             if not self._running:
-                self._inbox.get(timeout=LOOK)(pipeline)
+                self._inbox.get(timeout=POLL_SECONDS)(pipeline)
             while True:
                 self._inbox.get_nowait()(pipeline)
 
@@ -156,7 +159,7 @@ class Turning:
             self._running.append(job)
 
     def _admit(self, pipeline: Pipeline) -> None:
-        """Let those begin that were taken in and wait."""
+        """Let those begin that were taken in and wait; here none do."""
 
     def _give_up(self, job: Any, pipeline: Pipeline) -> None:
         if job in self._running:
@@ -202,13 +205,13 @@ class Reports:
     It is queued here without a bound but that of the answers' own lengths, so a slow reader holds nobody up.
     """
 
-    def __init__(self, turning: Turning, jobs: Sequence[Any]) -> None:
-        self._turning, self.jobs = turning, jobs
+    def __init__(self, loop: RequestLoop, jobs: Sequence[Any]) -> None:
+        self._requests, self.jobs = loop, jobs
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         for number, job in enumerate(jobs):
             job.report = partial(self._queue, number)
-        turning.submit(jobs)
+        loop.submit(jobs)
 
     def _queue(self, number: int, event: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed, so nobody reads
@@ -223,17 +226,7 @@ class Reports:
 
     def close(self) -> None:
         """Give up what has not ended."""
-        self._turning.cancel(self.jobs)
-
-
-class Asked(Job):
-    """A prompt with its options."""
-
-    def __init__(self, prompt: Prompt, options: Mapping[str, Any]) -> None:
-        self.prompt, self.options = prompt, options
-
-    def begin(self, pipeline: Pipeline) -> Generation:
-        return pipeline.submit(self.prompt, **self.options)
+        self._requests.cancel(self.jobs)
 
 
 class AsyncPipeline:
@@ -250,8 +243,8 @@ class AsyncPipeline:
 
     def __init__(self, opened: Callable[[], Pipeline]) -> None:
         self._opened = opened
-        self._turning = Turning()
-        self._turning.ended = RuntimeError("the pipeline is not open: ask inside its async with")
+        self._requests = RequestLoop()
+        self._requests.ended = RuntimeError("the pipeline is not open: ask inside its async with")
         self._ready: Future[None] = Future()
         self._over: Future[None] = Future()
 
@@ -265,13 +258,13 @@ class AsyncPipeline:
         try:
             await asyncio.shield(asyncio.wrap_future(self._ready))
         except BaseException:
-            self._turning.stop()
+            self._requests.stop()
             raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
                         traceback: TracebackType | None) -> None:
-        self._turning.stop()
+        self._requests.stop()
         await asyncio.shield(asyncio.wrap_future(self._over))
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -300,7 +293,7 @@ class AsyncPipeline:
 
     async def _events(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """The events of a job, up to its end, which is a generation."""
-        with closing(Reports(self._turning, [Asked(prompt, options)])) as reports:
+        with closing(Reports(self._requests, [Job(prompt, options)])) as reports:
             event: Any = None
             while not isinstance(event, Generation):
                 _, event = await reports.next()
@@ -310,12 +303,12 @@ class AsyncPipeline:
 
     def _work(self) -> None:
         with self._opened() as pipeline:
-            self._turning.ended = None
+            self._requests.ended = None
             self._ready.set_result(None)
             try:
-                self._turning.work(pipeline)
+                self._requests.work(pipeline)
             except PeerLost as error:
-                self._turning.drop(error)  # before the pipeline is closed, which may last
+                self._requests.drop(error)  # before the pipeline is closed, which may last
                 raise
         self._end(RuntimeError("the pipeline is closed: ask inside its async with"))
 
@@ -325,5 +318,5 @@ class AsyncPipeline:
         self._end(error)
 
     def _end(self, why: BaseException) -> None:
-        self._turning.drop(why)
+        self._requests.drop(why)
         self._over.set_result(None)

@@ -30,7 +30,7 @@ from config.presets import absent
 from config.profiles import is_file
 from config.run_config import DRAWN, RunConfig
 from config.schema.untrusted import plain
-from launch.console import INTERRUPTED, LOST, Words, say
+from launch.console import EXIT_INTERRUPTED, EXIT_LOST, Words, say
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import is_one_rank
@@ -39,7 +39,6 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.parts import plan_stages
 from pipeline.failure import PeerLost
 
-AUTO = "auto"
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
 LEFT = ("tp", "tp_shares", "replicas", *SIZES)  # to the plan, and not to be typed
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
@@ -59,11 +58,6 @@ FORM = {"keys": lambda keys: _is_choice(keys),
         "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
 Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
-
-
-def is_asked(argv: Words) -> bool:
-    """Whether the words of a command leave the method to a plan."""
-    return typed(argv).get("pipeline_type") == AUTO
 
 
 def checked(argv: Words) -> list[str]:
@@ -246,11 +240,11 @@ def _planned(words: Words) -> dict[str, Any]:
         command = [sys.executable, "-m", PLAN, *words, f"preset={path}"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             sentence = _followed(process)
-        if process.returncode == INTERRUPTED:
+        if process.returncode == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
         if process.returncode:
             reason = sentence or f"the plan ended with exit code {process.returncode}"
-            raise PeerLost(reason) if process.returncode == LOST else ValueError(f"pipeline_type=auto: {reason}")
+            raise PeerLost(reason) if process.returncode == EXIT_LOST else ValueError(f"pipeline_type=auto: {reason}")
         if sentence:
             say(sentence)
         chosen: dict[str, Any] = whole(path, "name the method")["chosen"]

@@ -16,8 +16,9 @@ from typing import Any, Callable, NoReturn, Sequence
 
 from pipeline.failure import PeerLost, explain, foreseen
 
-WRONG, LOST, STOPPED = 2, 75, 128  # exit codes: bad input, a peer is gone, ended by a signal (whose number is added)
-INTERRUPTED = STOPPED + signal.SIGINT
+EXIT_WRONG, EXIT_LOST = 2, 75  # exit codes: bad input, a peer is gone
+EXIT_STOPPED = 128  # ended by a signal, whose number is added
+EXIT_INTERRUPTED = EXIT_STOPPED + signal.SIGINT
 AT_ONCE = 1  # second in which to press Ctrl-C several times means no more than once
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("board/bin/python", ".venv/bin/python")
@@ -60,13 +61,13 @@ def ended_by(error: BaseException, debug: bool = False, report: Callable[[str], 
     if isinstance(error, BrokenPipeError):  # the reader of the answer has had enough; nothing is to be flushed there
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
-        return STOPPED + signal.SIGPIPE
+        return EXIT_STOPPED + signal.SIGPIPE
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     show(error, debug)
     report(explain(error))
-    return LOST if isinstance(error, PeerLost) else WRONG
+    return EXIT_LOST if isinstance(error, PeerLost) else EXIT_WRONG
 
 
 def show(error: BaseException, debug: bool) -> None:
@@ -108,7 +109,7 @@ def enter(*needed: str) -> None:
         os.environ[ENTERED] = sys.executable
         os.execv(there[0], [os.fsencode(there[0]), *words])
     say(lacks(lacking))
-    sys.exit(WRONG)
+    sys.exit(EXIT_WRONG)
 
 
 def lacks(name: str) -> str:

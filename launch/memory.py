@@ -225,7 +225,7 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bo
 
 
 def advice(specs: Sequence[RankSpec], left: int) -> str:
-    """What would fit into `left` bytes: fewer requests at once, a smaller max_length, smaller weights, more devices."""
+    """What would fit into `left` bytes: fewer requests at once, a smaller max_length, smaller weights; else advice."""
     def fits(**change: object) -> bool:
         smaller = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
         return together(map(need, smaller)).total <= left
@@ -243,7 +243,7 @@ def advice(specs: Sequence[RankSpec], left: int) -> str:
         if possible and fits(**change):
             keys = " ".join(f"{key}={value}" for key, value in change.items())
             return f"give {keys}"
-    return f"{_spread(specs, left)}, or free memory"
+    return "spread the ranks over more devices, split the model into more stages, or free memory"
 
 
 def _most(key: str, low: int, high: int, fits: Callable[..., bool]) -> int:
@@ -254,17 +254,3 @@ def _most(key: str, low: int, high: int, fits: Callable[..., bool]) -> int:
         else:
             high = middle
     return low
-
-
-def _spread(specs: Sequence[RankSpec], left: int) -> str:
-    largest = max(specs, key=lambda spec: need(spec).total)
-    needed = need(largest)
-    if len(specs) > 1 and needed.total <= left:
-        total = together(map(need, specs)).total
-        return f"spread these ranks over {math.ceil(total / left)} such devices or more"
-    of_layers = needed.total - needed.workspace
-    room = left - needed.workspace
-    if not largest.layers or of_layers // largest.layers > room:
-        return "not even one layer fits: take a device with more memory, or a smaller model"
-    of_model = largest.sizes.layers * of_layers // largest.layers
-    return f"split the model into {math.ceil(of_model / room)} stages or more, each on a device of its own"

@@ -20,7 +20,7 @@ from launch.split.write import Layout, split
 from launch.trace import open_trace
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import HEAD, Part, plan_stages, read_sizes
+from model.weights.parts import HEAD, Part, plan_stages
 from model.weights.split import is_split_as
 from pipeline.trace import Clock, NoTrace, rank_files
 from tp.links import Placement
@@ -69,31 +69,22 @@ def prepare(config: RunConfig) -> Prepared:
 
 def _check_form(config: RunConfig, part: Part) -> None:
     """Refuse a split of another form than the configuration asks for."""
-    held = f"{part.folder.parent} is split as {part.form}"
-    again = "or split the model again into another folder"
-    if config.unpiped:
-        if len(part.stages) > 1:
-            raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
-                             "into another folder, with --tp N and without --stages")
-    elif config.replicated:
-        _check_replica(config.replica_stages, part, held)
-    elif config.stages and not is_split_as(config.stages, part.stages):
-        raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
+    held, behind = f"{part.folder.parent} is split as {part.form}", len(part.stages) - 1
+    again = "split the model again into another folder"
+    if config.unpiped and behind:
+        raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: {again}, with --tp N and "
+                         "without --stages")
+    if config.replicated and not behind:
+        raise ValueError(f"{held}, so rank 0 holds the model and there is nothing to copy: {again}, with --stages 1")
+    if config.replicated and config.replica_stages not in (0, behind):
+        raise ValueError(f"{held}, not for copies of {config.replica_stages} stages: leave the stages out of "
+                         f"replicas=, or {again}")
+    piped = not (config.unpiped or config.replicated)
+    if piped and config.stages and not is_split_as(config.stages, part.stages):
+        raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, or {again}")
     asked = f"tp_shares={config.tp_shares}" if config.tp_shares else f"tp={config.tp}"
     if (config.tp or config.tp_shares) and config.speeds != tuple(part.shares):
-        raise ValueError(f"{held}, not with {asked}: leave tp and tp_shares out, {again}")
-
-
-def _check_replica(stages: int, part: Part, held: str) -> None:
-    """Refuse to copy what is no pipeline behind rank 0, or another one than was asked for; `held` says what is there.
-    """
-    there = len(part.stages) - 1
-    if not there:
-        raise ValueError(f"{held}, so rank 0 holds the model and there is nothing to copy: split the model again into "
-                         "another folder, with --stages 1")
-    if stages not in (0, there):
-        raise ValueError(f"{held}, not for copies of {stages} stages: leave the stages out of replicas=, or split the "
-                         "model again into another folder")
+        raise ValueError(f"{held}, not with {asked}: leave tp and tp_shares out, or {again}")
 
 
 def _check_world(spec: RankSpec) -> None:
@@ -151,11 +142,10 @@ def _split(config: RunConfig, write: bool) -> Path:
     missing = absent(config)
     if missing:
         raise ValueError(missing)
-    source = Checkpoint(config.base_dir)
     stages = ""
     if not config.unpiped:
-        wanted = _replica(config.replica_stages or 1, source) if config.replicated else config.stages or "4"
-        stages = "+".join(map(str, plan_stages(wanted, source)))
+        wanted = str(config.replica_stages or 1) if config.replicated else config.stages or "4"
+        stages = "+".join(map(str, plan_stages(wanted, Checkpoint(config.base_dir))))
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)
     if not write:
@@ -166,14 +156,6 @@ def _split(config: RunConfig, write: bool) -> Path:
     layout = Layout(quant, config.speeds)
     split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
-
-
-def _replica(stages: int, source: Checkpoint) -> str:
-    layers = read_sizes(source).layers
-    if stages > layers:
-        raise ValueError(f"copies of {stages} stages do not fit: the model has {layers} layers, so write replicas= "
-                         f"with 1 to {layers} stages")
-    return str(stages)
 
 
 def _name(config: RunConfig, stages: str, quant: str) -> str:
@@ -211,24 +193,21 @@ def check_split(part: Part, split_id: str) -> None:
 
 
 def _check_files(config: RunConfig) -> None:
-    """Refuse questions that cannot be read, and an output that cannot be written, before anything is computed."""
+    """Refuse questions that cannot be read, and an output that cannot be written or destroys what the run reads.
+
+    That is before anything is computed.
+    """
     if config.question_file:
         read(config.question_file, config.question_begin, config.question_end)
-    if config.output:
-        _check_apart(config)
-        check_output(config.output, "choose another output=")
-
-
-def _check_apart(config: RunConfig) -> None:
-    """Refuse an output that would destroy what the run reads."""
-    output = Path(config.output).resolve()
+    if not config.output:
+        return
+    output, other = Path(config.output).resolve(), "choose another output="
     if config.question_file and output == Path(config.question_file).resolve():
-        raise ValueError(f"output={config.output} is the question file: choose another output=")
-    named = [(name, getattr(config, name)) for name in ("model_dir", "base_dir", "eagle_dir", "draft_dir")]
-    for name, folder in [*named, *(("ssm", folder) for folder in config.small_models)]:
+        raise ValueError(f"output={config.output} is the question file: {other}")
+    for folder in (config.model_dir, config.base_dir, config.eagle_dir, config.draft_dir, *config.small_models):
         if folder and Path(folder).resolve() in output.parents:
-            raise ValueError(f"output={config.output} lies in {name}={folder}, which the run reads: choose another "
-                             "output=")
+            raise ValueError(f"output={config.output} lies in {folder}, which the run reads: {other}")
+    check_output(config.output, other)
 
 
 def open_text(config: RunConfig, folder: Path) -> Text | None:

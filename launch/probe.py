@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from config.trees import Growth, TreeConfig
 from model.drafts.draft import Draft, Passes
@@ -117,8 +117,5 @@ def _guess(ring: Ring, network: Draft, passes: Passes, growth: Growth = TreeConf
         moments.append(ring.clock.now())
     target.close()
     network.reset()
-    return min(_differences(moments[1:]), default=0.0)
-
-
-def _differences(moments: Sequence[float]) -> Iterator[float]:
-    return (after - before for before, after in zip(moments, moments[1:]))
+    takes = (after - before for before, after in zip(moments[1:], moments[2:]))
+    return min(takes, default=0.0)

@@ -25,16 +25,15 @@ from pathlib import Path
 from typing import IO, Iterator, Mapping, MutableMapping, Sequence
 
 from config.schema.untrusted import plain
-from launch.console import LOST, STOPPED, WRONG, say
+from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
 from launch.folder import Folder, private_folder
-from pipeline.failure import FILES, SPACE, explain, first_loss, limited
-from pipeline.failure import LOST as NOTED
+from pipeline.failure import FILES, LOSS_KEY, SPACE, explain, first_loss, limited
 
-FOLDER = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
+RENDEZVOUS = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
 INTERFACE = "GLOO_SOCKET_IFNAME"  # in the environment: where gloo listens
 GRACE = 3  # seconds for a rank to end in good order, before it is killed
-LOOK = 0.05  # seconds between two looks at who has ended
+POLL_SECONDS = 0.05  # seconds between two looks at who has ended
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # what asks a command to end
 OPEN = 64, 8  # files that a rank may hold open: by itself, and for each other rank
 
@@ -82,7 +81,7 @@ class Ranks:
         """Give the ranks so much time to end in good order."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.all_ended:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
         """End the ranks that are still there, at once."""
@@ -117,7 +116,7 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
     would answer with a traceback.
     """
     assert set(numbers) <= set(range(world)), (list(numbers), world)
-    environment = {**os.environ, LAUNCHER: str(os.getpid()), FOLDER: folder}
+    environment = {**os.environ, LAUNCHER: str(os.getpid()), RENDEZVOUS: folder}
     environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(world)
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a broken connection is reported in our words
     environment.pop(INTERFACE, None)  # the way to other machines
@@ -159,7 +158,7 @@ def spawn(command: Sequence[str], world: int) -> int:
         ended = _await(ranks, stops)
         loss = noted_in(folder)
     if stops:
-        return STOPPED + stops[0]
+        return EXIT_STOPPED + stops[0]
     return _exit_code(ended, loss)
 
 
@@ -192,7 +191,7 @@ def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
                 ranks.send_signal(0, signal.SIGINT)  # it lets all end in good order
             ranks.wait(GRACE)
             break
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
     by_themselves = dict(ranks.ended())
     ranks.kill()
     return by_themselves
@@ -210,15 +209,15 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
     It reports what no rank could: who was killed, or has ended without a word.
     """
     first = ended.get(0, 0)
-    if first > 0 and first not in (WRONG, LOST):
+    if first > 0 and first not in (EXIT_WRONG, EXIT_LOST):
         return first  # the command's own
     bad = {rank: code for rank, code in ended.items() if code}
     if not bad:
         return 0
-    if WRONG in bad.values():
-        code, message = WRONG, loss  # if nothing is noted, rank 0 has printed it
+    if EXIT_WRONG in bad.values():
+        code, message = EXIT_WRONG, loss  # if nothing is noted, rank 0 has printed it
     else:
-        code, message = LOST, reason_of(bad, loss)
+        code, message = EXIT_LOST, reason_of(bad, loss)
     if message:
         say(message, "\n")
     return code
@@ -251,17 +250,17 @@ def _death(rank: int, number: int) -> str:
 
 def launched() -> bool:
     """Whether `start_ranks` has started this rank; then the launcher reports what its ranks have lost."""
-    return FOLDER in os.environ
+    return RENDEZVOUS in os.environ
 
 
 def note(loss: str) -> None:
     """Leave a loss to the launcher: of all that its ranks note, it reports what came first."""
-    first_loss(Folder(os.environ[FOLDER]), loss)
+    first_loss(Folder(os.environ[RENDEZVOUS]), loss)
 
 
 def noted_in(folder: str) -> str:
     """What the ranks whose rendezvous is this folder have noted of a lost peer."""
-    return plain((Folder(folder).look(NOTED) or b"").decode(errors="replace"))
+    return plain((Folder(folder).look(LOSS_KEY) or b"").decode(errors="replace"))
 
 
 # --- the process that forks the ranks ---------------------------------------------------------------------------------
@@ -277,7 +276,7 @@ def main(argv: Sequence[str]) -> None:
                 pid = os.fork()
             except OSError as error:
                 say(f"rank {rank} could not be started: {explain(error)}")
-                sys.exit(WRONG)  # those that were forked end with this process
+                sys.exit(EXIT_WRONG)  # those that were forked end with this process
             if not pid:
                 reports.close()
                 _be_rank(rank, module, words)
@@ -303,7 +302,7 @@ def _report_ends(forked: dict[int, str], reports: IO[str]) -> None:
     while forked and os.getppid() == launcher:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
             continue
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         print(forked.pop(pid), pid, code, file=reports)

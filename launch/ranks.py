@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from launch import processes
-from launch.console import INTERRUPTED, LOST, WRONG, die, say, show
+from launch.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
 from launch.folder import Folder, hold, private_folder
 from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
 from launch.prepare import Prepared, check_split, prepare
-from launch.processes import FOLDER, GRACE, INTERFACE, LAUNCHER, LOOK, Ranks, launched
+from launch.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, RENDEZVOUS, Ranks, launched
 from launch.spec import torch_as_it_was
 from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
@@ -43,13 +43,13 @@ def connect(rank: int, world: int) -> Any:
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     if launched():
         with suppress(OSError):  # gone, if the launcher is
-            hold(os.environ[FOLDER])
+            hold(os.environ[RENDEZVOUS])
     if os.getppid() != launcher:
         _end_with(launcher)
-    guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))
+    guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(EXIT_LOST))
     try:
         if launched():
-            return join(os.environ[FOLDER], rank, world)
+            return join(os.environ[RENDEZVOUS], rank, world)
         if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
             processes.keep_on_loopback(os.environ)
         dist.init_process_group("gloo")
@@ -76,7 +76,7 @@ def join_beside(others: Ranks, folder: str, world: int) -> Folder:
         joining = guarded("join", lambda: joined.append(join(folder, 0, world)),
                           lambda thread, error: failed.append(error))
         while joining.is_alive() and not others.ended():
-            joining.join(LOOK)
+            joining.join(POLL_SECONDS)
     if joined:
         return joined[0]
     raise PeerLost(processes.loss_of(others, folder) or f"rank 0 could not connect to the others: {explain(failed[0])}")
@@ -93,8 +93,8 @@ def _end_with(launcher: int) -> NoReturn:
         # Who has just begun to connect in the folder must be done with that: torch waits for a file that is gone, and
         # lets no other thread run meanwhile.
         time.sleep(1)
-        shutil.rmtree(os.environ[FOLDER], ignore_errors=True)
-    die(LOST)
+        shutil.rmtree(os.environ[RENDEZVOUS], ignore_errors=True)
+    die(EXIT_LOST)
 
 
 # --- processes, on one machine or several -----------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Member:
             if self._speaks:  # its main thread waits for other ranks in the midst of a product
                 say(loss, "\n")
         finally:
-            self._end(LOST)
+            self._end(EXIT_LOST)
 
     def give_up(self, error: BaseException) -> NoReturn:
         """End the process, since its main thread has failed or found a loss."""
@@ -188,8 +188,8 @@ class Member:
             processes.note(reason)
         time.sleep(self._linger)
         if isinstance(error, KeyboardInterrupt):
-            self._end(INTERRUPTED)
-        self._end(LOST if lost else WRONG)
+            self._end(EXIT_INTERRUPTED)
+        self._end(EXIT_LOST if lost else EXIT_WRONG)
 
     def _end(self, code: int) -> NoReturn:
         with suppress(OSError, ValueError):

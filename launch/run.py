@@ -18,8 +18,8 @@ from typing import Callable, NoReturn, Sequence
 import torch.distributed as dist
 
 from config.cli import CommandKeys
-from launch.console import STOPPED, die, ended_by, interrupt, say
-from launch.hosts.board import COMMAND, find_board
+from launch.console import EXIT_STOPPED, die, ended_by, interrupt, say
+from launch.hosts.board import TYPED_AS, find_board
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
@@ -56,7 +56,7 @@ def run(command: Command, argv: Sequence[str]) -> int:
         if not foreseen(error):
             raise
         code = ended_by(error, "debug=true" in argv, note if launched() else say)
-    if code >= STOPPED:
+    if code >= EXIT_STOPPED:
         say("stopped", "\n")
     return code
 
@@ -66,7 +66,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         value = os.environ.get(name, "0")
         if not re.fullmatch("[0-9]{1,6}", value):
             raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
-    asked = settle(argv, command.kind, os.environ.get(COMMAND, "bash run_pipe.sh"))
+    asked = settle(argv, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
     keys, config = asked.keys, asked.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
     board = find_board(config, os.environ)
@@ -112,7 +112,7 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> N
     except BaseException as error:
         member.give_up(error)
     dist.destroy_process_group()
-    if several_hosts and code >= STOPPED:  # else the launcher says it
+    if several_hosts and code >= EXIT_STOPPED:  # else the launcher says it
         say("stopped", "\n")
     die(code)  # to take torch apart in good order would last longer than to bring it up
 

@@ -15,8 +15,8 @@ from launch.trace import join_traces
 from launch.wiring import Rank, Wires
 from model.drafts.eagle import inner_layers
 from model.llama import Slice
-from sim.clock import EVEN, VirtualClock
-from sim.cluster import NOTHING, Answers, Cluster, DrafterWay, Own
+from sim.clock import EVEN_FROM, VirtualClock
+from sim.cluster import NO_OWN_TIME, Answers, Cluster, DrafterWay, Own
 from sim.paths import Paths
 from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
@@ -33,15 +33,15 @@ def whole_model(stages: Groups) -> Paths:
 
 
 @contextmanager
-def as_virtual(prepared: Prepared, own: Own = NOTHING,
+def as_virtual(prepared: Prepared, own: Own = NO_OWN_TIME,
                answers: Callable[[Groups], Answers] = whole_model) -> Iterator[Rank]:
     """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges.
 
     `answers` makes what the target says out of the stages of one copy of the model.
     """
     profile, placement = prepared.config.cluster, prepared.placement
-    clock = VirtualClock(EVEN)
-    clocks = {rank: VirtualClock(EVEN) for rank in placement.drafters}  # they draft while time passes elsewhere
+    clock = VirtualClock(EVEN_FROM)
+    clocks = {rank: VirtualClock(EVEN_FROM) for rank in placement.drafters}  # they draft while time passes elsewhere
     traces = [prepared.trace(rank, clocks.get(rank, clock)) for rank in range(placement.world)]
     groups = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]

@@ -66,6 +66,11 @@ class Wires:
         return [*self.links, *self.drafters, *fan]
 
 
+def unmeasured() -> list[float]:
+    """How busy ranks are where nobody measures it."""
+    return []
+
+
 class Rank(NamedTuple):
     """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
 
@@ -77,8 +82,8 @@ class Rank(NamedTuple):
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-    busy: Callable[[], list[float]] = list
-    restart: Callable[[], object] = int
+    busy: Callable[[], list[float]] = unmeasured
+    restart: Callable[[], object] = lambda: None
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""

@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Type
 
-from config.cli import COMMAND, CommandKeys, headless, parse
+from config.cli import RUN_PIPE, CommandKeys, headless, parse
 from config.files import one_at_a_time
 from config.keys import HELP, opened, preset_of, typed
 from config.methods import METHODS
@@ -53,13 +53,13 @@ class Asked(NamedTuple):
             say(plain(self.remark))
 
 
-def settle(argv: Words, kind: Kind = None, command: str = COMMAND) -> Asked:
+def settle(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Asked:
     """What the words of a command ask for; `--help` prints the help of `command` and ends the program.
 
     Raises ValueError, with the fix, for what cannot work, or cannot be planned.
     """
     words = with_model(argv)
-    is_planned = auto.is_asked(words)
+    is_planned = typed(words).get("pipeline_type") == AUTO
     keys = parse(auto.checked(words) if is_planned else words, command, kind=kind)
     found = left_open(words, keys)
     words = [*words, *(f"{key}={value}" for key, (value, _) in found.items())]
@@ -86,7 +86,8 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[st
         is_named = bool(given.keys() & {"model_dir", "base_dir"})
         found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
     guesses = any(METHODS[name].draft == "eagle" for name in keys.asked_methods)
-    if guesses and headless(config) and not given.keys() & {"draft", "drafts"} and not auto.is_asked(words):
+    is_planned = given.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
+    if guesses and headless(config) and not is_planned and not given.keys() & {"draft", "drafts"}:
         found["draft"] = "suffix", f"{model} {WITHOUT}"
     return found
 

@@ -18,7 +18,7 @@ from config.schema.untrusted import plain
 from pipeline.trace import Meter
 
 GB = 1e9
-LOST = "heartbeat/lost"  # in the store: the loss that was noted first, in words
+LOSS_KEY = "heartbeat/lost"  # in the store: the loss that was noted first, in words
 BEAT = 0.5  # seconds
 END = 1 << 40  # more beats than a rank can live
 Heard = Dict[int, Tuple[int, float]]  # of each peer, the number of its beats, and when that last changed
@@ -265,6 +265,6 @@ def first_loss(store: Any, loss: str) -> str:
     """The loss that was noted first, this one or another; empty if there is none."""
     noted = store.add("heartbeat/losses", 1 if loss else 0)
     if loss and noted == 1:
-        store.set(LOST, loss)
-    first: bytes = store.get(LOST) if noted else b""
+        store.set(LOSS_KEY, loss)
+    first: bytes = store.get(LOSS_KEY) if noted else b""
     return plain(first.decode(errors="replace"))

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import sys
 
-from launch.ask import COMMAND
+from launch.ask import GENERATE
 from launch.run import run
 
 if __name__ == "__main__":
-    sys.exit(run(COMMAND, sys.argv[1:]))
+    sys.exit(run(GENERATE, sys.argv[1:]))

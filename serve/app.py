@@ -28,7 +28,7 @@ from serve.text_chunks import ids_of
 PAGE = Path(__file__).with_name("page") / "chat.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-GONE = 499  # of a client that has left, whom nothing reaches
+CLIENT_GONE = 499  # of a client that has left, whom nothing reaches
 SLOW = 60.0  # seconds for a body
 
 
@@ -70,7 +70,7 @@ class Service:
             raise Refused(f"the body was not whole within {SLOW:g} s: send it faster", code="body_too_slow", status=408
                           ) from None
         except ClientDisconnect:
-            raise Refused("the client has left before its body was whole", status=GONE) from None
+            raise Refused("the client has left before its body was whole", status=CLIENT_GONE) from None
         return read_body(data, kind, renamed)
 
     async def _body(self, request: Request) -> bytes:
@@ -177,10 +177,10 @@ class Server(Service):
             held.callback(asking.close)
             if not body.stream:
                 found = await unless_gone(request, whole(asking, written))
-                return as_json(found) if found is not None else Response(status_code=GONE)
+                return as_json(found) if found is not None else Response(status_code=CLIENT_GONE)
             first = await unless_gone(request, asking.next())
             if first is None:
-                return Response(status_code=GONE)
+                return Response(status_code=CLIENT_GONE)
             held.pop_all()  # the stream closes it
         return EventStream(asking, events(asking, written, first, body.stream_options.include_usage))
 

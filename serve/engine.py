@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
-from launch.asynchronous import LOOK, Turning
-from launch.asynchronous import Job as Turned
+from launch import asynchronous
+from launch.asynchronous import POLL_SECONDS, RequestLoop
 from launch.pipeline import Generation, Pipeline
 from pipeline.failure import explain, foreseen, guarded
 from pipeline.requests import Ring
@@ -23,10 +23,10 @@ from serve.protocol import Choice, Refused
 from serve.text_chunks import Pieces, fitting_ids, sight
 
 GLANCE = 0.05  # seconds between two sights of an answer
-ASK = 1.0  # seconds between two questions to a ring that has nothing to do
+RING_INTERVAL = 1.0  # seconds between two questions to a ring that has nothing to do
 TRIES = 5  # to bring a pipeline up again
 PAUSE = 1.0  # seconds between two of them
-LOST = 503  # the status of HTTP for whose pipeline is not there any more
+UNAVAILABLE = 503  # the status of HTTP for whose pipeline is not there any more
 
 
 class Ended(NamedTuple):
@@ -43,7 +43,7 @@ Event = Any  # Piece, the facts of a sight of the answer under way, Ended or Ref
 
 
 @dataclass(eq=False)
-class Job(Turned):
+class Job(asynchronous.Job):
     """One answer that is asked for, and who hears of it."""
 
     choice: Choice
@@ -79,7 +79,7 @@ class Health(NamedTuple):
     reason: str = ""
 
 
-class Engine(Turning):
+class Engine(RequestLoop):
     """A pipeline that stays, and comes back when a rank is lost. `opened` opens it."""
 
     def __init__(self, opened: Callable[[], Pipeline], limits: Limits) -> None:
@@ -113,7 +113,7 @@ class Engine(Turning):
         status, reason = self.health
         if status != "ready":
             retry = 0 if status in ("lost", "stopped") else 5
-            raise Refused(reason or f"the pipeline is {status}", code=status, status=LOST, retry=retry)
+            raise Refused(reason or f"the pipeline is {status}", code=status, status=UNAVAILABLE, retry=retry)
 
     def check_ready(self) -> None:
         """The same, but what may come back can be asked: its answers wait."""
@@ -167,18 +167,18 @@ class Engine(Turning):
 
     def _end_all(self) -> None:
         self.state = Health("stopped", "the server is being stopped")
-        self.drop(Refused(self.state.reason, code="stopped", status=LOST))
+        self.drop(Refused(self.state.reason, code="stopped", status=UNAVAILABLE))
 
     def _begin(self, pipeline: Pipeline) -> None:
         self.figures.plain.set(pipeline.round_trip)
         config, self._failed = pipeline.config, 0
         self._heard, self._messages = time.monotonic(), 0
-        self._patience = math.inf if config.virtual else config.timeout + ASK  # virtual time passes by requests alone
+        self._patience = math.inf if config.virtual else config.timeout + RING_INTERVAL  # virtual: by requests alone
         self.state = Health("ready")
 
     def _look(self, pipeline: Pipeline) -> None:
         now = time.monotonic()
-        if now - self._looked >= LOOK:
+        if now - self._looked >= POLL_SECONDS:
             self._looked = now
             self.figures.occupy(pipeline.rank.busy())
 
@@ -222,7 +222,7 @@ class Engine(Turning):
         """The same while the engine's thread brings the pipeline up again, which may last."""
         while self.state.status == "restarting":
             self._excuse()
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
 
     def _feel(self, ring: Ring) -> None:
         """Note whether the ring answers: by what comes back of requests, and without any by what it is asked."""
@@ -230,7 +230,7 @@ class Engine(Turning):
         heard = ring.heard > self._messages
         if heard if self._running else not ring.unanswered:
             self._heard, self._messages = now, ring.heard
-        if not self._running and not ring.unanswered and now - self._asked >= ASK:
+        if not self._running and not ring.unanswered and now - self._asked >= RING_INTERVAL:
             self._asked = now
             ring.ask()
 
@@ -250,7 +250,7 @@ class Engine(Turning):
             end, outcome = ended(end), "answered"
             self._count(job, end)
         elif isinstance(end, Refused):
-            outcome = "lost" if end.status == LOST else "refused"
+            outcome = "lost" if end.status == UNAVAILABLE else "refused"
         elif isinstance(end, ValueError):
             end, outcome = Refused(str(end)), "refused"
         elif end is not None:
@@ -283,10 +283,11 @@ class Engine(Turning):
         running, self._running = self._running, []
         hint, retry = ("", 0) if final else ("; ask again", 5)
         for job in running:
-            self._end(job, Refused(f"the answer is lost: {reason}{hint}", code="rank_lost", status=LOST, retry=retry))
+            lost = Refused(f"the answer is lost: {reason}{hint}", code="rank_lost", status=UNAVAILABLE, retry=retry)
+            self._end(job, lost)
             job.generation = None  # which holds the pipeline, for as long as its client takes to hear of the end
         if final:
-            self.drop(Refused(reason, code="rank_lost", status=LOST))
+            self.drop(Refused(reason, code="rank_lost", status=UNAVAILABLE))
             return
         self.figures.restarts.inc()
         if before == "ready":

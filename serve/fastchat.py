@@ -23,7 +23,7 @@ from launch import console
 from model.text import conversation_of
 from serve import running
 from serve.answering import Asking, in_completion
-from serve.app import GONE, Service, as_json, unless_gone
+from serve.app import CLIENT_GONE, Service, as_json, unless_gone
 from serve.engine import Ended, Engine
 from serve.protocol import Choice, Completion, Refused
 from serve.running import Listener
@@ -94,7 +94,7 @@ class Worker(Service):
         """An answer once it is whole."""
         choice = await self._choice(request)
         last = await unless_gone(request, _last(self._states(choice)))
-        return Response(status_code=GONE) if last is None else as_json(last)
+        return Response(status_code=CLIENT_GONE) if last is None else as_json(last)
 
     async def _choice(self, request: Request) -> Choice:
         completion = await self.read(request, Completion, _as_completion)

@@ -36,7 +36,7 @@ REFUSED = """
     tools tool_choice functions function_call response_format presence_penalty frequency_penalty repetition_penalty
     repeat_penalty min_p logit_bias best_of suffix modalities audio prediction web_search_options min_tokens images
     stop_token_ids use_beam_search""".split()
-NOTHING: dict[str, Sequence[Any]] = {  # … and so do these values
+HARMLESS: dict[str, Sequence[Any]] = {  # … and so do these values
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
     **dict.fromkeys(("repetition_penalty", "repeat_penalty", "best_of"), (1,)),
     "response_format": ({"type": "text"},), "modalities": (["text"],)}
@@ -261,7 +261,7 @@ def _read(data: bytes, kind: type[Any], renamed: Renamed) -> Any:
         raise Refused(str(error), code="invalid_json") from None
     given = renamed({name: value for name, value in found.items() if value is not None})
     for name in REFUSED:
-        if given.get(name) and given[name] not in NOTHING.get(name, ()):
+        if given.get(name) and given[name] not in HARMLESS.get(name, ()):
             raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
     try:
         body = kind.model_validate(given)

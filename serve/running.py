@@ -19,9 +19,9 @@ import uvicorn
 from config.cli import DEFAULT_PRESET
 from config.keys import preset_of, typed
 from config.serve_config import ServeConfig
-from launch.console import INTERRUPTED, LOST, die, interrupt, say
+from launch.console import EXIT_INTERRUPTED, EXIT_LOST, die, interrupt, say
 from launch.pipeline import Pipeline
-from launch.processes import LOOK, kill_all
+from launch.processes import POLL_SECONDS, kill_all
 from launch.words import settle
 from pipeline.failure import guarded
 from serve.app import Service
@@ -39,8 +39,7 @@ class Listener(uvicorn.Server):
     It calls `ending` when it ends: at once, if there is nothing under way, and else `LEAVE` seconds later.
     """
 
-    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any],
-                 ending: Callable[[], Any]) -> None:
+    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any], ending: Callable[[], Any]) -> None:
         most, backlog = room(config)
         connection: Any = partial(Connection, most)
         # Of what a stranger sends wrong, uvicorn writes a warning.
@@ -126,11 +125,11 @@ def run(engine: Engine, listener: Listener) -> int:
     if interrupted:
         say("stopped", "\n")
         if thread.is_alive():  # torch does not let a thread end that waits for other ranks
-            die(INTERRUPTED)
-        return INTERRUPTED
+            die(EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
     if engine.error is not None:
         raise engine.error
-    return LOST if engine.health.status == "lost" else 0
+    return EXIT_LOST if engine.health.status == "lost" else 0
 
 
 def _await(thread: threading.Thread, engine: Engine) -> None:
@@ -141,7 +140,7 @@ def _await(thread: threading.Thread, engine: Engine) -> None:
     deadline = time.monotonic() + LEAVE
     while thread.is_alive() and time.monotonic() < deadline:
         kill_all()
-        thread.join(LOOK)
+        thread.join(POLL_SECONDS)
 
 
 def _work(engine: Engine, listener: Listener) -> None:

@@ -15,7 +15,7 @@ from serve.protocol import Choice, Refused
 
 SHOWN = 60  # guesses that are shown
 SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n"})  # as tokenizers write them
-LEAST = -9999.0  # in place of the logarithm of 0, for which JSON has no number
+LOG_OF_ZERO = -9999.0  # in place of the logarithm of 0, for which JSON has no number
 
 
 class Token(NamedTuple):
@@ -52,8 +52,8 @@ class Places:
         """The next token, with what is said of it."""
         offset = self._offset
         self._offset += len(self._stream.add([token]))
-        others = [(self._spelling(other), max(value, LEAST)) for other, value in likeliest]
-        own = None if logprob is None else max(logprob, LEAST)
+        others = [(self._spelling(other), max(value, LOG_OF_ZERO)) for other, value in likeliest]
+        own = None if logprob is None else max(logprob, LOG_OF_ZERO)
         return Token(self._spelling(token), offset, own, others)
 
 

@@ -13,7 +13,7 @@ from pipeline.trace import OFF, REAL, Clock, NoTrace
 
 # From here to twice as far, doubles are equally far apart: 2^-34 s. So what begins at a whole second takes the same
 # time wherever it begins, to the last bit.
-EVEN = 2.0 ** 18
+EVEN_FROM = 2.0 ** 18
 
 
 class VirtualClock:
@@ -26,8 +26,8 @@ class VirtualClock:
         return self._now
 
     def even(self) -> None:
-        """Go to the next whole second from `EVEN` on."""
-        self._now = max(EVEN, math.floor(self._now) + 1.0)
+        """Go to the next whole second from `EVEN_FROM` on."""
+        self._now = max(EVEN_FROM, math.floor(self._now) + 1.0)
 
     def sleep_until(self, due: float) -> None:
         self._now = max(self._now, due)

@@ -33,7 +33,7 @@ class Own:
     segment: float = 0.0  # in a stage
 
 
-NOTHING = Own()
+NO_OWN_TIME = Own()
 Arrive = Callable[[Message, float], None]  # a message, and the moment
 
 
@@ -64,7 +64,7 @@ class Cluster:
     """
 
     def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: Answers,
-                 traces: Sequence[NoTrace], own: Own = NOTHING) -> None:
+                 traces: Sequence[NoTrace], own: Own = NO_OWN_TIME) -> None:
         self.profile, self._clock, self._own = profile, clock, own
         self._alone = len(traces) == 1
         self._events: list[tuple[float, int, Callable[[float], None]]] = []

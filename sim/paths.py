@@ -17,7 +17,7 @@ from model.cache import attend
 from model.llama import LlamaConfig, Slice
 
 FIRST = 1024  # rows for which there is memory at first; it doubles
-MOST = 1 << 29  # bytes of memory at which everything is forgotten before the next request
+MOST_BYTES = 1 << 29  # bytes of memory at which everything is forgotten before the next request
 
 
 class Paths:
@@ -48,7 +48,7 @@ class Paths:
     def full(self) -> bool:
         """Whether it is time to forget, once nobody holds a path any more."""
         stored = sum(store.bytes for store in self._stores)
-        return stored + self._said.numel() * self._said.element_size() > MOST
+        return stored + self._said.numel() * self._said.element_size() > MOST_BYTES
 
     def after(self, path: int, token: int) -> int:
         """The number of a path with one more token."""

@@ -38,7 +38,7 @@ class Work:
     layers: int  # after each of which a segment that has died is given up; 1: never
     kept: int = 0  # how many of its layers keep their inputs for a draft that wants inner features
     rank: int = 0  # of its board, where wires differ; 0: any
-    cool: Callable[[], object] = int  # lets its board be as at the start
+    cool: Callable[[], object] = lambda: None  # lets its board be as at the start
 
 
 class Held(NamedTuple):

@@ -20,9 +20,9 @@ from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 from config.presets import ROOT
 from launch import processes
 from launch.folder import Folder, private_folder
-from launch.processes import FOLDER
+from launch.processes import RENDEZVOUS
 from launch.run import run
-from pipeline.failure import LOST as NOTED
+from pipeline.failure import LOSS_KEY
 from scripts import generate
 from tests.saved import Command, leaving_nothing, wait_until
 
@@ -41,7 +41,7 @@ def be_rank(words: Sequence[str], environment: dict[str, str], files: Sequence[s
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo", **environment})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare(int(environment["RANK"]))
-    os._exit(run(generate.COMMAND, list(words)))
+    os._exit(run(generate.GENERATE, list(words)))
 
 
 class Ranks:
@@ -52,7 +52,7 @@ class Ranks:
         self._files = [folder / "out", folder / "err"]
         self.processes = []
         for rank in range(world):
-            environment = {"RANK": str(rank), "WORLD_SIZE": str(world), FOLDER: store}
+            environment = {"RANK": str(rank), "WORLD_SIZE": str(world), RENDEZVOUS: store}
             files = [str(path) + str(rank) for path in self._files]
             process = CONTEXT.Process(target=be_rank, args=(words, environment, files, prepare))
             process.start()
@@ -71,7 +71,7 @@ class Ranks:
     @property
     def noted(self) -> str:
         """The loss on which the ranks have agreed."""
-        return (self._store.look(NOTED) or b"").decode()
+        return (self._store.look(LOSS_KEY) or b"").decode()
 
 
 @contextmanager

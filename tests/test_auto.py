@@ -146,7 +146,7 @@ def test_a_pipeline_a_command_and_a_server_take_the_chosen_method(asked, capsys)
         assert (pipeline.config.pipeline_type, pipeline.config.draft) == ("serial", "suffix")
         text = pipeline.generate("What does a baker do?", max_new_tokens=9)
     words = ["pipeline_type=auto", "processes=false", "stages=0+8", "prompt=What does a baker do?", "max_new_tokens=9"]
-    assert run(generate.COMMAND, words) == 0
+    assert run(generate.GENERATE, words) == 0
     assert text.text.strip() in capsys.readouterr().out
     assert "pipeline_type=serial" in settled(["pipeline_type=auto", "port=0"], ServeConfig)
     assert evaluate("emulated", ["pipeline_type=auto"]) == 2
@@ -216,7 +216,7 @@ def test_folders_of_drafts_that_were_not_chosen_are_left_out(typed, chosen, left
     ("ssm_ranks=true", "is left to"), ("promt=x", "did you mean prompt"),
     ("temperature=-1", "is not possible"), ("base_dir=nowhere", "nowhere")])
 def test_what_cannot_be_planned_for_is_reported_before_anything_is_measured(asked, capsys, words, message):
-    assert run(generate.COMMAND, ["pipeline_type=auto", words]) == 2
+    assert run(generate.GENERATE, ["pipeline_type=auto", words]) == 2
     found = capsys.readouterr().err
     assert message in found and len(found.splitlines()) == 1 and asked == []
 

@@ -84,7 +84,7 @@ def test_too_few_replicas_are_reported_with_the_number_that_would_do(tmp_path, c
 def test_a_replica_of_more_stages_than_layers_is_refused(saved, capsys):
     assert here(f"base_dir={saved / 'base'}", *ASK, "replicas=0x5") == 2
     error = capsys.readouterr().err
-    assert "copies of 5 stages do not fit: the model has 4 layers, so write replicas= with 1 to 4 stages" in error
+    assert "stages=5 does not fit: the model has 4 layers, so choose 1 to 4" in error
 
 
 @pytest.mark.parametrize(("words", "message"), [

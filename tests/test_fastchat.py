@@ -16,7 +16,7 @@ import pytest
 
 from config.cli import parse
 from config.serve_config import WorkerConfig
-from launch.ask import COMMAND
+from launch.ask import GENERATE
 from launch.console import run as run_command
 from launch.run import run
 from model.text import conversation_of
@@ -79,7 +79,7 @@ def text(tmp_path_factory):
     """What `run_pipe.sh` answers at temperature 0."""
     output = tmp_path_factory.mktemp("pipe") / "answer.json"
     words = [f"prompt={QUESTION}", "temperature=0", "max_new_tokens=24"]
-    assert run(COMMAND, [*HERE, *words, f"output={output}"]) == 0
+    assert run(GENERATE, [*HERE, *words, f"output={output}"]) == 0
     return json.loads(output.read_text())["text"]
 
 

@@ -15,9 +15,9 @@ from eval.dsi import command as simulate
 from eval.dsi import formulas
 from eval.dsi.heatmap import FORMS, NAMES, _edges, bands
 from eval.dsi.heatmap_costs import (
+    ALGORITHMS,
     COLUMNS,
     MAPS,
-    METHODS,
     ONE_COPY,
     SCHEMA,
     Bests,
@@ -94,7 +94,7 @@ def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
                              if formulas.servers_needed(1.0, c, k) <= 3}}
             for name, rate in zip(ONE_COPY[2:], pipelines):
                 tried[name] = {k: rate(1.0, c, a, k, 3, 0.1) for k in lookaheads}
-            assert tried.keys() == set(METHODS[1:])
+            assert tried.keys() == set(ALGORITHMS[1:])
             for name, each in tried.items():
                 cost, lookahead = bests[name].cost[i, j], bests[name].lookahead[i, j]
                 if each:
@@ -152,9 +152,9 @@ def test_a_pipeline_with_free_hops_is_as_fast_as_dsi_where_its_first_stage_is_no
 
 
 def test_a_draw_belongs_to_every_method_that_is_as_fast(corrected: Bests) -> None:
-    first = fastest(corrected, METHODS)
+    first = fastest(corrected, ALGORITHMS)
     assert first.any(0).all()
-    non_si, dsi = (first[METHODS.index(name)] for name in ("non-SI", "DSI"))
+    non_si, dsi = (first[ALGORITHMS.index(name)] for name in ("non-SI", "DSI"))
     assert non_si[:, 0].all() and dsi[:, 0].all()  # nothing is accepted
     assert "DSI" not in ONE_COPY and np.all(fastest(corrected, ONE_COPY)[0][:, 0])
 
@@ -185,7 +185,7 @@ def test_what_is_loaded_is_what_was_computed(tmp_path, config: Heatmap) -> None:
     assert loaded.origin == config.origin
     computed = found(config)
     assert bests.keys() == computed.keys()
-    for name in METHODS:
+    for name in ALGORITHMS:
         assert np.array_equal(bests[name].cost, computed[name].cost, equal_nan=True)
         assert np.array_equal(bests[name].lookahead, computed[name].lookahead)
 
@@ -196,7 +196,7 @@ def test_a_table_says_its_schema_and_configuration_and_has_a_row_for_each_cell_a
     assert about["schema"] == SCHEMA and about["config"] == SMALL.origin
     there = rows(path)
     assert tuple(there[0]) == COLUMNS
-    assert len({(row["c"], row["a"], row["algorithm"]) for row in there}) == len(there) == 4 * 4 * len(METHODS)
+    assert len({(row["c"], row["a"], row["algorithm"]) for row in there}) == len(there) == 4 * 4 * len(ALGORITHMS)
     of_dsi = [row for row in there if row["algorithm"] == "DSI"]
     assert [row["c"] for row in of_dsi if row["cost"] == "nan"] == ["0.01"] * 4
 
@@ -206,7 +206,7 @@ def test_the_paper_s_table_marks_where_si_wins(tmp_path, original: Bests) -> Non
     path = tmp_path / "heatmap.csv"
     path.write_text(table(config, original), encoding="utf-8")
     there = rows(str(path))
-    assert len(there) == 10100 * len(METHODS)
+    assert len(there) == 10100 * len(ALGORITHMS)
     wins = [row for row in there if row["si_wins"] == "1" and row["algorithm"] == "SI"]
     assert len(wins) == 45
     cell, = (row for row in wins if (row["c"], row["a"]) == ("0.01", "0.41"))

@@ -59,7 +59,7 @@ def be_board(words, environment, space, files):
             assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0  # CLONE_NEWNET
     if environment.get("OTHER_CODE"):
         rendezvous.code_version = lambda: "d"
-    code = run(generate.COMMAND, words)
+    code = run(generate.GENERATE, words)
     atexit._run_exitfuncs()  # which multiprocessing leaves out
     sys.stdout.flush()
     os._exit(code)

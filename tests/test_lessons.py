@@ -14,7 +14,7 @@ from tests.test_text import bytelevel, copied, sentencepiece
 from train.command import begin
 from train.data import make_rows
 from train.eagle import lessons as made
-from train.eagle.lessons import FILES, fingerprint, read_lessons
+from train.eagle.lessons import LESSON_FILES, fingerprint, read_lessons
 from train.eagle.options import parser
 
 WORDS = ["the dog", "  def add(a, b):", "naïve café 世界", "\n\n", " fine", "How are you?", "🎉", "x"]
@@ -47,7 +47,7 @@ def same(some, others) -> bool:
 
 
 def file_of(args):
-    [path] = args.out_dir.glob(FILES)
+    [path] = args.out_dir.glob(LESSON_FILES)
     return path
 
 
@@ -125,7 +125,7 @@ def test_lessons_of_anything_else_are_made_again(args, change, capsys):
     fresh = read_lessons(args, 512)
     assert capsys.readouterr().out.count("conversations became tokens") == 2
     assert same(fresh.rows, read_lessons(args, 512).rows)
-    for path in args.out_dir.glob(FILES):
+    for path in args.out_dir.glob(LESSON_FILES):
         path.unlink()
     assert same(fresh.rows, read_lessons(args, 512).rows)
 

@@ -128,10 +128,9 @@ def test_more_devices_are_advised_where_nothing_smaller_fits(parts, monkeypatch)
     monkeypatch.setattr(memory, "SMALLER", ())
     monkeypatch.setattr(memory, "need", lambda spec: Need(200, 0, 100))
     for ranks, left, advice in (
-            (parts, 500, "spread these ranks over 2 such devices or more"),
+            (parts, 500, "spread the ranks over more devices, split the model into more stages, or free memory"),
             ([*parts[:1], *parts[1:] * 20], 500, f"ranks 0{', 1, 2' * 3}, 1 and 33 more need"),
-            (parts[1:2], 290, "split the model into 3 stages or more, each on a device of its own"),
-            (parts[1:2], 150, "not even one layer fits")):
+            (parts[1:2], 150, "split the model into more stages")):
         monkeypatch.setattr(memory, "free", lambda device, left=left: left)
         with refused(advice):
             check(config, ranks, ranks)

@@ -11,7 +11,7 @@ from eval.command import evaluate
 from eval.keys import EvalConfig
 from eval.results import read_answers
 from pipeline.trace import OFF
-from sim.clock import EVEN, VirtualClock
+from sim.clock import EVEN_FROM, VirtualClock
 from sim.cluster import Cluster
 from sim.stages import Held, work_of
 from tests.checkpoints import refused
@@ -66,7 +66,7 @@ def test_the_order_of_questions_and_methods_changes_no_figure(ask):
 
 
 def test_a_cluster_that_restarts_is_cool_draws_the_same_jitter_and_has_forgotten_what_the_target_said():
-    clock, known = VirtualClock(EVEN), paths()
+    clock, known = VirtualClock(EVEN_FROM), paths()
     work = work_of(HOT, Held([1], 1.0))
     cluster = Cluster(HOT, clock, [[work]], known, [OFF] * 2)
     [link] = cluster.links
@@ -86,14 +86,14 @@ def test_a_cluster_that_restarts_is_cool_draws_the_same_jitter_and_has_forgotten
 
 
 def test_what_begins_at_a_whole_second_takes_the_same_time_to_the_last_bit():
-    clock, took = VirtualClock(EVEN), []
+    clock, took = VirtualClock(EVEN_FROM), []
     for _ in range(3):
         clock.even()
         begin = clock.now()
         clock.sleep_until(begin + 3 * 2.0 ** -35)  # between two doubles
         took.append(clock.now() - begin)
         clock.sleep_until(clock.now() + 0.1)
-    assert took[0] == took[1] == took[2] and begin == EVEN + 3
+    assert took[0] == took[1] == took[2] and begin == EVEN_FROM + 3
 
 
 @pytest.mark.parametrize("key", [["reuse=true"], ["answers=FILE", "draft=eagle+suffix"]])

@@ -18,7 +18,7 @@ from config.profiles import PROFILES, Profile, read, write
 from eval.metrics import speed
 from eval.plan import command
 from eval.plan.advice import advice, limit, table
-from eval.plan.candidates import PLAIN, Candidate, families, shares, splits, typed
+from eval.plan.candidates import PLAIN_METHOD, Candidate, families, shares, splits, typed
 from eval.plan.hosts import answered, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.measure import Checked, Passed, fit, measured, times_as_long
@@ -109,7 +109,7 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(method, d
 
 def test_a_slow_board_and_a_slow_link_take_their_time():
     site = replace(SITE, factors=(1.0, 3.0), links=((2, 1, 11.0, 1000.0),))
-    candidate = Candidate(PLAIN, "none", ((1,), (2,)), (2, 6))
+    candidate = Candidate(PLAIN_METHOD, "none", ((1,), (2,)), (2, 6))
     trial = bench_of(site).trial(candidate, book().answers[:1], 24)
     row = 20 + 180 + 1 + (1 + 11 + 1) + 1e3 * (SITE.transfer(4096 + 24) * 2 + SITE.transfer(24 + 8))
     one, = trial.spent
@@ -136,13 +136,13 @@ def test_the_choice_is_as_fast_as_the_best_of_all_candidates(site):
 def test_where_a_level_takes_longer_than_a_token_nothing_is_guessed():
     site = replace(SITE, model=4.0, level=200.0, verdict=0.1, latency=0.01, factors=(1.0,))
     found = planned(config_of("methods=serial,pipedec", "drafts=eagle"), site, book())
-    assert found.chosen.candidate.method == PLAIN
+    assert found.chosen.candidate.method == PLAIN_METHOD
     assert "no guessing pays here" in advice(found)
 
 
 def test_plain_decoding_is_chosen_if_the_best_is_hardly_faster():
     bench = bench_of(SITE)
-    plain = bench.trial(Candidate(PLAIN, "none", ((1,),), (8,)), bench.book.answers, 9)
+    plain = bench.trial(Candidate(PLAIN_METHOD, "none", ((1,),), (8,)), bench.book.answers, 9)
     slower = tuple(one._replace(seconds=one.seconds / (WORTH - 0.01)) for one in plain.spent)
     near = Trial(Candidate("serial", "eagle", ((1,),), (8,), (("init_depth", "6"),)), slower, plain.busy)
     assert choice([near, plain]) is plain
@@ -332,14 +332,14 @@ def test_advice_is_about_what_was_tried(changes, speeds, said):
     three, four = (tuple((rank,) for rank in range(1, 1 + count)) for count in (3, 4))
     trials = [trial_of(bench, "serial", three, (3, 3, 2), speeds[0]),
               trial_of(bench, "serial", four, (2, 2, 2, 2), speeds[1]),
-              trial_of(bench, PLAIN, four, (2, 2, 2, 2), speeds[2])]
+              trial_of(bench, PLAIN_METHOD, four, (2, 2, 2, 2), speeds[2])]
     best = sorted(trials, key=lambda trial: -trial.speed)
     assert said in advice(Plan(bench, best[0], best, 4, 3, 3))
 
 
 def test_the_advice_of_a_choice_of_this_machine_is_about_what_it_measured():
     bench = bench_of(SITE)
-    trials = [trial_of(bench, method, ((1,),), (8,), number) for method, number in (("serial", 9), (PLAIN, 5))]
+    trials = [trial_of(bench, method, ((1,),), (8,), number) for method, number in (("serial", 9), (PLAIN_METHOD, 5))]
     serial, plain = (trial.candidate for trial in trials)
     here = Plan(bench, trials[1], trials, 4, 2, 2, (Checked(plain, 8.0), Checked(serial, 4.0)))
     assert advice(here) == "no guessing pays here: serial reaches 0.50 of plain decoding"

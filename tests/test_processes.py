@@ -23,8 +23,7 @@ from launch import processes, ranks
 from launch.folder import DIGITS, Folder, private_folder
 from launch.processes import spawn
 from pipeline import failure as loss
-from pipeline.failure import LOST as NOTED
-from pipeline.failure import PeerLost
+from pipeline.failure import LOSS_KEY, PeerLost
 from serve import running
 from serve.engine import Health
 from tests.saved import command, models, wait_until
@@ -78,7 +77,7 @@ def test_what_the_ranks_have_agreed_on_is_reported_if_a_stopped_one_cannot(capfd
     """As of rank 0 that was stopped: the others end, and the launcher kills it, which is not the reason."""
     found = "rank 0 was lost: it has been silent for 10 seconds\33[2J"
     monkeypatch.setattr(processes, "start_ranks", lambda command, folder, *rest, start=processes.start_ranks: (
-        Folder(folder).set(NOTED, found), start(command, folder, *rest))[1])
+        Folder(folder).set(LOSS_KEY, found), start(command, folder, *rest))[1])
     assert ends("deaf", "75", "75") == 75
     assert capfd.readouterr().err == "\nflowspec: rank 0 was lost: it has been silent for 10 seconds\\x1b[2J\n"
 
@@ -271,7 +270,7 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
         assert wait_until(lambda: len(run.stdout) > printed + 2000 or run.process.poll() is not None, 30)
         assert run.process.poll() is None, run.stderr
         folder = Path(next(word.split("=", 1)[1] for word in Path(f"/proc/{ranks[1]}/environ").read_text().split("\0")
-                           if word.startswith(processes.FOLDER)))
+                           if word.startswith(processes.RENDEZVOUS)))
         assert folder.is_dir()
         os.kill(ranks[0], signal.SIGSTOP)
         assert run.end(30) == 75

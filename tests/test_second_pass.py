@@ -30,7 +30,7 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("word", ["draft=\33[2J", "temprature\33=1", "seed=" + "9" * 5000, "stages=" + "1+" * 20000,
                                   "question_file=\33[2Jx", "x" * 100_000, "a\nb\nc=1"])
 def test_what_was_typed_is_reported_in_one_short_line_that_no_terminal_obeys(capsys, word):
-    assert run(generate.COMMAND, [word]) == 2
+    assert run(generate.GENERATE, [word]) == 2
     printed = capsys.readouterr().err.strip()
     assert printed.isprintable() and len(printed) < 1100 and printed.startswith("flowspec: ")
 
@@ -38,7 +38,7 @@ def test_what_was_typed_is_reported_in_one_short_line_that_no_terminal_obeys(cap
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
 def test_a_rank_that_is_no_number_is_reported_by_its_name(monkeypatch, capsys, name):
     monkeypatch.setenv(name, "abc")
-    assert run(generate.COMMAND, ["toy"]) == 2
+    assert run(generate.GENERATE, ["toy"]) == 2
     assert f"{name}=abc in the environment is no number" in capsys.readouterr().err
 
 

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from config.cli import parse
 from config.serve_config import ServeConfig, is_loopback
-from launch.ask import COMMAND
+from launch.ask import GENERATE
 from launch.run import run
 from launch.split.write import split
 from scripts.serve import build, keyed, main
 from serve import running
-from serve.app import GONE, Server
+from serve.app import CLIENT_GONE, Server
 from serve.engine import Health
-from serve.protocol import NOTHING, REFUSED
+from serve.protocol import HARMLESS, REFUSED
 from tests.forked import command
 from tests.saved import models, wait_until
 from tests.serving import QUESTION, Live, alive, live
@@ -50,7 +50,7 @@ def text(tmp_path_factory):
     """What `run_pipe.sh` answers with the options of SAMPLED."""
     output = tmp_path_factory.mktemp("pipe") / "answer.json"
     words = [f"prompt={QUESTION}", "temperature=0.8", "seed=5", "max_new_tokens=40", "threads_per_rank=1"]
-    assert run(COMMAND, ["processes=false", *words, f"output={output}"]) == 0
+    assert run(GENERATE, ["processes=false", *words, f"output={output}"]) == 0
     return json.loads(output.read_text())["text"]
 
 
@@ -185,7 +185,7 @@ def test_what_is_wrong_or_not_supported_is_refused_by_its_field(server, fields, 
 
 
 def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(server):
-    harmless = {**dict.fromkeys(REFUSED, []), **{name: values[0] for name, values in NOTHING.items()}}
+    harmless = {**dict.fromkeys(REFUSED, []), **{name: values[0] for name, values in HARMLESS.items()}}
     harmless.update(logprobs=False, top_logprobs=0, chat_template_kwargs={}, user="me")
     got = server.chat(max_tokens=2, **harmless, seed=None, store=True, something={"else": 1})
     assert got.status_code == 200, got.text
@@ -283,7 +283,7 @@ def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_ev
         return sent
 
     half, gone = {"type": "http.request", "body": body[:9], "more_body": True}, {"type": "http.disconnect"}
-    assert asyncio.run(ask(half, gone))[0]["status"] == GONE
+    assert asyncio.run(ask(half, gone))[0]["status"] == CLIENT_GONE
     monkeypatch.setattr("serve.app.SLOW", 0.01)
     assert asyncio.run(ask(half, None))[0]["status"] == 408
     monkeypatch.undo()

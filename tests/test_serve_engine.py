@@ -320,12 +320,15 @@ def held_here() -> tuple[int, int]:
 def test_who_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_promised(words):
     again, never = threading.Event(), threading.Event()
     opened = iter([breaking(words), lambda: again.wait() and breaking(words)(), never.wait])
-    with running(lambda: next(opened)(), Limits(1, 4, seconds=0.5)) as engine:
+    limits = Limits(1, 4, seconds=60)
+    with running(lambda: next(opened)(), limits) as engine:
         Breaking.losses = ["rank 2 was lost"]
         under_way, late = asked(engine, Heard(), Heard())
         assert under_way.all()[-1].code == "rank_lost"
         assert engine.health == ("restarting", "rank 2 was lost")
+        engine.limits = limits._replace(seconds=0)  # the promised time is over for those who wait now
         assert late.all()[-1].code == "waited_too_long"
+        engine.limits = limits
         again.set()
         assert isinstance(asked(engine, Heard())[0].all()[-1], Ended)
         Breaking.losses = ["rank 1 was lost"]

@@ -10,7 +10,7 @@ import torch
 
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
-from launch.ask import COMMAND
+from launch.ask import GENERATE
 from launch.pipeline import Pipeline
 from launch.run import run
 from model.sample import Sampler
@@ -177,5 +177,5 @@ def test_what_virtual_time_cannot_do_is_refused_with_the_fix(capsys):
     for words, message in ((["time=virtual"], "profile=jetson-7b"),
                            (["time=virtual", "profile=wifi", "slowdown=2"], "leave it out"),
                            (["time=virtual", "profile=wifi", "hosts=h"], "leave hosts out")):
-        assert run(COMMAND, ["toy", *words]) == 2
+        assert run(GENERATE, ["toy", *words]) == 2
         assert message in capsys.readouterr().err

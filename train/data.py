@@ -98,7 +98,8 @@ def _said(entry: Any) -> list[tuple[str, str]] | None:
 
 def _turn(turn: Any) -> list[tuple[str, str]]:
     """Who says a turn, and what; nothing if it is none."""
-    return [(turn[who], turn[what]) for who, what in TURNS if fits(turn, {who: str, what: str})][:1]
+    named = (names for names in TURNS if fits(turn, dict.fromkeys(names, str)))
+    return [(turn[who], turn[what]) for who, what in named][:1]
 
 
 Rows = Sequence[Row]

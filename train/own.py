@@ -20,9 +20,9 @@ from config.files import replace
 from model.text import AUTO, OWN, Text, chosen
 from model.weights.checkpoint import Checkpoint
 from train.terms import digest, kept, mark
-from train.writer import AT_ONCE, Prompts, Writer, open_model
+from train.writer import WRITTEN_AT_ONCE, Prompts, Writer, open_model
 
-BATCH = AT_ONCE  # conversations
+BATCH = WRITTEN_AT_ONCE  # conversations
 QUESTION, ANSWER = 64, 192  # tokens at most; a longer question is dropped, a longer answer is cut
 REPEATING = 0.2  # a text that is compressed below this part of its size says one thing again and again
 SLOT = "\u241f"  # in place of the user's turn in the template

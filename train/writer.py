@@ -10,7 +10,7 @@ from typing import Any, Iterator, List, NamedTuple, Sequence
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-AT_ONCE = 64  # texts; a step of a processor takes little longer for many
+WRITTEN_AT_ONCE = 64  # texts; a step of a processor takes little longer for many
 ABSENT = -1  # in place of a token before a prompt that is shorter than others
 Prompts = Sequence[List[int]]
 
@@ -31,8 +31,7 @@ def open_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.fl
 class Writer:
     """A target that writes texts: the likeliest tokens, or at a temperature drawn ones."""
 
-    def __init__(self, model: PreTrainedModel, ends: Sequence[int], limit: int, temperature: float,
-                 seed: int) -> None:
+    def __init__(self, model: PreTrainedModel, ends: Sequence[int], limit: int, temperature: float, seed: int) -> None:
         self.model, self.ends, self.seed = model, frozenset(ends), seed
         chosen: dict[str, Any] = {"do_sample": False}
         if temperature:
@@ -43,8 +42,8 @@ class Writer:
 
     def write(self, prompts: Prompts, first: int = 0) -> Iterator[Text]:
         """The texts to some prompts, the `first` and following ones of all; they are drawn by their place there."""
-        for begin in range(0, len(prompts), AT_ONCE):
-            yield from self._write(prompts[begin:begin + AT_ONCE], first + begin)
+        for begin in range(0, len(prompts), WRITTEN_AT_ONCE):
+            yield from self._write(prompts[begin:begin + WRITTEN_AT_ONCE], first + begin)
 
     @torch.no_grad()
     def _write(self, prompts: Prompts, first: int) -> Iterator[Text]:

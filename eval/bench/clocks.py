@@ -25,7 +25,7 @@ from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.sample import Sampler
 from pipeline.trace import read
-from sim.cluster import NOTHING, Own
+from sim.cluster import NO_OWN_TIME, Own
 
 METHODS = ("ar", "naive", "continuous", "streaming")
 TEMPERATURES = (0.0, 1.0)
@@ -50,7 +50,7 @@ def clocks(argv: list[str]) -> int:
     print(f"\n{config.profile}: Python's own time, measured: {1e3 * own.turn:.2f} ms a turn, "
           f"{1e3 * own.message:.2f} ms a message, {1e3 * own.segment:.2f} ms a segment")
     print("  tokens/s            emulated   simulated   with Python's time   simulated / emulated")
-    plain, whole = (_simulated(config, each) for each in (NOTHING, own))
+    plain, whole = (_simulated(config, each) for each in (NO_OWN_TIME, own))
     for (temperature, method), real in emulated.items():
         without, own_too = plain[temperature, method], whole[temperature, method]
         print(f"  T={temperature:g} {method:<14}{real:10.2f}{without:12.2f}{own_too:21.2f}{own_too / real:23.3f}")

@@ -25,7 +25,7 @@ from model.drafts.network import TreeDraft, at_once
 from model.tree import TokenTree
 from pipeline.decode import Decoder
 
-USUAL = {"pipeline_type": "serial", "max_new_tokens": "96", "question_end": "2"}
+DEFAULTS = {"pipeline_type": "serial", "max_new_tokens": "96", "question_end": "2"}
 FORMS = (".png", ".svg")  # of pictures
 LEAD = 40  # letters of the text that a picture shows
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)  # own guesses behind which the next token is guessed
@@ -43,7 +43,7 @@ class DraftConfig(ComparedDrafts, AsksSets):
 
 def draft(argv: list[str]) -> int:
     """The command `python -m scripts.bench draft`; its exit code."""
-    asked = over(argv, USUAL, TOY_PRESET)
+    asked = over(argv, DEFAULTS, TOY_PRESET)
     given = typed(asked)
     if "drafts" in given and "draft" not in given:
         asked.append(f"draft={starting(listed(given['drafts']))}")

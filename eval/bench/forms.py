@@ -59,10 +59,10 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
 
 def _errors(made: Mapping[Form, Stage], rows: int) -> dict[Form, float]:
     """How far what the layers add to their input is from the first form's, in parts of the latter's length."""
-    added = {form: (stage.segment(rows) - stage.x_TD[:rows]).double().cpu() for form, stage in made.items()}
+    differences = ((form, stage.segment(rows) - stage.x_TD[:rows]) for form, stage in made.items())
+    added = {form: x_TD.double().cpu() for form, x_TD in differences}
     exact = next(iter(added.values()))
-    return {form: float((x_TD - exact).norm() / exact.norm())
-            for form, x_TD in added.items()}
+    return {form: float((x_TD - exact).norm() / exact.norm()) for form, x_TD in added.items()}
 
 
 def compare_texts(forms: list[Form], device: str) -> None:

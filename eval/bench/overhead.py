@@ -18,8 +18,8 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.draft import NoDraft
 from pipeline.decode import Decoder, Limits
-from pipeline.rank.trace import NoTrace, read
 from pipeline.strategies import autoregressive
+from pipeline.trace import NoTrace, read
 
 LARGE = "64 nodes"  # the decoder whose turns are measured
 WIDE = 48  # rows from which a segment counts as a wide one

@@ -18,7 +18,7 @@ from model.cache import TreeCache
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress
 
-MOST = 1 << 40  # what is more is no size, and memory would be short before
+LARGEST_SIZE = 1 << 40  # what is more is no size, and memory would be short before
 ROWS = [1, 16, 64]  # of a segment, if nothing is said
 PYTHON = 50_000  # bytes of a layer's objects
 SIZES = {"layers": "layers of the stage", "hidden": "its width", "intermediate": "width of the MLP",
@@ -83,8 +83,8 @@ def by_turns(stages: Mapping[Name, Stage],
 def number(text: str) -> int:
     """A whole number from 1 on, for argparse."""
     is_number = text.isascii() and text.isdigit()
-    if not is_number or not 1 <= int(text[:20]) <= MOST:
-        raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {MOST}")
+    if not is_number or not 1 <= int(text[:20]) <= LARGEST_SIZE:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {LARGEST_SIZE}")
     return int(text)
 
 

@@ -18,7 +18,7 @@ from config.keys import read_keys
 from eval.dsi.keys import COMMAND
 from eval.keys import problems_of_files
 from eval.metrics import NAN, Interval, bootstrap
-from eval.pair_keys import DRAFTS, TARGET, Measured
+from eval.pair_keys import TARGET, TOY_DRAFTS, Measured
 from eval.pairs import answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.tables import in_columns, number
 
@@ -44,7 +44,7 @@ class AcceptanceConfig(Measured):
 
     # What is compared
     target: str = TARGET  # folder of the target, a model in Hugging Face form
-    draft: str = DRAFTS[0]  # folder of the drafter
+    draft: str = TOY_DRAFTS[0]  # folder of the drafter
     traces: str = ""  # JSON file for the matches of each text, lists of 0 and 1, which online reads; empty: none
 
     def problems(self) -> Iterator[str]:

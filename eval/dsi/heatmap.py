@@ -22,7 +22,7 @@ from config.files import ROOM, check_folder, write
 from config.keys import read_keys
 from eval.dsi import heatmap_costs as costs
 from eval.dsi.formulas import Array
-from eval.dsi.heatmap_costs import MAPS, METHODS, ONE_COPY, Bests, Map, grid
+from eval.dsi.heatmap_costs import ALGORITHMS, MAPS, ONE_COPY, Bests, Map, grid
 from eval.dsi.keys import COMMAND, Heatmap
 from eval.plots import STYLE, plt
 
@@ -40,7 +40,7 @@ LOOKS = {
     "pruned": ("#f7e26b", "....", "0.25"), "pipedec": ("#8ccbea", "\\\\\\\\", "0.25"),
     "continuous": ("#1b9e77", "---", "0.25"),
 }
-WINNERS = {"fastest": (METHODS, "The fastest method"),
+WINNERS = {"fastest": (ALGORITHMS, "The fastest method"),
            "fastest_one_copy": (ONE_COPY, "The fastest method with one copy of the target")}
 NAMES = (*(one.name for one in MAPS), *WINNERS)
 

@@ -21,9 +21,9 @@ SCHEMA = "flowspec heatmap 2"
 COLUMNS = ("c", "a", "algorithm", "k", "cost", "si_wins")
 REMEDY = "name a heatmap.csv that python -m scripts.simulate heatmap wrote"
 DIGITS = 12  # after the point, of a cost: of lookaheads that differ by less the smallest is the best
-LEAST = 0.01  # bound of the drafters and acceptance rates of a grid by ndim, which ends as far below 1, too
-METHODS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
-ONE_COPY = tuple(name for name in METHODS if name != "DSI")  # those that hold the target's weights once
+LOWEST_RATE = 0.01  # bound of the drafters and acceptance rates of a grid by ndim, which ends as far below 1, too
+ALGORITHMS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
+ONE_COPY = tuple(name for name in ALGORITHMS if name != "DSI")  # those that hold the target's weights once
 
 
 class Grid(NamedTuple):
@@ -80,8 +80,8 @@ def grid(config: Heatmap) -> Grid:
         hundredths = np.arange(101) / 100
         return Grid(hundredths[1:], hundredths, range(1, 201))
     steps = np.round(np.arange(config.ndim + 1) / config.ndim, DIGITS)
-    acceptances = np.clip(steps, LEAST, 1 - LEAST)
-    return Grid(np.maximum(steps, LEAST), acceptances, range(1, 1 + config.ndim))
+    acceptances = np.clip(steps, LOWEST_RATE, 1 - LOWEST_RATE)
+    return Grid(np.maximum(steps, LOWEST_RATE), acceptances, range(1, 1 + config.ndim))
 
 
 def legal(config: Heatmap, drafters: Array, lookahead: int) -> Array:
@@ -104,10 +104,10 @@ def best(config: Heatmap, lookaheads: Iterable[int]) -> Bests:
     drafters, acceptances, _ = grid(config)
     c, a = drafters[:, None], acceptances[None, :]
     shape = len(drafters), len(acceptances)
-    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in METHODS}
+    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in ALGORITHMS}
     found["non-SI"].cost[:] = 1
     for lookahead in lookaheads:
-        for name in METHODS[1:]:
+        for name in ALGORITHMS[1:]:
             least, chosen = found[name]
             rate = _rate(name, config, c, a, lookahead)
             cost = np.round(np.broadcast_to(rate, shape), DIGITS)
@@ -181,8 +181,8 @@ def load(path: Name) -> tuple[Heatmap, Bests]:
     config = Heatmap(**about["config"])
     drafters, acceptances, _ = grid(config)
     rows = np.array([line.split(",") for line in body.splitlines()[1:]])
-    cells = rows.reshape(len(drafters), len(acceptances), len(METHODS), len(COLUMNS))
+    cells = rows.reshape(len(drafters), len(acceptances), len(ALGORITHMS), len(COLUMNS))
     lookahead, cost = (cells[..., COLUMNS.index(name)] for name in ("k", "cost"))
     found = {name: Best(cost[..., i].astype(float), lookahead[..., i].astype(int))
-             for i, name in enumerate(METHODS)}
+             for i, name in enumerate(ALGORITHMS)}
     return config, found

@@ -2,32 +2,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Iterator, Sequence
 
-from config.keys import Checked, Range, outside, unknown
+from config.keys import Checked, Range
+from config.run_config import COUNT
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 from eval.keys import problems_of_files
 
 COMMAND = "python -m scripts.simulate"
-COUNT = 1_000_000_000  # the most of anything that is counted
 COST = Range(0.000000001, 1_000_000_000)
-MOST = 20_000_000  # tokens of all texts together, which are kept until the end
+MOST_TOKENS = 20_000_000  # tokens of all texts together, which are kept until the end
 
 
 @dataclass(frozen=True)
-class Keys(Checked):
-    """Keys with tables of what each may be."""
-
-    RANGES: ClassVar[Mapping[str, Range]] = {}
-    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
-
-    def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), self.RANGES)
-        yield from unknown(vars(self), self.CHOICES)
-
-
-@dataclass(frozen=True)
-class Simulation(Keys):
+class Simulation(Checked):
     """What is simulated. Costs are in one unit, which is that of the results."""
 
     RANGES = {
@@ -63,9 +51,9 @@ class Simulation(Keys):
             yield (f"num_target_servers={self.num_target_servers} are too few for k={self.k}: a verification every "
                    f"{self.k * self.c:g} that lasts {self.failure_cost:g} needs {needed}; give "
                    f"num_target_servers={needed} or more, 0 for as many as it takes, or k={least} or more")
-        if self.num_repeats * self.S > MOST:
+        if self.num_repeats * self.S > MOST_TOKENS:
             yield (f"num_repeats={self.num_repeats} texts of S={self.S} tokens are too many for the memory: give "
-                   f"num_repeats={MOST // self.S} or less")
+                   f"num_repeats={MOST_TOKENS // self.S} or less")
 
 
 @dataclass(frozen=True)
@@ -133,7 +121,7 @@ class Online(Simulation):
 
 
 @dataclass(frozen=True)
-class Heatmap(Keys):
+class Heatmap(Checked):
     """Heat maps of how much faster SI, DSI and pipelines are, by drafter latency and acceptance rate.
 
     Every cell has the cost of a token in the long run, by formulas, of each method at its best lookahead: for DSI the
@@ -188,7 +176,7 @@ class Heatmap(Keys):
 
 
 @dataclass(frozen=True)
-class Paper(Keys):
+class Paper(Checked):
     """The speed-ups of the ten rows of Table 2, beside the published ones.
 
     online: in the accounting of the published online simulator, without its overhead; offline: in that of the

@@ -19,7 +19,7 @@ from config.keys import WHOLE, Range, listed, outside, read_keys
 from eval.dsi.keys import COMMAND
 from eval.pair_keys import TARGET, Measured
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
-from eval.tables import LONGEST, short
+from eval.tables import NAME_WIDTH, short
 from model.sample import Sampler
 from model.whole import Whole
 
@@ -139,13 +139,13 @@ def main(argv: list[str]) -> int:
     for name in tqdm(config.chosen_sets, desc="sets", leave=False):
         prompts = prompts_of(name, config, [model])
         [(first, later)] = paces([model.whole], prompts, config.max_new_tokens, sampler, config.repeats)
-        tqdm.write(f"{short(name):<{LONGEST}}  TTFT {first}   TPOT {later}")
+        tqdm.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first}   TPOT {later}")
     took = passes(model.whole, config.chosen_rows, config.context, sampler, config.repeats)
     print(f"\nT(m) behind {config.context} tokens, and how many times as long as T({min(took)})")
     least = took[min(took)].median
     for size, spread in took.items():
         rows = f"m = {size}"
-        print(f"{rows:<{LONGEST}}       {spread}   {spread.median / least:6.2f}x")
+        print(f"{rows:<{NAME_WIDTH}}       {spread}   {spread.median / least:6.2f}x")
     return 0
 
 

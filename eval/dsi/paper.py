@@ -24,7 +24,7 @@ from eval.dsi.formulas import Array, servers_needed
 from eval.dsi.keys import COMMAND, Paper
 
 TRIED = np.array([1, 5, 10])  # the lookaheads of the published simulators
-MOST = 20  # accepted drafts of a run, at most
+LONGEST_RUN = 20  # accepted drafts of a run, at most
 
 
 class Row(NamedTuple):
@@ -143,7 +143,7 @@ class Latencies(NamedTuple):
 
 
 def online_mean(times: Latencies, acceptance: float, lookahead: int, servers: int | None, tokens: int,
-                most: int = MOST) -> float:
+                most: int = LONGEST_RUN) -> float:
     """The mean cost of so many tokens by DSI with these servers, or by SI if `servers` is None.
 
     No run has more than `most` accepted drafts. Raises ValueError where no text would end, or the first run would.

@@ -31,7 +31,7 @@ SETTINGS = ("base_dir", "draft_dir", "sets", "data", "question_begin", "question
             "top_p", "top_k", "seed", "max_new_tokens", "dtype")  # the keys that decide a record
 CHAINS = ("ar", "serial", "naive", "pruned", "pipedec", "continuous", "pipeinfer", "dsi")
 LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
-USUAL = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}
+DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}
 NARROW = {  # of every level the likeliest guess alone, however unlikely it is
     "width": "1", "init_topk_pipedec": "1", "min_probability": "0"}
 SEGMENTS = ("run_pipeinfer", "subseq_token")
@@ -92,7 +92,7 @@ def words(argv: Sequence[str]) -> list[str]:
     lookahead = given.get("lookahead", LOOKAHEAD)
     if not WHOLE.fullmatch(lookahead) or int(lookahead[:9]) < 1:
         lookahead = LOOKAHEAD  # what was typed is refused by its own name
-    defaults = {**USUAL, **NARROW, "lookahead": lookahead, **dict.fromkeys(SEGMENTS, lookahead),
+    defaults = {**DEFAULTS, **NARROW, "lookahead": lookahead, **dict.fromkeys(SEGMENTS, lookahead),
                 **dict.fromkeys(LEVELS, str(int(lookahead) - 1))}
     if preset_of(argv) in ("", "toy") and given.get("draft", "model") == "model":
         defaults["draft_dir"] = str(TOY / "draft_a")

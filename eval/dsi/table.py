@@ -16,10 +16,10 @@ from tqdm import tqdm
 from config.keys import Range, listed, outside, read_keys
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import ACCOUNTINGS, dsi_rate, least_lookahead, si_rate
-from eval.dsi.keys import COMMAND
+from eval.dsi.keys import COMMAND, COUNT
 from eval.dsi.latency import Timed, check_context, paces, passes
 from eval.keys import problems_of_files
-from eval.pair_keys import COUNT, DRAFTS, TARGET
+from eval.pair_keys import TARGET, TOY_DRAFTS
 from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import keep, kept
 from eval.tables import in_columns, number
@@ -57,7 +57,7 @@ class TableConfig(Timed):
 
     # Which rows there are
     target: str = TARGET  # folder of the target
-    drafts: str = ",".join(DRAFTS)  # folders of its drafters (commas between)
+    drafts: str = ",".join(TOY_DRAFTS)  # folders of its drafters (commas between)
     num_target_servers: int = 7  # servers of the target that DSI has
     output: str = ""  # JSON file for the rows; empty: none
 

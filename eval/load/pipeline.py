@@ -27,7 +27,7 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from pipeline.decode import Decoder, Request
 
-USUAL = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
+DEFAULTS = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
 OF_TOY = {"draft": "eagle+suffix"}
 PLOTTED = {"latency": "seconds of a request, median", "latency_p95": "seconds of a request, 95th percentile",
            "ttft": "seconds to the first token, median", "tokens_per_second": "tokens/s of all requests"}
@@ -61,7 +61,7 @@ def load(argv: list[str]) -> int:
 def words(argv: Sequence[str]) -> list[str]:
     """The words of a measurement of load: those that were typed, and what they leave open."""
     is_toy = preset_of(argv) in ("", TOY_PRESET)
-    return over(argv, {**USUAL, **(OF_TOY if is_toy else {})}, TOY_PRESET)
+    return over(argv, {**DEFAULTS, **(OF_TOY if is_toy else {})}, TOY_PRESET)
 
 
 def measure(pipeline: Pipeline, own: LoadConfig) -> None:

@@ -32,10 +32,10 @@ from eval.load.arrivals import TAIL
 from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.metrics import quantile
 from eval.tables import in_columns
-from launch.console import LOST, say
+from launch.console import EXIT_LOST, say
 
 COMMAND = "python -m scripts.bench server"
-USUAL = {"max_new_tokens": "64"}
+DEFAULTS = {"max_new_tokens": "64"}
 HEADING = ("clients", "answers", "errors", "unequal", "tokens/s", "ttft", "ttft_p95", "answer", "answer_p95",
            "server_mib", "ranks_mib", "files", "threads")
 PATIENCE = 600.0  # seconds for the server to come up, and for an answer beyond its wait in the queue
@@ -122,7 +122,7 @@ class Asker:
 
 def server(argv: list[str]) -> int:
     """The command `python -m scripts.bench server`; its exit code, 1 if a request failed or a text is not its own."""
-    words = over(argv, USUAL, TOY_PRESET)
+    words = over(argv, DEFAULTS, TOY_PRESET)
     config = parse(words, COMMAND, kind=ServeLoadConfig)
     run = config.run
     said = by_turns(config.folder, config.chosen_sets)[:config.questions]
@@ -158,7 +158,7 @@ def _serving(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]
         yield process, line.split()[-1]
     finally:
         process.send_signal(signal.SIGINT)
-        if process.wait() == LOST:
+        if process.wait() == EXIT_LOST:
             say("the server has lost its pipeline")
 
 

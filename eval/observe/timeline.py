@@ -221,8 +221,9 @@ class Story:
         sent = [number for number, segment in enumerate(self.segments) if segment["request"] in requests]
         segments = {number: place for place, number in enumerate(sent)}
         places = {**dict.fromkeys(OF_SEGMENT, segments), "end": requests}
-        events = [{**event, "what": places.get(event["kind"], {}).get(event["what"], event["what"])}
-                  for event in self.events if begin <= event["at"] <= end]
+        events = [event.copy() for event in self.events if begin <= event["at"] <= end]
+        for event in events:
+            event["what"] = places.get(event["kind"], {}).get(event["what"], event["what"])
         bars = [bar for bar in self._bars() if begin <= bar["to"] and bar["from"] <= end]
 
         def placed(entry: Span) -> Span:

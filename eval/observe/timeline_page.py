@@ -21,7 +21,7 @@ from pipeline.trace import merge, read
 
 PAGE = Path(__file__).with_name("page.html")
 MARK = "/*DATA*/"  # where the page takes its data
-MOST = 20  # requests that a page shows when nothing is said: more make a slow one
+SHOWN_REQUESTS = 20  # requests that a page shows when nothing is said: more make a slow one
 
 
 def page(folder: Path, first: int = 0, last: int | None = None) -> str:
@@ -68,8 +68,8 @@ def _draw(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", metavar="TRACE_DIR", type=Path, help="what a run with trace=TRACE_DIR left behind")
     parser.add_argument("-o", metavar="PAGE.html", dest="out", type=Path, help="default: TRACE_DIR/timeline.html")
-    parser.add_argument("--requests", metavar="FIRST:LAST", default=f"0:{MOST}",
-                        help=f"which requests to show, from 0, the last not included; default 0:{MOST}; 0: for all")
+    parser.add_argument("--requests", metavar="FIRST:LAST", default=f"0:{SHOWN_REQUESTS}",
+                        help=f"requests to show, from 0, without the last; default 0:{SHOWN_REQUESTS}; 0: for all")
     wanted = parser.parse_args(argv)
     out = wanted.out or wanted.folder / "timeline.html"
     html = page(wanted.folder, *_range(wanted.requests))

@@ -10,7 +10,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import Any, Callable, ClassVar, Dict, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from config.cli import parse
 from config.files import write_json
-from config.keys import Checked, Range, outside, read_keys
+from config.keys import Checked, Range, read_keys
 from config.profiles import PROFILES, Profile, write
 from eval.keys import problems_of_files
 from eval.plan.candidates import Candidate, families, typed
@@ -48,12 +48,11 @@ class Drawn(Checked):
     """Keys of what is done for drawn clusters, of which the last is the file for all figures."""
 
     PATHS = ("output",)
-    RANGES: ClassVar[Mapping[str, Range]] = {}
 
     output: str = ""
 
     def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), self.RANGES)
+        yield from super().problems()
         yield from problems_of_files(self, "output")
 
     def collect(self, rows: Iterable[Row], result: Callable[[Row], str]) -> list[Row]:

@@ -11,12 +11,12 @@ from typing import Iterator, Mapping, Sequence, Tuple
 from config.methods import METHODS, SHARINGS
 from config.profiles import Profile
 
-PLAIN = "ar"
+PLAIN_METHOD = "ar"
 Groups = Tuple[Tuple[int, ...], ...]  # the ranks of boards that share each stage, in the order of the stages
 Layers = Tuple[int, ...]  # of each stage of a copy of the model
 Split = Tuple[Groups, Layers]
-FEW = 8  # up to so many boards every number of them is tried …
-MANY = (12, 16, 24, 32, 48, 64, 96, 128)  # … and of more only these
+EACH_NUMBER_TO = 8  # up to so many boards every number of them is tried …
+LARGER_NUMBERS = (12, 16, 24, 32, 48, 64, 96, 128)  # … and of more only these
 VALUES = {  # the first one is tried first
     "init_depth": ("6", "3", "1"), "depths": ("6", "3", "1"),
     "rows": ("16", "32", "64", "8"), "run_pipeinfer": ("4", "2", "8"),
@@ -49,7 +49,7 @@ class Candidate:
     @property
     def plain(self) -> bool:
         """Whether nothing is guessed."""
-        return self.method == PLAIN
+        return self.method == PLAIN_METHOD
 
     @property
     def boards(self) -> tuple[int, ...]:
@@ -170,8 +170,8 @@ def families(site: Profile, layers: int, methods: Sequence[str], drafts: Sequenc
 
 def counts(boards: int) -> list[int]:
     """How many boards may take part."""
-    few = range(1, FEW + 1)
-    return [*(count for count in (*few, *MANY) if count < boards), boards]
+    few = range(1, EACH_NUMBER_TO + 1)
+    return [*(count for count in (*few, *LARGER_NUMBERS) if count < boards), boards]
 
 
 def splits(site: Profile, layers: int) -> Iterator[Split]:
@@ -267,7 +267,7 @@ def shared(boards: int, layers: int) -> Iterator[Split]:
 def copied(boards: int, layers: int) -> Iterator[Split]:
     """Copies of the model, each a pipeline."""
     for copies in COPIES:
-        for stages in counts(min(boards // copies, layers, FEW)) if boards >= copies else ():
+        for stages in counts(min(boards // copies, layers, EACH_NUMBER_TO)) if boards >= copies else ():
             yield _in_line(copies * stages), evenly(stages, layers)
 
 

@@ -15,7 +15,7 @@ from eval.keys import AsksSets, problems_of_files
 from eval.prompts import problems as problems_of_sets
 
 COMMAND = "python -m scripts.plan"
-USUAL = {"max_new_tokens": "48", "question_end": "2"}
+DEFAULTS = {"max_new_tokens": "48", "question_end": "2"}
 COUNTS = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, or 4"}),
           "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),
           "check": Range(1, 64, {0: "none"})}
@@ -116,7 +116,7 @@ class PlanConfig(AsksSets):
 
 def words(argv: Sequence[str]) -> list[str]:
     """The words of a plan: those that were typed, and the size of a record where nothing is said."""
-    return over(argv, USUAL)
+    return over(argv, DEFAULTS)
 
 
 def _problems(c: PlanConfig) -> Iterator[str]:

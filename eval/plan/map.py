@@ -121,8 +121,8 @@ def cell(stage: float, along: float, site: Profile, config: PlanConfig, book: Bo
     trials = finalists(Bench(site, config, book), book.layers)
     chosen, plain = choice(trials), plain_of(trials)
     one = chosen.candidate
-    draft = one.keys.get("draft", "")
-    return Cell(stage, along, one.method, draft, len(one.boards), typed(one.keys), chosen.speed, plain.speed)
+    how = one.method, one.keys.get("draft", ""), len(one.boards), typed(one.keys)
+    return Cell(stage, along, *how, chosen.speed, plain.speed)
 
 
 def summary(cells: Sequence[Cell]) -> str:

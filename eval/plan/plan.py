@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Sequence
 
 from config.files import write_json
 from config.profiles import Profile
-from eval.plan.candidates import PLAIN, families
+from eval.plan.candidates import PLAIN_METHOD, families
 from eval.plan.hosts import answered, boards_of
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import Checked, check, measured
@@ -15,7 +15,7 @@ from eval.plan.search import WORTH, Search, candidates, choice, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.prepare import prepare
 
-USUAL = 4  # boards beside rank 0's
+USUAL_BOARDS = 4  # boards beside rank 0's
 
 
 class Plan(NamedTuple):
@@ -51,7 +51,7 @@ def cluster(config: PlanConfig) -> Profile:
         site = answered(site, config.run.hosts)
     named = len(boards_of(config.run.hosts)) if config.run.hosts else 0
     described = len(site.factors) or len(site.memory)
-    boards = config.boards or named or described or max(len(config.gigabytes(0)), USUAL)
+    boards = config.boards or named or described or max(len(config.gigabytes(0)), USUAL_BOARDS)
     factors = (*site.factors, *[1.0] * boards)[:boards]
     weights = config.layer_gb * site.layers or site.weights
     memory = config.gigabytes(boards) or site.memory[:boards]
@@ -84,7 +84,7 @@ def planned(config: PlanConfig, site: Profile, book: Book) -> Plan:
 
 def stages_of(config: PlanConfig) -> tuple[int, ...]:
     """The layers of each stage of the split that the keys of a run name. Raises ValueError if it is no pipeline."""
-    part = prepare(config.single(pipeline_type=PLAIN, draft="none")).spec(0).part
+    part = prepare(config.single(pipeline_type=PLAIN_METHOD, draft="none")).spec(0).part
     if len(part.stages) == 1 or len(part.shares) > 1:
         raise ValueError(f"{part.folder.parent} is split as {part.form}, and splits=given plans for pipelines of "
                          "single boards: leave splits out")

@@ -7,7 +7,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from config.methods import METHODS
 from config.profiles import Profile
 from config.run_config import RunConfig
-from config.trees import MOST, TreeConfig
+from config.trees import MOST_GUESSES, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, Written, kind_of
@@ -109,7 +109,8 @@ class Bench:
         needs = self.memory(candidate)
         return all(needs.get(rank, 0.0) <= size for rank, size in enumerate(self.site.memory, 1))
 
-    def trial(self, candidate: Candidate, answers: Sequence[Written], tokens: int, guesses: int = MOST) -> Trial:
+    def trial(self, candidate: Candidate, answers: Sequence[Written], tokens: int, guesses: int = MOST_GUESSES
+              ) -> Trial:
         """Answer these questions, each with so many tokens at most, and at most so many guesses in streaming's tree."""
         clock = VirtualClock()
         drafting, judging = Counted(clock), Counted(clock)

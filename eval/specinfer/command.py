@@ -13,11 +13,11 @@ from config.keys import ASKS, HELP, check_name, typed
 from config.methods import METHODS
 from config.questions import Question
 from config.schema.untrusted import harmless, plain
-from eval.specinfer.flexflow import ANOTHER, Request, answer_to, keep
+from eval.specinfer.flexflow import ANOTHER_OUTPUT, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
 from launch import console
 from launch.ask import questions, table
-from launch.console import WRONG, say
+from launch.console import EXIT_WRONG, say
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 
@@ -45,7 +45,7 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
     if len(answers) > 1:
         print(f"All {len(answers)} answers\n\n{table(answers)}")
     if len(answers) < len(asked):
-        raise SystemExit(WRONG)
+        raise SystemExit(EXIT_WRONG)
 
 
 def _show(piece: str) -> None:
@@ -71,7 +71,7 @@ def _program(name: str, argv: Sequence[str]) -> int:
     call = read(name, argv)
     path = typed(call.words).get("lines")
     if path:
-        check_output(path, ANOTHER)
+        check_output(path, ANOTHER_OUTPUT)
     if call.ignored:
         say(plain(call.ignored))
     say(f"the same by this project's own command: {call.command}")

@@ -28,7 +28,7 @@ from pipeline.decode import Answer
 Show = Callable[[str], Any]  # is given each piece of a text
 Configs = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
 
-ANOTHER = "choose another output file"
+ANOTHER_OUTPUT = "choose another output file"
 GUIDS = count(1_000_000)  # of requests, as the original counts them
 # What the original's example programs keep in the same dictionary for LLM, SSM and generate.
 OF_PROGRAMS = ("llm_model", "cache_path", "refresh_cache", "full_precision", "ssms", "prompt", "output_file",
@@ -120,7 +120,7 @@ def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: N
 def keep(path: str, result: GenerationResult, ttft: bool) -> None:
     """Append SpecInfer's lines to the output file, if there is one."""
     if path:
-        append(path, result.lines(ttft), ANOTHER)
+        append(path, result.lines(ttft), ANOTHER_OUTPUT)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class LLM:
         if call.ignored:
             warnings.warn(call.ignored, stacklevel=2)
         if self.output_file:
-            check_output(self.output_file, ANOTHER)
+            check_output(self.output_file, ANOTHER_OUTPUT)
         self.keys = typed(call.words)
 
     def start_server(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.keys import read_keys
-from eval.pair_keys import WIDEST, SpecInferConfig
+from eval.pair_keys import MOST_CHILDREN, SpecInferConfig
 from eval.pairs import Model, answer, check_pair, open_model, prompts_of
 from eval.tokens_per_pass import Array, among_best, among_drawn, by_mss, passes, ranks
 from model.rules import Law, laws
@@ -26,13 +26,12 @@ ABOUT = {
     GREEDY: "temperature 0",
     BEST: "drawn texts; the best k are guessed (naive)",
     DRAWN: "drawn texts; k guesses are drawn, naive sampling",
-    MSS: "drawn texts; k guesses are drawn, multi-step sampling",
-}
+    MSS: "drawn texts; k guesses are drawn, multi-step sampling"}
 PUBLISHED = "paper: LLaMA-7B with LLaMA-68M on its own texts, so other models and texts than ours"
 # The paper's figures by table, way of decoding and data set, those of Table 1 in percent. It does not say of which of
 # our three kinds its texts of stochastic decoding are.
 PAPER = Path(__file__).with_name("published.csv")
-HEADING = ("k", *(f"{k}" for k in range(1, WIDEST + 1)))
+HEADING = ("k", *(f"{k}" for k in range(1, MOST_CHILDREN + 1)))
 Figures = Mapping[str, Sequence[float]]  # data set -> figures, mostly for k from 1 on
 
 
@@ -92,7 +91,7 @@ def of_set(name: str, pair: Pair, config: SpecInferConfig) -> dict[str, Counts]:
 
     Raises ValueError if none of the texts has a token that could be guessed.
     """
-    widths = [config.widths(k) for k in range(1, WIDEST + 1)]
+    widths = [config.widths(k) for k in range(1, MOST_CHILDREN + 1)]
     most = max(map(max, widths))
     found: dict[str, list[Counts]] = {}
     bar = tqdm(prompts_of(name, config, pair), desc=name, leave=False, file=sys.stderr)
@@ -101,7 +100,7 @@ def of_set(name: str, pair: Pair, config: SpecInferConfig) -> dict[str, Counts]:
         for sampler in (Sampler(), drawn) if config.do_sample else (Sampler(),):
             text = answer(pair[0], prompt, config.max_new_tokens, sampler)
             for kind, accepted_KN in along((prompt, text), pair, sampler, most):
-                accepted_K = accepted_KN[:WIDEST, 1:].sum(1)
+                accepted_K = accepted_KN[:MOST_CHILDREN, 1:].sum(1)
                 passes_K = np.array([passes(accepted_KN, one) for one in widths])
                 counts = Counts(len(text) - 1, accepted_K, passes_K)
                 found.setdefault(kind, []).append(counts)
@@ -150,8 +149,9 @@ def report(found: Found, kinds: Sequence[str], config: SpecInferConfig) -> Itera
     if config.do_sample:
         tree = config.expansion.replace("k", HEADING[-1])
         yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{tree}>"
-        both: Figures = {name: [counts[kind].verified[-1] for kind in (DRAWN, MSS)] for name, counts in found.items()}
-        compared = {"ours, drawn texts and guesses": both, "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
+        ours: Figures = {name: (counts[DRAWN].verified[-1], counts[MSS].verified[-1])
+                         for name, counts in found.items()}
+        compared = {"ours, drawn texts and guesses": ours, "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
         for title, by_set in compared.items():
             ratios = {name: (naive, multi, multi / naive) for name, (naive, multi) in by_set.items()}
             yield from rows(title, ratios, 2, ["", "naive", "multi", "ratio"])

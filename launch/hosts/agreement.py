@@ -33,9 +33,9 @@ LOCAL = frozenset({
 })
 GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
 MIXED = ", and dtype= too where some have CUDA and others do not"
-MOST = 1 << 20  # bytes of an entry
-RANKS = 1 << 10  # the most of one run
-COUNT = 1 << 62  # counters stay below
+ENTRY_BYTES = 1 << 20  # bytes of an entry
+MOST_RANKS = 1 << 10  # the most of one run
+COUNT_LIMIT = 10 ** 18  # counters stay below
 DIGITS = 20  # of a whole number
 
 Clean = Callable[[bytes], bytes]  # from the bytes of an entry to the same entry, if it is sound
@@ -74,9 +74,9 @@ def _is_settings(value: Any) -> bool:
     return isinstance(value, dict) and fits(list(value.values()), [str])
 
 
-RANK = whole(0, RANKS - 1).fits
+RANK = whole(0, MOST_RANKS - 1).fits
 ALWAYS = {"host": str, "code": str, "settings": _is_settings}
-FACTS = {**ALWAYS, "world": whole(1, RANKS - 1).fits, "split": str,
+FACTS = {**ALWAYS, "world": whole(1, MOST_RANKS - 1).fits, "split": str,
          "address": _is_address, "interface": str, "port": whole(1, (1 << 16) - 1).fits}
 
 
@@ -113,21 +113,20 @@ def _line(raw: bytes) -> bytes:
     return plain(raw.decode(errors="replace")).encode()
 
 
-def _number(raw: bytes) -> bytes:
-    if not re.fullmatch(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?", raw):
-        raise Junk("it is no number")
-    return raw
+def _digits_of(pattern: bytes) -> Clean:
+    def cleaned(raw: bytes) -> bytes:
+        if not re.fullmatch(pattern, raw):
+            raise Junk("it is no number")
+        return raw
 
-
-def _count(raw: bytes) -> bytes:
-    if not re.fullmatch(rb"-?\d{1,19}", raw) or abs(int(raw)) >= COUNT:
-        raise Junk("it is no count")
-    return raw
+    return cleaned
 
 
 OWN = r"(?P<own>\d{1,4})"  # the rank that alone may write the entry
 OF_ROOT = r"(?P<root>)"  # only rank 0 may; where neither is said, the rank that writes first
 BEFORE = r"(?:.*/)?"  # what torch.distributed puts before the names that it is given
+_count = _digits_of(rb"-?\d{1,18}")
+_number = _digits_of(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?")
 KINDS = (  # of a name that a pattern fits as a whole, the first one counts
     (rf"facts/{OWN}", _json(_is_facts)),
     (rf"ways/{OWN}", _json([RANK])),
@@ -161,8 +160,8 @@ def owner_of(key: str) -> int | None:
 def clean(key: str, raw: bytes) -> bytes:
     """The entry as it may be used; raises Junk."""
     try:
-        if len(raw) > MOST:
-            raise Junk(f"it has more than {MOST} bytes")
+        if len(raw) > ENTRY_BYTES:
+            raise Junk(f"it has more than {ENTRY_BYTES} bytes")
         _, cleaned = _kind(key)
         return cleaned(raw)
     except Junk as junk:

@@ -18,7 +18,7 @@ from config.schema.untrusted import decoded, read_bytes
 from launch.console import run
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
-COMMAND = "FLOWSPEC_COMMAND"  # in the environment: what a person typed, for the help
+TYPED_AS = "FLOWSPEC_COMMAND"  # in the environment: what a person typed, for the help
 PORT = 29500  # of the rendezvous, if nothing else is said: all boards must know it
 FOLDER = "flowspec"  # the repository on a board, from the home of its user
 ADDRESS = re.compile(r"[^\W_](?:[\w.-]*[^\W_])?")

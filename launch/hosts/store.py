@@ -21,11 +21,11 @@ import torch.distributed as dist
 from config.files import fits
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.hosts.agreement import COUNT, MOST, RANKS, Junk, clean, owner_of, parse
+from launch.hosts.agreement import COUNT_LIMIT, ENTRY_BYTES, MOST_RANKS, Junk, clean, owner_of, parse
 from pipeline.failure import PeerLost
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
-LINE = 6 * MOST + 1024  # bytes of a request: JSON writes a byte of an entry with at most six
+LINE = 6 * ENTRY_BYTES + 1024  # bytes of a request: JSON writes a byte of an entry with at most six
 KEY = 300  # characters of a key
 ALL = 1 << 26  # bytes of all entries together
 NEAR = 0.3  # seconds in which the system of a board answers, whatever its programs do
@@ -64,7 +64,7 @@ class Entries:
                     return self._put(writer, key, value.encode("latin-1"))
                 except UnicodeEncodeError:
                     raise Junk(f"{plain(key)}: it is no bytes") from None
-            if what == "add" and type(value) is int and abs(value) < COUNT:
+            if what == "add" and type(value) is int and abs(value) < COUNT_LIMIT:
                 return self._add(writer, key, value)
         raise Junk(f"{plain(key)}: nobody can do that with an entry")
 
@@ -82,7 +82,7 @@ class Entries:
             total = int(held) + amount
         except ValueError:
             raise Junk(f"{plain(key)}: it is no count") from None
-        if abs(total) >= COUNT:
+        if abs(total) >= COUNT_LIMIT:
             raise Junk(f"{plain(key)}: it grows too large")
         if amount:
             self._put(writer, key, b"%d" % total, shared=True)
@@ -222,7 +222,7 @@ def greeted(line: bytes) -> int:
     if not fits(said, (str, int)) or said[0] != GREETING:
         raise Junk("it is no rank's greeting")
     number = int(said[1])
-    if not 0 < number < RANKS:
+    if not 0 < number < MOST_RANKS:
         raise Junk(f"there is no rank {number}")
     return number
 

@@ -23,7 +23,18 @@ from model.drafts.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
 from model.text import TOKENIZER_FILES
 from model.weights.checkpoint import Checkpoint, Writer, sample
-from model.weights.parts import FORMAT, HEAD, MANIFEST, VERSION, Part, assign, check_model, check_type, plan_stages
+from model.weights.parts import (
+    FLOATS,
+    FORMAT,
+    HEAD,
+    MANIFEST,
+    VERSION,
+    Part,
+    assign,
+    check_model,
+    check_type,
+    plan_stages,
+)
 from model.weights.quant import Recast, probe
 from model.weights.split import placements, span
 from tp.shares import ShardedSource, held
@@ -132,10 +143,7 @@ def _draft_head(folder: Name) -> Checkpoint:
     """The checkpoint of a draft head; raises ValueError for a tensor of a type that a head does not have."""
     head = Checkpoint(folder)
     for name in head.names():
-        if name in MAPS:
-            check_type(head, name, INDICES)
-        else:
-            check_type(head, name)
+        check_type(head, name, INDICES if name in MAPS else FLOATS)
     return head
 
 

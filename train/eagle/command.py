@@ -23,7 +23,7 @@ from train.course import Course, Hyperparameters
 from train.data import Rows, batch_at
 from train.eagle import heads
 from train.eagle.judge import DEPTHS, answered, open_decoder
-from train.eagle.lessons import FILES, NEW_TOKENS, Lessons, read_lessons
+from train.eagle.lessons import LESSON_FILES, NEW_TOKENS, Lessons, read_lessons
 from train.eagle.loss import PASSES, Objective, Task, WordTask, own_part, part_at, teacher_parts
 from train.eagle.options import CHECKPOINT, check, parser
 from train.eagle.teacher import Teacher
@@ -140,7 +140,7 @@ def train(args: Namespace) -> None:
     config["unrolled_passes"] = parts[-1].passes
     write(args, tasks[-1], config)
     report(args, lessons, tasks[-1], course)
-    for path in args.out_dir.glob(FILES):
+    for path in args.out_dir.glob(LESSON_FILES):
         path.unlink()
     rmtree(args.out_dir / FEATURES, ignore_errors=True)
 

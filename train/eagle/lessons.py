@@ -18,7 +18,7 @@ from model.text import SETTINGS, TOKENIZER_FILES, Text
 from train.data import Row, make_rows, read_conversations
 from train.terms import digest, kept
 
-FILES = "lessons-*.pt"  # the star stands for the fingerprint
+LESSON_FILES = "lessons-*.pt"  # the star stands for the fingerprint
 NEW_TOKENS = 128  # of an answer to a question that is held out
 WORDS = ("template", "limit", "held_out", "judged", "seed")  # of the command, which decide what the lessons are
 
@@ -47,7 +47,7 @@ def read_lessons(args: Namespace, context: int) -> Lessons:
     Raises ValueError if nothing could be learnt from them.
     """
     length = min(args.length, context)
-    path = args.out_dir / FILES.replace("*", fingerprint(args, length))
+    path = args.out_dir / LESSON_FILES.replace("*", fingerprint(args, length))
     says = f"train_eagle: takes the tokens of {{}} conversations from {path}"
 
     def made() -> dict[str, Any]:
