@@ -222,10 +222,13 @@ class StageTimes:
         columns = list(zip(*curves)) or [(0.0,)] * len(POINTS)
         self._slowest = list(zip(POINTS, map(max, columns)))
         wires: list[Point] = []
-        for rows, seconds in sorted(self._wires.values(), reverse=True):  # fewer rows need no longer
-            wires.insert(0, (rows, min(seconds, wires[0][1]) if wires else seconds))
+        least = math.inf
+        for rows, seconds in sorted(self._wires.values(), reverse=True):
+            least = min(seconds, least)  # fewer rows need no longer
+            wires.insert(0, (rows, least))
         wires = wires or [(1, 0.0)]
-        self._whole = [(rows, sum(column) + _between(wires, rows)) for rows, column in zip(POINTS, columns)]
+        crossed = [_between(wires, rows) for rows in POINTS]
+        self._whole = list(zip(POINTS, map(sum, zip(crossed, *columns))))
 
 
 def _between(points: Sequence[Point], at: float) -> float:

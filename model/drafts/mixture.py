@@ -229,7 +229,8 @@ class Mixture(Draft):
         if not stand.given:
             return False
         mixed = self._blend.mix(stand.given, stand.match.length, stand.depth)
-        rest = 1 - sum(chance for _, chance in mixed) if set(stand.given) == {SUFFIX} else 0.0
+        alone = stand.given.keys() == {SUFFIX}  # a network looks at the noise of all tokens
+        rest = 1 - sum(chance for _, chance in mixed) if alone else 0.0
         stand.children = self._foreseen(mixed, rest, tree.nodes[node].pos + 1)[:width]
         self._stands[node] = stand
         return True
@@ -259,8 +260,9 @@ class Mixture(Draft):
         order = tokens.argsort()
         noise = torch.empty_like(chance)
         noise[order] = self._sampler.noise([position], tokens[order])[0]
-        others = torch.tensor([max(rest, 0.0)], dtype=torch.float64).log() + EULER
-        worth = torch.softmax(torch.cat([chance.log() + noise, others]), -1)[:-1]
+        others = chance.new_tensor([max(rest, 0.0)]).log() + EULER
+        whole = torch.cat([chance.log() + noise, others])
+        worth = torch.softmax(whole, -1)[:-1]
         best = worth.argsort(descending=True, stable=True)
         return list(zip(tokens[best].tolist(), worth[best].tolist()))
 
