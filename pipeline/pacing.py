@@ -23,6 +23,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
+from operator import add
 from typing import AbstractSet, Iterator, NamedTuple, Protocol, Sequence, Tuple
 
 from model.sample import LogprobRequest
@@ -228,7 +229,8 @@ class StageTimes:
             wires.insert(0, (rows, least))
         wires = wires or [(1, 0.0)]
         crossed = [_between(wires, rows) for rows in POINTS]
-        self._whole = list(zip(POINTS, map(sum, zip(crossed, *columns))))
+        passed = map(add, map(sum, columns), crossed)
+        self._whole = list(zip(POINTS, passed))
 
 
 def _between(points: Sequence[Point], at: float) -> float:

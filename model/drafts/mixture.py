@@ -170,7 +170,8 @@ class Mixture(Draft):
                 network.settle(tree)
             else:
                 network.restart()
-        self._stands = {node: stand for node, stand in self._stands.items() if node in tree.live or node == tree.tip}
+        kept = tree.live | {tree.tip}
+        self._stands = {node: stand for node, stand in self._stands.items() if node in kept}
 
     def _learn(self, tree: TokenTree) -> None:
         """Compare what was guessed of the tokens that settled with what they are."""
@@ -231,7 +232,8 @@ class Mixture(Draft):
         mixed = self._blend.mix(stand.given, stand.match.length, stand.depth)
         alone = stand.given.keys() == {SUFFIX}  # a network looks at the noise of all tokens
         rest = 1 - sum(chance for _, chance in mixed) if alone else 0.0
-        stand.children = self._foreseen(mixed, rest, tree.nodes[node].pos + 1)[:width]
+        position = tree.nodes[node].pos + 1
+        stand.children = self._foreseen(mixed, rest, position)[:width]
         self._stands[node] = stand
         return True
 
