@@ -23,6 +23,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
+from operator import add
 from typing import AbstractSet, Iterator, NamedTuple, Protocol, Sequence, Tuple
 
 from model.sample import LogprobRequest
@@ -35,14 +36,14 @@ FADING = 1.02  # by which the shortest time seen, of a segment or a level, grows
 STEP = (0.5, 2.0)  # by which a single new time may move the times for other numbers of rows
 POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows for which sums over stages are kept
 GOOD = math.log(0.1)  # the worth from which a guess may go beyond the rows of one request
-HALF = 0.5  # of the stages are passed by a guess that proves wrong, in the mean
+HALF = 0.5  # of the stages are passed in the mean by a guess that proves wrong behind others
 MESSAGE_ROWS = 256  # rows of a message of several segments
 LAST = 3.0  # seconds; text that settled so long ago counts 1 / e in its rate
 DOUBT = 0.97  # by which a level's time shrinks whenever it speaks against one, so that one is tried now and then
 SURE = 0.99  # no level is foreseen to be right more often
 MARGIN = 2.0  # tokens that a level must promise for each token that would be settled while others wait for it
 LOSS = 2.0  # tokens that guessing may be behind plain decoding before it rests
-REST = 128  # tokens that it rests; twice as many if it was behind again before it had settled as many
+REST = 128  # tokens since it fell behind at which the rest ends; twice as many if it had begun after fewer than that
 DRAINED = 2  # plain tokens after which no guess is under way any more
 TRIAL = 8  # plain tokens from which on plain decoding is believed to be slower than guessing
 Point = Tuple[float, float]  # rows, seconds
@@ -94,8 +95,8 @@ class FirstStage:
         stay = Stay(frozenset(nodes), len(nodes), now, begins, ends)
         self._stays.append(stay)
 
-    def back(self, rows: int, now: float) -> None:
-        """The oldest segment is back, with so many of its rows."""
+    def back(self, rows: int, now: float) -> float:
+        """The oldest segment is back, with so many of its rows; returns how long it was on its way."""
         assert self._stays, "a segment is back, and none was under way"
         stay = self._stays.popleft()
         self._left = min(stay.ends, now)
@@ -107,6 +108,7 @@ class FirstStage:
             took = (now - begins) * self._share
             known = self._seconds.get(rows, took)
             self._seconds[rows] = min(took, FADING * known)
+        return now - begins
 
     def prune(self, dead: AbstractSet[int], now: float) -> None:
         """These nodes died: a segment without others is given up, and those behind it come earlier."""
@@ -176,20 +178,31 @@ class Curve:
 
 
 class StageTimes:
-    """The curves of all stages of a ring."""
+    """The curves of all stages of a ring, and of the wires between them."""
 
     def __init__(self) -> None:
         self._curves: list[Curve] = []
+        self._wires: dict[int, Point] = {}  # as the points of a curve, with the shortest times seen
         self._slowest: list[Point] = []  # of the stages; empty: not reckoned since the last news
-        self._whole: list[Point] = []  # all stages together
+        self._whole: list[Point] = []  # all stages and wires together
 
-    def learn(self, visits: Sequence[Visit]) -> None:
-        """A message has come back that was computed by the first of the stages, as these say."""
+    def learn(self, visits: Sequence[Visit], way: float) -> None:
+        """A message has come back that was computed by the first of the stages, as these say, and on its way so long.
+        """
         while len(self._curves) < len(visits):
             self._curves.append(Curve())
         for curve, visit in zip(self._curves, visits):
             curve.learn(visit)
+        first = visits[0].rows if visits else 0
+        if first and len(visits) == len(self._curves) and visits[-1].rows == first:  # nothing was pruned on its way
+            self._cross(first, way - sum(visit.seconds for visit in visits))
         self._slowest = []
+
+    def _cross(self, rows: int, seconds: float) -> None:
+        """So many rows were so long between the stages, on wires or in a queue."""
+        place = rows.bit_length()
+        known = self._wires.get(place, (rows, seconds))[1]
+        self._wires[place] = rows, min(seconds, FADING * known)
 
     def slowest(self, rows: int) -> float:
         """Seconds of the slowest stage for so many rows; 0 before any is known."""
@@ -197,7 +210,7 @@ class StageTimes:
         return _between(self._slowest, rows)
 
     def more(self, rows: int) -> float:
-        """Seconds that one row more takes in all stages together, beside so many rows."""
+        """Seconds that one row more takes in all stages and on all wires together, beside so many rows."""
         self._reckon()
         place = min(max(bisect_right(POINTS, rows), 1), len(POINTS) - 1)
         (first, before), (last, behind) = self._whole[place - 1:place + 1]
@@ -209,7 +222,15 @@ class StageTimes:
         curves = [curve.of(POINTS) for curve in self._curves]
         columns = list(zip(*curves)) or [(0.0,)] * len(POINTS)
         self._slowest = list(zip(POINTS, map(max, columns)))
-        self._whole = list(zip(POINTS, map(sum, columns)))
+        wires: list[Point] = []
+        least = math.inf
+        for rows, seconds in sorted(self._wires.values(), reverse=True):
+            least = min(seconds, least)  # fewer rows need no longer
+            wires.insert(0, (rows, least))
+        wires = wires or [(1, 0.0)]
+        crossed = [_between(wires, rows) for rows in POINTS]
+        passed = map(add, map(sum, columns), crossed)
+        self._whole = list(zip(POINTS, passed))
 
 
 def _between(points: Sequence[Point], at: float) -> float:
@@ -292,13 +313,14 @@ class RowAllocator:
         """How many of these guesses pay, the best first, beside rows of text of which so many are last tokens.
 
         One that goes along is answered earlier by the time of a segment in the slowest stage, and each other row later
-        by what one more row takes in all stages. Both count as much as the rows are likely to become text.
+        by what one more row takes in all stages. Both count as much as the rows are likely to become text. Beside a
+        last token no guess is judged on the way; where guesses are alone, a wrong one dies half-way in the mean.
         """
-        likely = float(certain)
+        likely, passed = float(certain), 1.0 if certain else HALF
         for place, worth in enumerate(best):
             chance = math.exp(min(worth, 0.0))
             gained = chance * self._times.slowest(rows + place)
-            lost = HALF * likely * self._times.more(rows + place)
+            lost = passed * likely * self._times.more(rows + place)
             if likely and gained < lost:
                 return place
             likely += chance
@@ -420,15 +442,17 @@ class DraftGate:
 class Fallback:
     """Whether a request that is alone guesses, or decodes plainly for a while because that is quicker.
 
-    It rests once it is `LOSS` tokens behind plain decoding and was slower over the last tokens, so what it may lose is
-    bounded. What plain decoding takes is measured at the start, and again in every rest.
+    It rests once it is `LOSS` tokens behind plain decoding and was slower over the last tokens, the longer the sooner
+    that was, so what it may lose is bounded. What plain decoding takes is measured at the start, and in every rest.
     """
 
     def __init__(self) -> None:
         self.guesses = True
         self._plain, self._guessing = Rate(), Rate()
-        self._lead = 0.0  # tokens by which guessing is ahead, 0 at most
-        self._rest = REST // 2
+        self._lead = 0.0  # tokens by which guessing is ahead, 0 at most …
+        self._behind = 0  # … and tokens that settled since it was 0
+        self._period = REST // 2
+        self._rest = 0  # tokens that the rest lasts
         self._tokens = 0  # settled since it began to guess, or to rest
         self._since: float | None = None  # when tokens settled last
 
@@ -453,8 +477,10 @@ class Fallback:
         """Rest if guessing has lost too much."""
         self._guessing.add(tokens, seconds)
         self._lead = min(0.0, self._lead + tokens - seconds * self._plain.mean)
+        self._behind = self._behind + tokens if self._lead else 0
         if self._lead < -LOSS and self._guessing.mean < self._plain.mean:
-            self._rest = REST if self._tokens > REST else 2 * self._rest
+            self._period = REST if self._tokens > REST else 2 * self._period
+            self._rest = self._period - self._behind
             self._turn(guesses=False)
 
     def _recover(self, tokens: int, seconds: float) -> None:
@@ -468,7 +494,7 @@ class Fallback:
 
     def _turn(self, guesses: bool) -> None:
         self.guesses = guesses
-        self._lead, self._tokens = 0.0, 0
+        self._lead, self._behind, self._tokens = 0.0, 0, 0
 
 
 class Pacing:

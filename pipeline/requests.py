@@ -466,8 +466,8 @@ class Ring:
     def _is_back(self, segments: Sequence[Segment]) -> None:
         """Note that the oldest message has come round."""
         rows = sum(len(segment.nodes) for segment in segments)
-        self.pacing.first_stage.back(rows, self.clock.now())
-        self.pacing.times.learn(max((segment.visits for segment in segments), key=len))
+        way = self.pacing.first_stage.back(rows, self.clock.now())
+        self.pacing.times.learn(max((segment.visits for segment in segments), key=len), way)
 
     # --- all of it ----------------------------------------------------------------------------------------------------
 

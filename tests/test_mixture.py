@@ -300,3 +300,13 @@ def test_no_guess_stands_beyond_the_limit_and_none_is_made_of_a_text_that_is_ful
 def test_no_guess_is_made_where_none_are_wished():
     draft, tree = Mixture([Table()], Suffix()), TokenTree([2, 5] * 12, LIMIT)
     assert not at_once(draft.grow(tree, Growth(0, 99, 3, anywhere=True))) and not tree.live
+
+
+def test_what_nobody_names_may_win_by_a_noise_that_nobody_knows():
+    mixture = Mixture([], Suffix())
+    mixture.begin(Sampler(1.0))
+    mixed = [(3, 0.2), (5, 0.1)]
+    named, unnamed = (dict(mixture._foreseen(mixed, rest, 7)) for rest in (0.0, 0.7))
+    assert sum(named.values()) == pytest.approx(1.0)
+    assert sum(unnamed.values()) < 1.0
+    assert named[3] / named[5] == pytest.approx(unnamed[3] / unnamed[5])

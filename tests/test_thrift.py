@@ -10,7 +10,7 @@ from config.profiles import Profile
 from eval.plan.candidates import Candidate
 from model.tree import TokenTree
 from pipeline.messages import Visit
-from pipeline.pacing import LAST, NEWS, DraftGate, FirstStage, RowAllocator, StageTimes
+from pipeline.pacing import FADING, LAST, NEWS, DraftGate, FirstStage, RowAllocator, StageTimes
 from sim.clock import Heat
 from tests.test_budget import Asking
 from tests.test_plan import SITE, bench_of, book
@@ -20,7 +20,8 @@ def times_of(*samples, stages=1, factor=1.0):
     """The times of stages that took these seconds for these rows."""
     times = StageTimes()
     for rows, seconds in samples:
-        times.learn([Visit(rows, seconds * factor)] * stages)
+        visits = [Visit(rows, seconds * factor)] * stages
+        times.learn(visits, sum(visit.seconds for visit in visits))
     return times
 
 
@@ -33,17 +34,36 @@ def test_the_time_of_one_row_more_is_that_of_all_stages_together():
 def test_more_rows_are_taken_to_cost_nothing_until_it_was_seen():
     times = times_of((1, 1.0), (64, 65.0))
     assert times.more(1) == times.more(8) == 0.0
-    times.learn([Visit(8, 8.0)])
+    times.learn([Visit(8, 8.0)], 8.0)
     assert times.more(4) > 0.0
 
 
 def test_a_stage_that_gets_slower_does_so_for_all_rows_and_the_newest_times_count_most():
     times = times_of((1, 1.0), (16, 2.0))
     for _ in range(20):
-        times.learn([Visit(1, 3.0)])
+        times.learn([Visit(1, 3.0)], 3.0)
     left = (1 - NEWS) ** 20
     assert times.slowest(1) == pytest.approx(3.0 - 2.0 * left)
     assert times.slowest(16) == pytest.approx(2 * times.slowest(1))
+
+
+def test_wires_count_by_the_shortest_times_and_of_fewer_rows_by_those_of_more():
+    times = StageTimes()
+    for rows, wires in ((1, 5.0), (9, 2.0), (1, 0.5), (4, 9.0), (9, 4.0)):
+        times.learn([Visit(rows, 1.0)] * 3, 3.0 + wires)
+    assert times.slowest(9) == 1.0
+    assert times.more(2) == pytest.approx((FADING * 2.0 - 0.5) / 3)
+    assert times.more(8) == 0.0
+    times.learn([Visit(20, 1.0), Visit(7, 1.0), Visit(7, 1.0)], 99.0)
+    assert times.more(16) == 0.0, "what was pruned on its way says nothing of wires"
+
+
+def test_a_row_on_slow_wires_costs_as_much_as_in_slow_stages():
+    wired = StageTimes()
+    for rows in (1, 2, 4, 16):
+        wired.learn([Visit(rows, 1.0)] * 4, 4.0 + rows)
+    assert rows_of(wired, .4, .3, .1) == 1
+    assert rows_of(wired, .4, .3, .1, text=False) == 2
 
 
 def test_before_anything_is_known_every_guess_pays():

@@ -143,7 +143,8 @@ class Bench:
             for network in networks:
                 network.open(len(one.prompt), one.guesses[network.source])
             text = one.text[:tokens]
-            answer = decoder.whole(Request(one.prompt, self._sampler, len(text), self._ends))
+            request = Request(one.prompt, self._sampler, len(text), self._ends)
+            answer = decoder.whole(request)
             assert answer.token_ids == text, "the text of a trial is the recorded one"
             spent.append(Spent(len(text), answer.seconds, answer.prefill_seconds))
         busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}

@@ -23,6 +23,7 @@ from model.sample import Sampler
 from model.tree import Guess, TokenTree
 
 OFTEN, SELDOM = 16, 64  # tokens over which foresight is taken; and over which it is believed in again, untried
+EULER = 0.5772  # the mean of Gumbel noise
 LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
 Given = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources that have guesses, and how long a match is
@@ -169,7 +170,8 @@ class Mixture(Draft):
                 network.settle(tree)
             else:
                 network.restart()
-        self._stands = {node: stand for node, stand in self._stands.items() if node in tree.live or node == tree.tip}
+        kept = tree.live | {tree.tip}
+        self._stands = {node: stand for node, stand in self._stands.items() if node in kept}
 
     def _learn(self, tree: TokenTree) -> None:
         """Compare what was guessed of the tokens that settled with what they are."""
@@ -228,7 +230,10 @@ class Mixture(Draft):
         if not stand.given:
             return False
         mixed = self._blend.mix(stand.given, stand.match.length, stand.depth)
-        stand.children = self._foreseen(mixed, tree.nodes[node].pos + 1)[:width]
+        alone = stand.given.keys() == {SUFFIX}  # a network looks at the noise of all tokens
+        rest = 1 - sum(chance for _, chance in mixed) if alone else 0.0
+        position = tree.nodes[node].pos + 1
+        stand.children = self._foreseen(mixed, rest, position)[:width]
         self._stands[node] = stand
         return True
 
@@ -245,8 +250,11 @@ class Mixture(Draft):
             match = self._suffix.match(tree, step, match)
         return match
 
-    def _foreseen(self, mixed: Guesses, position: int) -> Guesses:
-        """Probabilities once the noise of a position is known, which chooses among the tokens: see docs/design.md."""
+    def _foreseen(self, mixed: Guesses, rest: float, position: int) -> Guesses:
+        """Probabilities once the noise of a position is known, which chooses among the tokens: see docs/design.md.
+
+        `rest` is the probability of all tokens of which nobody has said anything.
+        """
         if not self._sampler.temperature or not mixed:
             return mixed
         tokens = torch.tensor([token for token, _ in mixed])
@@ -254,7 +262,9 @@ class Mixture(Draft):
         order = tokens.argsort()
         noise = torch.empty_like(chance)
         noise[order] = self._sampler.noise([position], tokens[order])[0]
-        worth = torch.softmax(chance.log() + noise, -1)
+        others = chance.new_tensor([max(rest, 0.0)]).log() + EULER
+        whole = torch.cat([chance.log() + noise, others])
+        worth = torch.softmax(whole, -1)[:-1]
         best = worth.argsort(descending=True, stable=True)
         return list(zip(tokens[best].tolist(), worth[best].tolist()))
 
