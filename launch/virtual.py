@@ -64,7 +64,8 @@ def as_virtual(prepared: Prepared, own: Own = NO_OWN_TIME,
             for drafter in drafters:
                 drafter.restart()
 
-        yield Rank(spec, Wires(cluster.links, None, alone, drafters), traces[0], clock, restart=restart)
+        wires = Wires(cluster.links, None, alone, drafters)
+        yield Rank(spec, wires, traces[0], clock, restart=restart)
     for trace in traces:
         trace.close()
     join_traces(spec)

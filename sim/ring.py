@@ -16,6 +16,8 @@ from pipeline.trace import OFF, REAL, Clock, NoTrace
 from sim.cluster import Way
 from sim.devices import SlowHead
 
+Rows = Mapping[int, Tensor]  # of nodes
+
 
 class WalkingTarget(RequestTarget):
     """The target of a request; a row of a segment is the number of a path `[1]` until what is said there is needed."""
@@ -24,12 +26,13 @@ class WalkingTarget(RequestTarget):
 
     def _note(self, returned: Returned) -> None:
         """Give the nodes of the text their features; guesses get theirs when the text reaches them."""
-        tree, rows = self.tree, zip(returned.segment.nodes, returned.x_TD)
-        text = {node: path for node, path in rows if node in tree.nodes and node not in tree.live}
+        tree = self.tree
+        text = {node: path for node, path in zip(returned.segment.nodes, returned.x_TD)
+                if node in tree.nodes and node not in tree.live}
         if text:
             self._give(text)
 
-    def _decide(self, logits: Mapping[int, Tensor], said: dict[int, int]) -> None:
+    def _decide(self, logits: Rows, said: dict[int, int]) -> None:
         """Walk from the tip for as long as answers are there; `logits` holds the path of each node that has one."""
         tree = self.tree
         node: int | None = tree.tip
@@ -42,19 +45,24 @@ class WalkingTarget(RequestTarget):
             assert known.target_token is not None, f"nothing was said of node {node}"
             node = tree.child(node, known.target_token)
 
-    def _note_logprobs(self, logits: Mapping[int, Tensor], said: Mapping[int, int]) -> None:
+    def _note_logprobs(self, logits: Rows, said: Mapping[int, int]) -> None:
         if self.terms.logprobs is not None:
-            logits = self._logits({node: path for node, path in logits.items() if node in said or self._echoes(node)})
+            wanted = [node for node in logits if node in said or self._echoes(node)]
+            logits = self._logits({node: logits[node] for node in wanted})
         super()._note_logprobs(logits, said)
 
-    def _logits(self, paths: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def _logits(self, paths: Rows) -> Rows:
         """The logits `[V]` of nodes at the end of these paths; they get their features, too."""
-        return dict(zip(paths, self.ring.model_head(self._give(paths)))) if paths else {}
+        if not paths:
+            return {}
+        logits_TV = self.ring.model_head(self._give(paths))
+        return dict(zip(paths, logits_TV))
 
-    def _give(self, paths: Mapping[int, Tensor]) -> Tensor:
+    def _give(self, paths: Rows) -> Tensor:
         """Give nodes the features at the end of their paths; what the LM head reads there, `[T, D]`."""
         x_TD, inner_TD = self.ring.look_up([int(path) for path in paths.values()])
-        for node, feature_D in zip(paths, inner_TD if self.terms.inner else x_TD):
+        feature_TD = inner_TD if self.terms.inner else x_TD
+        for node, feature_D in zip(paths, feature_TD):
             self.tree.nodes[node].hidden = feature_D
         return x_TD
 

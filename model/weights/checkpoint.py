@@ -39,8 +39,8 @@ OTHERS = {
     "consolidated.*": "is in Meta's own form: convert it with convert_llama_weights_to_hf.py of transformers",
     "adapter_model.*": "is an adapter alone: merge it into its model with merge_and_unload of peft, and save that",
     "*.safetensors": "has weights under other names: save the model with save_pretrained of transformers",
-    "*": f"holds no weights; one of {', '.join(SOURCES)} is needed",
 }
+NO_WEIGHTS = f"holds no weights; one of {', '.join(SOURCES)} is needed"
 BLOCK = 1 << 22  # elements looked at in one go
 AGAIN = "copy or download it again"
 
@@ -156,8 +156,9 @@ class Checkpoint:
                              "download NAME --local-dir DIR brings it")
         present = [self.folder / name for name in SOURCES if (self.folder / name).is_file()]
         if not present:
-            what = next((what for files, what in OTHERS.items() if any(self.folder.glob(files))), OTHERS["*"])
-            raise ValueError(f"{self.folder} {what}")
+            what = [what for files, what in OTHERS.items()
+                    if any(self.folder.glob(files))]
+            raise ValueError(f"{self.folder} {what[0] if what else NO_WEIGHTS}")
         self.config = read_config(self.folder)
         self._place: dict[str, tuple[Form, Path, int | None]] = {}
         self._held: tuple[Path, dict[str, Tensor]] | None = None
