@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence, TypeVar, overload
 
 from config.files import absolute
-from config.keys import HELP, Checked, Option, given, key_lines, listed, nearest, opened, options
+from config.keys import HELP, Checked, Option, key_lines, listed, nearest, opened, options, parsed
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.profiles import is_file
@@ -214,15 +214,15 @@ def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None =
     keys = {option.name: option for option in all_options(kind)}
     named = bool(argv) and "=" not in argv[0]
     preset = _preset(argv[0], keys) if named else PRESETS[DEFAULT_PRESET]
-    typed = _given(argv[1:] if named else argv, keys)
-    values = {**_chosen(preset, typed), **typed}
+    values = _parsed(argv[1:] if named else argv, keys)
+    merged = {**_chosen(preset, values), **values}
     if kind is None:
-        config, drafts = RunConfig(**values), ()
+        config, drafts = RunConfig(**merged), ()
     else:
-        _check_refused(kind, typed, keys)
-        config = kind.of(**values)
+        _check_refused(kind, values, keys)
+        config = kind.of(**merged)
         drafts = config.asked_drafts
-    _check_drafts(config.run, config.asked_methods, drafts, typed)
+    _check_drafts(config.run, config.asked_methods, drafts, values)
     return config
 
 
@@ -237,26 +237,26 @@ def all_options(kind: type[CommandKeys] | None) -> list[Option]:
     return found
 
 
-def _check_refused(kind: type[CommandKeys], typed: Values, keys: Mapping[str, Option]) -> None:
+def _check_refused(kind: type[CommandKeys], values: Values, keys: Mapping[str, Option]) -> None:
     """Refuse keys of a run that a command has no use for."""
     for key in kind.REFUSED:
-        if key in typed:
+        if key in values:
             instead = INSTEAD.get(key, "")
             fix = f"write {instead}=" if instead in keys and instead not in kind.REFUSED else "leave it out"
             raise ValueError(f"{key} is of a single run: {fix}")
 
 
-def _check_drafts(run: RunConfig, methods: Names, drafts: Names, typed: Values) -> None:
+def _check_drafts(run: RunConfig, methods: Names, drafts: Names, values: Values) -> None:
     """Refuse a draft that was named beside a method with another one, and small models that nobody asks."""
     own = [name for name in methods if METHODS[name].draft == "ssm"]
-    if own and not drafts and typed.get("draft", "ssm") != "ssm":
-        raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={typed['draft']} out")
+    if own and not drafts and values.get("draft", "ssm") != "ssm":
+        raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={values['draft']} out")
     guesses = any(METHODS[name].draft == "eagle" for name in methods)
-    if guesses and needs_head(typed.get("draft", "")) and headless(run):
+    if guesses and needs_head(values.get("draft", "")) and headless(run):
         raise ValueError(no_head(run))
     named = "ssm" in (drafts or run.sources)
-    if "ssm" in typed and not own and not named:
-        raise ValueError(f"ssm={typed['ssm']} is ignored by pipeline_type={run.pipeline_type} with "
+    if "ssm" in values and not own and not named:
+        raise ValueError(f"ssm={values['ssm']} is ignored by pipeline_type={run.pipeline_type} with "
                          f"draft={run.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
     guess = any(METHODS[name].draft != "none" for name in methods)
     if run.ssm_ranks and not own and not (named and guess):
@@ -264,12 +264,12 @@ def _check_drafts(run: RunConfig, methods: Names, drafts: Names, typed: Values) 
                          "small models draft: take pipeline_type=specinfer, or leave it out")
 
 
-def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
+def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     """The values of the keys that were typed behind the preset, if there was one."""
     for word in words:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: it goes first and there is only one")
-    found = given(words, keys, PATHS)
+    found = parsed(words, keys, PATHS)
     if "ssm" in found:
         folders = map(absolute, listed(found["ssm"]))
         found["ssm"] = ",".join(folders) or found["ssm"]
@@ -281,16 +281,16 @@ def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     return found
 
 
-def _chosen(preset: RunConfig, typed: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(preset: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     """What a preset chooses, without what the given keys take back."""
-    if typed.get("models"):
-        preset = under(preset, typed["models"])
-    taken = {other for key in typed for other in TAKES_BACK.get(key, ())}
-    if typed.get("profile", "none") != "none":
+    if values.get("models"):
+        preset = under(preset, values["models"])
+    taken = {other for key in values for other in TAKES_BACK.get(key, ())}
+    if values.get("profile", "none") != "none":
         taken.update(TUNED)  # they suit this machine, not one that is emulated
-    values, usual = vars(preset), vars(RunConfig())
-    chosen = values.keys() - taken
-    return {key: values[key] for key in chosen if values[key] != usual[key]}
+    preset_values, usual = vars(preset), vars(RunConfig())
+    chosen = preset_values.keys() - taken
+    return {key: preset_values[key] for key in chosen if preset_values[key] != usual[key]}
 
 
 def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None) -> str:

@@ -51,8 +51,8 @@ def preset_of(argv: Sequence[str]) -> str:
     return argv[0] if named else ""
 
 
-def typed(argv: Sequence[str]) -> dict[str, str]:
-    """What stands behind each key of a command; nothing, if a word has no `=`."""
+def raw_values(argv: Sequence[str]) -> dict[str, str]:
+    """The text behind each key of a command, as it was typed; an empty one, if a word has no `=`."""
     pairs = (word.partition("=") for word in argv)
     return {key: value for key, _, value in pairs}
 
@@ -62,8 +62,8 @@ def over(argv: Sequence[str], defaults: Mapping[str, str], preset: str = "") -> 
 
     Every word that was typed stays, so that a wrong one is reported in the end as it was typed.
     """
-    given = typed(argv)
-    added = [f"{key}={value}" for key, value in defaults.items() if key not in given]
+    raw = raw_values(argv)
+    added = [f"{key}={value}" for key, value in defaults.items() if key not in raw]
     first = [] if preset_of(argv) or not preset else [preset]
     return [*first, *argv, *added]
 
@@ -90,7 +90,7 @@ def read_keys(argv: Sequence[str], kind: type[Kind], command: str) -> Kind:
         print(help_of(kind, command))
         raise SystemExit(0)
     keys = {option.name: option for option in options(kind)}
-    return kind(**given(argv, keys, getattr(kind, "PATHS", ())))
+    return kind(**parsed(argv, keys, getattr(kind, "PATHS", ())))
 
 
 def help_of(kind: type, command: str) -> str:
@@ -126,9 +126,8 @@ def options(kind: type) -> Iterator[Option]:
                 yield Option(option.name, str(option.type), option.default, group, about=entry[2])
 
 
-def given(words: Sequence[str], keys: Mapping[str, Option],
-          paths: Collection[str] = ()) -> dict[str, Any]:
-    """The values of the keys that were typed; those of `paths` are made absolute."""
+def parsed(words: Sequence[str], keys: Mapping[str, Option], paths: Collection[str] = ()) -> dict[str, Any]:
+    """The values of the keys that were typed, in the types of the keys; those of `paths` are made absolute."""
     found: dict[str, Any] = {}
     for word in words:
         key, text = _pair(word, keys)

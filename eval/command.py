@@ -27,7 +27,7 @@ from launch.hosts.board import BOARD, TYPED_AS, find_board
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
-from launch.words import settle, with_model
+from launch.words import resolve, with_model
 from pipeline.trace import Clock, NoTrace
 
 USUAL_PROTOCOL = "emulated"  # the protocol of the model that every command means where none is named
@@ -157,13 +157,13 @@ def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
     """The words and the keys of the whole evaluation, announced where the results will be."""
     if any(word.startswith("pipeline_type=") for word in argv):
         raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
-    asked = settle(argv, EvalConfig, os.environ.get(TYPED_AS, "bash run_eval.sh"))
-    config: EvalConfig = asked.keys
+    resolved = resolve(argv, EvalConfig, os.environ.get(TYPED_AS, "bash run_eval.sh"))
+    config: EvalConfig = resolved.keys
     if not _apart(config):
         announce(config)
     else:
         check_folder(config.results, OTHER)  # for the tally of this host
-    return asked.words, config
+    return resolved.words, config
 
 
 def _conclude(results: Results, code: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequen
 
 from config.cli import CommandKeys, ComparedDrafts
 from config.files import check_output
-from config.keys import NUMBER, Range, check_name, listed, number, opened, outside, over, preset_of, typed
+from config.keys import NUMBER, Range, check_name, listed, number, opened, outside, over, preset_of, raw_values
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
 from config.questions import bundled
@@ -233,19 +233,19 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     check_name(protocol, PROTOCOLS, "protocol")
     preset, keys, of_model = PROTOCOLS[protocol]
     all_words = opened(argv)
-    given, named = typed(all_words), preset_of(all_words)
-    own_model = not {"model_dir", "base_dir"} & given.keys()
+    raw, named = raw_values(all_words), preset_of(all_words)
+    own_model = not {"model_dir", "base_dir"} & raw.keys()
     defaults = {**keys, **(of_model.get(named or preset, {}) if own_model else {})}
-    in_real_time = given.get("time") == "real" or "slowdown" in given
-    if not of_model and "data" in given and not HELD_OUT.keys() & given:
+    in_real_time = raw.get("time") == "real" or "slowdown" in raw
+    if not of_model and "data" in raw and not HELD_OUT.keys() & raw:
         defaults.update(HELD_OUT)
-    if given.get("profile") == "none":
+    if raw.get("profile") == "none":
         defaults.pop("time", None)
     elif in_real_time and defaults.pop("time", ""):
         defaults["slowdown"] = HURRY
-    if {"drafts", "draft"} & given.keys():
+    if {"drafts", "draft"} & raw.keys():
         defaults.pop("drafts", None)
-    if BASELINE not in listed(given.get("methods", BASELINE)):
+    if BASELINE not in listed(raw.get("methods", BASELINE)):
         defaults.pop("baseline_draft", None)
-    left = {key: value for key, value in defaults.items() if key not in given}
+    left = {key: value for key, value in defaults.items() if key not in raw}
     return over(argv, left, preset)

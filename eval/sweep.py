@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from config import files
-from config.keys import ASKS, check_name, over, typed
+from config.keys import ASKS, check_name, over, raw_values
 from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import plain
 from eval import metrics
@@ -231,11 +231,11 @@ def _tables(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
 def commands(name: str, sweep: Sweep,
              argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
     """The folder of the sweep, and the words of each point's evaluation. Raises ValueError for words that cannot be."""
-    given = typed(argv)
+    raw = raw_values(argv)
     varied = {key for keys in sweep.points.values() for key in keys}
-    for key in varied & given.keys():
-        raise ValueError(f"{key} is what {name} varies: leave {key}={given[key]} out")
-    results = given.get("results", f"{ROOT / 'results' / 'sweeps' / name}")
+    for key in varied & raw.keys():
+        raise ValueError(f"{key} is what {name} varies: leave {key}={raw[key]} out")
+    results = raw.get("results", f"{ROOT / 'results' / 'sweeps' / name}")
     if not results.strip():
         raise ValueError("results is empty: name a folder behind the results=")
     folder = Path(results).expanduser().absolute()

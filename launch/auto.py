@@ -24,7 +24,7 @@ import torch
 
 from config.cli import CommandKeys, parse
 from config.files import fits, open_lock, whole, write_json
-from config.keys import preset_of, typed
+from config.keys import preset_of, raw_values
 from config.methods import METHODS
 from config.presets import absent
 from config.profiles import is_file
@@ -65,14 +65,14 @@ def checked(argv: Words) -> list[str]:
 
     Raises ValueError for what cannot be planned for.
     """
-    given = typed(argv)
-    if is_one_rank(given.get("hosts", "")):
+    raw = raw_values(argv)
+    if is_one_rank(raw.get("hosts", "")):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
-    for key, value in given.items():
+    for key, value in raw.items():
         if key in LEFT or f"{key}={value}" in UNPLANNED:
             raise ValueError(f"{key}={value} is left to pipeline_type=auto: leave it out, or name the method")
-    if "answers" in given:
+    if "answers" in raw:
         raise ValueError("answers=FILE is for drafts with suffix, which pipeline_type=auto may not choose: name method "
                          "and draft")
     own = ("pipeline_type", "draft", "draft_dir", "ssm")
@@ -111,7 +111,7 @@ def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
     """What was chosen, what it promises, and what was not considered."""
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
-    stays = "; the split stays as it is" if config.model_dir or "stages" in typed(argv) else ""
+    stays = "; the split stays as it is" if config.model_dir or "stages" in raw_values(argv) else ""
     return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar)"
                  f"{stays}; {kept}")
 
@@ -120,14 +120,14 @@ def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
 
 def _place(argv: Words, config: RunConfig) -> Path:
     """The file of a choice, named by all that the choice depends on."""
-    given = typed(argv)
-    drafts = given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")
+    raw = raw_values(argv)
+    drafts = raw.get("draft_dir", ""), *(raw.get("ssm") or config.ssm).split(",")
     folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
     paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*"))]
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.is_file()]
     about = {
         "keys": {key: getattr(config, key) for key in sorted(KEPT)},
-        "left open": [given.get(key, "") for key in ("draft", "draft_dir", "ssm")],
+        "left open": [raw.get(key, "") for key in ("draft", "draft_dir", "ssm")],
         "stages": config.stages,
         "cluster": str(config.cluster),
         "code": code_version(),
@@ -182,18 +182,18 @@ def question(argv: Words, config: RunConfig, boards: int, drafts: str) -> list[s
     `boards` is how many stages the run has if nothing is chosen, `drafts` the drafts that there are; empty: all that
     the plan finds.
     """
-    given = typed(argv)
-    said = {key: value for key, value in given.items() if key in KEPT}
-    is_fixed = "stages" in given or bool(config.model_dir)
+    raw = raw_values(argv)
+    said = {key: value for key, value in raw.items() if key in KEPT}
+    is_fixed = "stages" in raw or bool(config.model_dir)
     said.update(RECORD, splits="given" if is_fixed else "first")
-    if "stages" in given:
-        said["stages"] = given["stages"]
+    if "stages" in raw:
+        said["stages"] = raw["stages"]
     if config.profile == "none":
         said.update(measure="true", check=str(CHECK))
     elif is_fixed or not is_file(config.profile):
         said["boards"] = str(boards)
-    if "draft" in given:
-        drafts = given["draft"]
+    if "draft" in raw:
+        drafts = raw["draft"]
         named = (name for name, method in METHODS.items() if method.draft != "ssm")
         said["methods"] = ",".join(named)
     if drafts:
@@ -206,7 +206,7 @@ def question(argv: Words, config: RunConfig, boards: int, drafts: str) -> list[s
 def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
     """The words of a run with the chosen keys, and without folders of drafts that it does not read."""
     own = METHODS[chosen["pipeline_type"]].draft
-    draft = own if own == "ssm" else chosen.get("draft", typed(argv).get("draft", ""))
+    draft = own if own == "ssm" else chosen.get("draft", raw_values(argv).get("draft", ""))
     sources = draft.split("+")
     gone = set(chosen)
     folders = {"draft_dir": "model", "ssm": "ssm"}

@@ -28,7 +28,7 @@ from model.weights.parts import EMBED, HEAD, Part, read_sizes
 from model.weights.quant import Recast, compress, load, probe
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
-from pipeline.drafters import Drafter, Drafters
+from pipeline.drafters import Drafter, RemoteDraft
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.stage import Stage
@@ -66,8 +66,8 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     elif spec.config.cluster:
         of_model = (last - first) / sizes.layers
         computes = SlowSlice(body, Pace(spec.config.cluster.board(spec.part.rank), trace=trace), of_model)
-    keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
-    return Stage(computes, new_cache, trace, keep, spec.config.max_requests)
+    inside = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
+    return Stage(computes, new_cache, trace, inside, spec.config.max_requests)
 
 
 def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:
@@ -118,7 +118,7 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     return kind(links[0], head, stages, spec.device, trace, clock)
 
 
-def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: Drafters | None = None) -> Draft:
+def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: RemoteDraft | None = None) -> Draft:
     """The draft that the configuration names, which may be `elsewhere`. It may share the target's LM head."""
     if not spec.sources:
         return NoDraft()

@@ -10,8 +10,8 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, Union
 
-from config.keys import given, written
 from config.keys import options as keys_of
+from config.keys import parsed, written
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
@@ -22,13 +22,13 @@ from launch.probe import latencies, level_share, round_trip, segment_rows
 from launch.ranks import rank_0
 from launch.spec import RankSpec
 from launch.wiring import Rank
-from launch.words import settle
+from launch.words import resolve
 from model.drafts.draft import Draft, Passes
 from model.sample import Sampler
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
-from pipeline.drafters import Drafters
+from pipeline.drafters import RemoteDraft
 from pipeline.failure import PeerLost
 from pipeline.requests import Ring
 from pipeline.trace import NoTrace
@@ -108,7 +108,7 @@ class Pipeline:
     ring: Ring
     text: Text | None
     lm_head: LMHead  # the target's, which drafts may share
-    drafters: Drafters  # small models on ranks of their own
+    remote_draft: RemoteDraft  # small models on ranks of their own
     drafts: dict[Any, Draft] = field(default_factory=dict)  # those that were built, by kind and folder
     started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
 
@@ -125,10 +125,10 @@ class Pipeline:
         somebody starts run_jetson.sh, and this returns once all have come. Raises ValueError, in a sentence that names
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
-        typed = [*filter(None, [preset]), *(f"{key}={written(value)}" for key, value in options.items())]
-        asked = settle(typed)
-        rank = rank_0(asked)
-        asked.report()
+        words = [*filter(None, [preset]), *(f"{key}={written(value)}" for key, value in options.items())]
+        resolved = resolve(words)
+        rank = rank_0(resolved)
+        resolved.report()
         with ExitStack() as started:
             pipeline = Pipeline.of_rank_0(started.enter_context(rank))
             return replace(pipeline, started=started.pop_all())
@@ -144,12 +144,12 @@ class Pipeline:
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
         ring.meter = rank.wires.meter
-        pipeline = Pipeline(rank, ring, None, lm_head, Drafters(rank.wires.drafters))
+        pipeline = Pipeline(rank, ring, None, lm_head, RemoteDraft(rank.wires.drafter_links))
         try:
             pipeline = replace(pipeline, text=open_text(spec.config, spec.part.folder))
             pipeline.draft_of(spec)
             ring.start()
-            pipeline.drafters.start()
+            pipeline.remote_draft.start()
         except (ValueError, KeyboardInterrupt):
             pipeline.stop()  # the other ranks are well, and shall end in good order
             raise
@@ -158,7 +158,7 @@ class Pipeline:
     def stop(self) -> None:
         """Let all other ranks end their work; returns once they have."""
         self.ring.stop()
-        self.drafters.stop()
+        self.remote_draft.stop()
 
     def close(self) -> None:
         """End all ranks in good order; nothing happens if that was done."""
@@ -246,7 +246,7 @@ class Pipeline:
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
         words = [f"{key}={written(value)}" for key, value in options.items()]
-        config = replace(self.config, **given(words, KEYS))
+        config = replace(self.config, **parsed(words, KEYS))
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)
@@ -310,7 +310,7 @@ class Pipeline:
         """The draft that a specification names, which is built once."""
         place = spec.sources, spec.head, spec.config.draft_dir, spec.config.ssm
         if place not in self.drafts:
-            elsewhere = self.drafters if self.drafters.links else None
+            elsewhere = self.remote_draft if self.remote_draft.links else None
             self.drafts[place] = build_draft(spec, self.lm_head, elsewhere)
         return self.drafts[place]
 

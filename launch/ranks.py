@@ -26,7 +26,7 @@ from launch.spec import torch_as_it_was
 from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
 from launch.wiring import Rank, Wires, between_processes, between_threads
-from launch.words import Asked
+from launch.words import Resolved
 from pipeline.failure import Heartbeat, PeerLost, explain, guarded
 from pipeline.trace import OFF, REAL, NoTrace
 
@@ -199,18 +199,18 @@ class Member:
 
 # --- rank 0 inside a program that stays -------------------------------------------------------------------------------
 
-def rank_0(asked: Asked) -> ContextManager[Rank]:
+def rank_0(resolved: Resolved) -> ContextManager[Rank]:
     """Rank 0 of the pipeline that is asked for, to be entered and left; raises ValueError for what cannot work.
 
     The other ranks are on other boards, in processes, in threads, or simulated.
     """
-    config = asked.keys.run
+    config = resolved.keys.run
     board = find_board(config, os.environ)
     if board is not None:
-        return _beside_boards(asked, board)
+        return _beside_boards(resolved, board)
     prepared = prepare(config)
     if config.processes and not config.virtual:
-        return _beside_processes(prepared, asked.words)
+        return _beside_processes(prepared, resolved.words)
     return alone(prepared)
 
 
@@ -230,7 +230,7 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
 
 
 @contextmanager
-def _beside_boards(asked: Asked, board: Board) -> Iterator[Rank]:
+def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
     """Rank 0 on this board, once the others have come, where somebody types `run_jetson.sh` with the same words.
 
     Raises ValueError, also on another board than rank 0's, and PeerLost if one does not come.
@@ -239,11 +239,11 @@ def _beside_boards(asked: Asked, board: Board) -> Iterator[Rank]:
         raise ValueError(f"this board is rank {board.rank}, and who asks is rank 0: start this on the board of "
                          f"{board.named(0)}, and bash run_jetson.sh here")
     _begin_groups()
-    say(f"on each of the other boards: bash run_jetson.sh {shlex.join(asked.words)}")
+    say(f"on each of the other boards: bash run_jetson.sh {shlex.join(resolved.words)}")
     with ExitStack() as ends:
         with environment_kept(*SAYS):
             coordinator = ends.enter_context(closing(Coordinator(board)))
-            member = Member(coordinator.attend(asked.keys), 0)
+            member = Member(coordinator.attend(resolved.keys), 0)
             rank = ends.enter_context(_in_group(member, coordinator.connect(), coordinator.names))
         yield rank
 

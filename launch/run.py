@@ -27,7 +27,7 @@ from launch.processes import launched, note, spawn
 from launch.ranks import Member, alone, connect
 from launch.trace import join_traces
 from launch.wiring import Rank
-from launch.words import settle
+from launch.words import resolve
 from pipeline.failure import PeerLost, foreseen
 from pipeline.trace import NoTrace
 
@@ -66,8 +66,8 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         value = os.environ.get(name, "0")
         if not re.fullmatch("[0-9]{1,6}", value):
             raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
-    asked = settle(argv, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
-    keys, config = asked.keys, asked.keys.run
+    resolved = resolve(argv, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
+    keys, config = resolved.keys, resolved.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
     board = find_board(config, os.environ)
     rendezvous = None
@@ -78,10 +78,10 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         prepared = rendezvous.attend(keys)
     if command.trace:
         prepared = prepared._replace(trace=partial(command.trace, keys))
-    asked.report()
+    resolved.report()
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
-            return spawn([*command.module.split(), *asked.words], prepared.placement.world)
+            return spawn([*command.module.split(), *resolved.words], prepared.placement.world)
         with alone(prepared) as rank_0:
             return _lead(rank_0, main)
     if config.virtual:

@@ -78,7 +78,7 @@ class RankSpec:
         ranks = len(self.part.stages)
         grown = tree.expand.nodes + ranks * tree.idle.nodes
         layers = ranks * max(self.config.init_topk_pipedec, self.config.run_pipeinfer)
-        return self.context + 8 * max(tree.init.nodes * self.drafters, grown, layers)
+        return self.context + 8 * max(tree.init.nodes * self.trees_at_once, grown, layers)
 
     @property
     def copies(self) -> int:
@@ -135,7 +135,7 @@ class RankSpec:
         return [Path(folder) for folder in self.config.small_models] or [self.part.folder / "draft"]
 
     @property
-    def drafters(self) -> int:
+    def trees_at_once(self) -> int:
         """How many trees of the usual size make one."""
         return len(self.small_models) if "ssm" in self.sources else 1
 

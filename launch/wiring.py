@@ -33,7 +33,7 @@ class Wires:
     links: Sequence[Any]  # of a leader, into each of its rings; of another member of a group, to its leader
     fan: Any  # from a leader to the other members of its group; None if there are none
     group: Group
-    drafters: Sequence[Any] = ()  # from rank 0 to each rank that holds a small model
+    drafter_links: Sequence[Any] = ()  # from rank 0 to each rank that holds a small model
     meter: Meter = field(default_factory=Meter)  # of the rank's work, which stands still while it waits for messages
 
     @property
@@ -48,7 +48,7 @@ class Wires:
 
     def fail(self, failure: PeerLost) -> None:
         """Let those who wait for a message get this failure instead."""
-        for link in (self.link, *self.drafters):
+        for link in (self.link, *self.drafter_links):
             link.fail(failure)
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Wires:
     @property
     def _all(self) -> Sequence[Any]:
         fan = [] if self.fan is None else [self.fan]
-        return [*self.links, *self.drafters, *fan]
+        return [*self.links, *self.drafter_links, *fan]
 
 
 def unmeasured() -> list[float]:
@@ -122,7 +122,7 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
     inboxes = [Inbox(trace, placement.peers(rank)[0].ordered, meters[rank]) for rank, trace in enumerate(traces)]
     tables = {ranks: Table(len(ranks)) for ranks in map(placement.group, range(placement.world))}
     answers = {drafter: Inbox(traces[root], meter=meters[root])
-               for drafter in placement.drafters}  # where rank 0 hears each small model
+               for drafter in placement.small_model_ranks}  # where rank 0 hears each small model
     ends = [*inboxes, *tables.values(), *answers.values()]
 
     def wires(rank: int) -> Wires:
@@ -153,5 +153,5 @@ def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[P
     links = [link(peers, rank) for peers in placement.peers(rank)]
     members = placement.fan(rank)
     fan = link(members, placement.root) if members else None
-    drafters = [link(peers, *peers.following) for peers in placement.asked(rank)]
-    return Wires(links, fan, group, drafters, meter)
+    drafter_links = [link(peers, *peers.following) for peers in placement.asked(rank)]
+    return Wires(links, fan, group, drafter_links, meter)

@@ -19,7 +19,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Type
 
 from config.cli import RUN_PIPE, CommandKeys, headless, parse
 from config.files import one_at_a_time
-from config.keys import HELP, opened, preset_of, typed
+from config.keys import HELP, opened, preset_of, raw_values
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
@@ -40,7 +40,7 @@ Words = Sequence[str]
 Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 
 
-class Asked(NamedTuple):
+class Resolved(NamedTuple):
     """What a command was asked for: its words with all that is settled, and its keys."""
 
     words: list[str]
@@ -53,13 +53,13 @@ class Asked(NamedTuple):
             say(plain(self.remark))
 
 
-def settle(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Asked:
+def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved:
     """What the words of a command ask for; `--help` prints the help of `command` and ends the program.
 
     Raises ValueError, with the fix, for what cannot work, or cannot be planned.
     """
     words = with_model(argv)
-    is_planned = typed(words).get("pipeline_type") == AUTO
+    is_planned = raw_values(words).get("pipeline_type") == AUTO
     keys = parse(auto.checked(words) if is_planned else words, command, kind=kind)
     found = left_open(words, keys)
     words = [*words, *(f"{key}={value}" for key, (value, _) in found.items())]
@@ -68,7 +68,7 @@ def settle(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Asked:
     if found or is_planned:
         keys = parse(words, command, kind=kind)
     reasons = [f"{key}={value}, since {why}" for key, (value, why) in found.items() if why]
-    return Asked(words, keys, "; ".join(reasons))
+    return Resolved(words, keys, "; ".join(reasons))
 
 
 def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[str, str]]:
@@ -76,18 +76,18 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[st
 
     Both are judged by the files of the model, as far as they are here.
     """
-    given, config = typed(words), keys.run
+    raw, config = raw_values(words), keys.run
     model, folder = config.model_dir or config.base_dir, config.first_folder
     found = {}
     here = any((folder / name).is_file() for name in VOCABULARIES)
-    if here and not given.keys() & {"template", "prompt_ids"}:
+    if here and not raw.keys() & {"template", "prompt_ids"}:
         name = chosen(AUTO, folder)
         has = "a chat template" if name == OWN else "no chat template"
-        is_named = bool(given.keys() & {"model_dir", "base_dir"})
+        is_named = bool(raw.keys() & {"model_dir", "base_dir"})
         found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
     guesses = any(METHODS[name].draft == "eagle" for name in keys.asked_methods)
-    is_planned = given.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
-    if guesses and headless(config) and not is_planned and not given.keys() & {"draft", "drafts"}:
+    is_planned = raw.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
+    if guesses and headless(config) and not is_planned and not raw.keys() & {"draft", "drafts"}:
         found["draft"] = "suffix", f"{model} {WITHOUT}"
     return found
 
@@ -102,34 +102,34 @@ def with_model(words: Sequence[str]) -> list[str]:
     was named and cannot be had.
     """
     words = opened(words)
-    given, preset = typed(words), preset_of(words)
-    if is_one_rank(given.get("hosts", "")) or any(word in HELP for word in words):
+    raw, preset = raw_values(words), preset_of(words)
+    if is_one_rank(raw.get("hosts", "")) or any(word in HELP for word in words):
         return words
-    if is_gguf(given.get("base_dir", "")):
-        file = Path(given["base_dir"]).expanduser()
+    if is_gguf(raw.get("base_dir", "")):
+        file = Path(raw["base_dir"]).expanduser()
         folder = unpack(file, ROOT / "splits" / f"{file.stem}-whole")
         return [f"base_dir={folder}" if word.startswith("base_dir=") else word for word in words]
-    has_folder = not given.keys().isdisjoint({"model_dir", "base_dir"})
+    has_folder = not raw.keys().isdisjoint({"model_dir", "base_dir"})
     if preset == SMOLLM2 and not has_folder:
-        fetch(_place(given))
-    return words if preset or has_folder else [_usual(given), *words]
+        fetch(_place(raw))
+    return words if preset or has_folder else [_usual(raw), *words]
 
 
-def _usual(given: Mapping[str, str]) -> str:
+def _usual(raw: Mapping[str, str]) -> str:
     """The preset of a command that names no model."""
     preset = os.environ.get(PRESET) or SMOLLM2
     if preset == SMOLLM2:
         try:
-            fetch(_place(given))
+            fetch(_place(raw))
         except (ValueError, OSError) as error:
             say(f"{error}; now the answer is the toy's")
             return TOY_PRESET
     return preset
 
 
-def _place(given: Mapping[str, str]) -> Path:
+def _place(raw: Mapping[str, str]) -> Path:
     """The folder of SmolLM2, below the root of the presets' models."""
-    preset, root = PRESETS[SMOLLM2], given.get("models")
+    preset, root = PRESETS[SMOLLM2], raw.get("models")
     if root:
         preset = under(preset, str(Path(root).expanduser()))
     return Path(preset.base_dir)

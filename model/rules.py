@@ -184,7 +184,7 @@ def drawing(sampler: Sampler) -> Draw | None:
     return None if sampler.matches else RULES[sampler.rule].draw
 
 
-class Drafter(NamedTuple):
+class Proposer(NamedTuple):
     """Who proposes: its name in the tree, and its number, which keeps its draws apart from those of others."""
 
     source: str
@@ -206,13 +206,13 @@ class Drafter(NamedTuple):
 
 
 def spread(law_TV: Law, known_V: Tensor) -> Law:
-    """Laws over a drafter's tokens as laws over the target's, up to the last of those that it knows."""
+    """Laws over a proposer's tokens as laws over the target's, up to the last of those that it knows."""
     all_TV = np.zeros((len(law_TV), int(known_V.max()) + 1))
     all_TV[:, known_V.cpu().numpy()] = law_TV
     return all_TV
 
 
 def widened(proposal: Proposal, size: int) -> Proposal:
-    """A proposal with a law over so many tokens, of which its drafter may know fewer."""
+    """A proposal with a law over so many tokens, of which its proposer may know fewer."""
     law = np.pad(proposal.law, (0, size - len(proposal.law)))
     return proposal._replace(law=law)

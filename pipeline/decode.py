@@ -453,7 +453,7 @@ class Decoder:
     def _running(self) -> Iterator[Held]:
         """The prompts that the stages hold of requests under way; not while a draft's cache waits for its network."""
         for task in self.tasks:
-            prompt = task.target.read
+            prompt = task.target.held_prompt
             if prompt and task.reading is None:
                 tokens = task.tree.tokens[:len(prompt)]
                 yield Held(task.target.request, prompt, tokens, task.draft, over=False)

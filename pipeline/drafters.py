@@ -127,7 +127,7 @@ class Replay:
             self._nodes.append(node)
 
 
-class Drafters(Draft):
+class RemoteDraft(Draft):
     """The small models on ranks of their own as the draft of rank 0; `links` lead to one of them each.
 
     All grow their trees at the same time. What they proposed is proposed again level by level, and in each level by one
@@ -160,7 +160,7 @@ class Drafters(Draft):
         self._sent = 0  # how many tokens of the text the small models know
         self._tip = -1  # below which the last tree was grown
 
-    def another(self) -> Drafters:
+    def another(self) -> RemoteDraft:
         raise AssertionError("small models on ranks of their own draft for one request at a time")
 
     def keep(self, length: int) -> None:

@@ -30,7 +30,7 @@ DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat
 LARGEST = 1 << 31  # bytes of a body
 ABSENT = -1  # columns of a tensor that is not there
 NANO = 1e9  # nanoseconds of a second
-RULES = CHOICES["verify"]
+RULE_NAMES = CHOICES["verify"]
 WORD = 1 << 64  # how many numbers 8 bytes can be
 NO_LAWS = torch.empty(0, 0, dtype=torch.float64)
 
@@ -286,7 +286,7 @@ def _numbers(msg: Message) -> list[int]:
     if isinstance(msg, Ask):
         sampler = msg.sampler
         seed = sampler.seed - WORD if sampler.seed >= WORD // 2 else sampler.seed
-        rule = RULES.index(sampler.rule)
+        rule = RULE_NAMES.index(sampler.rule)
         whole = [msg.number, msg.sent, msg.limit, seed, sampler.top_k, rule]
         real = _bits([sampler.temperature, sampler.top_p])
         levels = list(map(len, msg.shape))
@@ -350,11 +350,11 @@ def _ask(numbers: list[int]) -> Ask:
     whole, real, tokens, levels, flat = _columns(numbers, 5)
     sizes = len(whole), len(real), sum(levels)
     fits = sizes == (6, 2, len(flat)) and all(count >= 0 for count in levels)
-    if not fits or not 0 <= whole[5] < len(RULES):
+    if not fits or not 0 <= whole[5] < len(RULE_NAMES):
         raise ValueError("a question for a tree whose numbers contradict each other")
     number, sent, limit, seed, top_k, rule = whole
     temperature, top_p = _floats(real)
-    sampler = Sampler(temperature, top_p, top_k, seed % WORD, RULES[rule])
+    sampler = Sampler(temperature, top_p, top_k, seed % WORD, RULE_NAMES[rule])
     counts = iter(flat)
     shape = tuple(tuple(islice(counts, size)) for size in levels)
     return Ask(number, sent, tokens, limit, sampler, shape)

@@ -214,7 +214,7 @@ class ReplicaTarget(RequestTarget):
         return size
 
     @property
-    def read(self) -> Sequence[int]:
+    def held_prompt(self) -> Sequence[int]:
         return ()
 
     def rest(self) -> Progress:

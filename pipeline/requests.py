@@ -175,7 +175,8 @@ class RequestTarget(Target):
         """
         self.ended = True
         self.wakes = None
-        nodes = self.tree.trunk[:-1] if keep and self.read else []  # the answer for the last of them has made the tip
+        # the answer for the last of them has made the tip
+        nodes = self.tree.trunk[:-1] if keep and self.held_prompt else []
         with self._span("reset"):
             self._broadcast([])
             for _ in range(self.ring.pacing.batcher.drop(self.request)):
@@ -184,7 +185,7 @@ class RequestTarget(Target):
         return nodes
 
     @property
-    def read(self) -> Sequence[int]:
+    def held_prompt(self) -> Sequence[int]:
         """The nodes of the prompt, if every stage holds them as text; else none."""
         answered = len(self.tree.trunk) > self._prompt
         return self.tree.trunk[:self._prompt] if answered else ()
@@ -228,7 +229,7 @@ class RequestTarget(Target):
         known = [i for i, node in enumerate(segment.nodes) if node in self.tree.nodes]
         return segment.take(known)
 
-    def judges(self, nodes: Iterable[int]) -> list[int]:
+    def to_judge(self, nodes: Iterable[int]) -> list[int]:
         """Those of the nodes about which LM head and rule are to be asked: live guesses and the tip.
 
         Below other nodes nothing can be settled any more.
@@ -236,9 +237,9 @@ class RequestTarget(Target):
         tree = self.tree
         return [node for node in nodes if node in tree.live or node == tree.tip]
 
-    def asks(self, nodes: Sequence[int]) -> list[int]:
+    def to_ask(self, nodes: Sequence[int]) -> list[int]:
         """The nodes about which the LM head is asked: those, and nodes of a prompt whose logprobs are wanted."""
-        return self.judges(nodes) + [node for node in nodes if self._echoes(node)]
+        return self.to_judge(nodes) + [node for node in nodes if self._echoes(node)]
 
     def _echoes(self, node: int) -> bool:
         """Whether the log-probability of the token of the prompt behind a node is wanted."""
@@ -266,7 +267,7 @@ class RequestTarget(Target):
 
     def _decide(self, logits: Mapping[int, Tensor], said: dict[int, int]) -> None:
         """Note in the tree, and in `said`, what the target says follows these nodes."""
-        if nodes := self.judges(logits):
+        if nodes := self.to_judge(logits):
             logits_TV = torch.stack([logits[node] for node in nodes])
             said.update(zip(nodes, self._tokens(nodes, logits_TV)))
             for node, token in said.items():
@@ -296,7 +297,7 @@ class RequestTarget(Target):
     def _ask(self, message: int) -> None:
         """Ask the LM head, in one pass, about all segments of a message whose requests have not ended, once."""
         ring = self.ring
-        group = [(each, target.asks(each.segment.nodes)) for target in ring.running for each in target._returned
+        group = [(each, target.to_ask(each.segment.nodes)) for target in ring.running for each in target._returned
                  if each.message == message and not each.asked]
         chosen = []
         for each, nodes in group:
@@ -351,11 +352,11 @@ class Ring:
         self.unlearn()
         self.requests = 0  # closed since the start
         self.heard = 0  # messages that have come back since the start
-        self.unanswered = 0  # of those that `ask` has sent
+        self.unanswered = 0  # of those that `ping` has sent
         self.stopped = False  # whether it was ended
         self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
         self._numbers: Iterator[int] = count()  # of the requests
-        self._question = -1  # the number of what `ask` has sent last
+        self._question = -1  # the number of what `ping` has sent last
         self._open: dict[int, RequestTarget] = {}  # by the numbers that their messages have
 
     @property
@@ -475,7 +476,7 @@ class Ring:
         """Wait until every stage has passed a first message on, which shows that it is there."""
         self._round(Reset(next(self._numbers)))
 
-    def ask(self) -> None:
+    def ping(self) -> None:
         """Send round what changes nothing, to hear whether all stages pass on what comes; for when nothing else does.
         """
         self._question = next(self._numbers)

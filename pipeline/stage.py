@@ -19,16 +19,16 @@ from pipeline.transport import Link
 class Stage:
     """Computes segments with `part`, a slice; `new_cache` makes the cache of a request.
 
-    `keep` are those of its layers whose inputs a segment gets that asks for inner features. At most `requests` are
-    under way at once.
+    `inner_layers` are those of its layers whose inputs a segment gets that asks for inner features. At most `requests`
+    are under way at once.
     """
 
     def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,
-                 keep: Sequence[int] = (), requests: int = 1) -> None:
+                 inner_layers: Sequence[int] = (), requests: int = 1) -> None:
         self.part, self.trace = part, trace
-        self.keep = keep
+        self.inner_layers = inner_layers
         self.caches: dict[int, TreeCache] = {}  # of the requests that are open here
-        self.kept: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
+        self.ended: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
         self._new_cache = new_cache
         self._spare = [new_cache() for _ in range(requests)]  # now, so that a lack of memory shows at the start
         self._early: dict[int, Prune] = {}  # the newest prune of each request of which nothing else has come
@@ -73,7 +73,7 @@ class Stage:
 
     def _start(self, start: Start) -> None:
         """Begin a request behind the text of one that is over, or behind a copy of that of one that is open."""
-        taken = self.kept.pop(start.source, None)
+        taken = self.ended.pop(start.source, None)
         if taken is None:
             self.cache(start.request).copy(self.caches[start.source], start.length)
         else:
@@ -83,7 +83,7 @@ class Stage:
     def _close(self, reset: Reset) -> None:
         """End a request; its text stays up to the node that the Reset names, if any."""
         self._early.pop(reset.request, None)
-        cache = self.caches.pop(reset.request, None) or self.kept.pop(reset.request, None)
+        cache = self.caches.pop(reset.request, None) or self.ended.pop(reset.request, None)
         if cache is None:
             return
         if reset.last == NOBODY:
@@ -91,7 +91,7 @@ class Stage:
             self._spare.append(cache)
         else:
             cache.end(reset.last)
-            self.kept[reset.request] = cache
+            self.ended[reset.request] = cache
 
     def _prune(self, prune: Prune) -> None:
         """Obey a prune, unless its request may be over.
@@ -141,10 +141,10 @@ class Stage:
         pos_T = upload(torch.tensor(positions), self.device)
         before_T = upload(torch.cat([segment.x for segment in segments]), self.device)
         inner = [segment.inner for segment in segments if segment.inner is not None]
-        kept: dict[int, Tensor] = dict.fromkeys(self.keep, before_T) if inner else {}
+        inputs: dict[int, Tensor] = dict.fromkeys(self.inner_layers, before_T) if inner else {}
         begin = REAL.now()
         with self.trace.span("forward", nodes=joined(segments).nodes):
-            x_TD = self.part(before_T, pos_T, caches, kept, alive)
+            x_TD = self.part(before_T, pos_T, caches, inputs, alive)
             if x_TD is None:
                 return {segment.request: segment.take([]) for segment in segments}
             if x_TD.is_cuda:  # kernels are only asked for until then, and what leaves would wait for them anyway
@@ -153,7 +153,7 @@ class Stage:
             features = [None] * len(segments)
             if inner:
                 earlier = upload(torch.cat(inner).to(x_TD.dtype), self.device)
-                features = torch.cat([earlier, *kept.values()], -1).split(counts)
+                features = torch.cat([earlier, *inputs.values()], -1).split(counts)
         visit = Visit(sum(counts), REAL.now() - begin)
         return {segment.request: replace(segment, x=part, inner=feature, visits=(*segment.visits, visit))
                 for segment, part, feature in zip(segments, parts, features)}

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Sequence
 
-from config.keys import typed
+from config.keys import raw_values
 from config.serve_config import ServeConfig
 from launch import console
 from serve import running
@@ -23,7 +23,7 @@ KEY = "FLOWSPEC_API_KEY"
 def keyed(argv: Sequence[str]) -> list[str]:
     """The words that were typed, with a key out of the environment if none was."""
     key = os.environ.pop(KEY, "")
-    return [*argv, f"api_key={key}"] if key and "api_key" not in typed(argv) else [*argv]
+    return [*argv, f"api_key={key}"] if key and "api_key" not in raw_values(argv) else [*argv]
 
 
 def build(argv: Sequence[str]) -> tuple[Engine, running.Listener]:

@@ -232,7 +232,7 @@ class Engine(RequestLoop):
             self._heard, self._messages = now, ring.heard
         if not self._running and not ring.unanswered and now - self._asked >= RING_INTERVAL:
             self._asked = now
-            ring.ask()
+            ring.ping()
 
     def _hand_out(self, job: Job, pipeline: Pipeline) -> None:
         """Send what is to be seen to those who watch, not more often than an eye sees; and what has settled."""

@@ -17,12 +17,12 @@ from typing import Any, Callable, Sequence
 import uvicorn
 
 from config.cli import DEFAULT_PRESET
-from config.keys import preset_of, typed
+from config.keys import preset_of, raw_values
 from config.serve_config import ServeConfig
 from launch.console import EXIT_INTERRUPTED, EXIT_LOST, die, interrupt, say
 from launch.pipeline import Pipeline
 from launch.processes import POLL_SECONDS, kill_all
-from launch.words import settle
+from launch.words import resolve
 from pipeline.failure import guarded
 from serve.app import Service
 from serve.connections import Complaints, Connection, room
@@ -83,11 +83,11 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
 def build(argv: Sequence[str], command: str, kind: type[ServeConfig], service: type[Service]
           ) -> tuple[Engine, Listener]:
     """The engine and the listener of these words; neither of them runs yet."""
-    asked = settle(argv, kind, command)
-    asked.report()
-    config = asked.keys
-    engine = _engine(asked.words, config)
-    served = service(engine, config, config.model_name or _name(argv) or preset_of(asked.words) or DEFAULT_PRESET)
+    resolved = resolve(argv, kind, command)
+    resolved.report()
+    config = resolved.keys
+    engine = _engine(resolved.words, config)
+    served = service(engine, config, config.model_name or _name(argv) or preset_of(resolved.words) or DEFAULT_PRESET)
     return engine, Listener(served.app, config, served.begun, engine.stop)
 
 
@@ -95,7 +95,7 @@ def _engine(words: Sequence[str], config: ServeConfig) -> Engine:
     """An engine whose pipeline reads those of the words that are not the server's own."""
     preset = preset_of(words)
     own = {preset, *(key.name for key in fields(config))}
-    keys: dict[str, Any] = {key: value for key, value in typed(words).items() if key not in own}
+    keys: dict[str, Any] = {key: value for key, value in raw_values(words).items() if key not in own}
     keys.update(max_requests=config.run.max_requests, reuse=config.run.reuse)
     limits = Limits(config.run.max_requests, config.queue, config.queue_seconds, config.restart)
     return Engine(partial(Pipeline.open, preset or DEFAULT_PRESET, **keys), limits)
@@ -103,7 +103,7 @@ def _engine(words: Sequence[str], config: ServeConfig) -> Engine:
 
 def _name(argv: Sequence[str]) -> str:
     """What the model is called: as its folder, if one was given, and else as the preset; empty if none was."""
-    keys = typed(argv)
+    keys = raw_values(argv)
     folder = keys.get("model_dir") or keys.get("base_dir") or ""
     return Path(folder).name or preset_of(argv)
 

@@ -25,7 +25,7 @@ from launch import auto
 from launch.auto import question, with_chosen
 from launch.pipeline import Pipeline
 from launch.run import run
-from launch.words import WITHOUT, settle
+from launch.words import WITHOUT, resolve
 from scripts import generate
 from tests.checkpoints import refused
 from tests.test_plan import SITE, book, config_of
@@ -49,7 +49,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def settled(words, kind=None):
-    return settle(words, kind).words
+    return resolve(words, kind).words
 
 
 def kept(folder):
@@ -172,8 +172,8 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     run = evaluated.run
     assert (evaluated.drafts, run.draft, run.template, run.profile) == ("", "suffix", "own", "none")
     assert PlanConfig.of(base_dir=str(model), measure=True).chosen_drafts == ("suffix",)
-    settle(["toy"]).report()
-    settle([*words, "template=none"]).report()
+    resolve(["toy"]).report()
+    resolve([*words, "template=none"]).report()
     printed, = capsys.readouterr().err.splitlines()
     assert printed == f"flowspec: draft=suffix, since {model} {WITHOUT}"
 

@@ -94,7 +94,7 @@ def test_requests_that_come_and_go_write_what_each_writes_alone(spoil, reuses, d
             text = alone(prompt, new, temperature, seed)
             assert answer.token_ids == (text[:answer.new_tokens] if given_up else text)
         held = len(decoder._prefixes)
-        assert all(not stage.caches and len(stage.kept) == held for stage in decoder.stages)
+        assert all(not stage.caches and len(stage.ended) == held for stage in decoder.stages)
         assert held <= places and (reuses or not held)
 
 

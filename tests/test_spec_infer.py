@@ -10,7 +10,7 @@ import pytest
 
 import eval.specinfer.flexflow as ff
 from config.cli import flat, parse
-from config.keys import typed
+from config.keys import raw_values
 from config.presets import ROOT, TOY
 from config.run_config import RunConfig
 from eval.specinfer.command import main, program
@@ -50,7 +50,7 @@ def prompts(tmp_path):
 
 
 def keys(*argv, of="spec_infer"):
-    return typed(read(of, argv).words)
+    return raw_values(read(of, argv).words)
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_what_counts_only_beside_another_flag_or_in_the_other_program_is_named_t
     assert call.ignored == "ignored, since they mean nothing here: --fusion, temperature=0.3 without --do-sample"
     call = read("incr_decoding", ["-ssm-model", SSM, "--expansion-degree", "3"])
     assert call.ignored == f"ignored, since they mean nothing here: -ssm-model {SSM}, --expansion-degree 3"
-    assert typed(call.words) == {"pipeline_type": "ar", "max_length": "1024", "max_new_tokens": "1024"}
+    assert raw_values(call.words) == {"pipeline_type": "ar", "max_length": "1024", "max_new_tokens": "1024"}
 
 
 def test_keys_of_a_run_may_stand_beside_the_flags():
@@ -214,7 +214,7 @@ def test_a_file_of_options_counts_as_the_flags_that_mean_the_same(tmp_path):
         "cache_path": "", "full_precision": True, "prompt": "p.json", "output_file": "", "max_length": 128,
         "ssms": [{"ssm_model": SSM, "cache_path": ""}, {"ssm_model": OTHER}]}))
     call = read("spec_infer", ["-config-file", str(path)])
-    assert typed(call.words) == {
+    assert raw_values(call.words) == {
         "pipeline_type": "specinfer", "template": "none", "max_length": "128", "max_new_tokens": "128", "stages": "2",
         "base_dir": LLM, "dtype": "float32", "question_file": "p.json", "ssm": f"{SSM},{OTHER}"}
     assert call.ignored == "ignored, since they mean nothing here: -ll:gpu 2, -fusion"

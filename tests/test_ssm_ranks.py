@@ -21,7 +21,7 @@ from launch.prepare import open_part
 from launch.spec import RankSpec
 from model.rules import RULES
 from model.sample import Sampler
-from pipeline.drafters import Drafter, Drafters
+from pipeline.drafters import Drafter, RemoteDraft
 from pipeline.messages import KINDS, Ask, Drafted, Header, packets, receive
 from pipeline.trace import OFF, read
 from sim.wires import size
@@ -99,7 +99,7 @@ def test_the_merged_trees_are_those_of_rank_0_to_the_last_bit_ids_scores_and_law
     sampler = Sampler(temperature, top_k=40, seed=(1 << 64) - 3, rule=rule)
     drafters = TINY.drafters(0.02, 0.03, 0.1)
     texts, trees = grown(drafters, strategy, sampler)
-    elsewhere = Drafters([Line(Drafter(network)) for network in drafters.networks])
+    elsewhere = RemoteDraft([Line(Drafter(network)) for network in drafters.networks])
     assert grown(elsewhere, strategy, sampler) == (texts, trees) and list(map(len, texts)) == [14, 6]
     assert any(len(kept) > 20 for kept, _ in trees)
     assert any(drawn for _, drawn in trees) == (rule in ("mss", "eagle1"))
@@ -107,7 +107,7 @@ def test_the_merged_trees_are_those_of_rank_0_to_the_last_bit_ids_scores_and_law
 
 def test_an_answer_to_a_question_that_was_given_up_is_dropped():
     line = Line(Drafter(TINY.twin(0.02)))
-    elsewhere = Drafters([line])
+    elsewhere = RemoteDraft([line])
     elsewhere.start()
     line.send(Ask(-1, 0, [5, 6], 20, Sampler(), ((1,),)))
     assert grown(elsewhere, "serial", Sampler()) == grown(TINY.drafters(0.02), "serial", Sampler())

@@ -166,7 +166,7 @@ def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
     return [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), requests=PLACES,
-                  keep=[i for i in inner_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
+                  inner_layers=[i for i in inner_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
 
 
 @contextmanager

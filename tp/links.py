@@ -53,13 +53,13 @@ class Placement:
         return self.rings[0][0]
 
     @property
-    def drafters(self) -> range:
+    def small_model_ranks(self) -> range:
         """The ranks that hold a small model, in the order of those."""
         return range(self.holding, self.world)
 
     def drafter(self, rank: int) -> int | None:
         """Which of the small models a rank holds, counted from 0; None if it holds a part of the target."""
-        return {drafter: number for number, drafter in enumerate(self.drafters)}.get(rank)
+        return {holder: number for number, holder in enumerate(self.small_model_ranks)}.get(rank)
 
     @property
     def leaders(self) -> list[int]:
@@ -69,7 +69,7 @@ class Placement:
         """The ranks of the group of a rank, its leader first; one with a small model is alone."""
         ranks = range(self.world)
         assert rank in ranks, f"there is no rank {rank} among {self.world}"
-        leaders = [*self.leaders, *self.drafters]
+        leaders = [*self.leaders, *self.small_model_ranks]
         after = bisect(leaders, rank)
         ends = [*leaders, self.world]
         return range(leaders[after - 1], ends[after])
@@ -99,8 +99,8 @@ class Placement:
 
     def asked(self, rank: int) -> list[Peers]:
         """Whom rank 0 asks for trees, one after the other; nobody for other ranks."""
-        asks = {self.root: self.drafters}
-        return [_pair(drafter) for drafter in asks.get(rank, ())]
+        asks = {self.root: self.small_model_ranks}
+        return [_pair(holder) for holder in asks.get(rank, ())]
 
 
 def _pair(other: int) -> Peers:

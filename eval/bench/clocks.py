@@ -14,7 +14,7 @@ from typing import Dict, Sequence, Tuple
 from tqdm import tqdm
 
 from config.cli import parse
-from config.keys import over, typed
+from config.keys import over, raw_values
 from config.presets import TOY_PRESET
 from config.profiles import Profile
 from config.run_config import RunConfig
@@ -39,7 +39,7 @@ Speeds = Dict[Case, float]
 def clocks(argv: list[str]) -> int:
     """The command `python -m scripts.bench clocks`; its exit code."""
     preset, *words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"}, TOY_PRESET)
-    options = {key: value for key, value in typed(words).items() if key not in ("time", "trace")}
+    options = {key: value for key, value in raw_values(words).items() if key not in ("time", "trace")}
     folder = tempfile.mkdtemp(prefix="flowspec-")
     with Pipeline.open(preset, **options, trace=folder) as pipeline:
         emulated = _speeds(pipeline, "emulated")

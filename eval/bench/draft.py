@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from config.cli import FOLDERS, ComparedDrafts, parts, starting
 from config.files import check_output
-from config.keys import listed, over, typed
+from config.keys import listed, over, raw_values
 from config.presets import TOY_PRESET
 from config.questions import load
 from eval.keys import AsksSets
@@ -44,9 +44,9 @@ class DraftConfig(ComparedDrafts, AsksSets):
 def draft(argv: list[str]) -> int:
     """The command `python -m scripts.bench draft`; its exit code."""
     asked = over(argv, DEFAULTS, TOY_PRESET)
-    given = typed(asked)
-    if "drafts" in given and "draft" not in given:
-        asked.append(f"draft={starting(listed(given['drafts']))}")
+    raw = raw_values(asked)
+    if "drafts" in raw and "draft" not in raw:
+        asked.append(f"draft={starting(listed(raw['drafts']))}")
     return run(Command("scripts.bench draft", measure, DraftConfig), asked)
 
 

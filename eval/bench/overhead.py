@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Callable, Dict, Iterable, Sequence
 
-from config.keys import over, typed
+from config.keys import over, raw_values
 from config.presets import TOY_PRESET
 from config.run_config import RunConfig
 from eval.bench import QUESTIONS, request
@@ -36,7 +36,7 @@ def overhead(argv: list[str]) -> int:
     asked = over(argv, defaults, TOY_PRESET)
     code = run(Command("scripts.bench overhead", compare), asked)
     if code == 0 and launches:
-        report(typed(asked)["trace"])
+        report(raw_values(asked)["trace"])
     return code
 
 

@@ -9,7 +9,7 @@ from typing import Iterator, Sequence
 from tqdm import tqdm
 
 from config.cli import parse
-from config.keys import over, typed
+from config.keys import over, raw_values
 from config.presets import SMOLLM2
 from eval.bench import QUESTIONS, decoders_of, process_tree, request, speed
 from eval.tables import in_columns
@@ -28,7 +28,7 @@ def real_time(argv: list[str]) -> int:
     words = over(argv, {"max_new_tokens": "128", "ignore_eos": "true"}, SMOLLM2)
     parse(words, "python -m scripts.bench real_time")  # what is wrong with them is said before anything starts
     preset, *keys = words
-    options = typed(keys)
+    options = raw_values(keys)
     if {"stages", "profile", "pipeline_type"} & options.keys():
         raise ValueError("this compares methods and splits on the machine as it is: leave stages, profile and "
                          "pipeline_type out")

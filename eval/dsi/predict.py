@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from config.cli import flat, parse
 from config.files import write_json
-from config.keys import preset_of, typed
+from config.keys import preset_of, raw_values
 from config.methods import METHODS
 from config.run_config import RunConfig
 from eval.dsi import formulas
@@ -134,7 +134,7 @@ def measured(config: PredictConfig, given: Sequence[str], book: Book) -> Answers
     Methods of a ring share a start; each question is answered by all by turns.
     """
     keys = {key.name for key in fields(RunConfig)}.difference(APART)
-    options: dict[str, Any] = {key: value for key, value in typed(given).items() if key in keys}
+    options: dict[str, Any] = {key: value for key, value in raw_values(given).items() if key in keys}
     starts: dict[str, list[str]] = {}
     for name in config.chosen_methods:
         starts.setdefault(METHODS[name].target, []).append(name)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.keys import WHOLE, listed, over, preset_of, typed
+from config.keys import WHOLE, listed, over, preset_of, raw_values
 from config.presets import TOY
 from config.questions import load
 from config.run_config import RunConfig
@@ -88,13 +88,13 @@ def words(argv: Sequence[str]) -> list[str]:
 
     A chain has `lookahead` guesses, where it is drafted for a verification or a tree, and so has a segment or a run.
     """
-    given = typed(argv)
-    lookahead = given.get("lookahead", LOOKAHEAD)
+    raw = raw_values(argv)
+    lookahead = raw.get("lookahead", LOOKAHEAD)
     if not WHOLE.fullmatch(lookahead) or int(lookahead[:9]) < 1:
         lookahead = LOOKAHEAD  # what was typed is refused by its own name
     defaults = {**DEFAULTS, **NARROW, "lookahead": lookahead, **dict.fromkeys(SEGMENTS, lookahead),
                 **dict.fromkeys(LEVELS, str(int(lookahead) - 1))}
-    if preset_of(argv) in ("", "toy") and given.get("draft", "model") == "model":
+    if preset_of(argv) in ("", "toy") and raw.get("draft", "model") == "model":
         defaults["draft_dir"] = str(TOY / "draft_a")
     return over(argv, defaults, "toy")
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from tqdm import tqdm
 
-from config.keys import over, typed
+from config.keys import over, raw_values
 from config.presets import TOY_PRESET
 from eval.bench import QUESTIONS, decoders_of
 from eval.load.arrivals import serve
@@ -108,7 +108,7 @@ def conversation(argv: list[str]) -> int:
     """The command `python -m scripts.bench conversation`; its exit code, 1 if a text depends on what was reused."""
     usual = {"max_new_tokens": "48", "profile": "jetson-7b", "time": "virtual", "pipeline_type": "streaming"}
     preset, *keys = over(argv, usual, TOY_PRESET)
-    options = {key: value for key, value in typed(keys).items() if key != "reuse"}
+    options = {key: value for key, value in raw_values(keys).items() if key != "reuse"}
     fresh, reused = (_answers(preset, options, reuse) for reuse in ("false", "true"))
     kind = "simulated" if options["time"] == "virtual" else "in real time"
     print(f"seconds to the first token of each turn ({kind}, {options['profile']}, {options['pipeline_type']})\n")

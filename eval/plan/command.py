@@ -9,11 +9,11 @@ from dataclasses import fields
 from typing import Sequence
 
 from config.cli import DEFAULT_PRESET, parse
-from config.keys import preset_of, typed
+from config.keys import preset_of, raw_values
 from config.profiles import write
 from config.run_config import RunConfig
 from eval.plan.advice import advice, table, to_do
-from eval.plan.candidates import typed as as_typed
+from eval.plan.candidates import typed
 from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
@@ -38,7 +38,7 @@ def _plan(argv: Sequence[str]) -> int:
         write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, found), found)
         hosts = config.write_hosts or config.run.hosts or "FILE"
         print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts={hosts}")
-    print(as_typed(found.chosen.candidate.keys))
+    print(typed(found.chosen.candidate.keys))
     return 0
 
 
@@ -76,6 +76,6 @@ def _keys(argv: Sequence[str], config: PlanConfig, found: Plan) -> dict[str, str
     apart = {*APART, *(("wires", "slowdown") if config.write_cluster else ())}
     known = {key.name for key in fields(RunConfig)}.difference(apart)
     words = [word for word in argv if word.partition("=")[0] in known]
-    keys = typed(with_chosen(words, found.chosen.candidate.keys))
+    keys = raw_values(with_chosen(words, found.chosen.candidate.keys))
     return {**keys, "profile": config.write_cluster} if config.write_cluster else keys
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Sequence
 
 from config.files import check_output
-from config.keys import ASKS, HELP, check_name, typed
+from config.keys import ASKS, HELP, check_name, raw_values
 from config.methods import METHODS
 from config.questions import Question
 from config.schema.untrusted import harmless, plain
@@ -69,7 +69,7 @@ def _program(name: str, argv: Sequence[str]) -> int:
         print(Parser(name).format_help(), end="")
         return 0
     call = read(name, argv)
-    path = typed(call.words).get("lines")
+    path = raw_values(call.words).get("lines")
     if path:
         check_output(path, ANOTHER_OUTPUT)
     if call.ignored:

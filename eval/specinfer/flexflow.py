@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any, Callable, Mapping, Sequence, Union
 
 from config.files import append, check_output
-from config.keys import typed
+from config.keys import raw_values
 from eval.specinfer.parse import INCR_DECODING, PROGRAMS, SPEC_INFER, flags_of, options_in, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
@@ -178,7 +178,7 @@ class LLM:
             warnings.warn(call.ignored, stacklevel=2)
         if self.output_file:
             check_output(self.output_file, ANOTHER_OUTPUT)
-        self.keys = typed(call.words)
+        self.keys = raw_values(call.words)
 
     def start_server(self) -> None:
         """Start the ranks. Raises ValueError for what cannot work, in a sentence that names the fix."""

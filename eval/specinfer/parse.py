@@ -13,7 +13,7 @@ from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
 from config.cli import CommandKeys
 from config.files import fits
 from config.files import whole as read_json
-from config.keys import nearest, number, typed, whole
+from config.keys import nearest, number, raw_values, whole
 from config.presets import MODELS
 
 SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"  # SpecInfer's two programs
@@ -220,7 +220,7 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 
 def _words(program: str, found: dict[str, str], own: Sequence[str]) -> list[str]:
     """The words of a run: those that the flags make, those that were typed as keys, and SpecInfer's own defaults."""
-    beside = typed(own)
+    beside = raw_values(own)
     named = {"models": str(MODELS), **beside, **found}
     root = Path(named["models"]).expanduser()
     if "ssm" in found:

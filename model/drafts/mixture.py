@@ -59,7 +59,7 @@ class Mixture(Draft):
         self.reset()
 
     @property
-    def _sums(self) -> bool:
+    def _mixes(self) -> bool:
         """Whether there is more to mix than one network, which can also grow level by level."""
         return self._suffix is not None or len(self._networks) != 1
 
@@ -126,7 +126,8 @@ class Mixture(Draft):
 
         `spares` is asked first whether there is time for what that promises, in tokens.
         """
-        if growth.shape or not (growth.anywhere or self._sums):
+        best_first = growth.anywhere or self._mixes
+        if growth.shape or not best_first:
             return (yield from self._grow_levels(tree, growth))
         self._tree = tree
         moved = tree.tip != self._tip

@@ -19,7 +19,7 @@ from torch import Tensor
 from config.trees import Growth
 from model.cache import Admitted, TreeCache, together
 from model.drafts.draft import Draft, Guesses, Passes, Read, Reading, Result, Spares, Steps, always
-from model.rules import Drafter, Proposed, drawing, laws, spread
+from model.rules import Proposed, Proposer, drawing, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
 
@@ -305,20 +305,20 @@ class TreeDraft(Draft):
     def _children(self, tree: TokenTree, logits_TV: Tensor,
                   counts: Sequence[int]) -> list[Proposed]:
         """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
-        sampler, drafter = self._sampler, Drafter(self.source, self.number)
+        sampler, proposer = self._sampler, Proposer(self.source, self.number)
         if drawing(sampler) is None:
             gain_TW, token_TW = self.guess(logits_TV, max(counts))
             if gain_TW.isnan().any():
                 raise self._damaged(logits_TV)
             rows = zip(token_TW.tolist(), gain_TW.tolist(), counts)
-            return [drafter.likely(tokens[:count], gains) for tokens, gains, count in rows]
+            return [proposer.likely(tokens[:count], gains) for tokens, gains, count in rows]
         law_TV = laws(sampler, logits_TV)
         if np.isnan(law_TV).any():
             raise self._damaged(logits_TV)
         places = torch.arange(law_TV.shape[1], device=logits_TV.device)
         law_TV = spread(law_TV, self.tokens(places))
         position = tree.nodes[self._frontier[0]].pos + 1
-        return [drafter.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
+        return [proposer.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
 
 
 class ModelDraft(TreeDraft):

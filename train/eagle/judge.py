@@ -39,7 +39,7 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     def cache() -> TreeCache:
         return teacher.config.cache(layers, capacity, teacher.embedding)
 
-    stage = Stage(teacher.body, cache, keep=inner_layers(layers))
+    stage = Stage(teacher.body, cache, inner_layers=inner_layers(layers))
     ring = Ring(Loop(stage, None), teacher.lm_head, 2, teacher.device)
     lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
     return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, Limits(length))
