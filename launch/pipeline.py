@@ -101,7 +101,8 @@ class Pipeline:
             for piece in pipeline.stream("What does a baker do?"):
                 print(piece, end="", flush=True)
 
-    One answer is made at a time. `text` is None where prompts are token ids.
+    `stream` and `generate` make one answer at a time; with `submit` as many are made at once as `max_requests` says.
+    `text` is None where prompts are token ids.
     """
 
     rank: Rank  # rank 0

@@ -81,6 +81,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     resolved.report()
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
+            # each rank comes back here with RANK set, so that it reads and checks the same words as this process
             return spawn([*command.module.split(), *resolved.words], prepared.placement.world)
         with alone(prepared) as rank_0:
             return _lead(rank_0, main)

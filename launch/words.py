@@ -1,4 +1,4 @@
-"""The words of a command, and the keys that they make once all is settled that they leave open, before anything starts.
+"""The words of a command, and the keys that they make once all they leave open is resolved, before anything starts.
 
 Where no model is named it is SmolLM2, a GGUF file is unpacked, the template is that of the model's tokenizer, without a
 draft head `suffix` drafts, and for `pipeline_type=auto` a plan chooses the method (`auto.py`).
@@ -41,7 +41,7 @@ Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a
 
 
 class Resolved(NamedTuple):
-    """What a command was asked for: its words with all that is settled, and its keys."""
+    """What the words of a command mean: they with all that they left open, and the keys."""
 
     words: list[str]
     keys: Any

@@ -364,7 +364,7 @@ class Decoder:
 
     def _turn(self, until: float | None) -> None:
         self._admit()
-        if self._go_on([task for task in self._at_work() if task.target.ready]):
+        if self._go_on([task for task in self._at_work() if task.target.ready()]):
             return
         settled = self._go_on(self._at_work())
         self.ring.depart()

@@ -18,7 +18,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.pacing import USUAL, Terms
-from pipeline.requests import RequestTarget, Ring, sending
+from pipeline.requests import RequestTarget, Ring, facts_of
 from pipeline.strategies import WAIT, Progress
 from pipeline.trace import OFF, REAL, Clock, NoTrace
 from pipeline.transport import Link
@@ -195,7 +195,7 @@ class ReplicaTarget(RequestTarget):
         if any(self.tree.nodes[node].pos >= self._prompt for node in nodes):
             copies = [min(copies, key=lambda copy: copy.effort(nodes))]
         ids: list[int] = []
-        with sending(self.ring.trace, self._segment(copies[0].request, nodes), ids=ids):
+        with self.ring.trace.span("send", **facts_of(self._segment(copies[0].request, nodes)), ids=ids):
             for copy in copies:
                 ids += self._send(copy, nodes)
 
@@ -221,7 +221,7 @@ class ReplicaTarget(RequestTarget):
         pending = self.tree.pending
         assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
-            while not self.ready and self.in_flight and not (pending and self.free):
+            while not self.ready() and self.in_flight and not (pending and self.free):
                 yield WAIT
 
     def take(self, segment: Segment, message: int) -> None:

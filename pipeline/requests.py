@@ -67,7 +67,6 @@ class RequestTarget(Target):
     def has_room(self) -> bool:
         return self.in_flight < self.depth
 
-    @property
     def ready(self) -> bool:
         if not self._returned:
             self.ring.poll()
@@ -77,7 +76,7 @@ class RequestTarget(Target):
         assert self.in_flight, "nothing is in flight, so nothing can come back"
         with self.ring.trace.span("wait"):
             under_way = self.in_flight
-            while not self.ready and self.in_flight == under_way:
+            while not self.ready() and self.in_flight == under_way:
                 yield WAIT
         if self._returned:
             self._judge()
@@ -142,7 +141,7 @@ class RequestTarget(Target):
         pending = self.tree.pending
         assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
-            while not self.ready and (self.in_flight or pending) and not (pending and self.free):
+            while not self.ready() and (self.in_flight or pending) and not (pending and self.free):
                 self.wakes = self.ring.pacing.first_stage.ready_at if pending and self._may_send else None
                 yield WAIT
         self.wakes = None
@@ -252,13 +251,13 @@ class RequestTarget(Target):
             x_TD = upload(segment.x, self.ring.device)
             self._returned.append(Returned(segment, x_TD, message))
         else:
-            self.ring.trace.note("verify", self.ring.clock.now(), nodes=[], said={})
+            self.ring.trace.note("judge", self.ring.clock.now(), nodes=[], said={})
 
     def _judge(self) -> None:
         """Ask LM head and rule what follows the rows of the oldest segment that is back."""
         returned = self._returned[0]
         said: dict[int, int] = {}
-        with self.ring.trace.span("verify", nodes=returned.segment.nodes, said=said):
+        with self.ring.trace.span("judge", nodes=returned.segment.nodes, said=said):
             self._note(returned)
             self._ask(returned.message)
             self._returned.popleft()
@@ -416,10 +415,10 @@ class Ring:
             segments = [self._open[segment.request].alive(segment) for segment in batcher.take()]
             message = joined(segments)
             self.pacing.first_stage.send(message.nodes, self.clock.now())
-            for segment in segments[:-1]:
-                with sending(self.trace, segment):
-                    pass
-            with sending(self.trace, segments[-1]):
+            *others, last = segments
+            for segment in others:  # they leave with the last one, whose span has the time of all
+                self.trace.note("send", self.clock.now(), **facts_of(segment))
+            with self.trace.span("send", **facts_of(last)):
                 self.link.send(message)
             self.pacing.rows.close()
 
@@ -498,7 +497,6 @@ class Ring:
             under_way -= isinstance(self.link.recv(), type(msg))
 
 
-def sending(trace: NoTrace, segment: Segment, **facts: Any) -> ContextManager[object]:
-    """The span in which a segment leaves."""
-    facts.update(nodes=segment.nodes, tokens=segment.x.tolist(), parents=segment.parents, text=segment.text)
-    return trace.span("send", **facts)
+def facts_of(segment: Segment) -> dict[str, Any]:
+    """What the span says in which a segment leaves."""
+    return {"nodes": segment.nodes, "tokens": segment.x.tolist(), "parents": segment.parents, "text": segment.text}

@@ -47,9 +47,8 @@ class Target(Protocol):
     def share(self, size: int | None) -> int | None:
         """How many of `size` rows of the next segment this request may fill; None is no bound."""
 
-    @property
     def ready(self) -> bool:
-        """Whether a segment has come back, so that `wait` would return at once."""
+        """Take in what has come; whether a segment is back, so that `wait` would return at once."""
 
     def spares(self, promise: float) -> bool:
         """Whether there is time for a level of guesses that promises so many tokens, before the next answer or after.
@@ -139,7 +138,7 @@ def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -
             while (yield from draft.grow(tree, cfg.init.young)):
                 pass
             target.send(tree.cut(cfg.init.segment, cfg.chunk))
-        while not target.ready and (yield from draft.grow(tree, growth)):
+        while not target.ready() and (yield from draft.grow(tree, growth)):
             pass
         while target.has_room and (segment := tree.cut(growth.segment, cfg.chunk)):
             target.send(segment)
@@ -172,9 +171,9 @@ def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
     while True:
         while tree.unsent:
             target.send(tree.cut(1, cfg.chunk))
-        while not target.ready and tree.pending < cfg.run and (yield from draft.grow(tree, cfg.chain)):
+        while not target.ready() and tree.pending < cfg.run and (yield from draft.grow(tree, cfg.chain)):
             pass
-        if target.ready or not target.has_room or not (segment := tree.cut(cfg.run)):
+        if target.ready() or not target.has_room or not (segment := tree.cut(cfg.run)):
             yield from target.wait()
             if new := verify(tree):
                 target.prune()
@@ -189,7 +188,7 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
     What is not worth its row, or its time on rank 0, is neither sent nor drafted.
     """
     while True:
-        if target.ready:
+        if target.ready():
             yield from target.wait()
             if new := verify(tree):
                 target.prune()
@@ -207,7 +206,7 @@ def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
     """A drafter that never waits: the tip at once, and every few guesses of one chain to a free replica (DSI)."""
     enough = cfg.lookahead
     while True:
-        if target.ready:
+        if target.ready():
             yield from target.wait()
             if new := verify(tree):
                 target.prune()

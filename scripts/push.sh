@@ -189,5 +189,6 @@ while read -r rank board folder <&3; do
     push "$rank" "$board" "$folder"
 done 3<"$TEMP/boards"
 if [ -n "$SPLIT" ]; then
-    echo "Type on each board, in its folder: bash run_jetson.sh hosts=hosts.txt model_dir=splits/$(name_of_split)$(own_ranks)"
+    echo "Type on each board, in its folder, with the preset and the number type of your model if it has them:"
+    echo "bash run_jetson.sh [PRESET] hosts=hosts.txt model_dir=splits/$(name_of_split)$(own_ranks) [dtype=float16]"
 fi

@@ -135,7 +135,7 @@ def line(rank, request, seconds, launch="0-ar", late=0.0, **spans):
 
 
 def test_shares_of_time_add_up():
-    lines = [line(0, 0, 10.0, grow=2.0, verify=1.0, wait=6.0), line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
+    lines = [line(0, 0, 10.0, grow=2.0, judge=1.0, wait=6.0), line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
              line(0, 1, 10.0, grow=1.0, wait=9.0), line(1, 1, 10.0, forward=3.0, wait=6.0),
              line(0, 2, 99.0), line(1, 0, 99.0, launch="1-tp"), line(0, 3, 5.0)]
     found = utilization(by_request(lines), [answer(requests=[0, 1, 3], tokens=(1, 1, 1), seconds=(1.0, 1.0, 1.0))])

@@ -16,7 +16,7 @@ def sent(at, nodes, tokens, parents, text):
 
 
 def heard(at, nodes, said):
-    return Span("verify", at, at, {"nodes": nodes, "said": said})
+    return Span("judge", at, at, {"nodes": nodes, "said": said})
 
 
 PROMPT = sent(0.0, [0, 1, 2], [7, 8, 9], [0, 0, 1], 3)
@@ -85,17 +85,17 @@ def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its
         spend(tally, clock, 0.5, "send", nodes=[0, 1], tokens=[4, 4], parents=[0, 0], text=2)
         spend(tally, clock, 1.0, "grow")
         spend(tally, clock, 2.0, "wait")
-        spend(tally, clock, 0.25, "verify", nodes=[0, 1], said={1: 5})
+        spend(tally, clock, 0.25, "judge", nodes=[0, 1], said={1: 5})
         spend(tally, clock, 0.125, "prune")  # here the first token has settled: 3.75 seconds
         spend(tally, clock, 1.0, "grow")
         spend(tally, clock, 0.5, "send", nodes=[2], tokens=[5], parents=[1], text=1)
         spend(tally, clock, 3.0, "wait")
-        spend(tally, clock, 0.25, "verify", nodes=[2], said={2: 6})
+        spend(tally, clock, 0.25, "judge", nodes=[2], said={2: 6})
         spend(tally, clock, 9.0, "reset")
     tally.close()
     for entry in accounts(tmp_path):
         assert entry["seconds"] == 8.625 and entry["first"] == 3.75
-        assert entry["decoding"] == {"prune": 0.125, "grow": 1.0, "send": 0.5, "wait": 3.0, "verify": 0.25}
+        assert entry["decoding"] == {"prune": 0.125, "grow": 1.0, "send": 0.5, "wait": 3.0, "judge": 0.25}
         assert entry["flight"] == {"rows": 1, "stay": 3.5, "aloft": 3.5, "misses": 1, "lost": 0.125 + 1.0 + 0.25}
         assert entry["spans"]["grow"] == 2.0
 
@@ -104,7 +104,7 @@ def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pru
     clock = Stepping()
     tally = Tally(tmp_path, 0, clock=clock)
     spend(tally, clock, 1.0, "send", nodes=[0], tokens=[4], parents=[0], text=1)
-    spend(tally, clock, 1.0, "verify", nodes=[0], said={0: 5})
+    spend(tally, clock, 1.0, "judge", nodes=[0], said={0: 5})
     spend(tally, clock, 0.5, "grow")
     spend(tally, clock, 1.0, "reset")
     tally.close()
@@ -116,7 +116,7 @@ def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(tmp_p
     clock = Stepping()
     tally = Tally(tmp_path, 0, clock=clock)
     spend(tally, clock, 1.0, "send", nodes=[0], tokens=[4], parents=[0], text=1)
-    spend(tally, clock, 1.0, "verify", nodes=[0], said={0: 5})
+    spend(tally, clock, 1.0, "judge", nodes=[0], said={0: 5})
     with tally.span("reset"):  # of a group that shares layers, whose rank 0 is a stage as well
         spend(tally, clock, 1.0, "send", kind="Reset", nodes=[])
     tally.close()
@@ -139,7 +139,7 @@ def flown(request, launch="0-ar", **decoding):
 
 
 def test_an_account_adds_up_to_the_time_of_a_token():
-    lines = [flown(0, grow=1.0, verify=0.5, wait=4.0), flown(1, grow=3.0, verify=0.5, wait=2.0),
+    lines = [flown(0, grow=1.0, judge=0.5, wait=4.0), flown(1, grow=3.0, judge=0.5, wait=2.0),
              flown(7, grow=99.0), flown(0, launch="1-tp", grow=99.0), line(1, 0, 8.0)]
     answers = [answer(tokens=(4, 4), seconds=(9.0, 9.0), requests=[0, 1], scale=2.0),
                answer(tokens=(50,), requests=[3])]  # request 3 has no line

@@ -210,7 +210,7 @@ def drafted(tmp_path):
         "starts": [start], "config": {**CONFIG, "drafts": "eagle,model:DIR"}, "machine": {}}))
     path = tmp_path / "tally" / "0-ar" / "rank_0.jsonl"
     path.parent.mkdir(parents=True)
-    flown = {**line(0, 0, 8.0), "first": 1.6, "decoding": {"grow": 1.6, "verify": 0.8, "wait": 3.2},
+    flown = {**line(0, 0, 8.0), "first": 1.6, "decoding": {"grow": 1.6, "judge": 0.8, "wait": 3.2},
              "flight": {"rows": 8, "stay": 4.0, "aloft": 9.6, "misses": 4, "lost": 0.32}}
     path.write_text(json.dumps(flown) + "\n")
     return tmp_path

@@ -98,7 +98,7 @@ def test_a_segment_that_comes_back_empty_is_taken_off_and_says_nothing(ring, lin
     link.back(20.0)
     link.back(20.1, rows=[])
     link.back(20.2, rows=[])
-    assert target.ready and target.in_flight == 2
+    assert target.ready() and target.in_flight == 2
     assert list(target.wait()) == [] and tree.nodes[tree.tip].target_token == 2
     assert target.in_flight == 1
     waits = target.wait()
@@ -126,7 +126,7 @@ def test_a_rest_ends_when_the_first_stage_is_free_if_there_is_something_to_send(
     rests = target.rest()
     assert next(rests) is WAIT
     ring.listen()
-    assert list(rests) == [] and target.free and not target.ready
+    assert list(rests) == [] and target.free and not target.ready()
     assert link.clock.now() == ring.pacing.first_stage.ready_at
 
 
@@ -138,7 +138,7 @@ def test_a_rest_ends_with_a_message_that_comes_before(ring, link):
     next(rests)
     link.back(10.5)
     ring.listen()
-    assert list(rests) == [] and target.ready and link.clock.now() == 10.5
+    assert list(rests) == [] and target.ready() and link.clock.now() == 10.5
 
 
 def test_who_has_nothing_to_send_rests_until_a_message_comes(ring, link):
@@ -150,7 +150,7 @@ def test_who_has_nothing_to_send_rests_until_a_message_comes(ring, link):
     assert target.free and next(rests) is WAIT
     link.back(16.0)
     ring.listen()  # hears what has come; there is no moment to rest until
-    assert list(rests) == [] and target.ready
+    assert list(rests) == [] and target.ready()
 
 
 def test_a_request_with_nothing_under_way_rests_until_the_segments_of_others_have_left(ring, link):
@@ -161,7 +161,7 @@ def test_a_request_with_nothing_under_way_rests_until_the_segments_of_others_hav
     assert next(rests) is WAIT
     link.back(11.5)
     ring.listen()
-    assert busy.ready and list(rests) == [] and target.free
+    assert busy.ready() and list(rests) == [] and target.free
 
 
 def test_all_that_were_left_out_for_rows_that_nobody_sends_may_ask_again(ring):

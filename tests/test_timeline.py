@@ -84,7 +84,7 @@ def test_every_segment_visits_the_ranks_in_order_and_only_loses_rows(ran):
         assert [nodes[node]["segment"] for node in segment["nodes"]] == [number] * len(segment["nodes"])
     sent = [node for segment in found["segments"] for node in segment["nodes"]]
     assert len(sent) == len(set(sent))
-    assert {event["kind"] for event in found["events"]} >= {"send", "verify", "settle", "end"}
+    assert {event["kind"] for event in found["events"]} >= {"send", "judge", "settle", "end"}
 
 
 def test_what_ran_lies_beside_the_spans_with_the_texts_of_its_tokens(ran):

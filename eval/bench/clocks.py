@@ -94,7 +94,7 @@ def own_times(spans: Sequence[Span], profile: Profile) -> Own:
             messages.append(came[after][1] - moment - wire)
     sends = [span["t0"] for span in spans if span["name"] == "send" and "tokens" in span]
     turns = []
-    for begin, _ in _moments(spans, "verify").values():
+    for begin, _ in _moments(spans, "judge").values():
         following = bisect(sends, begin)
         if following < len(sends):
             turns.append(sends[following] - begin - profile.verdict / 1e3)

@@ -38,7 +38,7 @@ class _Log:
         for place, (name, _, _, facts) in enumerate(spans):
             if name == "send" and "parents" in facts:
                 self._send(place, facts)
-            elif name == "verify":
+            elif name == "judge":
                 self.heard.update(dict.fromkeys(facts["nodes"], place))
                 self.said.update(facts["said"])
 

@@ -17,7 +17,7 @@ from eval.observe.time_breakdown import COMPUTING
 from pipeline.trace import OFF, REAL, Clock, NoTrace, rank_files
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
-TIMED = (*BEGIN, "wait", "verify", "prune")  # … and spends its time in these
+TIMED = (*BEGIN, "wait", "judge", "prune")  # … and spends its time in these
 # The first of these after an answer of the target comes when a token has settled.
 SETTLES = ("prune", "grow", "send", "reset")
 WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its model's bytes, and through a real one
@@ -152,5 +152,5 @@ def _flight(spans: Sequence[Span], start: float,
                         for name, spent in _seconds(spans).items()}
             return {"first": since - start, "decoding": decoding,
                     "flight": replay(spans, since, end)._asdict()}
-        heard = heard or name == "verify" and bool(facts["said"])
+        heard = heard or name == "judge" and bool(facts["said"])
     return {}

@@ -14,9 +14,9 @@ from eval.metrics import NAN, Answer
 TallyLine = Mapping[str, Any]
 Place = Tuple[str, int]  # of a request: the start of the pipeline, and how many came before it there
 TallyLines = Mapping[Place, Mapping[int, TallyLine]]  # by place and rank
-COMPUTING = ("forward", "grow", "verify")  # the spans in which a rank computes
+COMPUTING = ("forward", "grow", "judge")  # the spans in which a rank computes
 SHARES = ("drafting", "verdict", "waiting", "prefill", "other")  # of the time of a token; they add up to it
-SPANS = {"drafting": "grow", "verdict": "verify", "waiting": "wait"}  # of rank 0, after the first token
+SPANS = {"drafting": "grow", "verdict": "judge", "waiting": "wait"}  # of rank 0, after the first token
 
 
 def _has_spans(value: Any) -> bool:
@@ -35,7 +35,7 @@ FLIGHT_LINE = {  # what a line about flights has beside
 class Utilization(NamedTuple):
     """How a rank spent the time of some requests, and what it sent; the first four add up to 1."""
 
-    computed: float  # in layers; on rank 0 in drafting, LM head and verification
+    computed: float  # in layers; on rank 0 in drafting, LM head and judging
     waited: float  # for a message, between its first segment and its last
     idle: float  # before the first segment came and after the last one left
     other: float  # sending, pruning, bookkeeping

@@ -19,8 +19,8 @@ FATE = dict.fromkeys(("score", "segment", "saidAt", "said", "settled", "died", "
 # died before they were computed.
 STAY: Span = {"from": None, "to": None, "computed": 0, "left": None, "passed": None}
 EVENT = ("at", "kind", "what", "many", "rank")
-OF_SEGMENT = ("send", "forward", "back", "verify")  # events that a segment has; the others have a node or a request
-SHOWN = ("wait", "grow", "verify", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
+OF_SEGMENT = ("send", "forward", "back", "judge")  # events that a segment has; the others have a node or a request
+SHOWN = ("wait", "grow", "judge", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
 SHOWN_ON_STAGES = ("wait", "prune", "grow")  # a small model on a rank of its own grows
 
 
@@ -38,12 +38,12 @@ class Story:
         self.requests: list[Span] = []
         self.segments: list[Span] = []
         self.events: list[Span] = []
-        self._away: deque[int] = deque()  # segments that have not been verified
+        self._away: deque[int] = deque()  # segments that have not been judged
         self._number: dict[int, int] = {}  # of the segment that a row is in, by the ids that it has on its way
         self._dealt = any("ids" in span for span in spans)  # whether segments go to replicas, and not all one way
         self._answer: list[int] | None = None  # the answer of the next request
         follow = {
-            "send": self._send, "grow": self._grow, "verify": self._verify,
+            "send": self._send, "grow": self._grow, "judge": self._judge,
             "prune": self._prune, "reset": self._reset, "request": self._request}
         for span in spans:
             if span["rank"] == self.root and span["name"] in follow:
@@ -87,7 +87,7 @@ class Story:
             self._settle(nodes[text - 1], at)
         self.segments.append({"request": len(self.requests) - 1,
                               "nodes": nodes, "text": text, "sent": at,
-                              "stops": [], "back": None, "verified": None})
+                              "stops": [], "back": None, "judged": None})
         self._away.append(number)
         ids = [*nodes, *span.get("ids", ())]
         self._number.update(dict.fromkeys(ids, number))
@@ -106,7 +106,7 @@ class Story:
             self.live.add(node)
         self._note(at, "grow", new[0], len(new), self.root)
 
-    def _verify(self, span: Span) -> None:
+    def _judge(self, span: Span) -> None:
         at = self._ms(span["t1"])
         for node, token in span.get("said", {}).items():
             self.nodes[int(node)].update(said=token, saidAt=at)
@@ -115,9 +115,9 @@ class Story:
         number = self._of(span) if self._dealt else self._away.popleft() if self._away else None
         if number is not None:
             begin = self._ms(span["t0"])
-            self.segments[number].update(verified=[begin, at], back=begin)
+            self.segments[number].update(judged=[begin, at], back=begin)
             said = span.get("said", ())
-            self._note(at, "verify", number, len(said), self.root)
+            self._note(at, "judge", number, len(said), self.root)
 
     def _of(self, span: Span) -> int | None:
         """The segment that a span is about, if one of its rows is left to show it."""

@@ -189,7 +189,7 @@ def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float,
     verdicts, came, trips = [], {}, []
     filled = [span for span in spans if span.get("nodes")]
     for span in filled:
-        if span["name"] == "verify":
+        if span["name"] == "judge":
             verdicts.append(_seconds(span))
         elif span["name"] == "recv":
             came[span["rank"], span["nodes"][0]] = span
