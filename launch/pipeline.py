@@ -101,8 +101,7 @@ class Pipeline:
             for piece in pipeline.stream("What does a baker do?"):
                 print(piece, end="", flush=True)
 
-    `stream` and `generate` make one answer at a time; with `submit` as many are made at once as `max_requests` says.
-    `text` is None where prompts are token ids.
+    One answer is made at a time; with `submit`, as many as `max_requests` says. `text` is None if prompts are token ids.
     """
 
     rank: Rank  # rank 0

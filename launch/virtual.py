@@ -41,8 +41,7 @@ def as_virtual(prepared: Prepared, own: Own = NO_OWN_TIME,
     """
     profile, placement = prepared.config.cluster, prepared.placement
     clock = VirtualClock(EVEN_FROM)
-    # they draft while time passes elsewhere
-    clocks = {rank: VirtualClock(EVEN_FROM) for rank in placement.small_model_ranks}
+    clocks = {rank: VirtualClock(EVEN_FROM) for rank in placement.small_model_ranks}  # they draft beside the ring
     traces = [prepared.trace(rank, clocks.get(rank, clock)) for rank in range(placement.world)]
     groups = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
