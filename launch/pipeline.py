@@ -101,7 +101,7 @@ class Pipeline:
             for piece in pipeline.stream("What does a baker do?"):
                 print(piece, end="", flush=True)
 
-    One answer is made at a time; with `submit`, as many as `max_requests` says. `text` is None if prompts are token ids.
+    One answer is made at a time, with `submit` as many as `max_requests` says. `text` is None where prompts are ids.
     """
 
     rank: Rank  # rank 0
