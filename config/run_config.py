@@ -136,7 +136,7 @@ class RunConfig(Checked):
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
     run_pipeinfer: int = 4  # guesses in a run of pipeinfer
     lookahead: str = "auto"  # guesses of dsi in a verification; auto: the fewest with which none waits, as measured
-    min_probability: float = 0.0  # a guess whose path the draft finds less likely than this is not drafted; 0: all are
+    min_probability: float = 0.0  # of a path of guesses, as the draft finds it, at least; 0: any (streaming: exp(-8))
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
     # The machine

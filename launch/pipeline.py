@@ -35,6 +35,7 @@ from pipeline.trace import NoTrace
 from tp.links import Loop
 
 KEYS = {option.name: option for option in keys_of(RunConfig)}
+ANSWER_KEYS = {"template", "temperature", "top_p", "top_k", "seed", "verify", "max_new_tokens", "ignore_eos"}
 LEAST_GAIN = RANGES["opt_threshold"].least
 # A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
@@ -91,6 +92,14 @@ def pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, 
             yield reader.read(tokens) if reader else "".join(f"{token} " for token in tokens)
     if reader:
         yield reader.finish()
+
+
+def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the keys that one answer is asked with. Raises ValueError for a key of the whole pipeline."""
+    fixed = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
+    if fixed:
+        raise ValueError(f"{fixed[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
+    return parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)
 
 
 @dataclass(frozen=True)
@@ -178,7 +187,10 @@ class Pipeline:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """A whole answer. Options are the keys that say how tokens are chosen and when the answer ends."""
+        """A whole answer. Options are the keys that say how tokens are chosen and when the answer ends, and `template`.
+
+        Raises ValueError for any other key.
+        """
         generation = self.stream(prompt, **options)
         for _ in generation:
             pass
@@ -245,8 +257,7 @@ class Pipeline:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
-        words = [f"{key}={written(value)}" for key, value in options.items()]
-        config = replace(self.config, **parsed(words, KEYS))
+        config = replace(self.config, **_answer_values(options))
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)

@@ -53,6 +53,7 @@ def test_each_request_has_its_own_options(pipeline):
     first, second = (pipeline.generate(PROMPT, temperature=1.0, seed=seed).answer.token_ids for seed in (1, 2))
     assert first != second and first == pipeline.generate(PROMPT, temperature=1.0, seed=1).answer.token_ids
     for key, value, message in (("top_p", 2.0, "top_p=2"), ("temprature", 1, "unknown key temprature: did you mean"),
+                                ("pipeline_type", "ar", "give it to Pipeline.open"),
                                 ("seed", "x", "seed=x is not a whole number"), ("logprobs", -1, "logprobs=-1 is not")):
         with pytest.raises(ValueError, match=message):
             pipeline.generate(PROMPT, **{key: value})
