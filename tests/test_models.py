@@ -136,7 +136,7 @@ def test_a_program_that_names_no_model_opens_the_usual_one(preset: dict[str, str
         raise ValueError(" ".join(models.with_model(words)))
 
     monkeypatch.setattr(models, "fetch", lambda folder: None)
-    monkeypatch.setattr(pipeline, "settle", asked)
+    monkeypatch.setattr(pipeline, "resolve", asked)
     monkeypatch.delenv(models.PRESET)
     for opened in (Pipeline.open, lambda **options: AsyncPipeline.open(**options)._opened()):
         with pytest.raises(ValueError, match="^smollm2 seed=1$"):
