@@ -56,7 +56,8 @@ def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Que
 def by_turns(data: str | Path, names: Sequence[str], begin: int = 0, end: int = -1) -> list[str]:
     """The first turns of these questions of several sets, one of each set and then the next of each."""
     sets = [load(data, name, begin, end) for name in names]
-    return [question.turns[0] for question in chain.from_iterable(zip_longest(*sets)) if question]
+    questions = chain.from_iterable(zip_longest(*sets))
+    return [question.turns[0] for question in questions if question]
 
 
 def read(path: str | Path, begin: int = 0, end: int = -1) -> list[Question]:

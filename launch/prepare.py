@@ -159,11 +159,12 @@ def _split(config: RunConfig, write: bool) -> Path:
 
 
 def _name(config: RunConfig, stages: str, quant: str) -> str:
-    """The name of a split, by all that makes it: model, layers of each rank, ranks that share a stage, quantization."""
+    """The name of a split, by all that makes it: model, layers of each rank, members of a group, quantization, head."""
     ranks = len(config.speeds)
     shared = f"tp{ranks}" if config.unpiped or ranks > 1 else ""
     speeds = config.tp_shares.replace(",", "+")
-    words = Path(config.base_dir).name, stages, shared, speeds, quant if quant != "none" else ""
+    form = "" if quant == "none" else quant
+    words = Path(config.base_dir).name, stages, shared, speeds, form, Path(config.eagle_dir).name
     return "-".join(filter(None, words))
 
 

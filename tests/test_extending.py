@@ -71,7 +71,7 @@ def test_the_page_has_one_function_of_some_ten_lines_and_one_row():
                          ids=["command", "evaluation", "plan", "server"])
 def test_a_strategy_needs_its_function_and_one_row(project, command, shown):
     words = [sys.executable, *python(command)]
-    environment = {**os.environ, "PYTHONPATH": str(project)}  # the launchers of the tests name their own project there
+    environment = {**os.environ, "PYTHONPATH": str(project)}  # which scripts/env.sh sets to the project itself
     ran = subprocess.run(words, cwd=project, env=environment, text=True, capture_output=True)
     assert ran.returncode == 0, ran.stderr
     assert shown in ran.stdout + ran.stderr

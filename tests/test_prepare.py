@@ -4,6 +4,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ def board(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setattr(prepare, "ROOT", tmp_path)
     monkeypatch.setenv("RANK", "1")
     config = RunConfig(base_dir=str(saved / "base"), eagle_dir=str(saved / "head"), stages="0+2+2")
-    return lambda: prepare._split(config, write=False), tmp_path / "splits" / "base-0+2+2"
+    return lambda: prepare._split(config, write=False), tmp_path / "splits" / "base-0+2+2-head"
 
 
 def test_a_board_waits_for_the_board_that_still_writes(board):
@@ -52,3 +53,9 @@ def test_what_is_whole_is_left_alone(board):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     split()
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_runs_with_different_heads_do_not_write_into_one_folder():
+    config = RunConfig(base_dir="base")
+    names = [prepare._name(replace(config, eagle_dir=head), "0+4", "none") for head in ("", "deep", "other/flat")]
+    assert names == ["base-0+4", "base-0+4-deep", "base-0+4-flat"]

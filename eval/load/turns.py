@@ -1,6 +1,6 @@
-"""Rank 0's own time in a turn of the scheduler, by requests at once; and what the turns of a conversation wait for.
+"""Rank 0's own time in a turn of the decoder, by requests at once; and what the turns of a conversation wait for.
 
-In a turn of the scheduler all requests that can go on do so once. Counted is the time of the processor in this thread,
+In a turn of the decoder all requests that can go on do so once. Counted is the time of the processor in this thread,
 without models (LM head, networks of drafts) and without the simulated cluster.
 
 In a conversation each turn's prompt is all that was said so far. Its first token is waited for with and without what
