@@ -169,7 +169,8 @@ FORMS: dict[str, Kind] = {
     "model": number(1 / LONGEST, LONGEST), "mbps": RATE, **dict.fromkeys((*STRETCHED[1:], "weights"), TIME),
     **dict.fromkeys(("row_bytes", "vocab"), whole(1, (1 << 30) - 1)),
     "factors": list_of(FACTOR, MOST), "memory": list_of(TIME, MOST),
-    "levels": _rows(("draft", SOURCE), ("ms", TIME)), "links": _rows(END, END, ("ms", TIME), ("Mbit/s", RATE)),
+    "levels": _rows(("draft", SOURCE), ("ms", TIME)),
+    "links": _rows(END, END, ("ms", TIME), ("Mbit/s", RATE)),
     "throttles": _rows(("rank", whole(1, MOST)), ("seconds", TIME), ("factor", FACTOR))}
 
 

@@ -339,7 +339,8 @@ def _segment(numbers: list[int], x: Tensor, inner: Tensor | None) -> Segment:
     if begin < 2 or begin % 2 or not 0 <= numbers[1] <= rows:
         raise ValueError(f"a segment of {rows} rows whose {len(numbers)} numbers contradict each other")
     request, text, *visited = numbers[:begin]
-    visits = tuple(Visit(count, took / NANO) for count, took in zip(visited[::2], visited[1::2]))
+    counted = zip(visited[::2], visited[1::2])
+    visits = tuple(Visit(count, took / NANO) for count, took in counted)
     if any(visit.rows < 1 or visit.seconds < 0 for visit in visits):
         raise ValueError(f"a segment of {rows} rows whose stages computed none, or in less than no time")
     nodes, others = numbers[begin:begin + rows], numbers[begin + rows:]
