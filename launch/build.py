@@ -14,6 +14,7 @@ from config.cli import no_head
 from config.methods import METHODS
 from config.run_config import TreeConfig
 from config.schema.untrusted import shown
+from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
 from model.drafts.draft import Draft, NoDraft, Passes
@@ -25,7 +26,7 @@ from model.llama import LlamaConfig, Slice, fill, linear
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part, read_sizes
-from model.weights.quant import Recast, compress, load, probe
+from model.weights.quant import Recast, compress, load, probe, unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
 from pipeline.drafters import Drafter, RemoteDraft
@@ -84,6 +85,9 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Sli
     names = {name[len("model."):]: name for name in held}
     weights = Recast(source, names, spec.quantizes)
     load(body, spec.quant, weights, spec.dtype, spec.device)
+    if why := unfolded(body):
+        say(f"rank {part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel for "
+            f"them here ({why})")
     return body
 
 
