@@ -35,7 +35,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "serve": 1838,
     "eval/dsi": 2986,
     "eval/load": 787,
-    "eval/plan": 2352,
+    "eval/plan": 2356,
     "eval/specinfer": 736,
     "train": 2007,
     "toy/corpus": 1585,
