@@ -66,8 +66,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     elif spec.config.cluster:
         of_model = (last - first) / sizes.layers
         computes = SlowSlice(body, Pace(spec.config.cluster.board(spec.part.rank), trace=trace), of_model)
-    inside = [layer for layer in spec.part.inner if first <= layer < last or layer == last == sizes.layers]
-    return Stage(computes, new_cache, trace, inside, spec.config.max_requests)
+    return Stage(computes, new_cache, trace, spec.part.own_inner, spec.config.max_requests)
 
 
 def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:

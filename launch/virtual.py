@@ -85,7 +85,7 @@ def _whole(group: Sequence[RankSpec]) -> Slice:
 def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
     spec = group[0]
     first, last = spec.part.layers
-    kept = sum(first <= layer < last or layer == last == spec.sizes.layers for layer in spec.part.inner)
+    kept = len(spec.part.own_inner)
     speeds = spec.part.shares
     share, largest = (last - first) / spec.sizes.layers, max(speeds) / sum(speeds)
     tiles = spec.config.comm == "galaxy"

@@ -185,10 +185,11 @@ def publish(folder: Path, name: str) -> Checkpoint:
     tensors = {}
     for key, x in weights(head, seed=7).items():
         if x.dim() == 1:
-            x = x + 0.1 * torch.arange(len(x), dtype=x.dtype) / len(x)
+            x = torch.linspace(1, 1.1, len(x), dtype=x.dtype)
         tensors[key.replace("midlayer.", first) if key.startswith("midlayer.") else outer + key] = x
     if vocab < 53:
-        tensors.update(d2t=torch.full((vocab,), 13), t2d=torch.arange(53) >= 13)
+        shift = 53 - vocab
+        tensors.update(d2t=torch.full((vocab,), shift), t2d=torch.arange(53) >= shift)
     if nests:
         config = {**fields, "transformer_layer_config": {**SIZES, "num_key_value_heads": 2}, "draft_vocab_size": 53}
     folder.mkdir()
@@ -199,25 +200,30 @@ def publish(folder: Path, name: str) -> Checkpoint:
 
 
 def rms(x, weight):
-    return weight * x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    mean = x.pow(2).mean(-1, keepdim=True)
+    return weight * x / (mean + 1e-6).sqrt()
 
 
 def turned(x, positions):
     """Heads `[H, T, 8]` at rotary positions."""
-    angle = positions[:, None] / 10000.0 ** (torch.arange(0, 8, 2, dtype=torch.float32) / 8)
-    cos, sin = (torch.cat((f(angle), f(angle)), -1).double() for f in (torch.cos, torch.sin))
-    return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+    waves = 10000.0 ** (torch.arange(0, 8, 2, dtype=torch.float32) / 8)
+    angle = torch.cat([positions[:, None] / waves] * 2, -1)
+    cos, sin = angle.cos().double(), angle.sin().double()
+    swapped = torch.cat((-x[..., 4:], x[..., :4]), -1)
+    return x * cos + swapped * sin
 
 
 def plain_layer(t, prefix, read, x):
     """A decoder layer: attention of all rows `read` to those before them, and the feed-forward, added to `x`."""
     rows = len(read)
     q, k, v = (read @ t[f"{prefix}self_attn.{name}_proj.weight"].T for name in "qkv")
-    q, k, v = (y.view(rows, -1, 8).transpose(0, 1) for y in (q, k, v))
+    q, k, v = ([y.view(rows, -1, 8).transpose(0, 1)] for y in (q, k, v))
     places = torch.arange(rows, dtype=torch.float32)
-    k, v = (y.repeat_interleave(2, 0) for y in (turned(k, places), v))
-    seen = turned(q, places) @ k.transpose(1, 2) / 8 ** 0.5 + torch.full((rows, rows), float("-inf")).triu(1)
-    x = x + (seen.softmax(-1) @ v).transpose(0, 1).flatten(1) @ t[f"{prefix}self_attn.o_proj.weight"].T
+    k, v = turned(*k, places).repeat_interleave(2, 0), v[0].repeat_interleave(2, 0)
+    later = torch.full((rows, rows), float("-inf")).triu(1)
+    seen = turned(*q, places) @ k.transpose(1, 2) / 8 ** 0.5 + later
+    heads = (seen.softmax(-1) @ v).transpose(0, 1).flatten(1)
+    x = x + heads @ t[f"{prefix}self_attn.o_proj.weight"].T
     y = rms(x, t[f"{prefix}post_attention_layernorm.weight"])
     gate, up = (y @ t[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
     return x + (torch.nn.functional.silu(gate) * up) @ t[f"{prefix}mlp.down_proj.weight"].T
@@ -229,7 +235,8 @@ def plain_head(t, fields, first, inner, tokens, own):
     if on("norm_before_fc"):
         inner = rms(inner, t["input_norm.weight"])
     if on("fc_norm"):
-        inner = torch.cat([rms(x, t[f"fc_norm.{i}.weight"]) for i, x in enumerate(inner.split(32, -1))], -1)
+        parts = enumerate(inner.split(32, -1))
+        inner = torch.cat([rms(x, t[f"fc_norm.{i}.weight"]) for i, x in parts], -1)
     feature = inner @ t["fc.weight"].T
     for _ in range(own + 1):
         x = t["embed_tokens.weight"][tokens[:len(feature)]]
@@ -251,17 +258,21 @@ def test_a_head_of_each_dialect_computes_what_its_dialect_says(tmp_path, name):
     head = load_head(source, BASE, None, torch.float64, "cpu")
     assert head.inner == tuple(inner_layers)
     tokens = torch.tensor([5, 17, 40, 3, 28, 11])
-    inner = torch.randn(4, 32 * len(inner_layers), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    inner = torch.randn(4, 32 * len(inner_layers), dtype=torch.float64, generator=generator)
     cache = head.config.cache(head.config.layers, 8, head.fc.weight)
     cache.admit([0, 1, 2, 3], [0, 0, 1, 2], 4)
     made = [head(tokens[:4], inner, torch.arange(4), cache)]
     for node in (4, 5):
         cache.admit([node], [node - 1], 0)
-        made.append(head(tokens[node:node + 1], made[-1][-1:], torch.tensor([node]), cache))
+        position = torch.tensor([node])
+        made.append(head(tokens[position], made[-1][-1:], position, cache))
     t = {key.replace("model.", ""): x for key, x in source.tensors().items()}
-    out, logits = plain_head(t, fields, first.replace("model.", ""), inner, tokens, own=2)
-    torch.testing.assert_close(torch.cat(made), out, atol=1e-6, rtol=1e-6)  # rotary tables are float32 in both
-    torch.testing.assert_close(head.logits(torch.cat(made)), logits, atol=1e-6, rtol=1e-6)
+    first = first.replace("model.", "")
+    out, logits = plain_head(t, fields, first, inner, tokens, own=2)
+    made = torch.cat(made)
+    torch.testing.assert_close(made, out, atol=1e-6, rtol=1e-6)  # rotary tables are float32 in both
+    torch.testing.assert_close(head.logits(made), logits, atol=1e-6, rtol=1e-6)
     assert (head.shift is not None) == (len(logits[0]) < 53)
 
 
@@ -283,7 +294,8 @@ def test_a_split_passes_on_the_layers_that_its_head_reads_and_refuses_a_head_tha
                     f"output={tmp_path / method}", *words) == 0
         texts.append(json.loads((tmp_path / method).read_text())["token_ids"])
     assert texts[0] == texts[1]
-    spec = RankSpec(RunConfig(model_dir=str(tmp_path / "to far"), dtype="float64"), parts[0], str(tmp_path / "near"))
+    config = RunConfig(model_dir=str(tmp_path / "to far"), dtype="float64")
+    spec = RankSpec(config, parts[0], str(tmp_path / "near"))
     with refused("reads layers [1, 4], but the stages of this split pass on [0, 3, 8]: split the model again with"):
         build_draft(spec, None)
 

@@ -63,7 +63,8 @@ def usual_layers(layers: int) -> tuple[int, ...]:
 def read_dialect(config: Mapping[str, Any], layers: int) -> Dialect:
     """The dialect of a head of EAGLE-3 for a target of so many layers; what it says was checked by `head_problems`."""
     given = {**config, **(config.get(NESTED) or {})}
-    return Dialect(_inner(given, layers), **{name: bool(given.get(name)) for name in NORMS})
+    norms = {name: bool(given.get(name)) for name in NORMS}
+    return Dialect(_inner(given, layers), **norms)
 
 
 def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -72,7 +73,8 @@ def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     A list that is the usual one in either way of counting is that. Else `COUNTED` decides, and then who wrote the
     file: vLLM and speculators count inputs, SGLang, SpecForge and all others outputs.
     """
-    ids = next((tuple(given[key]) for key in LAYERS if given.get(key)), ())
+    named = [tuple(given[key]) for key in LAYERS if given.get(key)]
+    ids = named[0] if named else ()
     usual = usual_layers(layers)
     if not ids or ids in (usual, tuple(layer - 1 for layer in usual)):
         return usual
@@ -96,9 +98,12 @@ def head_problems(config: Mapping[str, Any], third: bool, layers: int, context: 
     back on.
     """
     nested = config.get(NESTED) or {}
-    only = {**ONLY, **dict.fromkeys(THIRD, third), **({} if third else FIRST_ONLY)}
+    only = {**ONLY, **dict.fromkeys(THIRD, third)}
+    if not third:
+        only.update(FIRST_ONLY)
     outer = [(key, value, READ) for key, value in config.items()]
-    for key, value, read in [*outer, *((key, value, INSIDE) for key, value in nested.items())]:
+    inner = [(key, value, INSIDE) for key, value in nested.items()]
+    for key, value, read in outer + inner:
         if value is None or key in HARMLESS or key.startswith("_"):
             continue
         if key in only:
@@ -122,7 +127,7 @@ def _layer_problems(key: str, ids: Any, third: bool) -> Iterator[str]:
     """Layers that cannot be meant; an empty list leaves them to the reader."""
     if not third and ids != []:
         yield f"says {key}, which only a head of EAGLE-3 has; take weights and config.json of one head"
-    elif not fits(ids, [int]) or len(ids) == 1 or sorted(set(ids)) != ids or min(ids, default=0) < 0:
+    elif not fits(ids, [int]) or sorted(set(ids)) != ids or len(ids) == 1 or ids and ids[0] < 0:
         yield _only(key, ids, "two or more layers in rising order")
 
 

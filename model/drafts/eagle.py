@@ -8,6 +8,7 @@ Shapes: T rows, D model, V vocabulary.
 """
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Callable, Mapping, Union
@@ -98,7 +99,8 @@ class Eagle3Head(nn.Module):
         self.fc_norm = nn.ModuleList(norms if dialect.fc_norm else [])
         self.fc = linear(wide, c.hidden)
         self.midlayer = MidLayer(c, dialect.norm_before_residual)
-        self.layers = nn.ModuleDict({str(number): Layer(c) for number in range(1, c.layers)})
+        more = {str(number): Layer(c) for number in range(1, c.layers)}
+        self.layers = nn.ModuleDict(more)
         self.norm = RMSNorm(c.hidden, c.eps)
         self.lm_head = linear(c.hidden, vocab)
         self.rotary = Rotary(c)
@@ -108,7 +110,8 @@ class Eagle3Head(nn.Module):
         inner_TN = self.input_norm(inner_TN)
         if self.fc_norm:
             parts = inner_TN.chunk(len(self.inner), -1)
-            inner_TN = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts)], -1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts)]
+            inner_TN = torch.cat(normed, -1)
         return self.fc(inner_TN)  # type: ignore[no-any-return]
 
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
@@ -169,8 +172,8 @@ class Eagle(TreeDraft):
 
 def own_names(source: Checkpoint) -> dict[str, str]:
     """The names of a head's tensors here, where the first layer of EAGLE-3 is `midlayer` -> those in its file."""
-    weights = {name[len("model."):] if name.startswith("model.") else name: name for name in source.names()
-               if not BUFFER.search(name) and not name.startswith("verifier_")}
+    held = [name for name in source.names() if not BUFFER.search(name) and not name.startswith("verifier_")]
+    weights = {re.sub(r"^model\.", "", name): name for name in held}
     if "layers.0.hidden_norm.weight" not in weights:
         return weights
     return {name.replace("layers.0.", "midlayer."): theirs for name, theirs in weights.items()}
@@ -178,7 +181,8 @@ def own_names(source: Checkpoint) -> dict[str, str]:
 
 def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     """The head that a file holds, still without weights; one that does not fit the base's config is refused."""
-    forms = {name: source.form(theirs).shape for name, theirs in own_names(source).items()}
+    names = own_names(source)
+    forms = {name: source.form(names[name]).shape for name in names}
     third = any(name.startswith("midlayer.") for name in forms)
     if "fc.weight" not in forms and not third:
         raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
@@ -205,7 +209,8 @@ def _fit_third(source: Checkpoint, forms: Mapping[str, Shape], sizes: LlamaConfi
     if not dialect.inner:
         raise ValueError(f"the head in {source.folder} is one of EAGLE-3 that names no layers, which needs a model of "
                          f"7 layers or more, and the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
-    vocab = next((source.config[key] for key in VOCAB if source.config.get(key)), sizes.vocab)
+    own = [source.config[key] for key in VOCAB if source.config.get(key)]
+    vocab = own[0] if own else sizes.vocab
     head = Eagle3Head(sizes, target.hidden, vocab, dialect)
     mapped = bool(forms.keys() & MAPS)
     free = set() if mapped or vocab != sizes.vocab else set(MAPS)
@@ -282,7 +287,8 @@ def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], T
               dtype: torch.dtype, device: torch.device | str) -> Head:
     """The head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
     head = fit_head(source, base)
-    tensors = {name: source.read(theirs) for name, theirs in own_names(source).items() if name not in MAPS}
+    names = own_names(source)
+    tensors = {name: source.read(names[name]) for name in names if name not in MAPS}
     if isinstance(head, Eagle3Head) and head.shift is not None:
         head.shift = head.shift.to(device)
     if OWN_EMBEDDING not in tensors:

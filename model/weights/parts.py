@@ -276,6 +276,13 @@ class Part:
         return usual_layers(sum(self.stages)) if self._inner is None else tuple(self._inner)
 
     @property
+    def own_inner(self) -> list[int]:
+        """Those of them that this rank passes on: the inputs of its layers, and the output of the model's last one."""
+        first, last = self.layers
+        end = last + 1 if last == sum(self.stages) else last
+        return [layer for layer in self.inner if first <= layer < end]
+
+    @property
     def eagle(self) -> Path | None:
         """The folder of the EAGLE head, if this rank has one: `Checkpoint(part.eagle)` reads it."""
         return self.folder / "eagle" if "eagle/config.json" in self.files else None

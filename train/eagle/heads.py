@@ -95,7 +95,8 @@ def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> He
     if own is None:
         head = EagleHead(c, bias=True)
     else:
-        head = Eagle3Head(c, c.hidden, len(own), read_dialect(config, teacher.config.layers))
+        dialect = read_dialect(config, teacher.config.layers)
+        head = Eagle3Head(c, c.hidden, len(own), dialect)
     head.to_empty(device="cpu").to(_learning(teacher))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
