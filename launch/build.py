@@ -14,10 +14,11 @@ from config.cli import no_head
 from config.methods import METHODS
 from config.run_config import TreeConfig
 from config.schema.untrusted import shown
+from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
 from model.drafts.draft import Draft, NoDraft, Passes
-from model.drafts.eagle import Eagle, Eagle3Head, load_head
+from model.drafts.eagle import Eagle, Eagle3Head, Fit, load_head
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, TreeDraft, read_all
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
@@ -181,7 +182,7 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
                          f"{list(part.inner)}: split the model again with --eagle {folder}")
     compress(head, spec.draft_quant(), spec.dtype)
     logits = head.logits if isinstance(head, Eagle3Head) else lm_head
-    return Eagle(head, logits, spec.slots)
+    return Eagle(head, logits, spec.slots, Fit(str(folder), say))
 
 
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:
