@@ -18,7 +18,7 @@ from config.schema.untrusted import shown
 from launch.spec import RankSpec
 from model.cache import TreeCache
 from model.drafts.draft import Draft, NoDraft, Passes
-from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
+from model.drafts.eagle import Eagle, Eagle3Head, load_head
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, TreeDraft, read_all
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
@@ -68,8 +68,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     elif spec.config.cluster:
         of_model = (last - first) / sizes.layers
         computes = SlowSlice(body, Pace(spec.config.cluster.board(spec.part.rank), trace=trace), of_model)
-    inside = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
-    return Stage(computes, new_cache, trace, inside, spec.config.max_requests)
+    return Stage(computes, new_cache, trace, spec.part.own_inner, spec.config.max_requests)
 
 
 def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:
@@ -186,6 +185,9 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
         return part.weights.read(name)
 
     head = load_head(Checkpoint(folder), part.config, embed, spec.dtype, spec.device)
+    if head.inner and head.inner != part.inner:
+        raise ValueError(f"the head in {folder} reads layers {list(head.inner)}, but the stages of this split pass on "
+                         f"{list(part.inner)}: split the model again with --eagle {folder}")
     compress(head, spec.draft_quant(), spec.dtype)
     logits = head.logits if isinstance(head, Eagle3Head) else lm_head
     return Eagle(head, logits, spec.slots)

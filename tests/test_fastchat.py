@@ -181,8 +181,8 @@ def test_a_controller_that_fails_is_asked_again_and_one_that_forgets_hears_of_th
     ([f"controller={CONTROLLER}", "worker=x"], "worker=x is no address"),
     ([f"controller={CONTROLLER}", "api_key=x"], "api_key is not known to FastChat"),
     ([f"controller={CONTROLLER}", "template=own"], "template=own cannot be passed"),
-    ([f"controller={CONTROLLER}", "host=10.0.0.1"], "add trusted=true"),
-    ([f"controller={CONTROLLER}", "host=0.0.0.0", "trusted=true"], "add worker=http://NAME:PORT")])
+    ([f"controller={CONTROLLER}", "host=10.0.0.1"], "add open=true"),
+    ([f"controller={CONTROLLER}", "host=0.0.0.0", "open=true"], "add worker=http://NAME:PORT")])
 def test_a_start_that_cannot_work_is_one_sentence(capfd, words, said):
     assert run_command(fastchat.serve, words) == 2
     err = capfd.readouterr().err

@@ -24,6 +24,7 @@ from launch.split.write import split
 from scripts.serve import build, keyed, main
 from serve import running
 from serve.app import CLIENT_GONE, Server
+from serve.auth import Guard
 from serve.engine import Health
 from serve.protocol import HARMLESS, REFUSED
 from tests.forked import command
@@ -367,6 +368,20 @@ def test_pages_of_strangers_and_names_that_lead_here_are_refused(server):
     assert server.client.get("/v1/models", headers={"Origin": server.url}).status_code == 200
 
 
+@pytest.mark.parametrize(("host", "words", "status"), [
+    ("10.0.0.1:8000", [], 200), ("[fd00::1]:8000", [], 200), ("Box:8000", [], 200), ("box.local", [], 200),
+    ("localhost", [], 200), ("evil.example", [], 403), ("box.evil.example", [], 403), ("", [], 403),
+    ("evil.example", ["api_key=x"], 401)])
+def test_an_open_server_is_asked_by_its_address_and_name_and_not_by_the_name_of_a_strangers_page(
+        monkeypatch, host, words, status):
+    monkeypatch.setattr(socket, "gethostname", lambda: "Box")
+    config = parse(["host=0.0.0.0", "open=true", *words], "", kind=ServeConfig)
+    guard = Guard(lambda *called: None, config)
+    headers = [(b"host", host.encode()), (b"origin", f"http://{host}".encode())]
+    refused = guard._refused({"type": "http", "path": "/v1/models", "headers": headers})
+    assert (refused.status if refused else 200) == status
+
+
 def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
     with live("processes=false", "api_key=sécret", "cors=http://a.example") as started:
         assert started.client.get("/v1/models").status_code == 401
@@ -382,7 +397,7 @@ def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["host=0.0.0.0"], "can be reached by other machines: add api_key"),
+    (["host=0.0.0.0"], "can be reached by other machines: add api_key=SECRET, or open=true"),
     (["cors=example.org"], "which is no origin"), (["queue=-1"], "queue=-1 is not possible"),
     (["prompt=hello"], "prompt is of a single run: leave it out"), (["maxrequests=2"], "did you mean max_requests"),
     (["hosts=no/hosts.txt"], "there is no file"), (["temperature=-1"], "temperature=-1")])
