@@ -4,6 +4,7 @@ It knows nothing about processes or rank numbers. A builder changes nothing but 
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from config.cli import no_head
 from config.methods import METHODS
-from config.run_config import TreeConfig
+from config.run_config import RunConfig, TreeConfig
 from config.schema.untrusted import shown
 from launch.console import say
 from launch.spec import RankSpec
@@ -23,6 +24,7 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, TreeDraft, read_all
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
 from model.llama import LlamaConfig, Slice, fill, linear
+from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part, read_sizes
@@ -153,6 +155,13 @@ def _suffix(spec: RankSpec) -> Suffix:
     if not path:
         return Suffix()
     return Suffix(load_texts(path, vocab, KEPT), lambda text: add_texts(path, [text], vocab, KEPT))
+
+
+def sampler_of(run: RunConfig) -> Sampler:
+    """What chooses the tokens of the target."""
+    penalties = Penalties(run.biases, run.repetition_penalty, run.frequency_penalty, run.presence_penalty)
+    sampler = Sampler(run.temperature, run.top_p, run.top_k, run.seed, run.verify)
+    return replace(sampler, min_p=run.min_p, penalties=penalties)
 
 
 def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, passes: Passes) -> Decoder:
