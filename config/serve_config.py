@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
 from typing import Iterator
+from urllib.parse import urlsplit
 
 from config.cli import CommandKeys
 from config.keys import Range, listed
@@ -27,9 +29,10 @@ class ServeConfig(CommandKeys):
     REFUSED = ("prompt", "prompt_ids", "question_file", "output")  # what requests bring, and where answers go
 
     # The server
-    host: str = "127.0.0.1"  # address to listen at; one that other machines reach needs api_key
+    host: str = "127.0.0.1"  # address to listen at; one that other machines reach needs api_key, or open=true
     port: int = 8000  # and its port; 0: any that is free
     api_key: str = ""  # what clients must say as `Authorization: Bearer KEY`; also FLOWSPEC_API_KEY in the environment
+    open: bool = False  # without api_key, let every machine ask that reaches host
     cors: str = ""  # origins whose pages a browser lets ask, as http://a.example,http://b.example; *: all
     model_name: str = ""  # what the model is called; empty: as the preset or the model's folder
     queue: int = 64  # requests that may wait for a place; later ones are asked to come again (429)
@@ -51,8 +54,15 @@ class ServeConfig(CommandKeys):
         yield from self._exposed()
 
     def _exposed(self) -> Iterator[str]:
-        if not self.api_key and not is_loopback(self.host):
-            yield f"host={self.host} can be reached by other machines: add api_key=SECRET, or leave host out"
+        if not self.api_key and not self.open and not is_loopback(self.host):
+            yield f"host={self.host} can be reached by other machines: add api_key=SECRET, or open=true if everybody " \
+                  "there may ask, or leave host out"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which an open server is asked, beside addresses, in lower case."""
+        here = socket.gethostname()
+        return tuple(name.lower() for name in (self.host, here, f"{here}.local"))
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -67,14 +77,14 @@ class WorkerConfig(ServeConfig):
     # FastChat
     controller: str = ""  # address of the controller, as http://127.0.0.1:21001
     worker: str = ""  # address at which this worker is reached; empty: http://HOST:PORT as listened at
-    trusted: bool = False  # anyone who reaches host may ask: FastChat's protocol has no key
 
     # The server
+    open: bool = False  # let every machine ask that reaches host, since FastChat's protocol has no key
     port: int = 21002  # port to listen at; 0: any that is free
 
     EXAMPLES = """\
   python -m serve.fastchat controller=http://127.0.0.1:21001
-  python -m serve.fastchat vicuna-7b controller=http://10.0.0.1:21001 host=10.0.0.2 trusted=true"""
+  python -m serve.fastchat vicuna-7b controller=http://10.0.0.1:21001 host=10.0.0.2 open=true"""
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -89,18 +99,26 @@ class WorkerConfig(ServeConfig):
                   "template=llama-2 or template=none"
 
     def _exposed(self) -> Iterator[str]:
-        if not is_loopback(self.host) and not self.trusted:
+        if not is_loopback(self.host) and not self.open:
             yield f"host={self.host} can be reached by other machines, and FastChat's protocol has no key: add " \
-                  "trusted=true if the network is yours, or leave host out"
+                  "open=true if the network is yours, or leave host out"
         if self.host in ANY and not self.worker:
             yield f"host={self.host} is no address at which a controller finds this worker: add worker=http://NAME:PORT"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*super().names, urlsplit(self.worker).hostname or "")
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_address(host: str) -> bool:
+    """Whether this is an address, which no name service can lead elsewhere."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True

@@ -48,7 +48,7 @@ class Service:
         config = self.config
         cors = Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
                           allow_headers=["*"], expose_headers=["Retry-After"])
-        guard = Middleware(Guard, key=config.api_key, origins=config.origins, host=config.host)
+        guard = Middleware(Guard, config=config)
         around = [Middleware(Framing), *([cors] if config.origins else []), guard]  # the outermost first
         app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None, middleware=around,
                       exception_handlers=dict(self.ERRORS))

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import hmac
 import json
-from typing import Any, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from config.serve_config import is_loopback
+from config.serve_config import ServeConfig, is_address, is_loopback
 from serve.protocol import Refused
 
 OPEN = ("/", "/health")  # addresses that need no key: the page, which asks for it, and how the pipeline is
@@ -39,10 +39,10 @@ class Framing:
 class Guard:
     """Middleware that answers for the application where it may not be asked."""
 
-    def __init__(self, app: Any, key: str, origins: Sequence[str], host: str) -> None:
+    def __init__(self, app: Any, config: ServeConfig) -> None:
         self._app = app
-        self._key, self._origins = key, origins
-        self._local = is_loopback(host)
+        self._key, self._origins = config.api_key, config.origins
+        self._local, self._names = is_loopback(config.host), config.names
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         refused = self._refused(scope) if scope["type"] == "http" else None
@@ -53,8 +53,9 @@ class Guard:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not self._named(host):
-            return Refused(f"without a key this server is asked as 127.0.0.1 or localhost, not as {host or 'nothing'}: "
-                           "ask it so, or start it with api_key=SECRET", code="host", status=403)
+            called = "127.0.0.1 or localhost" if self._local else "its address"
+            return Refused(f"without a key this server is asked as {called}, not as {host or 'nothing'}: ask it so, or "
+                           "start it with api_key=SECRET", code="host", status=403)
         if not self._from_here(host, headers.get("origin")):
             return Refused("pages of other origins may not ask: start the server with cors=ORIGIN", code="origin",
                            status=403)
@@ -68,14 +69,17 @@ class Guard:
                        status=401)
 
     def _named(self, host: str) -> bool:
-        """Whether the server may be asked by this name. Without a key, a name that leads to loopback is no proof of
-        who asks: only loopback's own names are.
+        """Whether the server may be asked by this name.
+
+        Without a key, a stranger's name that leads here shows that a stranger's page asks: only loopback's own names
+        may be used there, and those of an open server.
         """
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:  # half an address
             return False
-        return bool(self._key) or not self._local or is_loopback(name)
+        own = name in self._names or is_address(name)
+        return bool(self._key) or is_loopback(name) or (own and not self._local)
 
     def _from_here(self, host: str, origin: str | None) -> bool:
         """Whether no page asks, or one of this server or of an origin that may."""

@@ -120,7 +120,7 @@ def test_a_worker_tells_cumulative_texts_with_zero_bytes_between_through_the_con
 @pytest.mark.parametrize(("fields", "code", "word"), [
     ({"prompt": "fox " * 5000}, 40303, "shorten"), ({"prompt": "a", "images": ["x"]}, 40302, "images"),
     ({"prompt": "a", "stop_token_ids": [5]}, 40302, "stop_token_ids"), ({"prompt": ["a", "b"]}, 40302, "one prompt"),
-    ({"prompt": "a", "presence_penalty": 1.0}, 40302, "presence_penalty"), ({}, 40302, "prompt")])
+    ({"prompt": "a", "presence_penalty": 3.0}, 40302, "presence_penalty"), ({}, 40302, "prompt")])
 def test_what_a_worker_cannot_do_is_an_error_in_fastchats_form(chat, fields, code, word):
     worker = chat[2]
     streamed = worker.client.post("/worker_generate_stream", json=fields)
@@ -181,8 +181,8 @@ def test_a_controller_that_fails_is_asked_again_and_one_that_forgets_hears_of_th
     ([f"controller={CONTROLLER}", "worker=x"], "worker=x is no address"),
     ([f"controller={CONTROLLER}", "api_key=x"], "api_key is not known to FastChat"),
     ([f"controller={CONTROLLER}", "template=own"], "template=own cannot be passed"),
-    ([f"controller={CONTROLLER}", "host=10.0.0.1"], "add trusted=true"),
-    ([f"controller={CONTROLLER}", "host=0.0.0.0", "trusted=true"], "add worker=http://NAME:PORT")])
+    ([f"controller={CONTROLLER}", "host=10.0.0.1"], "add open=true"),
+    ([f"controller={CONTROLLER}", "host=0.0.0.0", "open=true"], "add worker=http://NAME:PORT")])
 def test_a_start_that_cannot_work_is_one_sentence(capfd, words, said):
     assert run_command(fastchat.serve, words) == 2
     err = capfd.readouterr().err

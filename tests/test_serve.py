@@ -24,6 +24,7 @@ from launch.split.write import split
 from scripts.serve import build, keyed, main
 from serve import running
 from serve.app import CLIENT_GONE, Server
+from serve.auth import Guard
 from serve.engine import Health
 from serve.protocol import HARMLESS, REFUSED
 from tests.forked import command
@@ -147,6 +148,19 @@ def test_a_template_of_the_tokenizer_reads_variables_and_messages_of_tools(tmp_p
         assert refused.json()["error"]["param"] == "chat_template_kwargs.tokenize" and refused.status_code == 400
 
 
+def test_penalties_and_biases_are_those_of_run_pipe(server, tmp_path):
+    fields = {"temperature": 0.8, "seed": 5, "max_tokens": 30, "min_p": 0.02, "repetition_penalty": 1.3,
+              "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    output = tmp_path / "answer.json"
+    keys = [f"{name}={value}" for name, value in {**fields, "max_new_tokens": 30}.items() if name != "max_tokens"]
+    words = [f"prompt={QUESTION}", "logit_bias=300:-100,301:2.5", "threads_per_rank=1", f"output={output}"]
+    assert run(GENERATE, ["processes=false", *keys, *words]) == 0
+    got = server.chat(**fields, logit_bias={"300": -100, "301": 2.5})
+    assert got.json()["choices"][0]["message"]["content"] == json.loads(output.read_text())["text"]
+    unknown = server.chat(logit_bias={"99999999": 1})
+    assert (unknown.status_code, "logit_bias has 99999999" in unknown.text) == (400, True)
+
+
 def test_the_models_and_the_figures_are_shown(server, sdk):
     assert [model.id for model in sdk.models.list()] == ["toy"] == [sdk.models.retrieve("toy").id]
     with pytest.raises(openai.NotFoundError):
@@ -165,7 +179,8 @@ def test_the_models_and_the_figures_are_shown(server, sdk):
 
 @pytest.mark.parametrize(("fields", "param"), [
     ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"), ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"), ({"logit_bias": {"fox": 1}}, "logit_bias"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"repeat_penalty": 1.1}, "repeat_penalty"),
     ({"chat_template_kwargs": {"brief": True}}, "chat_template_kwargs"),
     ({"temperature": -1}, "temperature"), ({"temperature": "warm"}, "temperature"),
@@ -353,6 +368,20 @@ def test_pages_of_strangers_and_names_that_lead_here_are_refused(server):
     assert server.client.get("/v1/models", headers={"Origin": server.url}).status_code == 200
 
 
+@pytest.mark.parametrize(("host", "words", "status"), [
+    ("10.0.0.1:8000", [], 200), ("[fd00::1]:8000", [], 200), ("Box:8000", [], 200), ("box.local", [], 200),
+    ("localhost", [], 200), ("evil.example", [], 403), ("box.evil.example", [], 403), ("", [], 403),
+    ("evil.example", ["api_key=x"], 401)])
+def test_an_open_server_is_asked_by_its_address_and_name_and_not_by_the_name_of_a_strangers_page(
+        monkeypatch, host, words, status):
+    monkeypatch.setattr(socket, "gethostname", lambda: "Box")
+    config = parse(["host=0.0.0.0", "open=true", *words], "", kind=ServeConfig)
+    guard = Guard(lambda *called: None, config)
+    headers = [(b"host", host.encode()), (b"origin", f"http://{host}".encode())]
+    refused = guard._refused({"type": "http", "path": "/v1/models", "headers": headers})
+    assert (refused.status if refused else 200) == status
+
+
 def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
     with live("processes=false", "api_key=sécret", "cors=http://a.example") as started:
         assert started.client.get("/v1/models").status_code == 401
@@ -368,7 +397,7 @@ def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["host=0.0.0.0"], "can be reached by other machines: add api_key"),
+    (["host=0.0.0.0"], "can be reached by other machines: add api_key=SECRET, or open=true"),
     (["cors=example.org"], "which is no origin"), (["queue=-1"], "queue=-1 is not possible"),
     (["prompt=hello"], "prompt is of a single run: leave it out"), (["maxrequests=2"], "did you mean max_requests"),
     (["hosts=no/hosts.txt"], "there is no file"), (["temperature=-1"], "temperature=-1")])

@@ -1,6 +1,7 @@
 """What a plan prints: the table of candidates, a sentence of advice, and what to split and push."""
 from __future__ import annotations
 
+import math
 from typing import Sequence
 
 import numpy as np
@@ -35,7 +36,8 @@ def table(bench: Bench, trials: Sequence[Trial]) -> str:
     lines = [COLUMNS]
     for trial in trials:
         found, one = speed([np.array(trial.spent)]), trial.candidate
-        bounds = f"{found.low:.3g} to {found.high:.3g}"
+        known = not math.isnan(found.low)
+        bounds = f"{found.low:.3g} to {found.high:.3g}" if known else "-"
         memory = max(bench.memory(one).values())
         lines.append(f"{found.value:>9.3g} {bounds:>15} {trial.first:>8.3g} {memory:>6.2f}  {limit(trial):<26} "
                      f"{one.about}")
@@ -79,13 +81,15 @@ def _as_measured(one: Candidate, spent: Sequence[Checked]) -> str:
 
 def _plain(found: Plan, guessing: Sequence[Trial]) -> str:
     """What the best that guesses reaches, and how many boards are enough without guesses."""
-    one, best = found.chosen, ""
-    if guessing:
-        other = guessing[0]
-        best = f"; {other.candidate.method}, the best that guesses, reaches {other.speed / one.speed:.2f} of it"
-    enough = f"; {_named(one.candidate)} {_are(one.candidate)} enough"
-    return (f"no guessing pays here: a token takes {1e3 / one.speed:.3g} ms without guesses, and a level of guesses "
-            f"{found.bench.site.level:.3g} ms{best}{enough if len(one.candidate.others) < found.boards else ''}")
+    one = found.chosen
+    said = [f"no guessing pays here: a token takes {1e3 / one.speed:.3g} ms without guesses"]
+    if any(trial.candidate.draft != "suffix" for trial in guessing):  # which needs no time
+        said[0] += f", and a level of guesses {found.bench.site.level:.3g} ms"
+    for other in guessing[:1]:
+        said.append(f"{other.candidate.method}, the best that guesses, reaches {other.speed / one.speed:.2f} of it")
+    if len(one.candidate.others) < found.boards:
+        said.append(f"{_named(one.candidate)} {_are(one.candidate)} enough")
+    return "; ".join(said)
 
 
 def _fewer(found: Plan) -> str:

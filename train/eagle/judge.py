@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from config.run_config import Growth, TreeConfig
 from model.cache import TreeCache
-from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
+from model.drafts.eagle import Eagle, Eagle3Head, load_head
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.requests import Ring
@@ -39,7 +39,7 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     def cache() -> TreeCache:
         return teacher.config.cache(layers, capacity, teacher.embedding)
 
-    stage = Stage(teacher.body, cache, inner_layers=inner_layers(layers))
+    stage = Stage(teacher.body, cache, inner_layers=head.inner)
     ring = Ring(Loop(stage, None), teacher.lm_head, 2, teacher.device)
     lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
     return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, Limits(length))
