@@ -25,11 +25,14 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
 
 
 def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor) -> Tensor:
-    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so nothing is repeated."""
+    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so no key is repeated.
+
+    The mask is `[T, S]`, or has its rows once for each of the heads that share keys.
+    """
     heads, rows, dim = q_HTE.shape
     group = heads // k_KSE.shape[0]
     q = q_HTE.reshape(k_KSE.shape[0], group * rows, dim)
-    mask = mask_TS if group == 1 else mask_TS.repeat(group, 1)
+    mask = mask_TS if len(mask_TS) == group * rows else mask_TS.repeat(group, 1)
     if hasattr(F, "scaled_dot_product_attention"):
         fused = F.scaled_dot_product_attention
         out = fused(q[None], k_KSE[None], v_KSE[None], mask)[0]
@@ -164,6 +167,7 @@ class TreeCache:
         hidden = ~self._sees[start:start + rows, :start + rows]
         blind = upload(torch.from_numpy(hidden), self._mask.device)
         self._rows = rows
+        self._folded: dict[int, Tensor] = {}  # the mask by how many heads share keys, made once for all layers
         tail = self._mask[:rows, self.settled:end]
         tail.zero_()
         tail.masked_fill_(blind, float("-inf"))
@@ -182,7 +186,11 @@ class TreeCache:
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
         """Keep the keys and values of the admitted rows in one layer; the attention `[H, T, E]` of their queries."""
-        return attend(q_HTE, *self.store(layer, k_KTE, v_KTE))
+        keys, values, mask_TS = self.store(layer, k_KTE, v_KTE)
+        group = len(q_HTE) // len(k_KTE)
+        if group not in self._folded:
+            self._folded[group] = mask_TS if group == 1 else mask_TS.repeat(group, 1)
+        return attend(q_HTE, keys, values, self._folded[group])
 
     def split(self, x_T: Tensor) -> Sequence[Tensor]:
         """All of it, since the rows are of one request."""

@@ -19,6 +19,7 @@ from config.schema.families import FAMILIES, ROTARY, Family, accepted
 from model.cache import Rows, TreeCache
 
 OPT_OFFSET = 2  # rows of OPT's learned positions that come before the first position
+Product = Callable[[Tensor], Tensor]
 Rotation = Tuple[Tensor, Tensor]  # the cosines and the sines `[T, E]` of rotary positions
 
 
@@ -137,11 +138,18 @@ def embedding(size: int, hidden: int) -> nn.Embedding:
 
 
 class Attention(nn.Module):
-    """Attention of a segment's rows to the cache, with shared key/value heads (GQA) where the sizes say so."""
+    """Attention of a segment's rows to the cache, with shared key/value heads (GQA) where the sizes say so.
+
+    `fused` is the product of all that `fusible` names, one behind the other, where loading has put them together.
+    """
+
+    fusible = ("q_proj", "k_proj", "v_proj")
+    fused: Product | None = None
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.head_dim = c.head_dim
+        self.counts = c.heads, c.kv_heads
         self.q_proj = linear(c.hidden, c.heads * c.head_dim, c.family.qkv_bias)
         self.k_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
         self.v_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
@@ -153,21 +161,29 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(c.head_dim, c.eps)
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
-        q = self.q_norm(self._heads(self.q_proj(x_TD)))
-        k = self.k_norm(self._heads(self.k_proj(x_TD)))
-        v = self._heads(self.v_proj(x_TD))
+        if self.fused is None:
+            qkv_TN = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), -1)
+        else:
+            qkv_TN = self.fused(x_TD)
+        heads, kv_heads = self.counts
+        all_NTE = qkv_TN.view(len(qkv_TN), -1, self.head_dim).transpose(0, 1)
+        qk_NTE, v = all_NTE.split((heads + kv_heads, kv_heads))
+        if isinstance(self.q_norm, RMSNorm):
+            qk_NTE = torch.cat((self.q_norm(qk_NTE[:heads]), self.k_norm(qk_NTE[heads:])))
         if rotation is not None:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
-        out_HTE = cache.attend(layer, q, k, v)
+            qk_NTE = rotate(qk_NTE, *rotation)
+        out_HTE = cache.attend(layer, qk_NTE[:heads], qk_NTE[heads:], v)
         return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
-
-    def _heads(self, x_TN: Tensor) -> Tensor:
-        """Rows `[T, heads * E]` as heads `[heads, T, E]`."""
-        return x_TN.view(len(x_TN), -1, self.head_dim).transpose(0, 1)
 
 
 class MLP(nn.Module):
-    """The feed-forward block: gated by SiLU (LLaMA and most relatives), or with ReLU and no gate (OPT)."""
+    """The feed-forward block: gated by SiLU (LLaMA and most relatives), or with ReLU and no gate (OPT).
+
+    `fused` is as in `Attention`.
+    """
+
+    fusible = ("gate_proj", "up_proj")
+    fused: Product | None = None
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
@@ -176,10 +192,13 @@ class MLP(nn.Module):
         self.down_proj = linear(c.intermediate, c.hidden, c.family.bias)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        up = self.up_proj(x_TD)
         if self.gate_proj is None:
-            return self.down_proj(F.relu(up))
-        return self.down_proj(F.silu(self.gate_proj(x_TD)) * up)
+            return self.down_proj(F.relu(self.up_proj(x_TD)))
+        if self.fused is None:
+            gate, up = self.gate_proj(x_TD), self.up_proj(x_TD)
+        else:
+            gate, up = self.fused(x_TD).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Layer(nn.Module):
