@@ -22,7 +22,7 @@ LARGEST_SIZE = 1 << 40  # what is more is no size, and memory would be short bef
 ROWS = [1, 16, 64]  # of a segment, if nothing is said
 PYTHON = 50_000  # bytes of a layer's objects
 SIZES = {"layers": "layers of the stage", "hidden": "its width", "intermediate": "width of the MLP",
-         "heads": "heads of the attention", "context": "tokens that are settled", "repeats": "segments per median"}
+         "heads": "heads of the attention", "context": "tokens that are settled", "repeats": "segments per figure"}
 Name = TypeVar("Name", bound=Hashable)
 
 
