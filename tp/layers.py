@@ -13,7 +13,8 @@ from typing import Any, Callable
 from torch import Tensor, nn
 
 from model.cache import Admitted, Rows
-from model.llama import Layer, LlamaConfig, Rotation, Slice
+from model.llama import Layer, LlamaConfig, Slice
+from model.rotary import Rotation
 from tp.comm import Comm, Products
 from tp.shares import Share
 
@@ -76,6 +77,7 @@ class TPLayer(nn.Module):
         self.opens = opens
         self.input_layernorm = layer.input_layernorm
         self.post_attention_layernorm = layer.post_attention_layernorm
+        self.after_attention, self.after_mlp, self.add = layer.after_attention, layer.after_mlp, layer.add
         self.self_attn: nn.Module = layer.self_attn
         self.mlp: nn.Module = layer.mlp
         self.into_attention = self._join(self.self_attn)
@@ -99,9 +101,10 @@ class TPLayer(nn.Module):
             x_tD = self.comm.scatter(x_TD)
         else:
             x_tD, x = x_TD, self.comm.enter(x, self.into_attention)
-        x_tD = x_tD + self.self_attn(x, rotation, cache, layer)
+        made_tD = self.self_attn(x, rotation, cache, layer)
+        x_tD = self.add(x_tD, self.after_attention(made_tD))
         x = self.comm.enter(self.post_attention_layernorm(x_tD), self.into_mlp)
-        return x_tD + self.mlp(x)
+        return self.add(x_tD, self.after_mlp(self.mlp(x)))
 
 
 def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:

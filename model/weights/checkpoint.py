@@ -199,6 +199,10 @@ class Checkpoint:
     def form(self, name: str) -> Form:
         return self._place[name][0]
 
+    def place(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self._place[name][1]
+
     def read(self, name: str) -> Tensor:
         form, path, start = self._place[name]
         if start is None:
@@ -220,12 +224,12 @@ class Checkpoint:
             for block in tensor.reshape(-1).split(BLOCK):  # which takes no memory for the whole tensor again
                 wide = block.float() if tensor.element_size() == 2 else block  # torch 1.11 compares no halves on CPU
                 if not all(math.isfinite(bound) for bound in torch.aminmax(wide)):
-                    raise ValueError(f"{name} in {self._place[name][1]} is not finite (NaN or infinity); "
+                    raise ValueError(f"{name} in {self.place(name)} is not finite (NaN or infinity); "
                                      f"download the model again, or take another")
         return tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: self.read(name) for name in self._place}
+        return {name: self.read(name) for name in self.names()}
 
 
 class Writer:
