@@ -19,6 +19,7 @@ from config.schema.families import FAMILIES, ROTARY, YARN, Family, accepted, unt
 from model.cache import Look, Rows, TreeCache
 from model.rotary import Rotary, Rotation, Turns, rotate
 
+CLAMPED_GELU = 1.702  # by which GPT-OSS's gate is bent
 OPT_OFFSET = 2  # rows of OPT's learned positions that come before the first position
 
 
@@ -31,6 +32,7 @@ class Scales(NamedTuple):
     logits: float = 1.0  # what they are divided by
     score_cap: float = 0.0
     logit_cap: float = 0.0
+    clamp: float = 0.0  # of GPT-OSS's feed-forward
 
     @staticmethod
     def read(given: Mapping[str, Any], family: Family) -> Scales:
@@ -42,7 +44,8 @@ class Scales(NamedTuple):
             scores=scalar ** -0.5 if scalar else given.get("attention_multiplier") or 0.0,
             logits=given.get("logits_scaling") or 1.0,
             score_cap=given.get("attn_logit_softcapping") or 0.0,
-            logit_cap=given.get("final_logit_softcapping") or 0.0)
+            logit_cap=given.get("final_logit_softcapping") or 0.0,
+            clamp=given["swiglu_limit"] if family.clamped else 0.0)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,9 @@ class LlamaConfig:
     unturned: tuple[bool, ...] = ()  # whether each layer leaves out the rotary positions, if any does
     local: float = 0.0  # the `theta` of layers with a window, if it is another one, without scaling
     scales: Scales = Scales()
+    experts: int = 0  # feed-forwards of a layer, each `intermediate` wide, if there are several
+    chosen: int = 0  # those that a row is given to
+    renormed: bool = True  # their weights add up to 1
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> LlamaConfig:
@@ -87,15 +93,17 @@ class LlamaConfig:
             trained = scaling["original_max_position_embeddings"]
             scaling["factor"], context = context / trained, min(context, int(trained))
         biased = given.get("attention_bias") if "attention_bias" in family.says else family.qkv_bias
+        wide = family.experts[1] if family.experts else "intermediate_size"
         qkv_bias = given.get("qkv_bias", bool(biased))  # EAGLE's heads of Qwen2 say it
         return LlamaConfig(
             hidden=hidden, layers=given["num_hidden_layers"], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-            intermediate=given["intermediate_size"], vocab=given["vocab_size"],
+            intermediate=given[wide], vocab=given["vocab_size"],
             context=context, eps=given["rms_norm_eps"], theta=theta, scaling=scaling,
             family=replace(family, qkv_bias=qkv_bias), tied=bool(given.get("tie_word_embeddings", family.tied)),
             rope=rope, turned=given.get("partial_rotary_factor") or 1.0, windows=windows(given, family),
             unturned=unturned(given), local=given.get("rope_local_base_freq") or 0.0,
-            scales=Scales.read(given, family))
+            scales=Scales.read(given, family), experts=given[family.experts[0]] if family.experts else 0,
+            chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
 
     @property
     def turns(self) -> Turns:
@@ -170,6 +178,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = c.head_dim
         self.look = Look(c.window(number), c.scales.score_cap)
+        sinks = torch.empty(c.heads, device="meta")
+        self.sinks = nn.Parameter(sinks, requires_grad=False) if c.family.sinks else None
         self.louder = c.scales.scores * math.sqrt(c.head_dim)
         self.wide_norms = c.family.wide_norms
         self.q_proj = linear(c.hidden, c.heads * c.head_dim, c.family.qkv_bias)
@@ -192,7 +202,8 @@ class Attention(nn.Module):
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         if self.louder:
             q = q * self.louder
-        out_HTE = cache.attend(layer, q, k, v, self.look)
+        look = self.look if self.sinks is None else self.look._replace(sinks=self.sinks)
+        out_HTE = cache.attend(layer, q, k, v, look)
         return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
 
     def _normed(self, x_TN: Tensor, norm: nn.Module) -> Tensor:
@@ -209,8 +220,8 @@ class MLP(nn.Module):
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
-        self.gelu = c.family.gelu
-        self.gate_proj = linear(c.hidden, c.intermediate) if c.family.gated else None
+        self.gelu, self.clamp = c.family.gelu, c.scales.clamp
+        self.gate_proj = linear(c.hidden, c.intermediate, c.family.bias) if c.family.gated else None
         self.up_proj = linear(c.hidden, c.intermediate, c.family.bias)
         self.down_proj = linear(c.intermediate, c.hidden, c.family.bias)
 
@@ -219,8 +230,45 @@ class MLP(nn.Module):
         if self.gate_proj is None:
             return self.down_proj(F.relu(up))
         gate = self.gate_proj(x_TD)
+        if self.clamp:
+            gate, up = gate.clamp(max=self.clamp), up.clamp(-self.clamp, self.clamp)
+            return self.down_proj(gate * torch.sigmoid(CLAMPED_GELU * gate) * (up + 1))
         gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
         return self.down_proj(gate * up)
+
+
+class Experts(nn.Module):
+    """Several feed-forwards, of which each row goes through a few: those that the router gives the largest weights.
+
+    Rows are grouped by expert, and only experts that were chosen are computed. What they make of a row is added up in
+    the order of their numbers, whatever rows stand beside it.
+    """
+
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__()
+        self.chosen, self.renormed = c.chosen, c.renormed
+        self.router = linear(c.hidden, c.experts, c.family.bias)
+        experts = [MLP(c) for _ in range(c.experts)]
+        self.experts = nn.ModuleList(experts)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        weight_TC, expert_TC = self.route(x_TD)
+        made_TD = torch.zeros_like(x_TD)
+        for number in expert_TC.unique().tolist():
+            rows, places = (expert_TC == number).nonzero(as_tuple=True)
+            weighted = self.experts[number](x_TD[rows]) * weight_TC[rows, places, None]
+            made_TD.index_add_(0, rows, weighted)
+        return made_TD
+
+    def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of the experts that each row goes through, and their numbers, `[T, chosen]`."""
+        logits = self.router(x_TD)
+        logits = logits.to(torch.promote_types(torch.float32, logits.dtype))
+        if not self.renormed:
+            logits = torch.log_softmax(logits, -1)
+        best, expert_TC = logits.topk(self.chosen, -1)
+        weight_TC = torch.softmax(best, -1) if self.renormed else best.exp()
+        return weight_TC.to(x_TD.dtype), expert_TC
 
 
 class Layer(nn.Module):
@@ -235,7 +283,7 @@ class Layer(nn.Module):
         self.self_attn = Attention(c, number)
         self.after_attention = norm(c) if after else nn.Identity()
         self.post_attention_layernorm = norm(c) if before else nn.Identity()
-        self.mlp = MLP(c)
+        self.mlp = Experts(c) if c.experts else MLP(c)
         self.after_mlp = norm(c) if after else nn.Identity()
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:

@@ -43,6 +43,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
           "original_max_position_embeddings": 40}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
 LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [2.0] * 6}
+SPARSE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LOCAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 MODELS = {  # name: what transformers calls it, and the fields of its config
     "llama 1 and vicuna": ("Llama", {**GATED, "num_key_value_heads": 4}),
@@ -78,6 +79,11 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
     "gemma3": ("Gemma3", {**GATED, "tie_word_embeddings": False, "head_dim": 16,
                           "sliding_window": 16, "query_pre_attn_scalar": 20,
                           "layer_types": LOCAL, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "mixtral": ("Mixtral", {**GATED, "num_local_experts": 5, "sliding_window": None}),
+    "qwen3 moe": ("Qwen3Moe", {**GATED, **SPARSE, "head_dim": 12, "norm_topk_prob": True}),
+    "qwen3 moe, weights as they are": ("Qwen3Moe", {**GATED, **SPARSE, "head_dim": 12}),
+    "gpt-oss": ("GptOss", {**GATED, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16,
+                           "sliding_window": 16, "rope_scaling": {**YARN, "truncate": False}}),
     "opt": ("OPT", {**SIZES, "ffn_dim": 96, "init_std": 0.3, "word_embed_proj_dim": 48}),
 }
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB - 3) + 3 for i in range(70)]  # longer than the context that LLAMA3 began with
@@ -289,8 +295,11 @@ REFUSED = {
     "layers without a kind": ("gemma2", {"layer_types": LOCAL[:3]}, "3 entries in layer_types, but num_hidden_layers"),
     "layers without a word": ("smollm3", {"no_rope_layers": [1, 0]}, "2 entries in no_rope_layers, but"),
     "another gate": ("gemma3", {"hidden_activation": "relu"}, "hidden_activation='relu'"),
-    "a mixture of experts": ("mistral", {"model_type": "mixtral"}, "model_type='mixtral'"),
-    "another mixture": ("qwen3", {"model_type": "qwen3_moe"}, "model_type='qwen3_moe'"),
+    "a mixture of experts": ("mistral", {"model_type": "qwen2_moe"}, "model_type='qwen2_moe'"),
+    "experts of no number": ("mistral", {"model_type": "mixtral"}, "does not give num_local_experts"),
+    "more experts than there are": ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok=9, but num_local_expe"),
+    "layers without experts": ("qwen3 moe", {"mlp_only_layers": [1]}, "mlp_only_layers=[1]"),
+    "experts in every other layer": ("qwen3 moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
     "biases of a LLaMA": ("llama 3.1", {"attention_bias": True}, "attention_bias=True"),
     "biases of a Qwen3": ("qwen3", {"attention_bias": True}, "attention_bias=True"),
     "biases of its feed-forward": ("llama 3.1", {"mlp_bias": True}, "mlp_bias=True"),
@@ -302,7 +311,6 @@ REFUSED = {
                                  "rope_scaling='dynamic'"),
     "yarn without a factor": ("qwen3", {"rope_parameters": {"rope_type": "yarn"}}, "does not give factor"),
     "a factor that is missing": ("mistral", {"rope_parameters": {"rope_type": "linear"}}, "does not give factor"),
-    "quantized weights": ("qwen2.5", {"quantization_config": {"quant_method": "awq"}}, "quantization_config="),
     "the order of OPT-350m": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
     "its projection": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim=32"),
     "an early OPT": ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm=True"),
@@ -346,6 +354,43 @@ def test_a_field_out_of_range_is_refused_where_the_file_is_read(tmp_path, senten
     (tmp_path / "config.json").write_text(json.dumps({**config_of("gemma3"), **OUT_OF_RANGE[sentence]}))
     with refused(sentence):
         read_config(tmp_path)
+
+
+def test_weights_of_four_bits_of_gpt_oss_are_unfolded_as_by_transformers(tmp_path):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    saved = Saved("gpt-oss", tmp_path)
+    tensors = load_file(saved.base / "model.safetensors")
+    wanted = {}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        shape = experts, outputs, inputs // 16, 8  # groups of 16 codes: the tiny sizes are no multiples of 32
+        tensors[f"{name}_blocks"] = torch.randint(256, shape, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(120, 130, shape[:3], dtype=torch.uint8)
+        wanted[name] = convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
+    save_file(tensors, saved.base / "model.safetensors")
+    source = Unfolded(saved.base)
+    for name, whole in wanted.items():
+        for expert in range(6):
+            before, _, product = name.rpartition(".")
+            parts = ["down_proj"] if product == "down_proj" else ["gate_proj", "up_proj"]
+            for first, part in enumerate(parts):
+                got = source.read(f"{before}.{expert}.{part}.weight")
+                assert torch.equal(got, whole[expert].T[first::len(parts)]) and got.dtype == torch.bfloat16
+
+
+def test_only_chosen_experts_are_computed_and_each_row_as_if_alone(tmp_path):
+    saved = Saved("mixtral", tmp_path)
+    layer = Whole(Unfolded(saved.base), torch.float64, "cpu").body.layers["0"].mlp
+    called = []
+    for number, expert in enumerate(layer.experts):
+        expert.register_forward_hook(lambda module, given, out, number=number: called.append((number, len(given[0]))))
+    x = torch.randn(3, 48, dtype=torch.float64)
+    whole, rows = layer(x), list(called)
+    assert sum(count for _, count in rows) == 6 and [number for number, _ in rows] == sorted({n for n, _ in rows})
+    called.clear()
+    torch.testing.assert_close(torch.cat([layer(x[i:i + 1]) for i in range(3)]), whole, rtol=1e-12, atol=1e-12)
+    assert len(called) == 6
 
 
 def test_the_text_of_a_model_that_also_sees_is_split_alone(tmp_path):

@@ -158,7 +158,8 @@ def test_every_method_writes_the_text_of_ar_over_quantized_stages(kind, dtype, t
 
 
 OLDER = ("llama 3.2, tied", "mistral", "qwen2.5", "qwen3", "opt")
-NEWER = ("ministral", "smollm3", "phi3", "phi4 mini", "olmo2", "granite", "glm", "glm4", "gemma2", "gemma3")
+NEWER = ("ministral", "smollm3", "phi3", "phi4 mini", "olmo2", "granite", "glm", "glm4", "gemma2", "gemma3", "mixtral",
+         "qwen3 moe", "gpt-oss")
 
 
 @pytest.mark.parametrize("name, kind", [*((name, kind) for name in OLDER for kind in KINDS),

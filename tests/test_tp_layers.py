@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from config.schema.families import FAMILIES
-from model.llama import LlamaConfig, Slice, fill
+from model.llama import LlamaConfig, Scales, Slice, fill
 from tests.tiny import CONFIG, weights
 from tp.comm import Galaxy, Megatron
 from tp.group import Table, ThreadGroup
@@ -23,7 +23,10 @@ COMMS: dict[str, Callable[[Any], Any]] = {
 
 
 def config(family: str, **sizes: int) -> LlamaConfig:
-    return replace(CONFIG, family=FAMILIES[family], layers=2, **sizes)
+    kind = FAMILIES[family]
+    sparse = {"experts": 5, "chosen": 2} if kind.experts else {}
+    scales = Scales(clamp=7.0) if kind.clamped else Scales()
+    return replace(CONFIG, family=kind, layers=2, scales=scales, **sparse, **sizes)
 
 
 class Twins:

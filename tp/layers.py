@@ -13,7 +13,7 @@ from typing import Any, Callable
 from torch import Tensor, nn
 
 from model.cache import Admitted, Rows
-from model.llama import Layer, LlamaConfig, Slice
+from model.llama import Experts, Layer, LlamaConfig, Slice
 from model.rotary import Rotation
 from tp.comm import Comm, Products
 from tp.shares import Share
@@ -56,6 +56,18 @@ class Nothing(nn.Module):
         return x_TN.new_zeros(len(x_TN), self.outputs)
 
 
+class Summed(nn.Module):
+    """A feed-forward of experts, each of which is sharded: every row chooses alike on all members."""
+
+    def __init__(self, experts: nn.Module, comm: Comm) -> None:
+        super().__init__()
+        self.experts, self.rows, self.comm = experts, nn.Identity(), comm
+
+    def forward(self, x: Any) -> Tensor:
+        x_TD = x.of(self.rows) if isinstance(x, Products) else x
+        return self.comm.leave(x_TD, self.experts)
+
+
 class Idle(nn.Module):
     """The attention of a member without heads, or its MLP without columns: it only takes part in what others send."""
 
@@ -81,7 +93,9 @@ class TPLayer(nn.Module):
         self.self_attn: nn.Module = layer.self_attn
         self.mlp: nn.Module = layer.mlp
         self.into_attention = self._join(self.self_attn)
-        self.into_mlp = self._join(self.mlp)
+        if isinstance(self.mlp, Experts):
+            self.mlp = Summed(self.mlp, comm)
+        self.into_mlp = [self.mlp.rows] if isinstance(self.mlp, Summed) else self._join(self.mlp)
 
     def _join(self, block: nn.Module) -> list[nn.Module]:
         """Replace the products at both ends of a block by parallel ones; returns the products that it began with."""
@@ -120,7 +134,9 @@ def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
             if not held:
                 setattr(layer, block, Idle(c.hidden))
             elif not biased:
-                setattr(layer.get_submodule(f"{block}.{out}"), "bias", None)  # noqa: B010
+                for name, product in layer.get_submodule(block).named_modules():
+                    if name.endswith(out):
+                        setattr(product, "bias", None)  # noqa: B010
     return body
 
 

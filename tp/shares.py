@@ -20,7 +20,7 @@ from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
 from model.weights.parts import HEAD
 
-PRODUCT = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")  # or a norm of each head
+PRODUCT = re.compile(r"\.(self_attn|mlp)\.(?:experts\.\d+\.)?(\w+)\.(weight|bias)$")  # or a norm of each head
 ALIGNED = 64  # columns that stay together, if there are many: then kernels, and blocks of quantized weights, stay whole
 Span = Tuple[int, int]
 Heads = Tuple[Span, Tuple[int, ...]]  # of one member: a span of query heads, and their key/value heads
@@ -47,6 +47,8 @@ class Share:
 
     def cut(self, name: str, head_dim: int) -> Cut | None:
         """How to cut the member's piece out of the tensor `name` of the model; None if it holds nothing of it."""
+        if name.endswith(".self_attn.sinks"):
+            return Cut(0, (self.heads,)) if _length(self.heads) else None
         product = PRODUCT.search(name)
         if not product:
             return Cut(0)
@@ -55,7 +57,7 @@ class Share:
         own = _scaled(self.heads, head_dim) if attention else self.columns
         if not _length(own):
             return None
-        if kind in ("q_norm", "k_norm"):
+        if kind in ("q_norm", "k_norm", "router"):
             return Cut(0)
         if kind in ("k_proj", "v_proj"):
             heads = ((head, head + 1) for head in self.kv)

@@ -23,6 +23,10 @@ GEMMA3 = {  # published configs of Gemma 3 leave most of it out
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
     "sliding_window": 4096}
+MIXTRAL = (
+    (r"\.block_sparse_moe\.gate\.", ".mlp.router."), (r"\.block_sparse_moe\.", ".mlp."),
+    (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."))
+LOCAL_EXPERTS, EXPERTS = ("num_local_experts", "intermediate_size"), ("num_experts", "moe_intermediate_size")
 ANY = object()  # a field that may say whatever its kind allows
 
 
@@ -46,6 +50,9 @@ class Family:
     scaled: bool = False  # the embedding is multiplied by the root of its size
     neighbours: bool = False  # the two dimensions that rotate together stand side by side
     windows: int = 0  # if the config does not say which layers look back on a window: all but every so manieth; 0: all
+    experts: tuple[str, ...] = ()  # where the config says how many feed-forwards a layer has, and how wide each is
+    sinks: bool = False  # each head has a score without a value
+    clamped: bool = False  # the feed-forward's activation is GPT-OSS's
     names: Renamed = ()  # of tensors
     says: Mapping[str, Any] = field(default_factory=dict)  # fields that may say something else than `SUPPORTED`
     usual: Mapping[str, Any] = field(default_factory=dict)  # what fields say that are left out
@@ -72,10 +79,16 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
                      usual={"query_pre_attn_scalar": 256, "sliding_window": 4096}),
     "gemma3_text": Family("Gemma3ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
                           gelu=True, head_norms=True, windows=6, names=SANDWICH, says=GELU, usual=GEMMA3),
+    "mixtral": Family("MixtralForCausalLM", experts=LOCAL_EXPERTS, names=MIXTRAL, usual={"num_experts_per_tok": 2}),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", head_norms=True, experts=EXPERTS, usual={"norm_topk_prob": False},
+                        names=((r"\.mlp\.gate\.", ".mlp.router."),)),
+    "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True, windows=2,
+                      experts=LOCAL_EXPERTS, says={"attention_bias": ANY},
+                      usual={"attention_bias": True, "swiglu_limit": 7.0}),
 }
 SUPPORTED = {  # fields that may be left out, and all that they may say
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1,
-    "quantization_config": None,
+    "mlp_only_layers": [], "decoder_sparse_step": 1,
     # OPT's; its 350m differs in the first two
     "do_layer_norm_before": True, "_remove_final_layer_norm": False, "activation_function": "relu",
     "enable_bias": True, "layer_norm_elementwise_affine": True,
@@ -115,7 +128,8 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_others(given, rotary)
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
-    check(given, {}, "config.json", needed=(*NEEDED, *ROTARY[given["rope_type"]]))
+    sparse = (*family.experts, "num_experts_per_tok") if family and family.experts else ()
+    check(given, {}, "config.json", needed=(*NEEDED, *ROTARY[given["rope_type"]], *sparse))
     misfit = next(_misfits(given), "")
     if misfit:
         raise ValueError(f"config.json says {misfit}; copy it again from the model")
@@ -155,6 +169,9 @@ def _misfits(given: Mapping[str, Any]) -> Iterator[str]:
         yield f"head_dim={size}, but rotary positions turn dimensions in pairs"
     if given["rope_type"] == "longrope" and len(given["short_factor"]) != turned // 2:
         yield f"{len(given['short_factor'])} numbers in short_factor, but {turned} dimensions turn in pairs"
+    kinds = FAMILIES[given["model_type"]].experts
+    if kinds and given["num_experts_per_tok"] > given[kinds[0]]:
+        yield f"num_experts_per_tok={given['num_experts_per_tok']}, but {kinds[0]}={given[kinds[0]]}"
     for name in ("layer_types", "no_rope_layers"):
         entries, layers = given.get(name) or (), given["num_hidden_layers"]
         if len(set(entries)) > 1 and len(entries) != layers:

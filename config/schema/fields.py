@@ -66,6 +66,8 @@ CONFIG = {
     "sliding_window": whole(0, 1 << 24), "use_sliding_window": FLAG,
     "rms_norm_eps": number(1e-30, 1), "rope_theta": WAVE, "rope_scaling": OBJECT, "rope_parameters": OBJECT,
     "layer_types": list_of(one_of("full_attention", "sliding_attention"), 1 << 16), "max_window_layers": ROWS_OR_NONE,
+    "num_experts": COUNT, "num_local_experts": COUNT, "num_experts_per_tok": COUNT, "moe_intermediate_size": ROWS,
+    "norm_topk_prob": FLAG, "swiglu_limit": CAP, "quantization_config": OBJECT,
     "sliding_window_pattern": COUNT, "rope_local_base_freq": WAVE, "no_rope_layer_interval": COUNT,
     "no_rope_layers": list_of(whole(0, 1), 1 << 16), "query_pre_attn_scalar": SCALE,
     "attn_logit_softcapping": CAP, "final_logit_softcapping": CAP, "embedding_multiplier": CAP,

@@ -207,6 +207,10 @@ class Checkpoint:
         form, path, start = self._place[name]
         if start is None:
             return self._bin(path)[name].clone()
+        return self._load(name, form, path, start)
+
+    def _load(self, name: str, form: Form, path: Path, start: int) -> Tensor:
+        """A tensor of this form that begins at a byte of a safetensors file."""
         data = bytearray(form.bytes)
         with path.open("rb") as file:
             file.seek(start)
@@ -216,6 +220,18 @@ class Checkpoint:
         if not data:  # which torch.frombuffer refuses
             return torch.empty(form.shape, dtype=form.dtype)
         return torch.frombuffer(data, dtype=form.dtype).reshape(form.shape)
+
+    def rows(self, name: str, span: tuple[int, int] | None) -> Tensor:
+        """The rows [begin, end) of a tensor as it is in its file, or all of it; of safetensors only these are read."""
+        form, path, start = self._place[name]
+        if span is None:
+            return Checkpoint.read(self, name)
+        begin, end = span
+        if start is None:
+            return self._bin(path)[name][begin:end].clone()
+        part = Form(form.dtype, (end - begin, *form.shape[1:]))
+        offset = begin * part.bytes // max(1, end - begin)
+        return self._load(name, part, path, start + offset)
 
     def sound(self, name: str) -> Tensor:
         """A tensor, as `read` gives it; ValueError if it holds NaN or infinity: it broke in training or on a disk."""

@@ -4,11 +4,13 @@ Fused products are cut and rows put into another order as they are read, a tenso
 """
 from __future__ import annotations
 
+import math
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
+import torch
 from torch import Tensor
 
 from model.llama import LlamaConfig
@@ -20,6 +22,8 @@ WRAPPED = (  # names of the text's part in a model that also sees
 SEEING = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.")
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 PART = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
+TOGETHER = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # of all experts
+FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # what MXFP4's codes mean; those from 8 on are negative
 Make = Callable[[Sequence[Tensor]], Tensor]
 Piece = Tuple[str, "View"]
 
@@ -30,6 +34,7 @@ class View(NamedTuple):
     form: Form
     theirs: tuple[str, ...]
     make: Make = lambda read: read[0]
+    span: tuple[int, int] | None = None  # rows of theirs, in place of all
 
 
 class Unfolded(Checkpoint):
@@ -43,14 +48,19 @@ class Unfolded(Checkpoint):
         except ValueError as error:
             raise ValueError(f"{self.folder}: {error}") from None
         found: dict[str, View] = {}
+        forms = {name: place[0] for name, place in self._place.items()}
         for theirs in self._place:
             if BUFFER.search(theirs) or SEEING.search(theirs):
                 continue
             name = theirs
             for pattern, ours in (*WRAPPED, *c.family.names):
                 name = re.sub(pattern, ours, name)
-            whole = View(self._place[theirs][0], (theirs,))
-            found.update(_turned(c, _cut(c, name, whole)))
+            together = TOGETHER.search(name)
+            if together:
+                found.update(_experts(name, together[1], forms))
+            else:
+                whole = View(forms[theirs], (theirs,))
+                found.update(_turned(c, _cut(c, name, whole)))
         return found
 
     def names(self) -> list[str]:
@@ -64,7 +74,7 @@ class Unfolded(Checkpoint):
 
     def read(self, name: str) -> Tensor:
         view = self._views[name]
-        read = [Checkpoint.read(self, theirs) for theirs in view.theirs]
+        read = [self.rows(theirs, view.span) for theirs in view.theirs]
         return view.make(read).contiguous()
 
 
@@ -84,12 +94,8 @@ def _cut(c: LlamaConfig, name: str, view: View) -> Iterator[Piece]:
     begin = 0
     for own, size in zip(FUSED[part[2]], sizes):
         form = Form(dtype, (size, *shape[1:]))
-        yield name.replace(part[2], own), View(form, view.theirs, _rows(begin, size))
+        yield name.replace(part[2], own), View(form, view.theirs, span=(begin, begin + size))
         begin += size
-
-
-def _rows(begin: int, size: int) -> Make:
-    return lambda read: read[0].narrow(0, begin, size)
 
 
 def _turned(c: LlamaConfig, pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -97,7 +103,7 @@ def _turned(c: LlamaConfig, pieces: Iterator[Piece]) -> Iterator[Piece]:
     for name, view in pieces:
         part = PART.search(name)
         if c.family.neighbours and part and part[2] in ("q_proj", "k_proj"):
-            view = View(view.form, view.theirs, _apart(c, view.make))
+            view = view._replace(make=_apart(c, view.make))
         yield name, view
 
 
@@ -111,3 +117,46 @@ def _apart(c: LlamaConfig, make: Make) -> Make:
         return heads[:, order].flatten(0, 1)
 
     return made
+
+
+# --- experts in one tensor, as GPT-OSS has them -----------------------------------------------------------------------
+
+def _experts(name: str, product: str, forms: Mapping[str, Form]) -> Iterator[Piece]:
+    """The weights, or the biases, of each expert by itself; gate and up take turns in what is fused."""
+    if name.endswith("_scales"):  # which are read beside their blocks
+        return
+    kind = "bias" if name.endswith("_bias") else "weight"
+    theirs: tuple[str, ...] = (name,)
+    dtype, (experts, *shape) = forms[name].dtype, forms[name].shape
+    if name.endswith("_blocks"):
+        dtype, theirs = torch.bfloat16, (name, name[:-len("blocks")] + "scales")
+        shape = [shape[0], math.prod(shape[1:]) * 2]
+    elif kind == "weight":
+        shape = shape[::-1]
+    own = [(product, 0, 1)] if product == "down_proj" else [("gate_proj", 0, 2), ("up_proj", 1, 2)]
+    before = name[:name.index(product)]
+    for number in range(experts):
+        for which, first, step in own:
+            make = _one(first, step, kind == "weight")
+            form = Form(dtype, (shape[0] // step, *shape[1:]))
+            view = View(form, theirs, make, (number, number + 1))
+            yield f"{before}{number}.{which}.{kind}", view
+
+
+def _one(first: int, step: int, is_weight: bool) -> Make:
+    def made(read: Sequence[Tensor]) -> Tensor:
+        if len(read) == 2:
+            return mxfp4(read[0][0], read[1][0])[first::step]
+        whole = read[0][0].t() if is_weight else read[0][0]
+        return whole[first::step]
+
+    return made
+
+
+def mxfp4(blocks_OBH: Tensor, scales_OB: Tensor) -> Tensor:
+    """Weights `[out, in]` in bfloat16 out of blocks of 32 codes of 4 bits, two in a byte, and a power of 2 for each."""
+    values = torch.tensor([*FOUR_BITS, *(-value for value in FOUR_BITS)])
+    codes_OBHP = torch.stack((blocks_OBH & 15, blocks_OBH >> 4), -1).long()
+    weights = values[codes_OBHP].flatten(2)
+    power = scales_OB.int() - 127
+    return torch.ldexp(weights, power[..., None]).flatten(1).bfloat16()
