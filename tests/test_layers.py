@@ -37,7 +37,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "eval/load": 787,
     "eval/plan": 2356,
     "eval/specinfer": 736,
-    "train": 2007,
+    "train": 2010,
     "toy/corpus": 1585,
     "scripts": 722,
     "toy": 439,
