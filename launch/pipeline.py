@@ -15,7 +15,16 @@ from config.keys import parsed, written
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
-from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
+from launch.build import (
+    LMHead,
+    build_decoder,
+    build_draft,
+    build_lm_head,
+    build_passes,
+    build_ring,
+    build_stage,
+    sampler_of,
+)
 from launch.console import say
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
@@ -24,7 +33,6 @@ from launch.spec import RankSpec
 from launch.wiring import Rank
 from launch.words import resolve
 from model.drafts.draft import Draft, Passes
-from model.sample import Sampler
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
@@ -35,7 +43,9 @@ from pipeline.trace import NoTrace
 from tp.links import Loop
 
 KEYS = {option.name: option for option in keys_of(RunConfig)}
-ANSWER_KEYS = {"template", "temperature", "top_p", "top_k", "seed", "verify", "max_new_tokens", "ignore_eos"}
+ANSWER_KEYS = {
+    "template", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "seed", "verify", "max_new_tokens", "ignore_eos"}
 LEAST_GAIN = RANGES["opt_threshold"].least
 # A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
@@ -284,8 +294,8 @@ class Pipeline:
 
     def request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
         """The request for an answer to these token ids, chosen and ended as this configuration says."""
-        sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
-        request = Request(ids, sampler, config.max_new_tokens)
+        check_ids("logit_bias", [token for token, _ in config.biases], self.spec.sizes.vocab)
+        request = Request(ids, sampler_of(config), config.max_new_tokens)
         if self.text and not config.ignore_eos:
             request = replace(request, end=frozenset(self.text.end_ids))
         return replace(request, stop=self.text.stop_rule(stops)) if self.text and stops else request

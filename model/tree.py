@@ -49,13 +49,13 @@ class TokenTree:
 
     `limit` is the number of tokens the text may have in all; `ids` hands out node ids and is shared by all requests
     of a pipeline, so that a message about an old node can never mean a new one. Guesses are cut `best_first`, or in the
-    order in which they were added.
+    order in which they were added. `law` is the part of the target's law that paths decide (model/law.py), if any.
     """
 
     def __init__(self, prompt: Iterable[int], limit: int, ids: Iterator[int] | None = None,
-                 best_first: bool = True) -> None:
+                 best_first: bool = True, law: Any = None) -> None:
         self._ids = count() if ids is None else ids
-        self.limit, self.best_first = limit, best_first
+        self.limit, self.best_first, self.law = limit, best_first, law
         self.nodes: dict[int, Node] = {}  # the trunk and the live guesses
         self.trunk: list[int] = []
         self.unsent: deque[int] = deque()  # settled nodes that the target was not sent yet

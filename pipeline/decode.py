@@ -15,7 +15,8 @@ from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Seq
 from config.trees import Growth, TreeConfig
 from model.drafts.draft import Draft, Passes, Read, Reading, Spares, Steps, always
 from model.drafts.network import read_all
-from model.sample import Logprob, LogprobRequest, Sampler
+from model.law import PathLaw
+from model.sample import Logprob, LogprobRequest, Penalties, Sampler
 from model.tree import TokenTree
 from pipeline.pacing import Terms
 from pipeline.requests import RequestTarget, Ring
@@ -45,6 +46,12 @@ class Request:
         if self.likeliest is None:
             return None
         return LogprobRequest(self.likeliest, len(self.prompt) - 1 if self.echo else 0)
+
+    @property
+    def law(self) -> PathLaw | None:
+        """The part of the target's law that paths decide, for one answer; None: there is none."""
+        penalties = self.sampler.penalties
+        return PathLaw(penalties, len(self.prompt)) if penalties != Penalties() else None
 
 
 @dataclass
@@ -319,7 +326,8 @@ class Decoder:
             raise ValueError(f"the prompt has {tokens} tokens and the context only {self.max_length}: "
                              "shorten the prompt or raise max_length")
         limit = min(self.max_length, tokens + request.max_new_tokens)
-        task = Task(request, TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first))
+        tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first, request.law)
+        task = Task(request, tree)
         return task.answer, Settled(task, self, waits)
 
     def submit(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:

@@ -6,6 +6,7 @@ It knows nothing about HTTP or engines. Every field that is wrong, or means some
 from __future__ import annotations
 
 import gc
+import re
 import secrets
 from typing import Annotated, Any, Callable, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
 
@@ -22,23 +23,25 @@ MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
 SEEDS = 1 << 64
 ALL = -1  # what some clients write for top_k=0
+TOKEN = re.compile("[0-9]{1,9}")
 ROLES = {"developer": "system"}  # of a message, where a template has another name
 TEXT = "str"  # how pydantic names the type that comes first where a field may have several
 Item = TypeVar("Item")
 Renamed = Callable[[dict[str, Any]], dict[str, Any]]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
+CHOOSING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and what it may add
 NUMBERS = {  # a field -> what it may be
-    **{name: RANGES[name] for name in ("temperature", "top_p", "top_k")},
+    **{name: RANGES[name] for name in CHOOSING},
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), RANGES["max_new_tokens"]),
     "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
 # Fields that would change the answer if the pipeline knew them. One that is 0 or empty asks for nothing …
 REFUSED = """
-    tools tool_choice functions function_call response_format presence_penalty frequency_penalty repetition_penalty
-    repeat_penalty min_p logit_bias best_of suffix modalities audio prediction web_search_options min_tokens images
-    stop_token_ids use_beam_search""".split()
+    tools tool_choice functions function_call response_format repeat_penalty best_of suffix modalities audio prediction
+    web_search_options min_tokens images stop_token_ids use_beam_search""".split()
 HARMLESS: dict[str, Sequence[Any]] = {  # … and so do these values
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "best_of"), (1,)),
+    **dict.fromkeys(("repeat_penalty", "best_of"), (1,)),
     "response_format": ({"type": "text"},), "modalities": (["text"],)}
 
 
@@ -107,6 +110,11 @@ class Body(Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int | None, BeforeValidator(lambda top: 0 if top == ALL else top)] = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] = {}
     seed: int | None = None
     n: int = 1
     stop: str | Items[str] | None = None
@@ -127,7 +135,8 @@ class Body(Strict):
 
     def options(self, config: RunConfig) -> list[dict[str, Any]]:
         """The keys of each of `n` answers; one after the other has the next seed."""
-        given = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k")}
+        given = {key: getattr(self, key) for key in CHOOSING}
+        given["logit_bias"] = ",".join(f"{token}:{value:.6f}" for token, value in self.logit_bias.items()) or None
         given["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
         options = {key: value for key, value in given.items() if value is not None}
         options.update(self.reported)
@@ -151,10 +160,20 @@ class Body(Strict):
                 raise Refused(f"{name}={shown(value)} is not possible: give {allowed.advice}", name)
         if self.seed is not None and not -SEEDS < self.seed < SEEDS:
             raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
+        self._check_biases()
         if len(self.stops) > MOST_STOPS:
             raise Refused(f"stop has {len(self.stops)} texts: give {MOST_STOPS} at most", "stop")
         if any(map(HALF.search, self.stops)):
             raise Refused("stop has half a character: give whole ones", "stop")
+
+
+    def _check_biases(self) -> None:
+        if len(self.logit_bias) > MOST_BIASES:
+            raise Refused(f"logit_bias has {len(self.logit_bias)} tokens: give {MOST_BIASES} at most", "logit_bias")
+        for token, value in self.logit_bias.items():
+            if not TOKEN.fullmatch(token) or not abs(value) <= MOST_BIAS:
+                raise Refused(f"logit_bias.{plain(token)}={shown(value)} is not possible: give token ids, and numbers "
+                              f"from {-MOST_BIAS:g} to {MOST_BIAS:g}", "logit_bias")
 
 
 class Chat(Body):

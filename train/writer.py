@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from config.trees import TreeConfig
 from model.drafts.draft import NoDraft
-from model.drafts.eagle import inner_layers
 from model.sample import Sampler
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits, Request
@@ -38,9 +37,9 @@ def open_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.fl
     return model.to(device=device, dtype=dtype).eval()  # type: ignore[no-any-return, call-arg]
 
 
-def ring_of(model: Whole, capacity: int, requests: int = 1) -> Ring:
-    """A pipeline of one stage in this process, for so many requests at once of at most `capacity` rows."""
-    inner = inner_layers(model.config.layers)
+def ring_of(model: Whole, capacity: int, inner: Sequence[int] = (), requests: int = 1) -> Ring:
+    """A pipeline of one stage in this process, for so many requests at once of at most `capacity` rows; a draft reads
+    the inputs of its `inner` layers."""
     stage = Stage(model.body, lambda: model.cache(capacity), inner_layers=inner, requests=requests)
     return Ring(Loop(stage, None), model.lm_head, 2, model.device)
 
@@ -59,7 +58,7 @@ class Writer:
         Where one text ends, the next one begins.
         """
         length = max(map(len, prompts)) + self.limit
-        ring = ring_of(self.model, length, WRITTEN_AT_ONCE)
+        ring = ring_of(self.model, length, requests=WRITTEN_AT_ONCE)
         limits = Limits(length, WRITTEN_AT_ONCE)
         decoder = Decoder(ring, NoDraft(), autoregressive, TreeConfig(), limits)
         written = [decoder.submit(self._request(prompt, place)) for place, prompt in enumerate(prompts, first)]

@@ -262,7 +262,8 @@ class Mixture(Draft):
         chance = torch.tensor([probability for _, probability in mixed], dtype=torch.float64)
         order = tokens.argsort()
         noise = torch.empty_like(chance)
-        noise[order] = self._sampler.noise([position], tokens[order])[0]
+        drawn_TV = self._sampler.noise([position], tokens[order])
+        noise[order] = drawn_TV[0].to(noise)
         others = chance.new_tensor([max(rest, 0.0)]).log() + EULER
         whole = torch.cat([chance.log() + noise, others])
         worth = torch.softmax(whole, -1)[:-1]

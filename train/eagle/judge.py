@@ -32,7 +32,7 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     head = load_head(Checkpoint(folder), teacher.source.config, lambda: teacher.embedding, teacher.dtype,
                      teacher.device)
     capacity = length + 8 * TREE.init.nodes
-    ring = ring_of(teacher, capacity)
+    ring = ring_of(teacher, capacity, head.inner)
     lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
     return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, Limits(length))
 
