@@ -15,10 +15,11 @@ from config.cli import no_head
 from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
 from config.schema.untrusted import shown
+from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
 from model.drafts.draft import Draft, NoDraft, Passes
-from model.drafts.eagle import Eagle, Eagle3Head, load_head
+from model.drafts.eagle import Eagle, Eagle3Head, Fit, load_head
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, TreeDraft, read_all
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
@@ -27,7 +28,7 @@ from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part, read_sizes
-from model.weights.quant import Recast, compress, load, probe
+from model.weights.quant import Recast, compress, load, probe, unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
 from pipeline.drafters import Drafter, RemoteDraft
@@ -85,6 +86,9 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Sli
     names = {name[len("model."):]: name for name in held}
     weights = Recast(source, names, spec.quantizes)
     load(body, spec.quant, weights, spec.dtype, spec.device)
+    if why := unfolded(body):
+        say(f"rank {part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel for "
+            f"them here ({why})")
     return body
 
 
@@ -190,7 +194,7 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
                          f"{list(part.inner)}: split the model again with --eagle {folder}")
     compress(head, spec.draft_quant(), spec.dtype)
     logits = head.logits if isinstance(head, Eagle3Head) else lm_head
-    return Eagle(head, logits, spec.slots)
+    return Eagle(head, logits, spec.slots, Fit(str(folder), say))
 
 
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:

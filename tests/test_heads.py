@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,15 @@ from launch.build import build_draft
 from launch.spec import RankSpec
 from launch.split.write import split
 from model.drafts.draft import NoDraft
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head, load_head
+from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, Fit, fit_head, load_head
 from model.drafts.network import ModelDraft
 from model.llama import LlamaConfig
+from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import Part
 from tests.checkpoints import refused
 from tests.saved import here, save_model
-from tests.tiny import DEEP, weights
+from tests.tiny import CAPACITY, DEEP, pipeline, weights, write
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 53, "rms_norm_eps": 1e-6,
          "hidden_act": "silu", "max_position_embeddings": 256, "num_hidden_layers": 1, "model_type": "llama"}
@@ -150,6 +152,27 @@ def test_a_head_that_describes_another_network_is_refused_by_name(tmp_path, sent
 
 def test_a_window_that_holds_the_whole_context_is_plain_attention(tmp_path):
     fit_head(save(tmp_path / "head", True, {"sliding_window": 256}), BASE)
+
+
+@pytest.mark.parametrize("strategy", ["serial", "continuous"])
+def test_a_head_that_foresees_next_to_nothing_is_noticed_once(strategy):
+    said, prompt = [], [5, 17, 40, 3]
+    made = DEEP.eagle()
+    draft = Eagle(made.head, lambda out: -made.lm_head(out), CAPACITY, Fit("HEAD", said.append))
+    with pipeline(DEEP, 2, strategy, draft) as decoder:
+        for _ in range(2):
+            assert write(decoder, prompt, 60) == DEEP.text(prompt, 60, Sampler())
+    [sentence] = said
+    assert re.match(r"the draft head in HEAD foresaw [0-3] of the first 32 tokens: it was probably made for another",
+                    sentence)
+
+
+def test_a_head_that_is_right_now_and_then_is_no_stranger():
+    said = []
+    fit = Fit("HEAD", said.append)
+    for number in range(40):
+        fit.count(7, 7 if number % 8 == 0 else 8)
+    assert said == [] and (fit.tried, fit.right) == (40, 5)
 
 
 # Dialects of EAGLE-3: a tiny head in each form, beside the same computed plainly

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from config.schema.heads import VOCAB, Dialect, head_problems, read_dialect, verifier
 from config.schema.untrusted import shown
 from model.cache import Admitted, Rows
+from model.drafts.draft import Read, Steps
 from model.drafts.network import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
 from model.tree import TokenTree
@@ -27,6 +28,7 @@ from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
 
 OWN_EMBEDDING = "embed_tokens.weight"
 UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
+TRIED, LEAST = 32, 0.1  # guesses by which a head is judged, and the share of them that guessing needs at least
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
 
 
@@ -133,6 +135,27 @@ class Eagle3Head(nn.Module):
 Head = Union[EagleHead, Eagle3Head]
 
 
+class Fit:
+    """How often a head's best guess behind settled text became text, for the first `TRIED` of them.
+
+    If that was too rare, `report` gets a sentence, once: a head of another model, or one that was trained in another
+    template, is right next to never.
+    """
+
+    def __init__(self, name: str, report: Callable[[str], None]) -> None:
+        self.name, self.report = name, report
+        self.tried = self.right = 0
+
+    def count(self, guessed: int, became: int) -> None:
+        """Compare a guess with the token that became text."""
+        self.tried += 1
+        self.right += guessed == became
+        if self.tried == TRIED and self.right < LEAST * TRIED:
+            self.report(f"the draft head in {self.name} foresaw {self.right} of the first {TRIED} tokens: it was "
+                        "probably made for another model or another template, so take the head of this model, or add "
+                        "draft=suffix")
+
+
 class Eagle(TreeDraft):
     """A draft that guesses with a head; `lm_head` maps what the head makes to logits.
 
@@ -142,8 +165,9 @@ class Eagle(TreeDraft):
 
     source, lag = "eagle", 1
 
-    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
-        self.head, self.lm_head = head, lm_head
+    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int,
+                 fit: Fit | None = None) -> None:
+        self.head, self.lm_head, self._fit = head, lm_head, fit
         self.inner = isinstance(head, Eagle3Head)
         self.drifts = head.drifts
         layers = head.config.layers if self.inner else 1
@@ -165,6 +189,21 @@ class Eagle(TreeDraft):
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
+
+    def _begin_behind(self, length: int) -> None:
+        super()._begin_behind(length)
+        self._foreseen: tuple[int, int] | None = None  # a place in the text, and the token that was guessed for it
+
+    def _follow(self, tree: TokenTree) -> Steps[Read | None]:
+        read = yield from super()._follow(tree)
+        if self._fit and self._fit.tried < TRIED and read is not None:
+            place = len(tree.trunk)
+            if self._foreseen and self._foreseen[0] < place:
+                known, guessed = self._foreseen
+                self._fit.count(guessed, tree.nodes[tree.trunk[known]].token)
+            best = self.tokens(read.logits_AV[-1:].argmax(-1))
+            self._foreseen = place, int(best)
+        return read
 
     def tokens(self, place: Tensor) -> Tensor:
         return place if self.head.shift is None else place + self.head.shift[place]
