@@ -25,7 +25,7 @@ CHOICES = {
     "profile": ("none", *PROFILES),
     "time": ("real", "virtual"),
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
-    "quant": ("auto", "none", "int8", "nf4", "fp4"),
+    "quant": ("auto", "none", "int8", "int4", "nf4", "fp4"),
 }
 COUNT = 1_000_000_000  # the most of anything that is counted
 GUESSES = Range(1, MOST_GUESSES)
@@ -153,7 +153,7 @@ class RunConfig(Checked):
     # The machine
     device: str = "auto"  # auto, cpu, cuda or cuda:N; auto: a CUDA device per rank where there are any
     dtype: str = "auto"  # float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA
-    quant: str = "auto"  # weights of the layers: none, int8, nf4 or fp4 (bitsandbytes); auto: what the split holds
+    quant: str = "auto"  # weights of the layers: none, int4, int8, nf4 or fp4; auto: what the split holds
     quant_draft: bool = False  # quantize the draft's layers in the same way
     max_length: int = 2048  # tokens of prompt and answer together
     max_requests: int = 1  # answers that are made at once; each takes a KV cache of max_length tokens in every rank

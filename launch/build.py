@@ -28,7 +28,7 @@ from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part, read_sizes
-from model.weights.quant import Recast, compress, load, probe
+from model.weights.quant import Recast, compress, load, probe, unfolded
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
@@ -87,6 +87,9 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Sli
     names = {name[len("model."):]: name for name in held}
     weights = Recast(source, names, spec.quantizes)
     load(body, spec.quant, weights, spec.dtype, spec.device)
+    if why := unfolded(body):
+        say(f"rank {part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel for "
+            f"them here ({why})")
     return body
 
 

@@ -326,7 +326,7 @@ class Together:
                look: Look = PLAIN) -> Tensor:
         parts = (x.split(self._counts, 1) for x in (q_HTE, k_KTE, v_KTE))
         rows = zip(self._caches, *parts)
-        made = [cache.attend(layer, q, k, v, look) for cache, q, k, v in rows]
+        made = [cache.attend(layer, *own, look) for cache, *own in rows]
         return torch.cat(made, 1)
 
 

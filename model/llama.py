@@ -99,10 +99,12 @@ class LlamaConfig:
             hidden=hidden, layers=given["num_hidden_layers"], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             intermediate=given[wide], vocab=given["vocab_size"],
             context=context, eps=given["rms_norm_eps"], theta=theta, scaling=scaling,
-            family=replace(family, qkv_bias=qkv_bias), tied=bool(given.get("tie_word_embeddings", family.tied)),
+            family=replace(family, qkv_bias=qkv_bias),
+            tied=bool(given.get("tie_word_embeddings", family.tied)),
             rope=rope, turned=given.get("partial_rotary_factor") or 1.0, windows=windows(given, family),
             unturned=unturned(given), local=given.get("rope_local_base_freq") or 0.0,
-            scales=Scales.read(given, family), experts=given[family.experts[0]] if family.experts else 0,
+            scales=Scales.read(given, family),
+            experts=given[family.experts[0]] if family.experts else 0,
             chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
 
     @property
@@ -221,7 +223,8 @@ class MLP(nn.Module):
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.gelu, self.clamp = c.family.gelu, c.scales.clamp
-        self.gate_proj = linear(c.hidden, c.intermediate, c.family.bias) if c.family.gated else None
+        gate = linear(c.hidden, c.intermediate, c.family.bias)
+        self.gate_proj = gate if c.family.gated else None
         self.up_proj = linear(c.hidden, c.intermediate, c.family.bias)
         self.down_proj = linear(c.intermediate, c.hidden, c.family.bias)
 
@@ -231,7 +234,8 @@ class MLP(nn.Module):
             return self.down_proj(F.relu(up))
         gate = self.gate_proj(x_TD)
         if self.clamp:
-            gate, up = gate.clamp(max=self.clamp), up.clamp(-self.clamp, self.clamp)
+            gate = gate.clamp(max=self.clamp)
+            up = up.clamp(-self.clamp, self.clamp)
             return self.down_proj(gate * torch.sigmoid(CLAMPED_GELU * gate) * (up + 1))
         gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
         return self.down_proj(gate * up)

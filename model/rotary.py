@@ -59,7 +59,8 @@ class Rotary(nn.Module):
         trained = scaling.get("original_max_position_embeddings") or c.context
         turns = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
         cycles = [trained / (2 * math.pi * turn) for turn in turns]
-        low, high = (size * math.log(cycle) / (2 * math.log(c.theta)) for cycle in cycles)
+        wave = 2 * math.log(c.theta)
+        low, high = (size * math.log(cycle) / wave for cycle in cycles)
         if scaling.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, size - 1)

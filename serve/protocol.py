@@ -6,6 +6,7 @@ It knows nothing about HTTP or engines. Every field that is wrong, or means some
 from __future__ import annotations
 
 import gc
+import json
 import re
 import secrets
 from typing import Annotated, Any, Callable, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
@@ -17,6 +18,7 @@ from config.keys import Range
 from config.run_config import RANGES, RunConfig
 from config.schema.untrusted import parse_object, plain, shown
 from launch.pipeline import Prompt
+from model.grammar import Guide
 from model.text import taken_variables
 
 MOST_CHOICES = 16  # choices of one request: prompts times n
@@ -37,12 +39,12 @@ NUMBERS = {  # a field -> what it may be
     "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
 # Fields that would change the answer if the pipeline knew them. One that is 0 or empty asks for nothing …
 REFUSED = """
-    tools tool_choice functions function_call response_format repeat_penalty best_of suffix modalities audio prediction
+    tools tool_choice functions function_call repeat_penalty best_of suffix modalities audio prediction
     web_search_options min_tokens images stop_token_ids use_beam_search""".split()
 HARMLESS: dict[str, Sequence[Any]] = {  # … and so do these values
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
     **dict.fromkeys(("repeat_penalty", "best_of"), (1,)),
-    "response_format": ({"type": "text"},), "modalities": (["text"],)}
+    "modalities": (["text"],)}
 
 
 class Refused(Exception):
@@ -65,7 +67,7 @@ class Choice(NamedTuple):
     """What the pipeline is asked for one choice of an answer: a prompt, its template, and the keys of an answer.
 
     `field` is where the prompt stood, `variables` are what the template reads beside the messages, and `echo` says
-    whether the answer begins with the prompt.
+    whether the answer begins with the prompt. `guide` is the grammar of the answer, and `guided_by` where that stood.
     """
 
     prompt: Prompt
@@ -74,6 +76,8 @@ class Choice(NamedTuple):
     field: str = "prompt"
     variables: Mapping[str, Any] = {}
     echo: bool = False
+    guide: Guide | None = None
+    guided_by: str = ""
 
     @property
     def wants_logprobs(self) -> bool:
@@ -101,6 +105,24 @@ class ChatMessage(Strict):
     tool_calls: list[Any] | None = None
 
 
+class Schema(Strict):
+    name: str = ""
+    schema_: dict[str, Any] = Field({}, alias="schema")
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+    @property
+    def guide(self) -> Guide | None:
+        if self.type == "text":
+            return None
+        if self.type == "json_schema" and self.json_schema is None:
+            raise Refused("response_format.json_schema is missing: give it with a schema", "response_format")
+        return Guide.json_schema(self.json_schema.schema_ if self.json_schema else None)
+
+
 class Body(Strict):
     """What chats and completions share. What is left out is as the server was started."""
 
@@ -120,6 +142,11 @@ class Body(Strict):
     stop: str | Items[str] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Items[str] | None = None
+    guided_grammar: str | None = None
     user: str = ""
     flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
 
@@ -148,6 +175,28 @@ class Body(Strict):
             first = self.seed
         return [{**options, "seed": (first + number) % SEEDS} for number in range(self.n)]
 
+    @property
+    def guides(self) -> dict[str, Guide]:
+        """The grammars that the answer has to follow, by the field that names each."""
+        found = {"response_format": self.response_format.guide}
+        if self.guided_json is not None:
+            found["guided_json"] = schema_of(self.guided_json)
+        if self.guided_regex is not None:
+            found["guided_regex"] = Guide("regex", self.guided_regex)
+        if self.guided_choice == []:
+            raise Refused("guided_choice is empty: give the texts among which to choose", "guided_choice")
+        if self.guided_choice is not None:
+            found["guided_choice"] = Guide("choice", json.dumps(self.guided_choice))
+        if self.guided_grammar is not None:
+            found["guided_grammar"] = Guide("grammar", self.guided_grammar)
+        return {field: guide for field, guide in found.items() if guide}
+
+    def guided(self, choices: list[Choice]) -> list[Choice]:
+        """The choices with the grammar of their answers."""
+        for field, guide in self.guides.items():
+            choices = [choice._replace(guide=guide, guided_by=field) for choice in choices]
+        return choices
+
     def choices(self, config: RunConfig) -> list[Choice]:
         """What the pipeline is asked, choice by choice."""
         raise NotImplementedError
@@ -161,6 +210,8 @@ class Body(Strict):
         if self.seed is not None and not -SEEDS < self.seed < SEEDS:
             raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
         self._check_biases()
+        if len(self.guides) > 1:
+            raise Refused(f"{' and '.join(self.guides)} are both given: give one of them", [*self.guides][-1])
         if len(self.stops) > MOST_STOPS:
             raise Refused(f"stop has {len(self.stops)} texts: give {MOST_STOPS} at most", "stop")
         if any(map(HALF.search, self.stops)):
@@ -199,8 +250,9 @@ class Chat(Body):
         if not messages:
             raise Refused("messages is empty: say what to ask in one of the role user", "messages")
         self._check_variables(config)
-        return [Choice(messages, config.template, options, "messages", self.chat_template_kwargs)
-                for options in self.options(config)]
+        choices = [Choice(messages, config.template, options, "messages", self.chat_template_kwargs)
+                   for options in self.options(config)]
+        return self.guided(choices)
 
     def _check_variables(self, config: RunConfig) -> None:
         """Refuse what the template does not read."""
@@ -238,8 +290,9 @@ class Completion(Body):
                           f"{MOST_CHOICES} at most", "prompt")
         if not all(self.prompts):
             raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
-        return [Choice(prompt, "none", options, echo=self.echo)
-                for prompt in self.prompts for options in self.options(config)]
+        choices = [Choice(prompt, "none", options, echo=self.echo)
+                   for prompt in self.prompts for options in self.options(config)]
+        return self.guided(choices)
 
 
 class ToTokenize(Strict):
@@ -259,6 +312,11 @@ class ToTokenize(Strict):
         chat = Chat(messages=self.messages or [], chat_template_kwargs=self.chat_template_kwargs)
         choice, = chat.choices(config)
         return choice
+
+
+def schema_of(given: dict[str, Any] | str) -> Guide:
+    """The grammar of a schema, which may be a text."""
+    return Guide("json_schema", given) if isinstance(given, str) else Guide.json_schema(given)
 
 
 def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:

@@ -277,7 +277,8 @@ def test_the_windows_of_layers_are_read_from_either_kind_of_config():
     assert windows("qwen2.5", use_sliding_window=False, sliding_window=32) == ()
     assert windows("qwen2.5 with windows") == windows("qwen2.5 with windows", **old) == (0, 0, 16, 16)
     assert windows("gemma2") == windows("gemma2", **old) == (16, 0, 16, 0)
-    assert windows("gemma3", **old) == (16, 16, 16, 16) and windows("gemma3", **old, num_hidden_layers=6)[4:] == (16, 0)
+    assert windows("gemma3", **old) == (16, 16, 16, 16)
+    assert windows("gemma3", **old, num_hidden_layers=6)[4:] == (16, 0)
     assert windows("gemma3", **old, sliding_window_pattern=2) == (16, 0, 16, 0)
 
 
@@ -351,7 +352,8 @@ OUT_OF_RANGE = {
 
 @pytest.mark.parametrize("sentence", OUT_OF_RANGE)
 def test_a_field_out_of_range_is_refused_where_the_file_is_read(tmp_path, sentence):
-    (tmp_path / "config.json").write_text(json.dumps({**config_of("gemma3"), **OUT_OF_RANGE[sentence]}))
+    config = {**config_of("gemma3"), **OUT_OF_RANGE[sentence]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with refused(sentence):
         read_config(tmp_path)
 
@@ -384,12 +386,15 @@ def test_only_chosen_experts_are_computed_and_each_row_as_if_alone(tmp_path):
     layer = Whole(Unfolded(saved.base), torch.float64, "cpu").body.layers["0"].mlp
     called = []
     for number, expert in enumerate(layer.experts):
-        expert.register_forward_hook(lambda module, given, out, number=number: called.append((number, len(given[0]))))
+        expert.register_forward_hook(
+            lambda module, given, out, number=number: called.append((number, len(given[0]))))
     x = torch.randn(3, 48, dtype=torch.float64)
     whole, rows = layer(x), list(called)
-    assert sum(count for _, count in rows) == 6 and [number for number, _ in rows] == sorted({n for n, _ in rows})
+    numbers = [number for number, _ in rows]
+    assert sum(count for _, count in rows) == 6 and numbers == sorted(set(numbers))
     called.clear()
-    torch.testing.assert_close(torch.cat([layer(x[i:i + 1]) for i in range(3)]), whole, rtol=1e-12, atol=1e-12)
+    alone = torch.cat([layer(row[None]) for row in x])
+    torch.testing.assert_close(alone, whole, rtol=1e-12, atol=1e-12)
     assert len(called) == 6
 
 
@@ -397,7 +402,8 @@ def test_the_text_of_a_model_that_also_sees_is_split_alone(tmp_path):
     saved = Saved("mistral, yarn", tmp_path)
     config = json.loads((saved.base / "config.json").read_text())
     outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {}}
-    (saved.base / "config.json").write_text(json.dumps({**outer, "text_config": {**config, "architectures": None}}))
+    outer["text_config"] = {**config, "architectures": None}
+    (saved.base / "config.json").write_text(json.dumps(outer))
     tensors = load_file(saved.base / "model.safetensors")
     seeing = {"vision_tower.patch.weight": torch.zeros(3), "multi_modal_projector.norm.weight": torch.zeros(3)}
     save_file({**seeing, **{f"language_model.{name}": x for name, x in tensors.items()}},

@@ -93,9 +93,11 @@ class TPLayer(nn.Module):
         self.self_attn: nn.Module = layer.self_attn
         self.mlp: nn.Module = layer.mlp
         self.into_attention = self._join(self.self_attn)
-        if isinstance(self.mlp, Experts):
-            self.mlp = Summed(self.mlp, comm)
-        self.into_mlp = [self.mlp.rows] if isinstance(self.mlp, Summed) else self._join(self.mlp)
+        if isinstance(layer.mlp, Experts):
+            self.mlp = summed = Summed(layer.mlp, comm)
+            self.into_mlp: list[nn.Module] = [summed.rows]
+        else:
+            self.into_mlp = self._join(self.mlp)
 
     def _join(self, block: nn.Module) -> list[nn.Module]:
         """Replace the products at both ends of a block by parallel ones; returns the products that it began with."""

@@ -74,16 +74,16 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "glm4": Family("Glm4ForCausalLM", neighbours=True, after=True, names=GLM4,
                    says={"partial_rotary_factor": ANY, "attention_bias": ANY}, usual={"partial_rotary_factor": 0.5}),
     "ministral": Family("MinistralForCausalLM"),
-    "gemma2": Family("Gemma2ForCausalLM", tied=True, after=True, one_more=True, scaled=True, gelu=True,
-                     windows=2, names=SANDWICH, says=GELU,
+    "gemma2": Family("Gemma2ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
+                     gelu=True, windows=2, names=SANDWICH, says=GELU,
                      usual={"query_pre_attn_scalar": 256, "sliding_window": 4096}),
     "gemma3_text": Family("Gemma3ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
                           gelu=True, head_norms=True, windows=6, names=SANDWICH, says=GELU, usual=GEMMA3),
     "mixtral": Family("MixtralForCausalLM", experts=LOCAL_EXPERTS, names=MIXTRAL, usual={"num_experts_per_tok": 2}),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", head_norms=True, experts=EXPERTS, usual={"norm_topk_prob": False},
                         names=((r"\.mlp\.gate\.", ".mlp.router."),)),
-    "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True, windows=2,
-                      experts=LOCAL_EXPERTS, says={"attention_bias": ANY},
+    "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True,
+                      windows=2, experts=LOCAL_EXPERTS, says={"attention_bias": ANY},
                       usual={"attention_bias": True, "swiglu_limit": 7.0}),
 }
 SUPPORTED = {  # fields that may be left out, and all that they may say
@@ -129,7 +129,8 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
     sparse = (*family.experts, "num_experts_per_tok") if family and family.experts else ()
-    check(given, {}, "config.json", needed=(*NEEDED, *ROTARY[given["rope_type"]], *sparse))
+    turning = ROTARY[given["rope_type"]]
+    check(given, {}, "config.json", needed=(*NEEDED, *turning, *sparse))
     misfit = next(_misfits(given), "")
     if misfit:
         raise ValueError(f"config.json says {misfit}; copy it again from the model")

@@ -1,6 +1,6 @@
 """A model's checkpoint as the decoder wants it: LLaMA's names, and a tensor for each product, whatever the file has.
 
-Fused products are cut and rows put into another order as they are read, a tensor at a time.
+Fused products are cut, rows put into another order and quantized weights unfolded as they are read, a tensor at a time.
 """
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import math
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
+from model.weights.packed import BESIDE, Make, check_method, mxfp4, packed
 
 BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # computed again where needed
 WRAPPED = (  # names of the text's part in a model that also sees
@@ -22,9 +23,8 @@ WRAPPED = (  # names of the text's part in a model that also sees
 SEEING = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.")
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 PART = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
+PACKED = re.compile(r"\.(qweight|weight_packed)$")
 TOGETHER = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # of all experts
-FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # what MXFP4's codes mean; those from 8 on are negative
-Make = Callable[[Sequence[Tensor]], Tensor]
 Piece = Tuple[str, "View"]
 
 
@@ -45,12 +45,14 @@ class Unfolded(Checkpoint):
         """By the decoder's names, in the order of the files; ValueError for a config that is not supported."""
         try:
             c = LlamaConfig.read(self.config)
+            check_method(self.config)
         except ValueError as error:
             raise ValueError(f"{self.folder}: {error}") from None
         found: dict[str, View] = {}
         forms = {name: place[0] for name, place in self._place.items()}
+        quantized = bool(self.config.get("quantization_config"))
         for theirs in self._place:
-            if BUFFER.search(theirs) or SEEING.search(theirs):
+            if BUFFER.search(theirs) or SEEING.search(theirs) or quantized and theirs.endswith(BESIDE):
                 continue
             name = theirs
             for pattern, ours in (*WRAPPED, *c.family.names):
@@ -59,9 +61,21 @@ class Unfolded(Checkpoint):
             if together:
                 found.update(_experts(name, together[1], forms))
             else:
-                whole = View(forms[theirs], (theirs,))
+                whole = self._whole(theirs, forms) if quantized else View(forms[theirs], (theirs,))
+                name = PACKED.sub(".weight", name)
                 found.update(_turned(c, _cut(c, name, whole)))
         return found
+
+    def _whole(self, theirs: str, forms: Mapping[str, Form]) -> View:
+        """A tensor that may be quantized."""
+        try:
+            made = packed(theirs, forms, self.config)
+            lacking = [name for name in made[1] if name not in forms] if made else []
+        except KeyError as error:
+            lacking = [error.args[0]]
+        if lacking:
+            raise ValueError(f"{self.folder} lacks {lacking[0]}, which {theirs} needs; download the model again")
+        return View(*made) if made else View(forms[theirs], (theirs,))
 
     def names(self) -> list[str]:
         return list(self._views)
@@ -91,11 +105,19 @@ def _cut(c: LlamaConfig, name: str, view: View) -> Iterator[Piece]:
     if sum(sizes) != shape[0]:  # which is reported where shapes are compared
         yield name, view
         return
-    begin = 0
+    begin, whole = 0, view
     for own, size in zip(FUSED[part[2]], sizes):
         form = Form(dtype, (size, *shape[1:]))
-        yield name.replace(part[2], own), View(form, view.theirs, span=(begin, begin + size))
+        if len(view.theirs) == 1:
+            view = View(form, view.theirs, span=(begin, begin + size))
+        else:
+            view = View(form, view.theirs, _rows(whole.make, begin, size))
+        yield name.replace(part[2], own), view
         begin += size
+
+
+def _rows(make: Make, begin: int, size: int) -> Make:
+    return lambda read: make(read).narrow(0, begin, size)
 
 
 def _turned(c: LlamaConfig, pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -133,7 +155,9 @@ def _experts(name: str, product: str, forms: Mapping[str, Form]) -> Iterator[Pie
         shape = [shape[0], math.prod(shape[1:]) * 2]
     elif kind == "weight":
         shape = shape[::-1]
-    own = [(product, 0, 1)] if product == "down_proj" else [("gate_proj", 0, 2), ("up_proj", 1, 2)]
+    own = [("gate_proj", 0, 2), ("up_proj", 1, 2)]  # name, first row, step from row to row
+    if product == "down_proj":
+        own = [(product, 0, 1)]
     before = name[:name.index(product)]
     for number in range(experts):
         for which, first, step in own:
@@ -151,12 +175,3 @@ def _one(first: int, step: int, is_weight: bool) -> Make:
         return whole[first::step]
 
     return made
-
-
-def mxfp4(blocks_OBH: Tensor, scales_OB: Tensor) -> Tensor:
-    """Weights `[out, in]` in bfloat16 out of blocks of 32 codes of 4 bits, two in a byte, and a power of 2 for each."""
-    values = torch.tensor([*FOUR_BITS, *(-value for value in FOUR_BITS)])
-    codes_OBHP = torch.stack((blocks_OBH & 15, blocks_OBH >> 4), -1).long()
-    weights = values[codes_OBHP].flatten(2)
-    power = scales_OB.int() - 127
-    return torch.ldexp(weights, power[..., None]).flatten(1).bfloat16()
