@@ -95,15 +95,15 @@ class LlamaConfig:
         biased = given.get("attention_bias") if "attention_bias" in family.says else family.qkv_bias
         wide = family.experts[1] if family.experts else "intermediate_size"
         qkv_bias = given.get("qkv_bias", bool(biased))  # EAGLE's heads of Qwen2 say it
-        return LlamaConfig(
+        plain = LlamaConfig(
             hidden=hidden, layers=given["num_hidden_layers"], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             intermediate=given[wide], vocab=given["vocab_size"],
             context=context, eps=given["rms_norm_eps"], theta=theta, scaling=scaling,
             family=replace(family, qkv_bias=qkv_bias),
-            tied=bool(given.get("tie_word_embeddings", family.tied)),
-            rope=rope, turned=given.get("partial_rotary_factor") or 1.0, windows=windows(given, family),
+            tied=bool(given.get("tie_word_embeddings", family.tied)), scales=Scales.read(given, family))
+        return replace(
+            plain, rope=rope, turned=given.get("partial_rotary_factor") or 1.0, windows=windows(given, family),
             unturned=unturned(given), local=given.get("rope_local_base_freq") or 0.0,
-            scales=Scales.read(given, family),
             experts=given[family.experts[0]] if family.experts else 0,
             chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
 
