@@ -33,6 +33,7 @@ from launch.spec import RankSpec
 from launch.wiring import Rank
 from launch.words import resolve
 from model.drafts.draft import Draft, Passes
+from model.grammar import Grammar, Grammars, Guide
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
@@ -218,7 +219,8 @@ class Pipeline:
         """An answer that is made while its pieces are read, with options as for `generate`.
 
         With `logprobs=N` the answer has what the target says of each token and of the N likeliest ones, with
-        `prompt_logprobs=True` also of the prompt's.
+        `prompt_logprobs=True` also of the prompt's. `guide` is a grammar that the answer follows
+        (`model.grammar.Guide`, as `Guide.json_schema({"type": "object"})`).
         """
         return self._generation(prompt, options, self.decoder.decode)
 
@@ -261,6 +263,7 @@ class Pipeline:
         priority: float = options.pop("priority", 1.0)
         likeliest: int | None = options.pop("logprobs", None)
         echo: bool = options.pop("prompt_logprobs", False)
+        guide: Guide | None = options.pop("guide", None)
         if self.ring.stopped:
             raise RuntimeError("the pipeline is closed: ask inside its with")
         if not priority > 0:
@@ -269,7 +272,8 @@ class Pipeline:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
         config = replace(self.config, **_answer_values(options))
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
-        request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
+        grammar = self.grammar(guide) if guide else None
+        request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
         return Generation(answer, settled, reader, self.rank.trace)
@@ -291,6 +295,13 @@ class Pipeline:
             ids = self.text.prompt_ids([str(turn) for turn in turns], template)
         check_ids("the prompt", ids, self.spec.sizes.vocab)
         return ids
+
+    def grammar(self, guide: Guide) -> Grammar:
+        """A grammar over the model's tokens, for any thread; raises ValueError for one that cannot be met."""
+        if self.grammars is None:
+            raise ValueError("this pipeline was started for token ids, and a grammar is of text: leave it out, "
+                             "or start it without prompt_ids")
+        return self.grammars.of(guide)
 
     def request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
         """The request for an answer to these token ids, chosen and ended as this configuration says."""
@@ -364,6 +375,12 @@ class Pipeline:
                 f"under way at once, since a guess takes {measured.guess * 1e3:.3g} ms; the replicas here compute "
                 f"{servers} at once, so some will wait: give {longer}replicas for {needed}")
         return chosen or least
+
+    @cached_property
+    def grammars(self) -> Grammars | None:
+        """The grammars over the model's tokens; None where there is no tokenizer."""
+        text = self.text
+        return Grammars(text.tokenizer, self.spec.sizes.vocab, text.end_ids) if text else None
 
     @cached_property
     def passes(self) -> Passes:

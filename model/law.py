@@ -1,4 +1,4 @@
-"""What a request asks of the target's law at a node beside the sampler's part: biases and penalties.
+"""What a request asks of the target's law at a node beside the sampler's part: biases, penalties and a grammar.
 
 All of it follows from the tokens on the path from the root to the node. So the law at a node does not depend on the
 method, nor on who guessed the node, and a branch is judged by the counts of its own tokens.
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.grammar import Follower, Grammar
 from model.sample import Penalties
 from model.tree import TokenTree
 
@@ -22,8 +23,9 @@ from model.tree import TokenTree
 class PathLaw:
     """The part of one request's law that its path decides; `begin` is the number of tokens of its prompt."""
 
-    def __init__(self, penalties: Penalties, begin: int) -> None:
+    def __init__(self, penalties: Penalties, begin: int, grammar: Grammar | None = None) -> None:
         self._penalties, self._begin = penalties, begin
+        self.follower = Follower(grammar, begin) if grammar else None
         self._read = 0  # tokens of the text that were counted …
         self._text: Counter[int] = Counter()  # … in prompt and answer
         self._answer: Counter[int] = Counter()  # … and in the answer alone
@@ -40,7 +42,22 @@ class PathLaw:
             logits_TV[:, columns] += logits_TV.new_tensor(values)[place]
         if self._penalties.counts:
             self._penalize(logits_TV, [path_below(tree, node) for node in nodes], tree, known_V)
-        return logits_TV
+        if self.follower is None:
+            return logits_TV
+        size = logits_TV.shape[-1] if known_V is None else int(known_V.max()) + 1
+        allowed_TV = torch.from_numpy(self.follower.mask(tree, nodes, size)).to(logits_TV.device)
+        if known_V is not None:
+            allowed_TV = allowed_TV[:, known_V]
+            allowed_TV[~allowed_TV.any(-1)] = True  # a draft that knows none of them guesses for nothing
+        return logits_TV.masked_fill(~allowed_TV, float("-inf"))
+
+    def allows(self, tree: TokenTree, node: int, token: int) -> bool:
+        """Whether a token may follow a node, which is the tip or a guess."""
+        return self.follower is None or self.follower.allows(tree, node, token)
+
+    def forced(self, tree: TokenTree, node: int) -> Sequence[int]:
+        """The tokens that have to follow a node, as far as that is known."""
+        return self.follower.forced(tree, node) if self.follower else ()
 
     def _penalize(self, logits_TV: Tensor, paths: Sequence[Sequence[int]], tree: TokenTree,
                   known_V: Tensor | None) -> None:

@@ -100,7 +100,7 @@ class TokenTree:
     def add(self, parent: int, token: int, score: float, source: str = "") -> int:
         """Guess `token` after `parent`, as `source` proposes, with the log-probability of the path that it gives.
 
-        A guess that is already there keeps its id, and the better of its scores.
+        A guess that is already there keeps its id, and the better of its scores. What the law rules out is not sent.
         """
         above = self.nodes[parent]
         path = min(score, above.score)
@@ -113,7 +113,8 @@ class TokenTree:
         node = self._new(parent, token, path)
         self.nodes[node].proposals[source] = score
         self.live.add(node)
-        self.waiting.add(node)
+        if self.law is None or self.law.allows(self, parent, token):
+            self.waiting.add(node)
         return node
 
     def propose(self, parent: int, proposal: Proposal, score: float) -> int:

@@ -14,7 +14,9 @@ from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Seq
 
 from config.trees import Growth, TreeConfig
 from model.drafts.draft import Draft, Passes, Read, Reading, Spares, Steps, always
+from model.drafts.forced import ForcedDraft
 from model.drafts.network import read_all
+from model.grammar import Grammar
 from model.law import PathLaw
 from model.sample import Logprob, LogprobRequest, Penalties, Sampler
 from model.tree import TokenTree
@@ -39,6 +41,7 @@ class Request:
     priority: float = 1.0  # how much its guesses count beside those of other requests, and who begins first
     likeliest: int | None = None  # report the log-probability of each token, and of so many likeliest ones beside it
     echo: bool = False  # report them of the prompt, too, which is then read from its first token on
+    grammar: Grammar | None = None  # that the answer has to follow
 
     @property
     def logprobs(self) -> LogprobRequest | None:
@@ -51,7 +54,9 @@ class Request:
     def law(self) -> PathLaw | None:
         """The part of the target's law that paths decide, for one answer; None: there is none."""
         penalties = self.sampler.penalties
-        return PathLaw(penalties, len(self.prompt)) if penalties != Penalties() else None
+        if penalties == Penalties() and self.grammar is None:
+            return None
+        return PathLaw(penalties, len(self.prompt), self.grammar)
 
 
 @dataclass
@@ -152,8 +157,9 @@ class Task:
         """Those of the tokens up to the end of the answer, and why this is it; else nothing."""
         request, limit = self.request, self.tree.limit
         room = limit - self.answer.prompt_tokens - self.answer.new_tokens
+        ends = request.grammar.ends if request.grammar else request.end
         for i, token in enumerate(tokens[:room], 1):
-            if token in request.end or request.stop(token):
+            if token in ends or request.stop(token):
                 return tokens[:i], "stop"
         if len(tokens) < room:
             return tokens, ""
@@ -412,7 +418,8 @@ class Decoder:
                 draft.copy(held.draft, length)
         if held is not None:
             target.begin_behind(held.request, held.nodes, length)
-        guessing = draft if self.ring.trace is OFF else TracedDraft(draft, self.ring.trace)
+        guessing = ForcedDraft(draft) if request.grammar else draft
+        guessing = guessing if self.ring.trace is OFF else TracedDraft(guessing, self.ring.trace)
         if cfg.plain:
             guessing = RestingDraft(guessing, target)
         task.start(target, draft, self.strategy(task.tree, target, guessing, cfg))

@@ -172,7 +172,7 @@ class Server(Service):
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
         choices = body.choices(self.config.run)
         asking = Asking(self.engine, choices, watched=body.stream and body.flowspec_tree)
-        written = Written(form, self.model, choices[0].wants_logprobs)
+        written = Written(form, self.model, choices[0].wants_logprobs, choices[0].dialect)
         with ExitStack() as held:
             held.callback(asking.close)
             if not body.stream:

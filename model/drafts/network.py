@@ -274,7 +274,7 @@ class TreeDraft(Draft):
         if math.isnan(values[0]):  # which sorts first
             raise self._damaged(read.out_TD)
         guesses = [(self._frontier[parent], token, self._base + value)
-                   for parent, token, value in zip(parents, tokens, values)]
+                   for parent, token, value in zip(parents, tokens, values) if value > -math.inf]
         least = tree.nodes[tree.tip].score + growth.worth
         taken = tree.offer(guesses, growth.nodes, least, self.source)
         self._frontier = taken[:growth.width]
@@ -320,7 +320,8 @@ class TreeDraft(Draft):
             if gain_TW.isnan().any():
                 raise self._damaged(logits_TV)
             rows = zip(token_TW.tolist(), gain_TW.tolist(), counts)
-            return [proposer.likely(tokens[:count], gains) for tokens, gains, count in rows]
+            likely = [proposer.likely(tokens[:count], gains) for tokens, gains, count in rows]
+            return [[guess for guess in guesses if guess[1] > -math.inf] for guesses in likely]
         law_TV = laws(sampler, logits_TV)
         if np.isnan(law_TV).any():
             raise self._damaged(logits_TV)
