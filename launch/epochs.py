@@ -59,8 +59,12 @@ class Epochs:
                         raise
 
     def leave(self, loss: PeerLost) -> None:
-        """End the connections of this epoch, for this reason; whoever waits at one of them goes on."""
+        """Cut the connections of this epoch, for this reason."""
         self._heartbeat.rest(str(loss))
+        self.cut()
+
+    def cut(self) -> None:
+        """Let threads that wait at a connection go on."""
         if self._made is not None:
             self._made.cut()
 
@@ -96,7 +100,8 @@ class Epochs:
 
     def _entry(self, rank: int) -> tuple[int, str]:
         """The epoch to which a rank has come last, 0 if to none, and its door there."""
-        number, _, name = (self._store.look(f"door/{rank}") or b"0").decode().partition(" ")
+        entry = self._store.look(f"door/{rank}") or b"0"
+        number, _, name = entry.decode().partition(" ")
         return int(number), name
 
     def _came(self, rank: int) -> int:
@@ -135,12 +140,14 @@ class Opening(Epochs):
         return self._store.add(EPOCH, 1)
 
     def _all_come(self, until: float) -> bool:
-        first, found = until == math.inf, set()  # at the first start a rank may take its time to import modules
-        while missing := [rank for rank in self._heartbeat.others if self._came(rank) < self.number]:
-            for rank in missing:
-                if not first and rank in self._heartbeat.silent() and rank not in found:
-                    found.add(rank)
-                    self._store.add(HUNG.format(rank), 1)
+        first = until == math.inf  # at the first start a rank may take its time to import modules
+        found: set[int] = set()
+        others = self._heartbeat.others
+        while missing := [rank for rank in others if self._came(rank) < self.number]:
+            hung = set(missing).intersection(self._heartbeat.silent())
+            for peer in () if first else hung - found:
+                found.add(peer)
+                self._store.add(HUNG.format(peer), 1)
             reason = self._attend()
             if not reason and time.monotonic() > until:
                 reason = "rank " + " and rank ".join(map(str, missing)) + " did not come back within recover_seconds"

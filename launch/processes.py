@@ -83,10 +83,11 @@ class Ranks:
 
     def failed(self) -> Mapping[int, int]:
         """The same without those that are to be started again."""
-        return {rank: code for rank, code in self.ended().items() if not self._can_return(rank, code)}
+        ended = self.ended().items()
+        return {rank: code for rank, code in ended if not self._can_return(rank, code)}
 
-    def _can_return(self, rank: int, code: int) -> bool:
-        return self.recovers and rank > 0 and code < 0 and self._server.poll() is None
+    def _can_return(self, one: int, code: int) -> bool:
+        return self.recovers and one > 0 > code and self._server.poll() is None
 
     def mend(self, hung: Mapping[int, int]) -> None:
         """Start those again; kill ranks that were found `hung` more often than they were killed for it."""
@@ -253,7 +254,9 @@ def tend(ranks: Ranks, folder: str) -> str:
     if failed:
         return reason_of(failed, noted_in(folder))
     store = Folder(folder)
-    ranks.mend({rank: store.add(HUNG.format(rank), 0) for rank in ranks.numbers} if ranks.recovers else {})
+    if ranks.recovers:
+        hung = {rank: store.add(HUNG.format(rank), 0) for rank in ranks.numbers}
+        ranks.mend(hung)
     return ""
 
 

@@ -167,15 +167,17 @@ class Member:
         number, seconds = self._rank, self._prepared.config.recover_seconds
         if self._epochs is None or self.wires is None or not self._recovers:
             raise loss
-        self._epochs.leave(loss)
-        self.wires.end()
-        self._epochs.close()
         try:
+            self._epochs.leave(loss)
+            self.wires.end()
+            self._epochs.close()
             wires = self._epochs.join(time.monotonic() + seconds)
         except BaseException as error:
+            self._recovers = False
             self.fail(str(loss))  # nobody shall wait for a message
-            if number == 0 and isinstance(error, PeerLost):
-                raise PeerLost(f"{loss}; {error}") from error
+            if isinstance(error, (RuntimeError, OSError)):
+                shown = explain(error)
+                raise PeerLost(shown if shown == str(loss) else f"{loss}; {shown}") from error
             raise
         self.wires.begin(wires)
         if number == 0:
@@ -185,6 +187,8 @@ class Member:
         """Say good-bye in good order; `outlive`: return when all others have done so."""
         assert self.wires is not None and self.heartbeat is not None, "a rank leaves that was not connected"
         self.wires.close()
+        if self._epochs is not None:
+            self._epochs.close()
         self.trace.close()
         self.heartbeat.stop(outlive)
 
@@ -193,6 +197,9 @@ class Member:
         self.trace.close()
         if self.wires is not None and self.heartbeat is not None:
             self.heartbeat.stop(outlive=not self.heartbeat.lost)
+            if self._epochs is not None:
+                self._epochs.cut()
+                self._epochs.close()
             self.wires.drop()
 
     # --- an end before its time ---------------------------------------------------------------------------------------
@@ -267,7 +274,8 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
         others.recovers = prepared.recovers
         try:
             store = join_beside(others, place, prepared.placement)
-            with _in_group(Member(prepared, 0), store, attend=partial(processes.tend, others, place)) as rank:
+            tend = partial(processes.tend, others, place)
+            with _in_group(Member(prepared, 0), store, attend=tend) as rank:
                 yield rank
             others.wait(GRACE)
         finally:

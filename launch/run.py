@@ -80,7 +80,8 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
             # each rank comes back here with RANK set, so that it reads and checks the same words as this process
-            return spawn([*command.module.split(), *resolved.words], prepared.placement.world, prepared.recovers)
+            typed = [*command.module.split(), *resolved.words]
+            return spawn(typed, prepared.placement.world, prepared.recovers)
         with alone(prepared) as rank_0:
             return _lead(rank_0, main)
     if config.virtual:

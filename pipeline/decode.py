@@ -105,8 +105,9 @@ class Task:
         """Forget what is under way: the stages hold nothing any more, and the answer so far is to be sent once more."""
         self._steps.close()
         self._segments += self.target.segments
+        self.reading = None
         prompt = self.answer.prompt_tokens
-        self.tree, self.reading = self.tree.again(prompt, prompt + self.answer.new_tokens), None
+        self.tree = self.tree.again(prompt, prompt + self.answer.new_tokens)
 
     def start(self, target: RequestTarget, draft: Draft, steps: Progress) -> None:
         """It is under way, and has a target, a draft and a strategy's steps from now on."""

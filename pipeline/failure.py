@@ -179,8 +179,8 @@ class Heartbeat:
 
     def silent(self) -> list[int]:
         """The peers whose heartbeats have not changed for too long."""
-        now = time.monotonic()
-        return [peer for peer, (_, since) in self._heard.items() if now - since > self._timeout]
+        latest = time.monotonic() - self._timeout
+        return [peer for peer, (_, since) in self._heard.items() if since < latest]
 
     def gone(self, peer: int) -> str:
         """In words, that a peer has said good-bye, or is silent; empty if it lives."""
@@ -250,7 +250,9 @@ class Heartbeat:
     def _listen_again(self) -> None:
         """Give every peer all its time once more."""
         now = time.monotonic()
-        self._heard = {peer: (self._heard.get(peer, (0, now))[0], now) for peer in self.others}
+        for peer in self.others:
+            beats, _ = self._heard.get(peer, (0, now))
+            self._heard[peer] = (beats, now)
 
     def _store_is_gone(self, error: RuntimeError) -> str:
         """In words, that rank 0 is lost, which keeps the store. Others that were lost since have only noticed it first.

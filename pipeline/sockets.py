@@ -1,7 +1,7 @@
 """Connections between the processes of one machine: sockets in a private folder, one for each direction and kind.
 
 They carry bytes, and know nothing about messages. Each begins with a greeting, which says who sends what in which epoch
-of the links. All of an epoch are made at once, and cut at once; then whoever waits at one of them goes on.
+of the links. All of an epoch are made at once, and cut at once; then threads that wait at one of them go on.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SocketWire:
             left = left[count:]
 
     def cut(self) -> None:
-        """Let whoever waits at a connection find it broken; peers do, too."""
+        """Let threads that wait at a connection find it broken; peers do, too."""
         for connection in [*self.out.values(), *self.back.values()]:
             with suppress(OSError):  # it is broken already
                 connection.shutdown(socket.SHUT_RDWR)

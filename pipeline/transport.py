@@ -205,8 +205,9 @@ class GroupWire:
 
 def group_wires() -> tuple[Wire, Wire]:
     """The wires for data and for control over process groups; all ranks make them at the same time."""
-    data, control = (GroupWire(dist.new_group(backend="gloo", timeout=IDLE)) for _ in range(2))
-    return data, control
+    data = dist.new_group(backend="gloo", timeout=IDLE)
+    control = dist.new_group(backend="gloo", timeout=IDLE)
+    return GroupWire(data), GroupWire(control)
 
 
 class ProcessLink(Hearing):
@@ -217,7 +218,7 @@ class ProcessLink(Hearing):
     travels before `begin`.
     """
 
-    takes = 0.9e-3  # seconds from `send` until the next rank has woken up, in another process of this machine
+    takes = 0.3e-3  # seconds from `send` until the next rank has woken up, at least, in another process of this machine
 
     def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, inbox: Inbox | None = None) -> None:
         super().__init__(inbox or Inbox(trace, peers.ordered))
