@@ -58,8 +58,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
                         "a number of stages: equal shares, larger ones last; or auto:4: 4 stages with bytes alike")
     parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of that model (safetensors or .bin)")
-    parser.add_argument("--quant", choices=("none", *KINDS), default="none", help="quantize the layers' weights, by "
-                        "bitsandbytes: smaller folders, less exact text; LM head and draft head stay as they are")
+    parser.add_argument("--quant", choices=("none", *KINDS), default="none", help="quantize the layers' weights: "
+                        "smaller folders, less exact text; LM head and draft head stay as they are")
     parser.add_argument("--tp", metavar="N", type=int, default=0, help="ranks that share each layer; see below")
     parser.add_argument("--tp-shares", metavar="SPEEDS", default="", help="their speeds, as 2,1,1,1, if not all alike")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")

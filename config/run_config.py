@@ -25,18 +25,23 @@ CHOICES = {
     "profile": ("none", *PROFILES),
     "time": ("real", "virtual"),
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
-    "quant": ("auto", "none", "int8", "nf4", "fp4"),
+    "quant": ("auto", "none", "int8", "int4", "nf4", "fp4"),
 }
 COUNT = 1_000_000_000  # the most of anything that is counted
 GUESSES = Range(1, MOST_GUESSES)
 LEVELS = Range(0, 65536)
 ROWS = Range(1, 65536, {0: "as many as is measured to pay", -1: "no bound"})
+PENALTY = Range(-2, 2)  # as OpenAI has it
+ADDED = r"\s*[0-9]{1,18}\s*:\s*-?[0-9]{1,9}(?:\.[0-9]{1,9})?\s*"
+BIASES = Form(f"{ADDED}(?:,{ADDED})*", "token ids and what is added to their logits, as 306:-100,626:2.5")
 PATIENCE = Range(1, 2_592_000)  # seconds; a rank says twice a second that it lives
 RANGES = {  # of every key that is a number
     "tp": Range(1, 1024, {0: "those of the split"}),
     "question_begin": Range(0, COUNT), "question_end": Range(1, COUNT, {-1: "all"}),
     "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
     "top_p": Range(0.000001, 1), "top_k": Range(1, COUNT, {0: "all tokens"}),
+    "min_p": Range(0, 1), "repetition_penalty": Range(0.001, 1000),
+    "presence_penalty": PENALTY, "frequency_penalty": PENALTY,
     "seed": Range(0, (1 << 64) - 1), "max_new_tokens": Range(1, COUNT),
     "init_total_token": GUESSES, "init_depth": LEVELS, "expand_total_token": GUESSES, "expand_depth": LEVELS,
     "width": GUESSES, "subseq_token": ROWS,
@@ -62,6 +67,7 @@ FORMS = {  # of keys that are texts, where they are given
     "tp_shares": Form(
         r"\s*[0-9]*\.?[0-9]+(\s*,\s*[0-9]*\.?[0-9]+)*\s*", "a speed for each rank of a stage, as 2,1,1,1"),
     "stages": STAGES,
+    "logit_bias": BIASES,
     "replicas": Form(
         "([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?", "0 for as many as fill four ranks, a number of copies from 1 to 1024, "
         "or copies and stages of each, as 2x2", [COPIES, COPIES]),
@@ -110,6 +116,11 @@ class RunConfig(Checked):
     temperature: float = 0.0  # 0: always the likeliest token; above: sampled
     top_p: float = 1.0  # sample from the likeliest tokens that have this probability together; 1: from all
     top_k: int = 0  # sample from this many likeliest tokens; 0: from all
+    min_p: float = 0.0  # sample from tokens that have this share of the likeliest probability; 0: from all
+    repetition_penalty: float = 1.0  # divides logits of tokens that prompt or answer have; 1: off
+    presence_penalty: float = 0.0  # taken from logits of tokens that the answer has
+    frequency_penalty: float = 0.0  # the same, for each time that a token occurs there
+    logit_bias: str = ""  # token ids and what is added to their logits, as 306:-100,626:2.5; empty: none
     seed: int = 0  # of the noise; with one seed every method writes the same text
     verify: str = "match"  # the rule for guesses: match, naive, mss (SpecInfer) or eagle1; texts differ, laws do not
     max_new_tokens: int = 256  # tokens, at most
@@ -142,7 +153,7 @@ class RunConfig(Checked):
     # The machine
     device: str = "auto"  # auto, cpu, cuda or cuda:N; auto: a CUDA device per rank where there are any
     dtype: str = "auto"  # float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA
-    quant: str = "auto"  # weights of the layers: none, int8, nf4 or fp4 (bitsandbytes); auto: what the split holds
+    quant: str = "auto"  # weights of the layers: none, int4, int8, nf4 or fp4; auto: what the split holds
     quant_draft: bool = False  # quantize the draft's layers in the same way
     max_length: int = 2048  # tokens of prompt and answer together
     max_requests: int = 1  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
@@ -174,6 +185,13 @@ class RunConfig(Checked):
     def ids(self) -> tuple[int, ...]:
         """The token ids that the key `prompt_ids` lists, in order; none if it is empty."""
         return tuple(map(int, listed(self.prompt_ids)))
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """The tokens that the key `logit_bias` lists, with what is added to the logit of each."""
+        pairs = (entry.split(":") for entry in listed(self.logit_bias))
+        added = {int(token): number(value.strip()) for token, value in pairs}
+        return tuple(added.items())
 
     @property
     def sources(self) -> tuple[str, ...]:

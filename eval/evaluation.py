@@ -22,9 +22,10 @@ from config.questions import Question
 from eval.keys import Contender, EvalConfig
 from eval.metrics import divergence
 from eval.results import Key, Results
+from launch.build import sampler_of
 from launch.console import say
 from launch.pipeline import Pipeline
-from model.sample import Sampler, gumbel, warp
+from model.sample import Sampler, gumbel
 from model.text import Reader
 from pipeline.decode import Answer, Decoder, Job, Request, concurrent
 
@@ -59,8 +60,7 @@ class Recorder(Sampler):
         their noise."""
         row_V = self.rows[position]
         if self.temperature:
-            [warped_V] = warp(row_V.double()[None],
-                              self.temperature, self.top_k, self.top_p)
+            [warped_V] = self.warped(row_V[None])
             row_V = warped_V + gumbel(self.seed, position, len(row_V)).to(row_V.device)
         return float(row_V[token] - row_V[other])
 
@@ -162,8 +162,7 @@ class Evaluation:
 
     def _sampler(self, key: Key) -> Sampler:
         config = self.config.run
-        return Sampler(key.temperature, config.top_p, config.top_k,
-                       config.seed + key.repeat, config.verify)
+        return replace(sampler_of(config), temperature=key.temperature, seed=config.seed + key.repeat)
 
     def _answer(self, key: Key, question: Question, known: Mapping[Key, Texts]) -> Job[Line]:
         """Answer a question; the line to be written. `known` has the token ids of `ar` for each turn, if any."""

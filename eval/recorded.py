@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -18,9 +19,11 @@ from torch import Tensor
 from config.cli import CommandKeys, flat
 from config.files import whole, write_json
 from config.run_config import RunConfig
+from launch import build
 from model.sample import Sampler
 from model.text import chosen
 
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # keys that change the law
 ASIDE = -2  # every path that has left the text
 FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # of such keys, those that name folders
 BEGINNING = 1 << 20  # bytes of a file that are compared: of weights their shapes, and the first of them
@@ -71,7 +74,7 @@ class Recorded:
 
 def sampler_of(run: RunConfig) -> Sampler:
     """What chooses the tokens of the target."""
-    return Sampler(run.temperature, run.top_p, run.top_k, run.seed)
+    return replace(build.sampler_of(run), rule="match")
 
 
 # --- which keys made a record -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ It knows nothing about processes or rank numbers. A builder changes nothing but 
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -12,20 +13,22 @@ from torch import Tensor
 
 from config.cli import no_head
 from config.methods import METHODS
-from config.run_config import TreeConfig
+from config.run_config import RunConfig, TreeConfig
 from config.schema.untrusted import shown
+from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
 from model.drafts.draft import Draft, NoDraft, Passes
-from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
+from model.drafts.eagle import Eagle, Eagle3Head, Fit, load_head
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, TreeDraft, read_all
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
 from model.llama import LlamaConfig, Slice, fill, linear
+from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part, read_sizes
-from model.weights.quant import Recast, compress, load, probe
+from model.weights.quant import Recast, compress, load, probe, unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
 from pipeline.drafters import Drafter, RemoteDraft
@@ -66,8 +69,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     elif spec.config.cluster:
         of_model = (last - first) / sizes.layers
         computes = SlowSlice(body, Pace(spec.config.cluster.board(spec.part.rank), trace=trace), of_model)
-    inside = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
-    return Stage(computes, new_cache, trace, inside, spec.config.max_requests)
+    return Stage(computes, new_cache, trace, spec.part.own_inner, spec.config.max_requests)
 
 
 def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:
@@ -84,6 +86,9 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Sli
     names = {name[len("model."):]: name for name in held}
     weights = Recast(source, names, spec.quantizes)
     load(body, spec.quant, weights, spec.dtype, spec.device)
+    if why := unfolded(body):
+        say(f"rank {part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel for "
+            f"them here ({why})")
     return body
 
 
@@ -155,6 +160,13 @@ def _suffix(spec: RankSpec) -> Suffix:
     return Suffix(load_texts(path, vocab, KEPT), lambda text: add_texts(path, [text], vocab, KEPT))
 
 
+def sampler_of(run: RunConfig) -> Sampler:
+    """What chooses the tokens of the target."""
+    penalties = Penalties(run.biases, run.repetition_penalty, run.frequency_penalty, run.presence_penalty)
+    sampler = Sampler(run.temperature, run.top_p, run.top_k, run.seed, run.verify)
+    return replace(sampler, min_p=run.min_p, penalties=penalties)
+
+
 def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, passes: Passes) -> Decoder:
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
@@ -177,9 +189,12 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
         return part.weights.read(name)
 
     head = load_head(Checkpoint(folder), part.config, embed, spec.dtype, spec.device)
+    if head.inner and head.inner != part.inner:
+        raise ValueError(f"the head in {folder} reads layers {list(head.inner)}, but the stages of this split pass on "
+                         f"{list(part.inner)}: split the model again with --eagle {folder}")
     compress(head, spec.draft_quant(), spec.dtype)
     logits = head.logits if isinstance(head, Eagle3Head) else lm_head
-    return Eagle(head, logits, spec.slots)
+    return Eagle(head, logits, spec.slots, Fit(str(folder), say))
 
 
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:

@@ -114,9 +114,9 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     if sizes.tied and not eagle:
         [embedding] = [name for name in forms if translate(name) == EMBED]
         forms[HEAD] = forms[embedding]  # held once more
-    if eagle and "embed_tokens.weight" not in forms:
+    if eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
         forms[EMBED] = part.weights.form(HEAD)
-    cache = _cache(spec, sizes, 1 if eagle else sizes.layers)
+    cache = _cache(spec, sizes, sizes.layers)
     rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all of them at once
     workspace = max(_step(spec, sizes, "none", rows), _loading(source, "none"))
     return Need(_loaded(forms, spec), cache, workspace)

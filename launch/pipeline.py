@@ -15,7 +15,16 @@ from config.keys import parsed, written
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
-from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
+from launch.build import (
+    LMHead,
+    build_decoder,
+    build_draft,
+    build_lm_head,
+    build_passes,
+    build_ring,
+    build_stage,
+    sampler_of,
+)
 from launch.console import say
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
@@ -24,7 +33,7 @@ from launch.spec import RankSpec
 from launch.wiring import Rank
 from launch.words import resolve
 from model.drafts.draft import Draft, Passes
-from model.sample import Sampler
+from model.grammar import Grammar, Grammars, Guide
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
@@ -35,8 +44,10 @@ from pipeline.trace import NoTrace
 from tp.links import Loop
 
 KEYS = {option.name: option for option in keys_of(RunConfig)}
-ANSWER_KEYS = {"template", "temperature", "top_p", "top_k", "seed", "verify", "max_new_tokens", "ignore_eos"}
 Result = TypeVar("Result")
+ANSWER_KEYS = {
+    "template", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "seed", "verify", "max_new_tokens", "ignore_eos"}
 LEAST_GAIN = RANGES["opt_threshold"].least
 # A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
@@ -209,7 +220,8 @@ class Pipeline:
         """An answer that is made while its pieces are read, with options as for `generate`.
 
         With `logprobs=N` the answer has what the target says of each token and of the N likeliest ones, with
-        `prompt_logprobs=True` also of the prompt's.
+        `prompt_logprobs=True` also of the prompt's. `guide` is a grammar that the answer follows
+        (`model.grammar.Guide`, as `Guide.json_schema({"type": "object"})`).
         """
         return self._generation(prompt, options, self.decoder.decode)
 
@@ -252,6 +264,7 @@ class Pipeline:
         priority: float = options.pop("priority", 1.0)
         likeliest: int | None = options.pop("logprobs", None)
         echo: bool = options.pop("prompt_logprobs", False)
+        guide: Guide | None = options.pop("guide", None)
         if self.ring.stopped:
             raise RuntimeError("the pipeline is closed: ask inside its with")
         if not priority > 0:
@@ -260,7 +273,8 @@ class Pipeline:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
         config = replace(self.config, **_answer_values(options))
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
-        request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
+        grammar = self.grammar(guide) if guide else None
+        request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
         return Generation(answer, settled, reader, self.rank.trace)
@@ -283,10 +297,17 @@ class Pipeline:
         check_ids("the prompt", ids, self.spec.sizes.vocab)
         return ids
 
+    def grammar(self, guide: Guide) -> Grammar:
+        """A grammar over the model's tokens, for any thread; raises ValueError for one that cannot be met."""
+        if self.grammars is None:
+            raise ValueError("this pipeline was started for token ids, and a grammar is of text: leave it out, "
+                             "or start it without prompt_ids")
+        return self.grammars.of(guide)
+
     def request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
         """The request for an answer to these token ids, chosen and ended as this configuration says."""
-        sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
-        request = Request(ids, sampler, config.max_new_tokens)
+        check_ids("logit_bias", [token for token, _ in config.biases], self.spec.sizes.vocab)
+        request = Request(ids, sampler_of(config), config.max_new_tokens)
         if self.text and not config.ignore_eos:
             request = replace(request, end=frozenset(self.text.end_ids))
         return replace(request, stop=self.text.stop_rule(stops)) if self.text and stops else request
@@ -364,6 +385,12 @@ class Pipeline:
                 f"under way at once, since a guess takes {measured.guess * 1e3:.3g} ms; the replicas here compute "
                 f"{servers} at once, so some will wait: give {longer}replicas for {needed}")
         return chosen or least
+
+    @cached_property
+    def grammars(self) -> Grammars | None:
+        """The grammars over the model's tokens; None where there is no tokenizer."""
+        text = self.text
+        return Grammars(text.tokenizer, self.spec.sizes.vocab, text.end_ids) if text else None
 
     @cached_property
     def passes(self) -> Passes:

@@ -13,7 +13,6 @@ from launch.prepare import Prepared
 from launch.spec import RankSpec, torch_as_it_was
 from launch.trace import join_traces
 from launch.wiring import Rank, Wires
-from model.drafts.eagle import inner_layers
 from model.llama import Slice
 from sim.clock import EVEN_FROM, VirtualClock
 from sim.cluster import NO_OWN_TIME, Answers, Cluster, DrafterWay, Own
@@ -29,7 +28,7 @@ def whole_model(stages: Groups) -> Paths:
     """The whole model, out of the stages of one copy of it."""
     leader = stages[0][0]
     slices = [_whole(group) for group in stages]
-    return Paths(slices, inner_layers(leader.sizes.layers), leader.like)
+    return Paths(slices, leader.part.inner, leader.like)
 
 
 @contextmanager
@@ -86,7 +85,7 @@ def _whole(group: Sequence[RankSpec]) -> Slice:
 def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
     spec = group[0]
     first, last = spec.part.layers
-    kept = sum(first <= layer < last for layer in inner_layers(spec.sizes.layers))
+    kept = len(spec.part.own_inner)
     speeds = spec.part.shares
     share, largest = (last - first) / spec.sizes.layers, max(speeds) / sum(speeds)
     tiles = spec.config.comm == "galaxy"

@@ -217,7 +217,8 @@ class Slice(nn.Module):
         """The hidden states `[T, D]` behind the last layer, normed if that is the model's last one.
 
         `x` are tokens `[T]` for the first slice, else hidden states `[T, D]`; the rows were admitted to `cache`. The
-        inputs of the layers that are keys of `inner` are put there. The result is None if `go_on`, which is asked
+        inputs of the layers that are keys of `inner` are put there; the number of layers is the key of the last one's
+        output. The result is None if `go_on`, which is asked
         before each layer, says that nobody wants the rows any more.
         """
         x_TD = self.embed_tokens(x)
@@ -230,6 +231,8 @@ class Slice(nn.Module):
             if inner and int(number) in inner:
                 inner[int(number)] = x_TD
             x_TD = layer(x_TD, rotation, cache, place)
+        if inner and self.config.layers in inner:
+            inner[self.config.layers] = x_TD
         return self.norm(x_TD)
 
 

@@ -48,8 +48,9 @@ def gumbel(seed: int, position: int, size: int) -> Tensor:
     return torch.from_numpy(-np.log(exponential))
 
 
-def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """Temperature, then top-k, then top-p, as Hugging Face's processors do, in that order; 0 and 1 switch off."""
+def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float,
+         min_p: float = 0.0) -> Tensor:
+    """Temperature, then top-k, top-p and min-p, as Hugging Face's processors do, in that order; 0 and 1 switch off."""
     logits_TV = logits_TV / temperature
     if 0 < top_k < logits_TV.shape[-1]:
         weakest = logits_TV.topk(top_k, -1).values[:, -1:]
@@ -59,7 +60,28 @@ def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float) -> Ten
         outside = ascending.softmax(-1).cumsum(-1) <= 1.0 - top_p
         outside[:, -1] = False  # the likeliest token always stays
         logits_TV = logits_TV.masked_fill(outside.scatter(1, order, outside), float("-inf"))
+    if min_p > 0.0:
+        chance_TV = logits_TV.softmax(-1)
+        least = min_p * chance_TV.max(-1, keepdim=True).values
+        logits_TV = logits_TV.masked_fill(chance_TV < least, float("-inf"))
     return logits_TV
+
+
+class Penalties(NamedTuple):
+    """Changes of logits before temperature, in this order, as vLLM makes them; what each does is in docs/options.md.
+
+    They depend on the tokens that a path has so far (model/law.py).
+    """
+
+    bias: tuple[tuple[int, float], ...] = ()  # pairs of a token and what is added to its logit
+    repetition: float = 1.0  # divides logits above 0 of tokens of prompt and answer, multiplies those below
+    frequency: float = 0.0  # is taken from the logit of a token of the answer for each time that it occurs there …
+    presence: float = 0.0  # … and once
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters which tokens a path has."""
+        return self != Penalties(self.bias)
 
 
 @dataclass(frozen=True)
@@ -67,7 +89,8 @@ class Sampler:
     """Argmax at temperature 0; above it an exact sample by the Gumbel-max rule.
 
     `seed` is a whole number from 0 to 2**64 - 1. `rule` names who judges guesses above temperature 0: `match` is the
-    sampler itself, the others are in model/rules.py.
+    sampler itself, the others are in model/rules.py. `penalties` are no part of what is done here: who asks the
+    sampler has changed the logits by them (model/law.py).
     """
 
     temperature: float = 0.0
@@ -75,6 +98,8 @@ class Sampler:
     top_k: int = 0
     seed: int = 0
     rule: str = "match"
+    min_p: float = 0.0
+    penalties: Penalties = Penalties()
 
     @property
     def matches(self) -> bool:
@@ -85,7 +110,7 @@ class Sampler:
         """The logits of the distribution that is sampled from, in float64; at temperature 0 those of the model."""
         if not self.temperature:
             return logits_TV
-        return warp(logits_TV.double(), self.temperature, self.top_k, self.top_p)
+        return warp(logits_TV.double(), self.temperature, self.top_k, self.top_p, self.min_p)
 
     def noise(self, positions: Sequence[int], token_V: Tensor) -> Tensor:
         """The noise `[T, V]` of these tokens at each position, by which one of them wins; 0 where there is none."""

@@ -49,13 +49,13 @@ class TokenTree:
 
     `limit` is the number of tokens the text may have in all; `ids` hands out node ids and is shared by all requests
     of a pipeline, so that a message about an old node can never mean a new one. Guesses are cut `best_first`, or in the
-    order in which they were added.
+    order in which they were added. `law` is the part of the target's law that paths decide (model/law.py), if any.
     """
 
     def __init__(self, prompt: Iterable[int], limit: int, ids: Iterator[int] | None = None,
-                 best_first: bool = True) -> None:
+                 best_first: bool = True, law: Any = None) -> None:
         self._ids = count() if ids is None else ids
-        self.limit, self.best_first = limit, best_first
+        self.limit, self.best_first, self.law = limit, best_first, law
         self.nodes: dict[int, Node] = {}  # the trunk and the live guesses
         self.trunk: list[int] = []
         self.unsent: deque[int] = deque()  # settled nodes that the target was not sent yet
@@ -72,12 +72,12 @@ class TokenTree:
         # tokens are sent too, and are subtracted here.
         self.passes = -len(self.trunk)
 
-    def again(self, prompt: int, length: int) -> TokenTree:
+    def again(self, prompt: int, length: int, law: Any = None) -> TokenTree:
         """The first `length` tokens of this text, of which `prompt` are the prompt, for a target that holds none.
 
-        Nothing is guessed below it, and the counts go on.
+        Nothing is guessed below it, and the counts go on; `law` is one like that of this tree, which has read nothing.
         """
-        tree = TokenTree(self.tokens[:length], self.limit, self._ids, self.best_first)
+        tree = TokenTree(self.tokens[:length], self.limit, self._ids, self.best_first, law)
         tree.guessed = self.guessed
         tree.foreseen = [position for position in self.foreseen if position < length]
         tree.passes = -prompt - len(tree.foreseen)
@@ -111,7 +111,7 @@ class TokenTree:
     def add(self, parent: int, token: int, score: float, source: str = "") -> int:
         """Guess `token` after `parent`, as `source` proposes, with the log-probability of the path that it gives.
 
-        A guess that is already there keeps its id, and the better of its scores.
+        A guess that is already there keeps its id, and the better of its scores. What the law rules out is not sent.
         """
         above = self.nodes[parent]
         path = min(score, above.score)
@@ -124,7 +124,8 @@ class TokenTree:
         node = self._new(parent, token, path)
         self.nodes[node].proposals[source] = score
         self.live.add(node)
-        self.waiting.add(node)
+        if self.law is None or self.law.allows(self, parent, token):
+            self.waiting.add(node)
         return node
 
     def propose(self, parent: int, proposal: Proposal, score: float) -> int:

@@ -15,8 +15,11 @@ from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Seq
 
 from config.trees import Growth, TreeConfig
 from model.drafts.draft import Draft, Passes, Read, Reading, Spares, Steps, always
+from model.drafts.forced import ForcedDraft
 from model.drafts.network import read_all
-from model.sample import Logprob, LogprobRequest, Sampler
+from model.grammar import Grammar
+from model.law import PathLaw
+from model.sample import Logprob, LogprobRequest, Penalties, Sampler
 from model.tree import TokenTree
 from pipeline.failure import PeerLost
 from pipeline.pacing import Terms
@@ -41,6 +44,7 @@ class Request:
     priority: float = 1.0  # how much its guesses count beside those of other requests, and who begins first
     likeliest: int | None = None  # report the log-probability of each token, and of so many likeliest ones beside it
     echo: bool = False  # report them of the prompt, too, which is then read from its first token on
+    grammar: Grammar | None = None  # that the answer has to follow
 
     @property
     def logprobs(self) -> LogprobRequest | None:
@@ -48,6 +52,14 @@ class Request:
         if self.likeliest is None:
             return None
         return LogprobRequest(self.likeliest, len(self.prompt) - 1 if self.echo else 0)
+
+    @property
+    def law(self) -> PathLaw | None:
+        """The part of the target's law that paths decide, for one answer; None: there is none."""
+        penalties = self.sampler.penalties
+        if penalties == Penalties() and self.grammar is None:
+            return None
+        return PathLaw(penalties, len(self.prompt), self.grammar)
 
 
 @dataclass
@@ -107,7 +119,7 @@ class Task:
         self._segments += self.target.segments
         self.reading = None
         prompt = self.answer.prompt_tokens
-        self.tree = self.tree.again(prompt, prompt + self.answer.new_tokens)
+        self.tree = self.tree.again(prompt, prompt + self.answer.new_tokens, self.request.law)
 
     def start(self, target: RequestTarget, draft: Draft, steps: Progress) -> None:
         """It is under way, and has a target, a draft and a strategy's steps from now on."""
@@ -158,8 +170,9 @@ class Task:
         """Those of the tokens up to the end of the answer, and why this is it; else nothing."""
         request, limit = self.request, self.tree.limit
         room = limit - self.answer.prompt_tokens - self.answer.new_tokens
+        ends = request.grammar.ends if request.grammar else request.end
         for i, token in enumerate(tokens[:room], 1):
-            if token in request.end or request.stop(token):
+            if token in ends or request.stop(token):
                 return tokens[:i], "stop"
         if len(tokens) < room:
             return tokens, ""
@@ -337,7 +350,8 @@ class Decoder:
             raise ValueError(f"the prompt has {tokens} tokens and the context only {self.max_length}: "
                              "shorten the prompt or raise max_length")
         limit = min(self.max_length, tokens + request.max_new_tokens)
-        task = Task(request, TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first))
+        tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first, request.law)
+        task = Task(request, tree)
         return task.answer, Settled(task, self, waits)
 
     def submit(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
@@ -449,7 +463,8 @@ class Decoder:
                 draft.copy(held.draft, length)
         if held is not None:
             target.begin_behind(held.request, held.nodes, length)
-        guessing = draft if self.ring.trace is OFF else TracedDraft(draft, self.ring.trace)
+        guessing = ForcedDraft(draft) if request.grammar else draft
+        guessing = guessing if self.ring.trace is OFF else TracedDraft(guessing, self.ring.trace)
         if cfg.plain:
             guessing = RestingDraft(guessing, target)
         task.start(target, draft, self.strategy(task.tree, target, guessing, cfg))

@@ -136,7 +136,8 @@ class Stop:
 class Ask:
     """Rank 0 wants a tree of this shape below its text, which goes on with `tokens` behind the first `sent` ones.
 
-    Where none was sent before, the text is that of a new request: of at most `limit` tokens, which `sampler` chooses.
+    Where none was sent before, the text is that of a new request: of at most `limit` tokens, which `sampler` chooses;
+    its penalties stay on rank 0.
     `number` is that of the question, from which an answer has it.
     """
 
@@ -288,7 +289,7 @@ def _numbers(msg: Message) -> list[int]:
         seed = sampler.seed - WORD if sampler.seed >= WORD // 2 else sampler.seed
         rule = RULE_NAMES.index(sampler.rule)
         whole = [msg.number, msg.sent, msg.limit, seed, sampler.top_k, rule]
-        real = _bits([sampler.temperature, sampler.top_p])
+        real = _bits([sampler.temperature, sampler.top_p, sampler.min_p])
         levels = list(map(len, msg.shape))
         return _joined(whole, real, msg.tokens, levels, list(chain(*msg.shape)))
     if isinstance(msg, Drafted):
@@ -350,12 +351,12 @@ def _segment(numbers: list[int], x: Tensor, inner: Tensor | None) -> Segment:
 def _ask(numbers: list[int]) -> Ask:
     whole, real, tokens, levels, flat = _columns(numbers, 5)
     sizes = len(whole), len(real), sum(levels)
-    fits = sizes == (6, 2, len(flat)) and all(count >= 0 for count in levels)
+    fits = sizes == (6, 3, len(flat)) and all(count >= 0 for count in levels)
     if not fits or not 0 <= whole[5] < len(RULE_NAMES):
         raise ValueError("a question for a tree whose numbers contradict each other")
     number, sent, limit, seed, top_k, rule = whole
-    temperature, top_p = _floats(real)
-    sampler = Sampler(temperature, top_p, top_k, seed % WORD, RULE_NAMES[rule])
+    temperature, top_p, min_p = _floats(real)
+    sampler = Sampler(temperature, top_p, top_k, seed % WORD, RULE_NAMES[rule], min_p)
     counts = iter(flat)
     shape = tuple(tuple(islice(counts, size)) for size in levels)
     return Ask(number, sent, tokens, limit, sampler, shape)

@@ -280,6 +280,8 @@ class RequestTarget(Target):
 
     def _tokens(self, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
         """The tokens that the target says follow these nodes."""
+        if self.tree.law is not None:
+            logits_TV = self.tree.law.shaped(self.tree, nodes, logits_TV)
         if self.sampler.matches:
             return self.sampler(logits_TV, [self.tree.nodes[node].pos + 1 for node in nodes])
         return judged(self.sampler, self.tree, nodes, logits_TV)

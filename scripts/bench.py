@@ -1,13 +1,13 @@
 """Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench overhead|clocks|real_time|load|server|turns|conversation|acceptance|draft [PRESET]
+Usage: python -m scripts.bench overhead|clocks|real_time|load|server|turns|conversation|acceptance|draft|schema [PRESET]
                                [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench thrift
 
-Where no PRESET is named, the bundled model is measured, and by real_time SmolLM2.
+Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link
@@ -28,6 +28,8 @@ acceptance  the mean accepted length, the target's own token included, on the bu
 draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
             many guesses of its own it has read; drafts=eagle,model:DIR compares, picture=FILE draws a tree, and sets,
             question_end and max_new_tokens choose the texts
+schema      answers with and without a JSON schema, in virtual time: tokens/s by method, and without the guesses that a
+            schema forces
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
             among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
             multi-step sampling
@@ -57,6 +59,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "real_time": "eval.bench.real_time:real_time",
     "acceptance": "eval.bench.acceptance:acceptance",
     "draft": "eval.bench.draft:draft",
+    "schema": "eval.bench.schema:schema",
     "stages": "eval.bench.forms:stages",
     "tp": "eval.bench.tensor_parallel:tensor_parallel",
     "load": "eval.load.pipeline:load",

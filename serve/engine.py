@@ -56,7 +56,7 @@ class Job(asynchronous.Job):
 
     def begin(self, pipeline: Pipeline) -> Generation:
         self.pieces = Pieces(pipeline.text, self.choice, self.ids)
-        return pipeline.submit(self.ids, **self.choice.options)
+        return pipeline.submit(self.ids, **self.choice.options, guide=self.choice.guide)
 
     def events(self, text: str) -> Iterable[Event]:
         assert self.pieces is not None and self.generation is not None, "a job runs that has not begun"

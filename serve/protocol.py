@@ -6,6 +6,8 @@ It knows nothing about HTTP or engines. Every field that is wrong, or means some
 from __future__ import annotations
 
 import gc
+import json
+import re
 import secrets
 from typing import Annotated, Any, Callable, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
 
@@ -16,30 +18,33 @@ from config.keys import Range
 from config.run_config import RANGES, RunConfig
 from config.schema.untrusted import parse_object, plain, shown
 from launch.pipeline import Prompt
+from model.grammar import Guide
 from model.text import taken_variables
 
 MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
 SEEDS = 1 << 64
 ALL = -1  # what some clients write for top_k=0
+TOKEN = re.compile("[0-9]{1,9}")
 ROLES = {"developer": "system"}  # of a message, where a template has another name
 TEXT = "str"  # how pydantic names the type that comes first where a field may have several
 Item = TypeVar("Item")
 Renamed = Callable[[dict[str, Any]], dict[str, Any]]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
+CHOOSING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and what it may add
 NUMBERS = {  # a field -> what it may be
-    **{name: RANGES[name] for name in ("temperature", "top_p", "top_k")},
+    **{name: RANGES[name] for name in CHOOSING},
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), RANGES["max_new_tokens"]),
     "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
 # Fields that would change the answer if the pipeline knew them. One that is 0 or empty asks for nothing …
 REFUSED = """
-    tools tool_choice functions function_call response_format presence_penalty frequency_penalty repetition_penalty
-    repeat_penalty min_p logit_bias best_of suffix modalities audio prediction web_search_options min_tokens images
-    stop_token_ids use_beam_search""".split()
+    tools tool_choice functions function_call repeat_penalty best_of suffix modalities audio prediction
+    web_search_options min_tokens images stop_token_ids use_beam_search""".split()
 HARMLESS: dict[str, Sequence[Any]] = {  # … and so do these values
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "best_of"), (1,)),
-    "response_format": ({"type": "text"},), "modalities": (["text"],)}
+    **dict.fromkeys(("repeat_penalty", "best_of"), (1,)),
+    "modalities": (["text"],)}
 
 
 class Refused(Exception):
@@ -62,7 +67,7 @@ class Choice(NamedTuple):
     """What the pipeline is asked for one choice of an answer: a prompt, its template, and the keys of an answer.
 
     `field` is where the prompt stood, `variables` are what the template reads beside the messages, and `echo` says
-    whether the answer begins with the prompt.
+    whether the answer begins with the prompt. `guide` is the grammar of the answer, and `guided_by` where that stood.
     """
 
     prompt: Prompt
@@ -71,6 +76,8 @@ class Choice(NamedTuple):
     field: str = "prompt"
     variables: Mapping[str, Any] = {}
     echo: bool = False
+    guide: Guide | None = None
+    guided_by: str = ""
 
     @property
     def wants_logprobs(self) -> bool:
@@ -98,6 +105,24 @@ class ChatMessage(Strict):
     tool_calls: list[Any] | None = None
 
 
+class Schema(Strict):
+    name: str = ""
+    schema_: dict[str, Any] = Field({}, alias="schema")
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+    @property
+    def guide(self) -> Guide | None:
+        if self.type == "text":
+            return None
+        if self.type == "json_schema" and self.json_schema is None:
+            raise Refused("response_format.json_schema is missing: give it with a schema", "response_format")
+        return Guide.json_schema(self.json_schema.schema_ if self.json_schema else None)
+
+
 class Body(Strict):
     """What chats and completions share. What is left out is as the server was started."""
 
@@ -107,11 +132,21 @@ class Body(Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int | None, BeforeValidator(lambda top: 0 if top == ALL else top)] = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] = {}
     seed: int | None = None
     n: int = 1
     stop: str | Items[str] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Items[str] | None = None
+    guided_grammar: str | None = None
     user: str = ""
     flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
 
@@ -127,7 +162,8 @@ class Body(Strict):
 
     def options(self, config: RunConfig) -> list[dict[str, Any]]:
         """The keys of each of `n` answers; one after the other has the next seed."""
-        given = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k")}
+        given = {key: getattr(self, key) for key in CHOOSING}
+        given["logit_bias"] = ",".join(f"{token}:{value:.6f}" for token, value in self.logit_bias.items()) or None
         given["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
         options = {key: value for key, value in given.items() if value is not None}
         options.update(self.reported)
@@ -138,6 +174,28 @@ class Body(Strict):
         if self.seed is not None:
             first = self.seed
         return [{**options, "seed": (first + number) % SEEDS} for number in range(self.n)]
+
+    @property
+    def guides(self) -> dict[str, Guide]:
+        """The grammars that the answer has to follow, by the field that names each."""
+        found = {"response_format": self.response_format.guide}
+        if self.guided_json is not None:
+            found["guided_json"] = schema_of(self.guided_json)
+        if self.guided_regex is not None:
+            found["guided_regex"] = Guide("regex", self.guided_regex)
+        if self.guided_choice == []:
+            raise Refused("guided_choice is empty: give the texts among which to choose", "guided_choice")
+        if self.guided_choice is not None:
+            found["guided_choice"] = Guide("choice", json.dumps(self.guided_choice))
+        if self.guided_grammar is not None:
+            found["guided_grammar"] = Guide("grammar", self.guided_grammar)
+        return {field: guide for field, guide in found.items() if guide}
+
+    def guided(self, choices: list[Choice]) -> list[Choice]:
+        """The choices with the grammar of their answers."""
+        for field, guide in self.guides.items():
+            choices = [choice._replace(guide=guide, guided_by=field) for choice in choices]
+        return choices
 
     def choices(self, config: RunConfig) -> list[Choice]:
         """What the pipeline is asked, choice by choice."""
@@ -151,10 +209,22 @@ class Body(Strict):
                 raise Refused(f"{name}={shown(value)} is not possible: give {allowed.advice}", name)
         if self.seed is not None and not -SEEDS < self.seed < SEEDS:
             raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
+        self._check_biases()
+        if len(self.guides) > 1:
+            raise Refused(f"{' and '.join(self.guides)} are both given: give one of them", [*self.guides][-1])
         if len(self.stops) > MOST_STOPS:
             raise Refused(f"stop has {len(self.stops)} texts: give {MOST_STOPS} at most", "stop")
         if any(map(HALF.search, self.stops)):
             raise Refused("stop has half a character: give whole ones", "stop")
+
+
+    def _check_biases(self) -> None:
+        if len(self.logit_bias) > MOST_BIASES:
+            raise Refused(f"logit_bias has {len(self.logit_bias)} tokens: give {MOST_BIASES} at most", "logit_bias")
+        for token, value in self.logit_bias.items():
+            if not TOKEN.fullmatch(token) or not abs(value) <= MOST_BIAS:
+                raise Refused(f"logit_bias.{plain(token)}={shown(value)} is not possible: give token ids, and numbers "
+                              f"from {-MOST_BIAS:g} to {MOST_BIAS:g}", "logit_bias")
 
 
 class Chat(Body):
@@ -180,8 +250,9 @@ class Chat(Body):
         if not messages:
             raise Refused("messages is empty: say what to ask in one of the role user", "messages")
         self._check_variables(config)
-        return [Choice(messages, config.template, options, "messages", self.chat_template_kwargs)
-                for options in self.options(config)]
+        choices = [Choice(messages, config.template, options, "messages", self.chat_template_kwargs)
+                   for options in self.options(config)]
+        return self.guided(choices)
 
     def _check_variables(self, config: RunConfig) -> None:
         """Refuse what the template does not read."""
@@ -219,8 +290,9 @@ class Completion(Body):
                           f"{MOST_CHOICES} at most", "prompt")
         if not all(self.prompts):
             raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
-        return [Choice(prompt, "none", options, echo=self.echo)
-                for prompt in self.prompts for options in self.options(config)]
+        choices = [Choice(prompt, "none", options, echo=self.echo)
+                   for prompt in self.prompts for options in self.options(config)]
+        return self.guided(choices)
 
 
 class ToTokenize(Strict):
@@ -240,6 +312,11 @@ class ToTokenize(Strict):
         chat = Chat(messages=self.messages or [], chat_template_kwargs=self.chat_template_kwargs)
         choice, = chat.choices(config)
         return choice
+
+
+def schema_of(given: dict[str, Any] | str) -> Guide:
+    """The grammar of a schema, which may be a text."""
+    return Guide("json_schema", given) if isinstance(given, str) else Guide.json_schema(given)
 
 
 def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:

@@ -118,13 +118,21 @@ def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
 
 
 def fitting_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
-    """The same for a prompt that is to be answered: Refused if it leaves no room for a token behind it."""
+    """The same for a prompt that is to be answered: Refused if it leaves no room for a token behind it.
+
+    The grammar of the answer is compiled, too, which may take a second: the pipeline finds it made.
+    """
     given, most = choice.prompt, pipeline.spec.context
     if len(given) >= most and isinstance(given[0], int):
         raise _too_long(f"{len(given)} tokens", choice, pipeline)
     ids = ids_of(choice, pipeline)
     if len(ids) >= most:
         raise _too_long(f"{len(ids)} tokens", choice, pipeline)
+    if choice.guide:
+        try:
+            pipeline.grammar(choice.guide)
+        except ValueError as error:
+            raise Refused(str(error), choice.guided_by) from None
     return ids
 
 

@@ -37,10 +37,10 @@ FORM = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_ac
         "rms_norm_eps": CONFIG.eps, "rope_theta": CONFIG.theta, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def save_model(folder: Path) -> None:
-    tiny = Tiny()
+def save_model(folder: Path, tiny: Tiny | None = None) -> None:
+    tiny = tiny or Tiny()
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(FORM))
+    (folder / "config.json").write_text(json.dumps({**FORM, "num_hidden_layers": tiny.config.layers}))
     tensors = {f"model.{name}": x for name, x in tiny.tensors.items()}
     save_file({**tensors, "lm_head.weight": tiny.lm_head.weight.detach()}, folder / "model.safetensors")
     save_tokenizer(folder)

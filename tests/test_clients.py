@@ -35,7 +35,7 @@ asked = {"model": "openai/toy", "api_base": url, "api_key": "none", "num_retries
 whole = litellm.completion(**asked, logprobs=True)
 chunks = list(litellm.completion(stream=True, **asked))
 try:
-    litellm.completion(**asked, presence_penalty=1)
+    litellm.completion(**asked, best_of=2)
 except litellm.BadRequestError as error:
     refused = str(error)
 try:
@@ -76,7 +76,7 @@ def test_a_library_gets_the_text_of_the_seed_whole_and_streamed(server, text, ru
     assert got["whole"] == got["streamed"] == text
     assert got["tokens"] == got["logprobs"] == SAMPLED["max_tokens"]
     if program is LITELLM:
-        assert "presence_penalty is not supported" in got["refused"] and "maximum context length" in got["refused"]
+        assert "best_of is not supported" in got["refused"] and "maximum context length" in got["refused"]
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.run_config import Growth
+from config.schema.heads import read_dialect, usual_layers
 from launch.split.write import split
-from model.drafts.eagle import Eagle, Eagle3Head, fit_head, inner_layers, load_head
+from model.drafts.eagle import Eagle, Eagle3Head, fit_head, load_head
 from model.drafts.network import at_once
 from model.llama import LlamaConfig
 from model.sample import Sampler, not_finite
@@ -62,7 +63,7 @@ def test_inner_features_are_the_inputs_of_three_layers_wherever_these_lie(stages
     with pipeline(DEEP, stages, "pruned", draft) as decoder:
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=8))
         text = PROMPT + [token for new in stream for token in new]
-    want = dict.fromkeys(inner_layers(8))
+    want = dict.fromkeys(usual_layers(8))
     cache, nodes = CONFIG.cache(8, len(text), DEEP.lm_head.weight), list(range(len(text)))
     cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
     DEEP.whole(torch.tensor(text), torch.tensor(nodes), cache, want)
@@ -247,8 +248,8 @@ BROKEN = {
     "has hidden_size 64, but the model has 32": {"target_hidden_size": 64},
     "has vocab_size 54, but the model has 53": {"vocab_size": 54},
     "lm_head.weight in": {"draft_vocab_size": 39},
-    "eagle_aux_hidden_state_layer_ids=[1, 3, 5], which is not supported (only [2, 4, 5] is": {
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}},
+    "reads the inputs of layers [2, 4, 10], but the model has 8": {
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}},
     "holds '\\x1b[2J' in a form": {"change": lambda t: t.update({"\x1b[2J": torch.zeros(1)})},
 }
 
@@ -267,9 +268,9 @@ def test_a_head_of_eagle_3_needs_seven_layers(tmp_path):
 
 
 def test_a_head_of_another_width_needs_an_embedding_of_its_own(tmp_path):
-    sizes = LlamaConfig.read({**FORM, "hidden_size": 16})
+    sizes = LlamaConfig.read({**FORM, "hidden_size": 16, "num_hidden_layers": 1})
     config = {"hidden_size": 16, "target_hidden_size": 32, "change": lambda t: t.update(
-        weights(Eagle3Head(sizes, 32, VOCAB), seed=1))}
+        weights(Eagle3Head(sizes, 32, VOCAB, read_dialect({}, 8)), seed=1))}
     assert fit_head(save_eagle3(tmp_path / "whole", **config), BASE).fc.in_features == 96
     with refused("lacks embed_tokens.weight"):
         fit_head(save_eagle3(tmp_path / "bare", **{**config, "change": lambda t: (

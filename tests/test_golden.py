@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from config.run_config import Growth
+from config.schema.heads import read_dialect
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead
 from model.drafts.network import at_once
 from model.llama import LlamaConfig, fill
@@ -44,7 +45,8 @@ def _linear(weight):
 
 def _eagle(sizes, tensors, lm_head):
     """A head of EAGLE-3 has an LM head of its own."""
-    head = EagleHead(sizes, bias="fc.bias" in tensors) if lm_head is not None else Eagle3Head(sizes, 64, 97)
+    third = lm_head is None
+    head = Eagle3Head(sizes, 64, 97, read_dialect({}, 8)) if third else EagleHead(sizes, bias="fc.bias" in tensors)
     fill(head, tensors, torch.float32, "cpu")
     return Eagle(head, head.logits if lm_head is None else _linear(lm_head), capacity=512)
 

@@ -2,24 +2,32 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from config.schema.families import head_problems
+from config.run_config import RunConfig
+from config.schema.heads import LAYERS, head_problems, read_dialect
+from launch.build import build_draft
+from launch.spec import RankSpec
+from launch.split.write import split
 from model.drafts.draft import NoDraft
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head
+from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, Fit, fit_head, load_head
 from model.drafts.network import ModelDraft
 from model.llama import LlamaConfig
+from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
+from model.weights.parts import Part
 from tests.checkpoints import refused
-from tests.tiny import weights
+from tests.saved import here, save_model
+from tests.tiny import CAPACITY, DEEP, pipeline, weights, write
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 53, "rms_norm_eps": 1e-6,
          "hidden_act": "silu", "max_position_embeddings": 256, "num_hidden_layers": 1, "model_type": "llama"}
-BASE = {**SIZES, "num_hidden_layers": 24, "num_key_value_heads": 2}
+BASE = {**SIZES, "num_hidden_layers": 24, "num_key_value_heads": 2, "architectures": ["LlamaForCausalLM"]}
 INNER, OUTPUTS = [2, 12, 21], [1, 11, 20]  # of a model of 24 layers
 ORIGINAL = {"architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
             "initializer_range": 0.02, "tie_word_embeddings": False, "torch_dtype": "float16", "use_cache": True,
@@ -55,7 +63,7 @@ PUBLISHED = {  # name: whether it is of EAGLE-3, and its fields beside the sizes
 def save(folder: Path, third: bool, config: dict, rename=lambda name: name) -> Checkpoint:
     """A head that fits BASE, with these fields in its config.json."""
     sizes = LlamaConfig.read({**SIZES, "num_key_value_heads": config.get("num_key_value_heads")})
-    head = Eagle3Head(sizes, 32, 53) if third else EagleHead(sizes, bias=False)
+    head = Eagle3Head(sizes, 32, 53, read_dialect({}, 24)) if third else EagleHead(sizes, bias=False)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**SIZES, **config}))
     torch.save({rename(name): x for name, x in weights(head, seed=1).items()}, folder / "pytorch_model.bin")
@@ -85,18 +93,22 @@ def test_what_transformers_writes_of_a_llama_in_full_is_taken():
 
     for kind in (Theirs, Qwen2Config):
         config = kind(**{**SIZES, "num_key_value_heads": 2}).to_dict()
-        assert list(head_problems(config, False, INNER, 256)) == []
+        assert list(head_problems(config, False, 24, 256)) == []
 
 
 OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
     "norm_before_residual=True, which is not supported (only False); take another head": (
-        True, {"norm_before_residual": True}),
-    "norm_output=True, which is not supported (only False)": (True, {"norm_output": True}),
-    "fc_norm=True, which": (True, {"fc_norm": True}),
-    "norm_before_fc=True, which": (True, {"norm_before_fc": True}),
+        False, {"norm_before_residual": True}),
+    "norm_output='yes', which is not supported (only true or false)": (True, {"norm_output": "yes"}),
+    "lacks fc_norm.0.weight": (True, {"fc_norm": True}),
+    "lacks input_norm.weight": (True, {"norm_before_fc": True}),
+    "lacks layers.1.": (True, {"num_hidden_layers": 2}),
+    "num_aux_hidden_states=4, which is not supported (only 3, one for each layer that it names)": (
+        True, {"num_aux_hidden_states": 4}),
+    "aux_layer_ids_are='both', which is not supported (only inputs or outputs)": (True, {"aux_layer_ids_are": "both"}),
     "logit_scale=0.0625, which is not supported (only 1)": (True, {"logit_scale": 0.0625}),
     "logit_scale=2, which": (False, {"logit_scale": 2}),
-    "num_hidden_layers=2, which": (True, {"num_hidden_layers": 2}),
+    "num_hidden_layers=2, which is not supported (only 1)": (False, {"num_hidden_layers": 2}),
     "use_aux_hidden_state=False, which is not supported (only True)": (True, {"use_aux_hidden_state": False}),
     "use_last_layernorm=False, which": (True, {"eagle_config": {"use_last_layernorm": False}}),
     "use_last_layernorm=True, which is not supported (only False)": (False, {"use_last_layernorm": True}),
@@ -106,10 +118,12 @@ OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
         True, {"sliding_window": 255, "use_sliding_window": True}),
     "sliding_window=64, which": (False, {"sliding_window": 64, "use_sliding_window": None}),
     "sliding_window='4096', which": (False, {"sliding_window": "4096"}),
-    "eagle_aux_hidden_state_layer_ids=[1, 11, 21], which is not supported (only [2, 12, 21] is, or [1, 11, 20] where":
-        (True, {"eagle_aux_hidden_state_layer_ids": [1, 11, 21]}),
-    "eagle_aux_hidden_state_layer_ids=[3, 13, 22], which": (
-        True, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 13, 22]}}),
+    "eagle_aux_hidden_state_layer_ids=[1, 21, 11], which is not supported (only two or more layers in rising order)": (
+        True, {"eagle_aux_hidden_state_layer_ids": [1, 21, 11]}),
+    "eagle_aux_hidden_state_layer_ids=[-1, 5], which": (True, {"eagle_aux_hidden_state_layer_ids": [-1, 5]}),
+    "eagle_aux_hidden_state_layer_ids=[3], which": (True, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3]}}),
+    "reads the inputs of layers [4, 14, 25], but the model has 24; take the head for this model": (
+        True, {"aux_hidden_state_layer_ids": [4, 14, 25], "aux_layer_ids_are": "inputs"}),
     "eagle_aux_hidden_state_layer_ids=5, which": (True, {"eagle_aux_hidden_state_layer_ids": 5}),
     "eagle_aux_hidden_state_layer_ids, which only a head of EAGLE-3 has": (
         False, {"eagle_aux_hidden_state_layer_ids": INNER}),
@@ -121,9 +135,11 @@ OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
     "draft_vocab_size=-3, which should be a whole number from 1": (True, {"draft_vocab_size": -3}),
     "draft_vocab_size='53', which": (True, {"draft_vocab_size": "53"}),
     "head: config.json says hidden_act='gelu'": (True, {"hidden_act": "gelu"}),
-    "is not supported; take the head in the form in which EAGLE, SpecForge or AngelSlim publish it": (
-        True, {"speculators_config": {}}),
-    "in the format of the library speculators": (False, {"transformer_layer_config": {}, "hidden_size": None}),
+    "speculators_model_type='mlp', which is not supported (only 'eagle3')": (True, {"speculators_model_type": "mlp"}),
+    "was trained for 'a/Qwen3-8B', a 'Qwen3ForCausalLM', and the model is a LlamaForCausalLM": (True, {
+        "speculators_config": {"verifier": {"name_or_path": "a/Qwen3-8B", "architectures": ["Qwen3ForCausalLM"]}}}),
+    "config.json says hidden_size='wide', which should be a whole number": (
+        True, {"transformer_layer_config": {"hidden_size": "wide"}, "hidden_size": None}),
 }
 
 
@@ -138,9 +154,173 @@ def test_a_window_that_holds_the_whole_context_is_plain_attention(tmp_path):
     fit_head(save(tmp_path / "head", True, {"sliding_window": 256}), BASE)
 
 
-def test_a_head_of_eagle_3_that_calls_its_layer_otherwise_is_reported_as_such(tmp_path):
-    with refused("holds a head of EAGLE-3 that calls its layer layers.0, as vLLM does, instead of midlayer"):
-        fit_head(save(tmp_path / "head", True, FORGE, lambda name: name.replace("midlayer.", "layers.0.")), BASE)
+@pytest.mark.parametrize("strategy", ["serial", "continuous"])
+def test_a_head_that_foresees_next_to_nothing_is_noticed_once(strategy):
+    said, prompt = [], [5, 17, 40, 3]
+    made = DEEP.eagle()
+    draft = Eagle(made.head, lambda out: -made.lm_head(out), CAPACITY, Fit("HEAD", said.append))
+    with pipeline(DEEP, 2, strategy, draft) as decoder:
+        for _ in range(2):
+            assert write(decoder, prompt, 60) == DEEP.text(prompt, 60, Sampler())
+    [sentence] = said
+    assert re.match(r"the draft head in HEAD foresaw [0-3] of the first 32 tokens: it was probably made for another",
+                    sentence)
+
+
+def test_a_head_that_is_right_now_and_then_is_no_stranger():
+    said = []
+    fit = Fit("HEAD", said.append)
+    for number in range(40):
+        fit.count(7, 7 if number % 8 == 0 else 8)
+    assert said == [] and (fit.tried, fit.right) == (40, 5)
+
+
+# Dialects of EAGLE-3: a tiny head in each form, beside the same computed plainly
+
+
+SPEC = {"speculators_model_type": "eagle3", "speculators_version": "0.5.0", "architectures": ["Eagle3Speculator"],
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "a/b",
+                                                                   "architectures": ["LlamaForCausalLM"]}}}
+DIALECTS = {  # name: fields, the prefix of the first layer, whether the sizes are nested, and the layers that are read
+    "as the authors": ({}, "midlayer.", False, INNER),
+    "layers.0, other layers as outputs": ({LAYERS[0]: [3, 13, 22]}, "layers.0.", False, [4, 14, 23]),
+    "under model.": ({LAYERS[1]: [0, 7]}, "model.layers.0.", False, [1, 8]),
+    "inputs, by a key": ({LAYERS[0]: [0, 7], "aux_layer_ids_are": "inputs"}, "midlayer.", False, [0, 7]),
+    "nested, up to the last layer": ({"eagle_config": {LAYERS[0]: [4, 12, 18, 24], "norm_before_fc": True,
+                                                       "num_aux_hidden_states": 4}}, "midlayer.", False,
+                                     [4, 12, 18, 24]),
+    "EAGLE-3.1": ({"fc_norm": True, "norm_output": True}, "midlayer.", False, INNER),
+    "truncated_vocab_size": ({"truncated_vocab_size": 40}, "midlayer.", False, INNER),
+    "three layers": ({"num_hidden_layers": 3, "norm_before_residual": True}, "layers.0.", False, INNER),
+    "speculators": ({**SPEC, "norm_before_residual": True, "norm_before_fc": True, "norm_output": True,
+                     LAYERS[0]: [3, 13, 22], "embed_requires_grad": False}, "layers.0.", True, [3, 13, 22]),
+}
+
+
+def publish(folder: Path, name: str) -> Checkpoint:
+    """A random head of one layer or more in this dialect."""
+    fields, first, nests, inner = DIALECTS[name]
+    config = {**SIZES, "num_key_value_heads": 2, **fields}
+    dialect = read_dialect(config, 24)
+    vocab = config.get("truncated_vocab_size") or 53
+    head = Eagle3Head(LlamaConfig.read(config), 32, vocab, dialect)
+    outer = first[:-len("layers.0.")] if first.startswith("model.") else ""
+    tensors = {}
+    for key, x in weights(head, seed=7).items():
+        if x.dim() == 1:
+            x = torch.linspace(1, 1.1, len(x), dtype=x.dtype)
+        tensors[key.replace("midlayer.", first) if key.startswith("midlayer.") else outer + key] = x
+    if vocab < 53:
+        shift = 53 - vocab
+        tensors.update(d2t=torch.full((vocab,), shift), t2d=torch.arange(53) >= shift)
+    if nests:
+        config = {**fields, "transformer_layer_config": {**SIZES, "num_key_value_heads": 2}, "draft_vocab_size": 53}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert read_dialect(Checkpoint(folder).config, 24).inner == tuple(inner)
+    return Checkpoint(folder)
+
+
+def rms(x, weight):
+    mean = x.pow(2).mean(-1, keepdim=True)
+    return weight * x / (mean + 1e-6).sqrt()
+
+
+def turned(x, positions):
+    """Heads `[H, T, 8]` at rotary positions."""
+    waves = 10000.0 ** (torch.arange(0, 8, 2, dtype=torch.float32) / 8)
+    angle = torch.cat([positions[:, None] / waves] * 2, -1)
+    cos, sin = angle.cos().double(), angle.sin().double()
+    swapped = torch.cat((-x[..., 4:], x[..., :4]), -1)
+    return x * cos + swapped * sin
+
+
+def plain_layer(t, prefix, read, x):
+    """A decoder layer: attention of all rows `read` to those before them, and the feed-forward, added to `x`."""
+    rows = len(read)
+    q, k, v = (read @ t[f"{prefix}self_attn.{name}_proj.weight"].T for name in "qkv")
+    q, k, v = ([y.view(rows, -1, 8).transpose(0, 1)] for y in (q, k, v))
+    places = torch.arange(rows, dtype=torch.float32)
+    k, v = turned(*k, places).repeat_interleave(2, 0), v[0].repeat_interleave(2, 0)
+    later = torch.full((rows, rows), float("-inf")).triu(1)
+    seen = turned(*q, places) @ k.transpose(1, 2) / 8 ** 0.5 + later
+    heads = (seen.softmax(-1) @ v).transpose(0, 1).flatten(1)
+    x = x + heads @ t[f"{prefix}self_attn.o_proj.weight"].T
+    y = rms(x, t[f"{prefix}post_attention_layernorm.weight"])
+    gate, up = (y @ t[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return x + (torch.nn.functional.silu(gate) * up) @ t[f"{prefix}mlp.down_proj.weight"].T
+
+
+def plain_head(t, fields, first, inner, tokens, own):
+    """What the head makes of all `tokens`, of which the last `own` are fed with what it made; its logits."""
+    on = {**fields, **fields.get("eagle_config", {})}.get
+    if on("norm_before_fc"):
+        inner = rms(inner, t["input_norm.weight"])
+    if on("fc_norm"):
+        parts = enumerate(inner.split(32, -1))
+        inner = torch.cat([rms(x, t[f"fc_norm.{i}.weight"]) for i, x in parts], -1)
+    feature = inner @ t["fc.weight"].T
+    for _ in range(own + 1):
+        x = t["embed_tokens.weight"][tokens[:len(feature)]]
+        normed = rms(feature, t[f"{first}hidden_norm.weight"])
+        both = torch.cat((rms(x, t[f"{first}input_layernorm.weight"]), normed), -1)
+        x = plain_layer(t, first, both, normed if on("norm_before_residual") else feature)
+        for i in range(1, on("num_hidden_layers", 1)):
+            x = plain_layer(t, f"layers.{i}.", rms(x, t[f"layers.{i}.input_layernorm.weight"]), x)
+        normed = rms(x, t["norm.weight"])
+        out = normed if on("norm_output") else x
+        feature = torch.cat((feature, out[-1:]))
+    return out, normed @ t["lm_head.weight"].T
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_head_of_each_dialect_computes_what_its_dialect_says(tmp_path, name):
+    source = publish(tmp_path / "head", name)
+    fields, first, _, inner_layers = DIALECTS[name]
+    head = load_head(source, BASE, None, torch.float64, "cpu")
+    assert head.inner == tuple(inner_layers)
+    tokens = torch.tensor([5, 17, 40, 3, 28, 11])
+    generator = torch.Generator().manual_seed(1)
+    inner = torch.randn(4, 32 * len(inner_layers), dtype=torch.float64, generator=generator)
+    cache = head.config.cache(head.config.layers, 8, head.fc.weight)
+    cache.admit([0, 1, 2, 3], [0, 0, 1, 2], 4)
+    made = [head(tokens[:4], inner, torch.arange(4), cache)]
+    for node in (4, 5):
+        cache.admit([node], [node - 1], 0)
+        position = torch.tensor([node])
+        made.append(head(tokens[position], made[-1][-1:], position, cache))
+    t = {key.replace("model.", ""): x for key, x in source.tensors().items()}
+    first = first.replace("model.", "")
+    out, logits = plain_head(t, fields, first, inner, tokens, own=2)
+    made = torch.cat(made)
+    torch.testing.assert_close(made, out, atol=1e-6, rtol=1e-6)  # rotary tables are float32 in both
+    torch.testing.assert_close(head.logits(made), logits, atol=1e-6, rtol=1e-6)
+    assert (head.shift is not None) == (len(logits[0]) < 53)
+
+
+def test_a_split_passes_on_the_layers_that_its_head_reads_and_refuses_a_head_that_reads_others(tmp_path):
+    save_model(tmp_path / "base", DEEP)
+    for name, ids in (("near", [1, 4]), ("far", [0, 3, 8])):
+        config = {**SIZES, "num_key_value_heads": 2, LAYERS[0]: ids, "aux_layer_ids_are": "inputs"}
+        head = Eagle3Head(LlamaConfig.read(config), 32, 53, read_dialect(config, 8))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        torch.save(weights(head, seed=3), tmp_path / name / "pytorch_model.bin")
+        split(tmp_path / "base", tmp_path / f"to {name}", "0+3+5", tmp_path / name, progress=False)
+    parts = [Part(tmp_path / "to far" / f"stage_{rank}") for rank in range(3)]
+    assert [part.inner for part in parts] == [(0, 3, 8)] * 3
+    words = ["prompt_ids=5,17,40,3", "max_new_tokens=20", "ignore_eos=true"]
+    texts = []
+    for method in ("ar", "continuous"):
+        assert here(f"model_dir={tmp_path / 'to far'}", f"pipeline_type={method}",
+                    f"output={tmp_path / method}", *words) == 0
+        texts.append(json.loads((tmp_path / method).read_text())["token_ids"])
+    assert texts[0] == texts[1]
+    config = RunConfig(model_dir=str(tmp_path / "to far"), dtype="float64")
+    spec = RankSpec(config, parts[0], str(tmp_path / "near"))
+    with refused("reads layers [1, 4], but the stages of this split pass on [0, 3, 8]: split the model again with"):
+        build_draft(spec, None)
 
 
 def test_a_table_of_tokens_that_is_no_list_of_whole_numbers_is_reported(tmp_path):

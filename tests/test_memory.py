@@ -39,7 +39,7 @@ def total(config, parts):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("kind", ["none", "int8", "nf4"])
+@pytest.mark.parametrize("kind", ["none", "int8", "int4", "nf4"])
 def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
     if kind != "none":
         pytest.importorskip("bitsandbytes", reason="quantized weights need bitsandbytes")

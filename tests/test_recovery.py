@@ -87,6 +87,14 @@ def test_counts_go_on_behind_an_accident(saved):
         assert len(answer.answer.logprobs) == NEW and answer.accepted == 0
 
 
+def test_what_the_path_decides_of_a_law_counts_the_answer_before_an_accident(saved):
+    options = {**ASK, "temperature": 1.0, "presence_penalty": 1.5, "frequency_penalty": 0.5}
+    with opened(saved) as pipeline:
+        whole = pipeline.generate(PROMPT, **options).answer.token_ids
+        assert whole != reference(1.0)
+        assert struck(pipeline.stream(PROMPT, **options), 9, (2,)) == whole
+
+
 # --- several requests, several accidents ------------------------------------------------------------------------------
 
 def test_several_answers_go_on_together_and_texts_that_were_kept_are_forgotten(saved):

@@ -148,6 +148,19 @@ def test_a_template_of_the_tokenizer_reads_variables_and_messages_of_tools(tmp_p
         assert refused.json()["error"]["param"] == "chat_template_kwargs.tokenize" and refused.status_code == 400
 
 
+def test_penalties_and_biases_are_those_of_run_pipe(server, tmp_path):
+    fields = {"temperature": 0.8, "seed": 5, "max_tokens": 30, "min_p": 0.02, "repetition_penalty": 1.3,
+              "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    output = tmp_path / "answer.json"
+    keys = [f"{name}={value}" for name, value in {**fields, "max_new_tokens": 30}.items() if name != "max_tokens"]
+    words = [f"prompt={QUESTION}", "logit_bias=300:-100,301:2.5", "threads_per_rank=1", f"output={output}"]
+    assert run(GENERATE, ["processes=false", *keys, *words]) == 0
+    got = server.chat(**fields, logit_bias={"300": -100, "301": 2.5})
+    assert got.json()["choices"][0]["message"]["content"] == json.loads(output.read_text())["text"]
+    unknown = server.chat(logit_bias={"99999999": 1})
+    assert (unknown.status_code, "logit_bias has 99999999" in unknown.text) == (400, True)
+
+
 def test_the_models_and_the_figures_are_shown(server, sdk):
     assert [model.id for model in sdk.models.list()] == ["toy"] == [sdk.models.retrieve("toy").id]
     with pytest.raises(openai.NotFoundError):
@@ -165,8 +178,9 @@ def test_the_models_and_the_figures_are_shown(server, sdk):
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("fields", "param"), [
-    ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"), ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": "json"}, "response_format"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"), ({"logit_bias": {"fox": 1}}, "logit_bias"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"repeat_penalty": 1.1}, "repeat_penalty"),
     ({"chat_template_kwargs": {"brief": True}}, "chat_template_kwargs"),
     ({"temperature": -1}, "temperature"), ({"temperature": "warm"}, "temperature"),

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from config.presets import ROOT
+from config.schema.heads import usual_layers
 from launch.split.write import split
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head, inner_layers
+from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Request
@@ -210,7 +211,7 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
         hidden = model(row.ids.long()[None], output_hidden_states=True).hidden_states
     last, inner, _ = teacher.read(row.ids)
     torch.testing.assert_close(last, hidden[-1][0], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(inner, torch.cat([hidden[i][0] for i in inner_layers(7)], -1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(inner, torch.cat([hidden[i][0] for i in usual_layers(7)], -1), atol=1e-4, rtol=1e-4)
     for third in (False, True):
         head, described = make_head(teacher, third)
         task, folder = (WordTask if third else Task)(teacher, head, Objective(2)), tmp_path / f"head{third}"
@@ -257,6 +258,27 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
         train_eagle.train(train_eagle.parser().parse_args([*command("halves"), "--passes", "3"]))
     if not course:  # which changes nothing about how a head drafts
         drafts_the_text_of_ar(base, tmp_path)
+
+
+@pytest.mark.parametrize("dialect", [name for name in heads.DIALECTS if name != "eagle3"])
+def test_a_dialect_is_written_as_it_is_published_and_read_again(base_and_talks, tmp_path, dialect):
+    base, talks = base_and_talks
+    assert train_eagle.main([str(base), str(tmp_path / "whole"), "--data", str(talks), "--template", "vicuna",
+                             "--epochs", "0.3", "--own-epochs", "0.3", "--judged", "0", "--passes", "2",
+                             "--threads", "1", "--draft-vocab", "30", "--dialect", dialect]) == 0
+    written = json.loads((tmp_path / "whole" / "config.json").read_text())
+    names = load_file(tmp_path / "whole" / "model.safetensors").keys()
+    first = "midlayer." if dialect == "eagle3.1" else "layers.0."
+    assert f"{first}hidden_norm.weight" in names
+    assert ("fc_norm.2.weight" in names) == (dialect == "eagle3.1")
+    assert ("input_norm.weight" in names) == ("transformer_layer_config" in written) == (dialect == "speculators")
+    drafts_the_text_of_ar(base, tmp_path)
+    again = [str(base), str(tmp_path / "mended"), "--data", str(talks), "--from", str(tmp_path / "whole"),
+             "--own-epochs", "0.3", "--judged", "0", "--threads", "1"]
+    assert train_eagle.main(again) == 0
+    mended = json.loads((tmp_path / "mended" / "config.json").read_text())
+    assert mended == {**written, "unrolled_passes": 8}
+    assert load_file(tmp_path / "mended" / "model.safetensors").keys() == names
 
 
 def drafts_the_text_of_ar(base, tmp_path):

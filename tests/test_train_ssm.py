@@ -17,6 +17,8 @@ from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import merged_passes, ranks
 from launch.split.write import split
 from model.sample import Sampler
+from model.weights.checkpoint import Checkpoint
+from model.whole import Whole
 from tests.checkpoints import same
 from tests.saved import here, save_tokenizer
 from train.course import Course
@@ -74,9 +76,13 @@ def words(pair, questions, out, *more):
             "--save-every", "1", "--rate", "0.01", *more]
 
 
+def whole(folder):
+    return Whole(Checkpoint(folder), torch.float32, CPU)
+
+
 def texts_to(folder, count=5):
     """Texts of that model to some prompts, of different lengths."""
-    writer = Writer(open_model(folder, CPU), [2], NEW, 0.0, 0)
+    writer = Writer(whole(folder), [2], NEW, 0.0, 0)
     return list(writer.write([[1, *range(5, 9 + i)] for i in range(count)], 0))
 
 
@@ -96,11 +102,11 @@ def test_drawn_texts_depend_on_their_place_and_not_on_where_an_interruption_was(
     prompts = [[1, *range(5, 9 + i)] for i in range(5)]
 
     def written(path):
-        return texts_of(Writer(open_model(pair[0], CPU), [2], NEW, 1.0, 7), prompts, path, {"seed": 7})
+        return texts_of(Writer(whole(pair[0]), [2], NEW, 1.0, 7), prompts, path, {"seed": 7})
 
     first = written(tmp_path / "texts.json")
     assert written(tmp_path / "texts.json") == first == written(tmp_path / "other.json")
-    assert first != list(Writer(open_model(pair[0], CPU), [2], NEW, 0.0, 7).write(prompts, 0))
+    assert first != list(Writer(whole(pair[0]), [2], NEW, 0.0, 7).write(prompts, 0))
 
 
 @pytest.mark.parametrize("taught", ["tokens", "distributions"])

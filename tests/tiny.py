@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from config.run_config import Growth, TreeConfig
+from config.schema.heads import read_dialect, usual_layers
 from model.drafts.draft import Draft, NoDraft, Steps
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
+from model.drafts.eagle import Eagle, Eagle3Head, EagleHead
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, TreeDraft
 from model.drafts.suffix import Suffix
@@ -67,7 +68,8 @@ class Tiny:
 
     def eagle3(self, vocab: int = 40) -> Eagle:
         """A head of EAGLE-3, whose tokens are every one but the first `CONFIG.vocab` - `vocab` of even number."""
-        head = Eagle3Head(CONFIG, CONFIG.hidden, vocab)
+        sizes = replace(CONFIG, layers=1)
+        head = Eagle3Head(sizes, CONFIG.hidden, vocab, read_dialect({}, self.config.layers))
         fill(head, weights(head, seed=4), torch.float64, "cpu")
         absent = {2 * i for i in range(CONFIG.vocab - vocab)}
         head.shift = torch.tensor([i for i in range(CONFIG.vocab) if i not in absent]) - torch.arange(vocab)
@@ -166,7 +168,7 @@ def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
     return [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), requests=PLACES,
-                  inner_layers=[i for i in inner_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
+                  inner_layers=[i for i in usual_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
 
 
 @contextmanager

@@ -14,15 +14,15 @@ from typing import Any, Tuple
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
 from config.files import replace
 from model.text import AUTO, OWN, Text, chosen
 from model.weights.checkpoint import Checkpoint
+from model.whole import Whole
 from train.terms import digest, kept, mark
-from train.writer import WRITTEN_AT_ONCE, Prompts, Writer, open_model
+from train.writer import WRITTEN_AT_ONCE, Prompts, Writer
 
-BATCH = WRITTEN_AT_ONCE  # conversations
+BATCH = 4 * WRITTEN_AT_ONCE  # conversations; at the end of each some places are empty
 QUESTION, ANSWER = 64, 192  # tokens at most; a longer question is dropped, a longer answer is cut
 REPEATING = 0.2  # a text that is compressed below this part of its size says one thing again and again
 SLOT = "\u241f"  # in place of the user's turn in the template
@@ -35,10 +35,10 @@ class Talker:
     def __init__(self, args: Namespace, dtype: torch.dtype, device: torch.device) -> None:
         self.template, self.seed = args.template, args.seed
         self.text = Text(args.model_dir)
-        self.open = partial(open_model, args.model_dir, device, dtype)
+        self.open = partial(Whole, Checkpoint(args.model_dir), dtype, device)
 
     @cached_property
-    def model(self) -> PreTrainedModel:
+    def model(self) -> Whole:
         return self.open()
 
     def talks(self, number: int) -> list[dict[str, Any]]:

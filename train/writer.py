@@ -1,17 +1,26 @@
-"""Texts that a model writes behind prompts, many side by side.
+"""Texts that a model writes behind prompts, many side by side, and the pipeline of one stage that writes them.
 
 It knows nothing about what they are for.
 """
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Sequence
+from typing import Iterator, List, NamedTuple, Sequence
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from config.trees import TreeConfig
+from model.drafts.draft import NoDraft
+from model.sample import Sampler
+from model.whole import Whole
+from pipeline.decode import Decoder, Limits, Request
+from pipeline.requests import Ring
+from pipeline.stage import Stage
+from pipeline.strategies import autoregressive
+from tp.links import Loop
 
 WRITTEN_AT_ONCE = 64  # texts; a step of a processor takes little longer for many
-ABSENT = -1  # in place of a token before a prompt that is shorter than others
 Prompts = Sequence[List[int]]
 
 
@@ -23,39 +32,41 @@ class Text(NamedTuple):
 
 
 def open_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model without dropout."""
+    """A model that can learn, without dropout."""
     model = AutoModelForCausalLM.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     return model.to(device=device, dtype=dtype).eval()  # type: ignore[no-any-return, call-arg]
+
+
+def ring_of(model: Whole, capacity: int, inner: Sequence[int] = (), requests: int = 1) -> Ring:
+    """A pipeline of one stage in this process, for so many requests at once of at most `capacity` rows; a draft reads
+    the inputs of its `inner` layers."""
+    stage = Stage(model.body, lambda: model.cache(capacity), inner_layers=inner, requests=requests)
+    return Ring(Loop(stage, None), model.lm_head, 2, model.device)
 
 
 class Writer:
     """A target that writes texts: the likeliest tokens, or at a temperature drawn ones."""
 
-    def __init__(self, model: PreTrainedModel, ends: Sequence[int], limit: int, temperature: float, seed: int) -> None:
-        self.model, self.ends, self.seed = model, frozenset(ends), seed
-        chosen: dict[str, Any] = {"do_sample": False}
-        if temperature:
-            chosen = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        begin = model.generation_config.bos_token_id  # type: ignore[union-attr]
-        self.how = GenerationConfig(max_new_tokens=limit, bos_token_id=begin, eos_token_id=sorted(ends),
-                                    pad_token_id=0, **chosen)
-
-    def write(self, prompts: Prompts, first: int = 0) -> Iterator[Text]:
-        """The texts to some prompts, the `first` and following ones of all; they are drawn by their place there."""
-        for begin in range(0, len(prompts), WRITTEN_AT_ONCE):
-            yield from self._write(prompts[begin:begin + WRITTEN_AT_ONCE], first + begin)
+    def __init__(self, model: Whole, ends: Sequence[int], limit: int, temperature: float, seed: int) -> None:
+        self.model, self.ends, self.limit = model, frozenset(ends), limit
+        self.temperature, self.seed = temperature, seed
 
     @torch.no_grad()
-    def _write(self, prompts: Prompts, first: int) -> Iterator[Text]:
-        """Those that are written beside each other."""
-        torch.manual_seed((self.seed + first) % (1 << 63))
-        width = max(map(len, prompts))
-        device = self.model.device
-        padded = [[ABSENT] * (width - len(prompt)) + prompt for prompt in prompts]
-        ids_BN = torch.tensor(padded, device=device)
-        mask_BN = (ids_BN != ABSENT).long()
-        ids_BN = ids_BN * mask_BN
-        out_BN = self.model.generate(ids_BN, attention_mask=mask_BN, generation_config=self.how)  # type: ignore[operator]
-        for prompt, ids in zip(prompts, out_BN[:, width:].tolist()):
-            ended = [place for place, token in enumerate(ids) if token in self.ends]
-            yield Text(prompt, ids[:ended[0] + 1] if ended else ids)
+    def write(self, prompts: Prompts, first: int = 0) -> Iterator[Text]:
+        """The texts to some prompts, the `first` and following ones of all; they are drawn by their place there.
+
+        Where one text ends, the next one begins.
+        """
+        length = max(map(len, prompts)) + self.limit
+        ring = ring_of(self.model, length, requests=WRITTEN_AT_ONCE)
+        limits = Limits(length, WRITTEN_AT_ONCE)
+        decoder = Decoder(ring, NoDraft(), autoregressive, TreeConfig(), limits)
+        written = [decoder.submit(self._request(prompt, place)) for place, prompt in enumerate(prompts, first)]
+        for prompt, (answer, settled) in zip(prompts, written):
+            for _ in settled:
+                pass
+            yield Text(prompt, answer.token_ids)
+
+    def _request(self, prompt: list[int], place: int) -> Request:
+        sampler = Sampler(self.temperature, seed=(self.seed + place) % (1 << 64))
+        return Request(prompt, sampler, self.limit, self.ends)

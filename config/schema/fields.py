@@ -63,7 +63,9 @@ CONFIG = {
     "sliding_window": whole(0, 1 << 24), "use_sliding_window": FLAG,
     "rms_norm_eps": number(1e-30, 1), "rope_theta": WAVE, "rope_scaling": OBJECT, "rope_parameters": OBJECT,
     "partial_rotary_factor": PART, "tie_word_embeddings": FLAG, "qkv_bias": FLAG, "eos_token_id": TOKENS,
-    "draft_vocab_size": ROWS, "target_hidden_size": WIDTH, "eagle_config": OBJECT, "unrolled_passes": COUNT,  # a head's
+    # a head's
+    "draft_vocab_size": ROWS, "truncated_vocab_size": ROWS, "target_hidden_size": WIDTH, "eagle_config": OBJECT,
+    "unrolled_passes": COUNT,
 }
 ROPE = {  # of `rope_scaling` and `rope_parameters`
     "rope_type": NAME, "type": NAME, "rope_theta": WAVE, "factor": SCALE,
@@ -88,10 +90,19 @@ def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
             raise ValueError(f"{where} says {name}={shown(value)}, which should be {kind.words}; {remedy}")
 
 
+def unwrapped(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a `config.json` at the top, where a head in the format of speculators nests those of its layers."""
+    inner = config.get("transformer_layer_config")
+    if not isinstance(inner, dict):
+        return config
+    return {**inner, **{name: value for name, value in config.items() if value is not None or name not in inner},
+            "transformer_layer_config": None, "model_type": inner.get("model_type")}
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model or a head; its fields are checked, and those of a `generation_config.json` too."""
     path, generation = folder / "config.json", folder / "generation_config.json"
-    config = read_json(path)
+    config = unwrapped(read_json(path))
     check(config, CONFIG, path)
     for name in ("rope_scaling", "rope_parameters"):
         rotary = config.get(name) or {}

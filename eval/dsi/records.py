@@ -22,13 +22,13 @@ from eval.keys import AsksSets, problems_of_files
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
 from eval.prompts import problems as problems_of_sets
-from eval.recorded import Recorded, check_room, keep, kept, sampler_of, settings_of
+from eval.recorded import PENALTIES, Recorded, check_room, keep, kept, sampler_of, settings_of
 from model.cache import Admitted, TreeCache
 from model.drafts.network import ModelDraft
 from model.sample import Sampler
 
 SETTINGS = ("base_dir", "draft_dir", "sets", "data", "question_begin", "question_end", "template", "temperature",
-            "top_p", "top_k", "seed", "max_new_tokens", "dtype")  # the keys that decide a record
+            "top_p", "top_k", "min_p", "seed", "max_new_tokens", "dtype", *PENALTIES)  # the keys that decide a record
 CHAINS = ("ar", "serial", "naive", "pruned", "pipedec", "continuous", "pipeinfer", "dsi")
 LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
 DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}

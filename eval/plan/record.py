@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from config.questions import by_turns
 from eval.plan.keys import PlanConfig
-from eval.recorded import check_room, keep, kept, sampler_of, settings_of
+from eval.recorded import PENALTIES, check_room, keep, kept, sampler_of, settings_of
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -38,8 +38,8 @@ Table = Sequence[Sequence[Listed]]  # by place in the text, then by depth
 DEEPEST = 10  # guesses of its own on which a network's guesses are noted; beyond, they count as those
 WIDE = 16  # guesses at each place
 SETTINGS = ("base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "sets", "data", "question_begin", "question_end",
-            "template", "max_new_tokens", "dtype", "temperature")  # the keys that decide a record …
-DRAWING = ("top_p", "top_k", "seed")  # … and those that do above temperature 0
+            "template", "max_new_tokens", "dtype", "temperature", *PENALTIES)  # the keys that decide a record …
+DRAWING = ("top_p", "top_k", "min_p", "seed")  # … and those that do above temperature 0
 OTHER = "name another traces="
 APART = {"time": "virtual", "profile": "server"}  # no matter which: nobody asks for the time
 

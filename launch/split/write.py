@@ -17,9 +17,10 @@ from tqdm import tqdm
 
 from config.files import one_at_a_time, replace
 from config.run_config import USUAL_RANKS
+from config.schema.heads import usual_layers
 from config.schema.untrusted import Name
 from launch.split.gguf import is_gguf, unpack
-from model.drafts.eagle import MAPS, borrows_embedding
+from model.drafts.eagle import MAPS, borrows_embedding, fit_head
 from model.llama import LlamaConfig
 from model.text import TOKENIZER_FILES
 from model.weights.checkpoint import Checkpoint, Writer, sample
@@ -71,6 +72,12 @@ class SplitPlan:
     layout: Layout
     split_id: str
     out: Path
+
+    @property
+    def inner(self) -> list[int]:
+        """The layers whose inputs the stages pass on."""
+        own = fit_head(self.head, self.source.config).inner if self.head else ()
+        return list(own or usual_layers(sum(self.stages)))
 
     @property
     def folders(self) -> list[Path]:
@@ -143,7 +150,7 @@ def _draft_head(folder: Name) -> Checkpoint:
     """The checkpoint of a draft head; raises ValueError for a tensor of a type that a head does not have."""
     head = Checkpoint(folder)
     for name in head.names():
-        check_type(head, name, INDICES if name in MAPS else FLOATS)
+        check_type(head, name, INDICES if name.rpartition(".")[2] in MAPS else FLOATS)
     return head
 
 
@@ -224,6 +231,7 @@ def write_rank(plan: SplitPlan, rank: int, tick: Tick) -> None:
         "shares": plan.layout.shares,
         "split_id": plan.split_id,
         "quant": plan.layout.quant,
+        "inner": plan.inner,
         "files": files,
     }
     store(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())

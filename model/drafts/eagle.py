@@ -8,6 +8,7 @@ Shapes: T rows, D model, V vocabulary.
 """
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Callable, Mapping, Union
@@ -15,8 +16,10 @@ from typing import Any, Callable, Mapping, Union
 import torch
 from torch import Tensor, nn
 
-from config.schema.families import SPECULATORS, head_problems
+from config.schema.heads import VOCAB, Dialect, head_problems, read_dialect, verifier
+from config.schema.untrusted import shown
 from model.cache import Admitted, Rows
+from model.drafts.draft import Read, Steps
 from model.drafts.network import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
 from model.tree import TokenTree
@@ -25,12 +28,8 @@ from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
 
 OWN_EMBEDDING = "embed_tokens.weight"
 UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
+TRIED, LEAST = 32, 0.1  # guesses by which a head is judged, and the share of them that guessing needs at least
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
-
-
-def inner_layers(layers: int) -> tuple[int, ...]:
-    """The numbers of the layers of a target whose inputs EAGLE-3 reads; a target too small for that has none."""
-    return (2, layers // 2, layers - 3) if layers >= 7 else ()
 
 
 class EagleHead(nn.Module):
@@ -40,6 +39,7 @@ class EagleHead(nn.Module):
     """
 
     shift = None
+    inner: tuple[int, ...] = ()  # it reads no inner layers
 
     def __init__(self, c: LlamaConfig, bias: bool) -> None:
         super().__init__()
@@ -57,10 +57,11 @@ class EagleHead(nn.Module):
 
 
 class MidLayer(nn.Module):
-    """EAGLE-3's decoder layer: attention looks at embedding and feature side by side, the residual is the feature."""
+    """EAGLE-3's first layer: attention looks at embedding and feature side by side, the residual is the feature."""
 
-    def __init__(self, c: LlamaConfig) -> None:
+    def __init__(self, c: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__()
+        self.norm_before_residual = norm_before_residual
         self.self_attn = Attention(c)
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(self.self_attn, name)
@@ -72,43 +73,87 @@ class MidLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
 
     def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: Rows) -> Tensor:
-        both = torch.cat((self.input_layernorm(x_TD), self.hidden_norm(feature_TD)), -1)
-        x_TD = feature_TD + self.self_attn(both, rotation, cache, 0)
+        normed_TD = self.hidden_norm(feature_TD)
+        both = torch.cat((self.input_layernorm(x_TD), normed_TD), -1)
+        residual_TD = normed_TD if self.norm_before_residual else feature_TD
+        x_TD = residual_TD + self.self_attn(both, rotation, cache, 0)
         return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
 
 
 class Eagle3Head(nn.Module):
-    """`fc` over three inner features of a target of size `target`, one `midlayer`, and an LM head of its own.
+    """`fc` over inner features of a target of size `target`, `midlayer`, and an LM head of its own.
 
-    That LM head knows `vocab` tokens. If those are not all, its token i is the target's token i + `shift[i]`.
+    That LM head knows `vocab` tokens. If those are not all, its token i is the target's token i + `shift[i]`. A head of
+    more than one layer has usual ones behind `midlayer`, in `layers` under their numbers.
     """
 
     drifts = False  # its training feeds it its own outputs, for about seven passes
 
-    def __init__(self, c: LlamaConfig, target: int, vocab: int) -> None:
+    def __init__(self, c: LlamaConfig, target: int, vocab: int, dialect: Dialect) -> None:
         super().__init__()
-        self.config = c
+        self.config, self.dialect = c, dialect
+        self.inner = dialect.inner
         self.shift: Tensor | None = None
+        wide = len(self.inner) * target
         self.embed_tokens = embedding(c.vocab, c.hidden)
-        self.fc = linear(3 * target, c.hidden)
-        self.midlayer = MidLayer(c)
+        self.input_norm = RMSNorm(wide, c.eps) if dialect.norm_before_fc else nn.Identity()
+        norms = [RMSNorm(target, c.eps) for _ in self.inner]
+        self.fc_norm = nn.ModuleList(norms if dialect.fc_norm else [])
+        self.fc = linear(wide, c.hidden)
+        self.midlayer = MidLayer(c, dialect.norm_before_residual)
+        more = {str(number): Layer(c) for number in range(1, c.layers)}
+        self.layers = nn.ModuleDict(more)
         self.norm = RMSNorm(c.hidden, c.eps)
         self.lm_head = linear(c.hidden, vocab)
         self.rotary = Rotary(c)
 
+    def join(self, inner_TN: Tensor) -> Tensor:
+        """The feature `[T, D]` out of the target's inner ones side by side, `[T, inner * target]`."""
+        inner_TN = self.input_norm(inner_TN)
+        if self.fc_norm:
+            parts = inner_TN.chunk(len(self.inner), -1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts)]
+            inner_TN = torch.cat(normed, -1)
+        return self.fc(inner_TN)  # type: ignore[no-any-return]
+
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """What the head makes of each pair, `[T, D]`; `feature_TD` is the target's `[T, 3 * target]` or its own."""
+        """What the head makes of each pair, `[T, D]`; `feature_TD` are the target's inner features or its own."""
         if feature_TD.shape[-1] == self.fc.in_features:
-            feature_TD = self.fc(feature_TD)
+            feature_TD = self.join(feature_TD)
         x_TD = self.embed_tokens(token_T)
-        return self.midlayer(x_TD, feature_TD, self.rotary.at(pos_T, x_TD), cache)
+        rotation = self.rotary.at(pos_T, x_TD)
+        x_TD = self.midlayer(x_TD, feature_TD, rotation, cache)
+        for number, layer in self.layers.items():
+            x_TD = layer(x_TD, rotation, cache, int(number))
+        return self.norm(x_TD) if self.dialect.norm_output else x_TD
 
     def logits(self, out_TD: Tensor) -> Tensor:
         """Logits `[T, V]` over the head's own vocabulary."""
-        return self.lm_head(self.norm(out_TD))  # type: ignore[no-any-return]
+        return self.lm_head(out_TD if self.dialect.norm_output else self.norm(out_TD))  # type: ignore[no-any-return]
 
 
 Head = Union[EagleHead, Eagle3Head]
+
+
+class Fit:
+    """How often a head's best guess behind settled text became text, for the first `TRIED` of them.
+
+    If that was too rare, `report` gets a sentence, once: a head of another model, or one that was trained in another
+    template, is right next to never.
+    """
+
+    def __init__(self, name: str, report: Callable[[str], None]) -> None:
+        self.name, self.report = name, report
+        self.tried = self.right = 0
+
+    def count(self, guessed: int, became: int) -> None:
+        """Compare a guess with the token that became text."""
+        self.tried += 1
+        self.right += guessed == became
+        if self.tried == TRIED and self.right < LEAST * TRIED:
+            self.report(f"the draft head in {self.name} foresaw {self.right} of the first {TRIED} tokens: it was "
+                        "probably made for another model or another template, so take the head of this model, or add "
+                        "draft=suffix")
 
 
 class Eagle(TreeDraft):
@@ -120,11 +165,13 @@ class Eagle(TreeDraft):
 
     source, lag = "eagle", 1
 
-    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
-        self.head, self.lm_head = head, lm_head
+    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int,
+                 fit: Fit | None = None) -> None:
+        self.head, self.lm_head, self._fit = head, lm_head, fit
         self.inner = isinstance(head, Eagle3Head)
         self.drifts = head.drifts
-        super().__init__(head.config.cache(1, capacity, head.embed_tokens.weight))
+        layers = head.config.layers if self.inner else 1
+        super().__init__(head.config.cache(layers, capacity, head.embed_tokens.weight))
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         """Those whose pair can be formed: the target's feature of the token before has come."""
@@ -134,7 +181,7 @@ class Eagle(TreeDraft):
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
         above = [tree.nodes[tree.nodes[node].parent] for node in fresh]
         feature_TD = torch.stack([node.hidden for node in above])
-        return self.head.fc(feature_TD) if isinstance(self.head, Eagle3Head) else feature_TD
+        return self.head.join(feature_TD) if isinstance(self.head, Eagle3Head) else feature_TD
 
     @property
     def network(self) -> object:
@@ -143,16 +190,43 @@ class Eagle(TreeDraft):
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
 
+    def _begin_behind(self, length: int) -> None:
+        super()._begin_behind(length)
+        self._foreseen: tuple[int, int] | None = None  # a place in the text, and the token that was guessed for it
+
+    def _follow(self, tree: TokenTree) -> Steps[Read | None]:
+        read = yield from super()._follow(tree)
+        if self._fit and self._fit.tried < TRIED and read is not None:
+            place = len(tree.trunk)
+            if self._foreseen and self._foreseen[0] < place:
+                known, guessed = self._foreseen
+                self._fit.count(guessed, tree.nodes[tree.trunk[known]].token)
+            best = self.tokens(read.logits_AV[-1:].argmax(-1))
+            self._foreseen = place, int(best)
+        return read
+
     def tokens(self, place: Tensor) -> Tensor:
         return place if self.head.shift is None else place + self.head.shift[place]
 
 
+def own_names(source: Checkpoint) -> dict[str, str]:
+    """The names of a head's tensors here, where the first layer of EAGLE-3 is `midlayer` -> those in its file."""
+    held = [name for name in source.names() if not BUFFER.search(name) and not name.startswith("verifier_")]
+    weights = {re.sub(r"^model\.", "", name): name for name in held}
+    if "layers.0.hidden_norm.weight" not in weights:
+        return weights
+    return {name.replace("layers.0.", "midlayer."): theirs for name, theirs in weights.items()}
+
+
 def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     """The head that a file holds, still without weights; one that does not fit the base's config is refused."""
-    weights = [name for name in source.names() if not BUFFER.search(name)]
-    forms = {name: source.form(name).shape for name in weights}
-    third = _is_third(source, forms)
+    names = own_names(source)
+    forms = {name: source.form(names[name]).shape for name in names}
+    third = any(name.startswith("midlayer.") for name in forms)
+    if "fc.weight" not in forms and not third:
+        raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
     target = LlamaConfig.read(base)
+    _check_target(source, base)
     _check_sizes(source, target, third)
     sizes = _read_config(source, target, third)
     has_bias = any(name.endswith(".q_proj.bias") for name in forms)
@@ -163,23 +237,37 @@ def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
         return _fit_third(source, forms, sizes, target)
     head = EagleHead(sizes, bias="fc.bias" in forms)
     head.drifts = (source.config.get("unrolled_passes") or 1) < UNROLLED
-    _check_names(source, forms, head, set())
+    _check_names(source, head, set())
     return head
 
 
 def _fit_third(source: Checkpoint, forms: Mapping[str, Shape], sizes: LlamaConfig,
                target: LlamaConfig) -> Eagle3Head:
     """The head of EAGLE-3 that a file holds, still without weights."""
-    vocab = source.config.get("draft_vocab_size") or sizes.vocab
-    head = Eagle3Head(sizes, target.hidden, vocab)
+    dialect = read_dialect(source.config, target.layers)
+    if not dialect.inner:
+        raise ValueError(f"the head in {source.folder} is one of EAGLE-3 that names no layers, which needs a model of "
+                         f"7 layers or more, and the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
+    own = [source.config[key] for key in VOCAB if source.config.get(key)]
+    vocab = own[0] if own else sizes.vocab
+    head = Eagle3Head(sizes, target.hidden, vocab, dialect)
     mapped = bool(forms.keys() & MAPS)
     free = set() if mapped or vocab != sizes.vocab else set(MAPS)
     if sizes.hidden == target.hidden:
         free.add(OWN_EMBEDDING)
-    _check_names(source, forms, head, free)
+    _check_names(source, head, free)
     if mapped:
         head.shift = _read_shift(source, vocab)
     return head
+
+
+def _check_target(source: Checkpoint, base: Mapping[str, Any]) -> None:
+    """Refuse a head that names another kind of model than its base as the one that it was trained for."""
+    named = verifier(source.config)
+    kinds, ours = named.get("architectures") or [], base.get("architectures") or []
+    if kinds and ours and not set(kinds) & set(ours):
+        raise ValueError(f"the draft head in {source.folder} was trained for {shown(named.get('name_or_path'))}, a "
+                         f"{shown(kinds[0])}, and the model is a {ours[0]}; take the head that was trained for it")
 
 
 def _check_sizes(source: Checkpoint, target: LlamaConfig, third: bool) -> None:
@@ -187,7 +275,7 @@ def _check_sizes(source: Checkpoint, target: LlamaConfig, third: bool) -> None:
     its = source.config
     hidden = its.get("hidden_size")
     if third:  # with an embedding of its own, it may differ from its target
-        hidden = its.get("target_hidden_size", hidden)
+        hidden = its.get("target_hidden_size") or hidden
     found = {"hidden_size": hidden, "vocab_size": its.get("vocab_size")}
     wanted = {"hidden_size": target.hidden, "vocab_size": target.vocab}
     for key, size in wanted.items():
@@ -199,31 +287,12 @@ def _check_sizes(source: Checkpoint, target: LlamaConfig, third: bool) -> None:
 def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
     """Whether a head uses the embedding of its base; one that does not fit is refused."""
     fit_head(source, base)
-    return OWN_EMBEDDING not in source.names()
-
-
-def _is_third(source: Checkpoint, forms: Mapping[str, Shape]) -> bool:
-    """Whether it is a head of EAGLE-3, and not one of EAGLE-1 or EAGLE-2; ValueError for whatever is none of them."""
-    published = "take the head in the form in which EAGLE, SpecForge or AngelSlim publish it"
-    if any(key in source.config for key in SPECULATORS):
-        raise ValueError(f"{source.folder} holds a head in the format of the library speculators, which is not "
-                         f"supported; {published}")
-    if "layers.0.hidden_norm.weight" in forms:
-        raise ValueError(f"{source.folder} holds a head of EAGLE-3 that calls its layer layers.0, as vLLM does, "
-                         f"instead of midlayer, which is not supported; {published}")
-    third = any(name.startswith("midlayer.") for name in forms)
-    if "fc.weight" not in forms and not third:
-        raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
-    return third
+    return OWN_EMBEDDING not in own_names(source)
 
 
 def _read_config(source: Checkpoint, target: LlamaConfig, third: bool) -> LlamaConfig:
     """The sizes of a head; one that computes otherwise, or cannot get its features from the target, is refused."""
-    inner = inner_layers(target.layers)
-    if third and not inner:
-        raise ValueError(f"the head in {source.folder} is one of EAGLE-3, which needs a model of 7 layers or more, and "
-                         f"the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
-    problem = next(iter(head_problems(source.config, third, inner, target.context)), None)
+    problem = next(head_problems(source.config, third, target.layers, target.context), None)
     if problem:
         raise ValueError(f"{source.folder / 'config.json'} {problem}")
     return read_sizes(source)
@@ -231,7 +300,8 @@ def _read_config(source: Checkpoint, target: LlamaConfig, third: bool) -> LlamaC
 
 def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
     """What is to be added to a token of the head's vocabulary to make it the target's, `[vocab]`."""
-    shift, has_V = (source.read(name) for name in MAPS)
+    names = own_names(source)
+    shift, has_V = (source.read(names[name]) for name in MAPS)
     known = has_V.nonzero()[:, 0]
     reached = (torch.arange(vocab) + shift).sort().values
     if shift.is_floating_point() or not torch.equal(known, reached):
@@ -239,15 +309,16 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
     return shift
 
 
-def _check_names(source: Checkpoint, forms: Mapping[str, Shape], head: Head, free: set[str]) -> None:
+def _check_names(source: Checkpoint, head: Head, free: set[str]) -> None:
     """Refuse a file whose tensors are not those of the head; the `free` ones may be missing."""
+    names = own_names(source)
     wanted: dict[str, Shape] = {name: tuple(p.shape) for name, p in head.named_parameters()}
     if isinstance(head, Eagle3Head):
         sizes = head.lm_head.out_features, head.config.vocab
         wanted.update(zip(MAPS, ((size,) for size in sizes)))
-    for name in free.difference(forms):
+    for name in free.difference(names):
         wanted.pop(name, None)
-    check_shapes(source, {name: name for name in forms}, wanted.items(),
+    check_shapes(source, names, wanted.items(),
                  "download the head again: weights and config.json of one head, as it is published for this model")
 
 
@@ -255,8 +326,8 @@ def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], T
               dtype: torch.dtype, device: torch.device | str) -> Head:
     """The head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
     head = fit_head(source, base)
-    weights = [name for name in source.names() if name not in MAPS and not BUFFER.search(name)]
-    tensors = {name: source.read(name) for name in weights}
+    names = own_names(source)
+    tensors = {name: source.read(names[name]) for name in names if name not in MAPS}
     if isinstance(head, Eagle3Head) and head.shift is not None:
         head.shift = head.shift.to(device)
     if OWN_EMBEDDING not in tensors:

@@ -225,7 +225,7 @@ class Mixture(Draft):
         if stand is None:
             depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
             stand = Stand(depth, self._match(tree, node), {}, [])
-            if self._suffix and (guessed := self._suffix.automaton.continuations(stand.match, width)):
+            if self._suffix and (guessed := self._copied(tree, node, stand.match, width)):
                 stand.given[SUFFIX] = guessed
         stand.given.update(said)
         if not stand.given:
@@ -237,6 +237,12 @@ class Mixture(Draft):
         stand.children = self._foreseen(mixed, rest, position)[:width]
         self._stands[node] = stand
         return True
+
+    def _copied(self, tree: TokenTree, node: int, match: Match, width: int) -> Guesses:
+        """What the suffix guesses behind a node, without what the law of the request rules out."""
+        assert self._suffix is not None, "there is no suffix that guesses"
+        guessed = self._suffix.automaton.continuations(match, width)
+        return [pair for pair in guessed if tree.law is None or tree.law.allows(tree, node, pair[0])]
 
     def _match(self, tree: TokenTree, node: int) -> Match:
         """The match of a node, from that of the nearest node above whose match is known."""
@@ -262,7 +268,8 @@ class Mixture(Draft):
         chance = torch.tensor([probability for _, probability in mixed], dtype=torch.float64)
         order = tokens.argsort()
         noise = torch.empty_like(chance)
-        noise[order] = self._sampler.noise([position], tokens[order])[0]
+        drawn_TV = self._sampler.noise([position], tokens[order])
+        noise[order] = drawn_TV[0].to(noise)
         others = chance.new_tensor([max(rest, 0.0)]).log() + EULER
         whole = torch.cat([chance.log() + noise, others])
         worth = torch.softmax(whole, -1)[:-1]

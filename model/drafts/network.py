@@ -149,7 +149,15 @@ class TreeDraft(Draft):
             self._made.clear()
         self._made.update(zip(nodes, read.out_TD))
         positions = [tree.nodes[node].pos + 1 for node in nodes]
-        return self.predict(read.logits_AV, positions, width)
+        return self.predict(self._shaped(tree, nodes, read.logits_AV), positions, width)
+
+    def _shaped(self, tree: TokenTree, nodes: Sequence[int], logits_AV: Tensor) -> Tensor:
+        """The logits behind these nodes, changed as the request changes those of the target."""
+        if tree.law is None:
+            return logits_AV
+        known = self.tokens(torch.arange(logits_AV.shape[-1], device=logits_AV.device))
+        shaped: Tensor = tree.law.shaped(tree, nodes, logits_AV, known)
+        return shaped
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
@@ -204,6 +212,7 @@ class TreeDraft(Draft):
             if followed is None:
                 return False
             read = followed
+        read = read._replace(logits_AV=self._shaped(tree, self._frontier, read.logits_AV))
         if growth.shape:
             self._branch(tree, read, growth)
         else:
@@ -265,7 +274,7 @@ class TreeDraft(Draft):
         if math.isnan(values[0]):  # which sorts first
             raise self._damaged(read.out_TD)
         guesses = [(self._frontier[parent], token, self._base + value)
-                   for parent, token, value in zip(parents, tokens, values)]
+                   for parent, token, value in zip(parents, tokens, values) if value > -math.inf]
         least = tree.nodes[tree.tip].score + growth.worth
         taken = tree.offer(guesses, growth.nodes, least, self.source)
         self._frontier = taken[:growth.width]
@@ -311,7 +320,8 @@ class TreeDraft(Draft):
             if gain_TW.isnan().any():
                 raise self._damaged(logits_TV)
             rows = zip(token_TW.tolist(), gain_TW.tolist(), counts)
-            return [proposer.likely(tokens[:count], gains) for tokens, gains, count in rows]
+            likely = [proposer.likely(tokens[:count], gains) for tokens, gains, count in rows]
+            return [[guess for guess in guesses if guess[1] > -math.inf] for guesses in likely]
         law_TV = laws(sampler, logits_TV)
         if np.isnan(law_TV).any():
             raise self._damaged(logits_TV)

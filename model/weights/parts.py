@@ -17,6 +17,7 @@ from config.files import fits
 from config.run_config import CHOICES
 from config.schema.families import FAMILIES
 from config.schema.fields import NAME, Kind, check, list_of, number, one_of, whole
+from config.schema.heads import usual_layers
 from config.schema.untrusted import read_json, stays_inside
 from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import NAMES, SOURCES, Checkpoint
@@ -41,6 +42,7 @@ FIELDS = {  # of a manifest
     "rank": whole(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
     "quant": one_of(*(kind for kind in CHOICES["quant"] if kind != "auto")),
     "shares": list_of(number(1e-9, 1e9), most=1024),
+    "inner": LAYERS,
     "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda files: fits(files, dict)
                   and all(map(stays_inside, files)) and fits([*files.values()], [ENTRY])),
 }
@@ -225,6 +227,7 @@ class Part:
         self.split_id: str = manifest["split_id"]
         self.quant: str = manifest.get("quant") or "none"  # the form of the layers' weights
         self.shares: list[float] = manifest.get("shares") or [1]  # relative speeds of the ranks that share a stage
+        self._inner: list[int] | None = manifest.get("inner")
         entries = manifest["files"].items()
         self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries}
         places = placements(self.stages, len(self.shares))
@@ -266,6 +269,18 @@ class Part:
     def config(self) -> dict[str, Any]:
         """The `config.json` of the whole model."""
         return self.weights.config
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The layers whose inputs the stages pass on to a head of EAGLE-3."""
+        return usual_layers(sum(self.stages)) if self._inner is None else tuple(self._inner)
+
+    @property
+    def own_inner(self) -> list[int]:
+        """Those of them that this rank passes on: the inputs of its layers, and the output of the model's last one."""
+        first, last = self.layers
+        end = last + 1 if last == sum(self.stages) else last
+        return [layer for layer in self.inner if first <= layer < end]
 
     @property
     def eagle(self) -> Path | None:

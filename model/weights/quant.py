@@ -1,6 +1,7 @@
-"""Quantized weights: linears in 8 or 4 bits by bitsandbytes, made when a model is split or when it is loaded.
+"""Quantized weights: linears in 8 or 4 bits, made when a model is split or when it is loaded.
 
-It knows nothing about ranks or strategies. bitsandbytes is imported when something is quantized, and not before.
+It knows nothing about ranks or strategies. `int4` is torch's own; the other kinds are those of bitsandbytes, which is
+imported when something is quantized, and not before.
 
 Each weight is quantized by itself, from the type that the checkpoint has, on the CPU: so a split that holds quantized
 weights and one that is quantized as it is loaded give the same numbers. Rows of activations stay apart, too: a row's
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 
 from config.schema.untrusted import reason
 from model.llama import fill
+from model.weights import int4
 from model.weights.checkpoint import Checkpoint, Form
 
-KINDS = ("int8", "nf4", "fp4")
-BLOCK = 64  # weights that share a scale, of those in 4 bits
+KINDS = ("int8", "int4", "nf4", "fp4")
+BLOCK = 64  # weights that share a scale, of those in nf4 and fp4
 PIECE = 1 << 22  # weights that are quantized in one go, which bounds the memory for it; whole blocks
 LINEAR = re.compile(r"layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight$")  # what is quantized of a model
 ERROR = 0.2  # of the outputs of the trial layer, relative; 4 bits have about 0.1
@@ -53,11 +55,15 @@ def library() -> Any:
 def forms(kind: str, shape: tuple[int, ...]) -> dict[str, Form]:
     """The form of the tensors that a weight `[out, in]` becomes.
 
-    In int8: numbers of 8 bits, and a scale per row. Otherwise: pairs of 4 bits in a byte, flat, and a scale per block.
-    A scale is the largest magnitude.
+    In int8: numbers of 8 bits, and a scale per row. In int4: as `int4.quantize` says. Otherwise: pairs of 4 bits in a
+    byte, flat, and a scale per block. A scale is the largest magnitude, but in int4.
     """
     if kind == "int8":
         scale, weight = Form(torch.float32, shape[:1]), Form(torch.int8, shape)
+    elif kind == "int4":
+        groups = int4.groups(shape[1])
+        scale = Form(torch.bfloat16, (groups, shape[0], 2))
+        weight = Form(torch.uint8, (shape[0], groups * int4.GROUP // 2))
     else:
         size = math.prod(shape)
         scale = Form(torch.float32, (math.ceil(size / BLOCK),))
@@ -67,15 +73,17 @@ def forms(kind: str, shape: tuple[int, ...]) -> dict[str, Form]:
 
 def quantize(kind: str, weight: Tensor) -> dict[str, Tensor]:
     """A weight as the tensors that `forms` describes; it is quantized piece by piece, which changes no number."""
+    rows = max(1, PIECE // weight.shape[1])
     if kind == "int8":
-        rows = max(1, PIECE // weight.shape[1])
         pairs = [library().int8_vectorwise_quant(piece)[:2] for piece in weight.split(rows)]
+    elif kind == "int4":
+        pairs = [int4.quantize(piece) for piece in weight.split(rows)]
     else:
         made = (library().quantize_4bit(piece.float(), blocksize=BLOCK, quant_type=kind)
                 for piece in weight.reshape(-1).split(PIECE))
         pairs = [(packed.reshape(-1), state.absmax) for packed, state in made]
     weights, scales = zip(*pairs)
-    return {"scale": torch.cat(scales), "weight": torch.cat(weights)}
+    return {"scale": torch.cat(scales, 1 if kind == "int4" else 0), "weight": torch.cat(weights)}
 
 
 class Recast(Mapping[str, Tensor]):
@@ -218,6 +226,28 @@ class FourBit(Quantized):
         return out.view(self.state.shape).to(dtype)
 
 
+class Int4(Quantized):
+    """Weights in int4, by the kernel of their device where there is one; else they are unfolded."""
+
+    kernel: int4.Kernel | str = ""  # or why there is none
+
+    def settle(self, dtype: torch.dtype) -> None:
+        self.kernel = int4.fitting(self.weight.device.type, dtype, self.out_features, self.in_features)
+        if isinstance(self.kernel, int4.Kernel):
+            packed, scale = self.kernel.pack(self.weight, self.scale)
+            self.weight = nn.Parameter(packed, requires_grad=False)
+            self.scale = nn.Parameter(scale, requires_grad=False)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        if isinstance(self.kernel, str):
+            return F.linear(x_TD, int4.unfold(self.weight, self.scale, self.in_features, x_TD.dtype), self.bias)
+        out = self.kernel(x_TD, self.weight, self.scale)
+        return out if self.bias is None else out + self.bias
+
+
+CLASSES: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # of the others: FourBit
+
+
 def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """What is quantized below a module, all linears but an LM head: the owner of each, its name there and itself."""
     owners = list(module.modules()) if kind != "none" else []
@@ -230,7 +260,7 @@ def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.
 def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
          dtype: torch.dtype, device: torch.device | str) -> None:
     """Fill a module that was built without memory; the weights of its linears are quantized as `kind` says."""
-    quantized = Int8 if kind == "int8" else FourBit
+    quantized = CLASSES.get(kind, FourBit)
     for owner, name, child in _linears(module, kind):
         setattr(owner, name, quantized(child, kind))
     fill(module, tensors, dtype, device)
@@ -242,6 +272,12 @@ def settle(module: nn.Module, dtype: torch.dtype) -> None:
     for child in module.modules():
         if isinstance(child, Quantized):
             child.settle(dtype)
+
+
+def unfolded(module: nn.Module) -> str:
+    """Why weights in int4 below a module are unfolded for every product, which is slow; empty if none are."""
+    return next((child.kernel for child in module.modules() if isinstance(child, Int4)
+                 and isinstance(child.kernel, str)), "")
 
 
 def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
@@ -273,6 +309,9 @@ def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
         wrong = "" if close else "the result is wrong"
     except (ImportError, OSError, RuntimeError, NotImplementedError, AttributeError) as error:
         wrong = reason(error)
+    if wrong and kind == "int4":
+        raise ValueError(f"int4 weights cannot be computed on {device} ({wrong}): run unquantized weights: quant=none, "
+                         "and a split without --quant")
     if wrong:
         raise ValueError(f"{kind} weights cannot be computed on {device} ({wrong}): install the bitsandbytes of "
                          "requirements.txt (boards: docs/jetson.md), or run unquantized weights: quant=none, and a "

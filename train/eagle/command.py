@@ -13,8 +13,9 @@ from typing import Any, Sequence
 import torch
 
 from config.files import write_json
+from config.schema.heads import usual_layers
 from launch.spec import usable
-from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head, inner_layers
+from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head
 from model.llama import LlamaConfig
 from model.text import chosen
 from model.weights.checkpoint import Checkpoint
@@ -66,7 +67,7 @@ def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Conf
         source = Checkpoint(args.given)
         return dict(source.config), heads.take(teacher, source)
     own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab) if args.eagle3 else None
-    config = heads.describe(teacher, None if own is None else len(own))
+    config = heads.describe(teacher, None if own is None else len(own), args.dialect or "eagle3")
     return config, heads.begin(teacher, config, own, args.seed)
 
 
@@ -107,7 +108,7 @@ def look(args: Namespace) -> LlamaConfig:
         third = isinstance(fit_head(Checkpoint(args.given), base.config), Eagle3Head)
         if args.eagle3 and not third:
             raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out --eagle3")
-    elif args.eagle3 and not inner_layers(sizes.layers):
+    elif args.eagle3 and not usual_layers(sizes.layers):
         raise ValueError(f"a head of EAGLE-3 needs a model of 7 layers or more, and the one in {args.model_dir} has "
                          f"{sizes.layers}; leave out --eagle3")
     return sizes
@@ -154,7 +155,7 @@ def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
         source = Checkpoint(args.given)
         dtype = source.form("fc.weight").dtype
         borrows = borrows_embedding(source, task.teacher.source.config)
-    heads.write(task.head, config, args.out_dir, dtype, borrows)
+    heads.write(task.head, heads.nested(config, teacher.source.config), args.out_dir, dtype, borrows)
 
 
 def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> None:

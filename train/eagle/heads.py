@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from config.schema.heads import KIND, LAYERS, NORMS, read_dialect
 from launch.split.write import WEIGHTS, store
 from model.drafts.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, load_head
 from model.llama import LlamaConfig, RMSNorm
@@ -22,6 +23,15 @@ from train.data import Row
 from train.eagle.teacher import Teacher
 
 Config = Dict[str, Any]  # what a `config.json` says
+DIALECTS: dict[str, Config] = {  # of EAGLE-3: what a config.json says beside the sizes
+    "eagle3": {"architectures": ["LlamaForCausalLMEagle3"]},
+    "eagle3.1": {"architectures": ["LlamaForCausalLMEagle3"], "fc_norm": True, "norm_output": True},
+    "vllm": {"architectures": ["Eagle3LlamaForCausalLM"], "norm_before_residual": True},
+    "speculators": {"architectures": ["Eagle3Speculator"], KIND: "eagle3", "norm_before_residual": True,
+                    "norm_before_fc": True, "norm_output": True},
+}
+NUMBERED = ("Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")  # these call their first layer layers.0
+OUTSIDE = ("architectures", "draft_vocab_size", "target_hidden_size", "unrolled_passes", KIND, *LAYERS, *NORMS)
 LAYER = {"model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 1, "tie_word_embeddings": False}
 SIZES = {  # fields of a `config.json`, and what they are called in LlamaConfig
     "hidden_size": "hidden",
@@ -35,7 +45,7 @@ SIZES = {  # fields of a `config.json`, and what they are called in LlamaConfig
     "vocab_size": "vocab"}
 
 
-def describe(teacher: Teacher, vocab: int | None = None) -> Config:
+def describe(teacher: Teacher, vocab: int | None = None, dialect: str = "eagle3") -> Config:
     """The `config.json` of a head for this base; of EAGLE-3, with `vocab` words of its own, if that is given.
 
     A head is one layer of a LLaMA, whatever the family of its base.
@@ -49,8 +59,22 @@ def describe(teacher: Teacher, vocab: int | None = None) -> Config:
     found["torch_dtype"] = str(teacher.stored).partition(".")[2]
     for name in ("bos_token_id", "eos_token_id"):
         found[name] = files.get(name)
-    found["architectures"] = ["LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"]
-    return found if vocab is None else {**found, "draft_vocab_size": vocab}
+    if vocab is None:
+        return {**found, "architectures": ["LlamaForCausalLM"]}
+    return {**found, "draft_vocab_size": vocab, **DIALECTS[dialect]}
+
+
+def nested(config: Config, base: Config) -> Config:
+    """A `config.json` as its dialect writes it: speculators puts the sizes of the layers one level deeper, and names
+    the model that the head is for."""
+    if KIND not in config:
+        return config
+    known: Config = {"architectures": base.get("architectures"), "name_or_path": base.get("_name_or_path")}
+    outside = {name: config[name] for name in OUTSIDE if name in config}
+    own = (*outside, "speculators_config", "transformer_layer_config")
+    inside = {name: value for name, value in config.items() if name not in own}
+    return {**outside, "speculators_config": config.get("speculators_config") or {"verifier": known},
+            "transformer_layer_config": inside}
 
 
 def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
@@ -71,7 +95,8 @@ def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> He
     if own is None:
         head = EagleHead(c, bias=True)
     else:
-        head = Eagle3Head(c, c.hidden, len(own))
+        dialect = read_dialect(config, teacher.config.layers)
+        head = Eagle3Head(c, c.hidden, len(own), dialect)
     head.to_empty(device="cpu").to(_learning(teacher))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -104,7 +129,9 @@ def take(teacher: Teacher, source: Checkpoint) -> Head:
     """A head that somebody taught for this base, to be taught on, in the arithmetic of a new one; its embedding is
     frozen. Raises ValueError if it does not fit."""
     base, dtype = teacher.source.config, _learning(teacher)
-    return _learner(load_head(source, base, lambda: teacher.embedding, dtype, teacher.device))
+    head = load_head(source, base, lambda: teacher.embedding, dtype, teacher.device)
+    teacher.inner = head.inner or teacher.inner
+    return _learner(head)
 
 
 def write(head: Head, config: Config, folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
@@ -121,6 +148,8 @@ def write(head: Head, config: Config, folder: Path, dtype: torch.dtype, borrows:
         has_V = torch.zeros(head.config.vocab, dtype=torch.bool)
         has_V[torch.arange(len(shift)) + shift] = True
         tensors.update(zip(MAPS, (shift, has_V)))
+    if config["architectures"][0] in NUMBERED:
+        tensors = {name.replace("midlayer.", "layers.0."): x for name, x in tensors.items()}
     content = json.dumps(config, indent=2) + "\n"
     store(folder / "config.json", content.encode())
     store(folder / WEIGHTS, save(tensors, {"format": "pt"}))

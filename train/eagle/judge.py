@@ -12,16 +12,13 @@ import torch
 from tqdm import tqdm
 
 from config.run_config import Growth, TreeConfig
-from model.cache import TreeCache
-from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
+from model.drafts.eagle import Eagle, Eagle3Head, load_head
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Decoder, Limits, Request
-from pipeline.requests import Ring
-from pipeline.stage import Stage
 from pipeline.strategies import serial
-from tp.links import Loop
 from train.data import Row, answer_row
 from train.eagle.teacher import Teacher
+from train.writer import ring_of
 
 TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's paper: 60 nodes with the root, six levels
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)  # own guesses that a head stands on, which agreement is counted by
@@ -34,13 +31,8 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     """A decoder of the base with the head in `folder`, for texts of at most `length` tokens."""
     head = load_head(Checkpoint(folder), teacher.source.config, lambda: teacher.embedding, teacher.dtype,
                      teacher.device)
-    layers, capacity = teacher.config.layers, length + 8 * TREE.init.nodes
-
-    def cache() -> TreeCache:
-        return teacher.config.cache(layers, capacity, teacher.embedding)
-
-    stage = Stage(teacher.body, cache, inner_layers=inner_layers(layers))
-    ring = Ring(Loop(stage, None), teacher.lm_head, 2, teacher.device)
+    capacity = length + 8 * TREE.init.nodes
+    ring = ring_of(teacher, capacity, head.inner)
     lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
     return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, Limits(length))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from model.text import AUTO, CONVERSATIONS
 from model.weights.checkpoint import SOURCES
 from train.command import Options
+from train.eagle.heads import DIALECTS
 from train.eagle.loss import STARTS
 
 ABOUT = "Trains an EAGLE draft head for a model, on conversations that are like those it shall answer."
@@ -50,6 +51,8 @@ def parser() -> Options:
     add("--keep-features", action="store_true", help="what the model makes of each conversation stays in "
         "OUT_DIR/features until the training ends (about 8 bytes a token and size): it is read once, not every epoch")
     add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
+    add("--dialect", choices=list(DIALECTS), help="the form of a head of EAGLE-3, which this makes: eagle3 as EAGLE, "
+        "SpecForge and AngelSlim publish it; eagle3.1 with its norms; vllm; speculators, nested and with its norms")
     add("--template", choices=[AUTO, *CONVERSATIONS, "own"], default=AUTO,
         help="how the model wants its questions; auto: own, the tokenizer's chat template, or else vicuna")
     _add_parts(made)
@@ -98,6 +101,9 @@ def _add_data(made: Options) -> None:
 def check(args: Namespace) -> None:
     """Raise ValueError for what could not end well, before anything long begins."""
     parser().check(args)
+    if args.dialect and args.given:
+        raise ValueError("--from keeps the form of the head that it mends; leave out --dialect")
+    args.eagle3 = args.eagle3 or bool(args.dialect)
     if not 0 < args.held_out < 1:
         raise ValueError(f"--held-out {args.held_out} is no share; give a number between 0 and 1")
     if args.given and args.authors:

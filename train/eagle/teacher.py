@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.drafts.eagle import inner_layers
+from config.schema.heads import usual_layers
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, translate
 from model.whole import Whole
@@ -28,6 +28,7 @@ class Teacher(Whole):
                  folder: Path | None = None) -> None:
         super().__init__(source, dtype, device)
         self.folder, self.mark = folder, mark(source)
+        self.inner = usual_layers(self.config.layers)  # the layers whose inputs are read for EAGLE-3
         names = {translate(name): name for name in source.names()}
         self.stored = source.form(names[EMBED]).dtype  # how its file holds its weights
 
@@ -37,11 +38,12 @@ class Teacher(Whole):
 
     def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """What the base makes of each token: the last hidden state, after the norm, `[N, D]`, the inner features that
-        EAGLE-3 wants, `[N, 3D]`, or None if the model is too small for them, and the likeliest next word, `[N]`."""
+        EAGLE-3 wants, `[N, inner * D]`, or None if the model is too small for them, and the likeliest next word,
+        `[N]`."""
         if self.folder is None:
             made = self._read(ids_N)
         else:
-            content = f"{self.mark} {self.dtype} {ids_N.tolist()}"
+            content = f"{self.mark} {self.dtype} {self.inner} {ids_N.tolist()}"
             path = self.folder / f"{digest(content.encode())}.pt"
             made = kept(path, partial(self._read, ids_N))
         return made["last"], made.get("inner"), made["word"]
@@ -49,7 +51,7 @@ class Teacher(Whole):
     @torch.no_grad()
     def _read(self, ids_N: Tensor) -> dict[str, Tensor]:
         cache: Any = Causal(len(ids_N), self.device)
-        kept: dict[int, Tensor] = dict.fromkeys(inner_layers(self.config.layers), ids_N)
+        kept: dict[int, Tensor] = dict.fromkeys(self.inner, ids_N)
         pos_N = torch.arange(len(ids_N), device=self.device)
         last_ND = self.body(ids_N.to(self.device, torch.long), pos_N, cache, kept)
         made = {"last": last_ND, "word": self.lm_head(last_ND).argmax(-1)}

@@ -30,7 +30,7 @@ class Causal:
 
 
 class Unrolled:
-    """A cache that holds the passes of one layer (EAGLE-3, section 3.2).
+    """A cache that holds the passes of a head's layers (EAGLE-3, section 3.2).
 
     Row i of pass s is the guess that follows s guesses after the pair `starts_A[i]`. Of the first pass, which holds the
     target's features, it sees the pairs up to that one; of each later pass the row i alone, which is its ancestor or
@@ -39,26 +39,25 @@ class Unrolled:
 
     def __init__(self, starts_A: Tensor) -> None:
         self._starts = starts_A
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._held: dict[int, tuple[list[Tensor], list[Tensor]]] = {}  # keys and values of each layer's passes
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
         """Keep a pass; the attention `[H, T, E]` of its queries."""
-        self._keys.append(k_KTE)
-        self._values.append(v_KTE)
-        rows = k_KTE.shape[1]
-        masks = [self._mask(rows, number) for number in range(len(self._keys))]
-        seen = (torch.cat(parts, 1) for parts in (self._keys, self._values, masks))
+        keys, values = self._held.setdefault(layer, ([], []))
+        keys.append(k_KTE)
+        values.append(v_KTE)
+        masks = [self._mask(keys, number) for number in range(len(keys))]
+        seen = (torch.cat(parts, 1) for parts in (keys, values, masks))
         return attend(q_HTE, *seen)
 
-    def _mask(self, rows: int, number: int) -> Tensor:
+    def _mask(self, keys: list[Tensor], number: int) -> Tensor:
         """Which keys of that pass the rows of the last pass see, `[T, S]`."""
-        device = self._keys[number].device
-        size = self._keys[number].shape[1]
+        device, rows = keys[number].device, keys[-1].shape[1]
+        size = keys[number].shape[1]
         if number:
             return torch.eye(rows, size, dtype=torch.bool, device=device)
         pair_S = torch.arange(size, device=device)
-        last_T = pair_S if len(self._keys) == 1 else self._starts[:rows]
+        last_T = pair_S if len(keys) == 1 else self._starts[:rows]
         return pair_S <= last_T[:, None]
 
 

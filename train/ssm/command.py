@@ -54,7 +54,6 @@ class Training:
             check_pair(self.pair, drafter)
             contexts.append(drafter.whole.config.context)
         self.held, self.prompts = self._prompts(min(contexts) - args.new_tokens)
-        self.target = open_model(args.target, self.device)
         data = json.dumps([self.held, self.prompts])
         self.terms = settings(args, NOT_TERMS)  # what decides the result, but the drafter that is begun with
         self.terms.update(target=mark(self.pair.whole.source), data=digest(data.encode()))
@@ -68,21 +67,20 @@ class Training:
         if len(fitting) <= args.judged:
             raise ValueError(f"{len(fitting)} prompts leave room for {args.new_tokens} tokens in the context, of which "
                              f"--judged {args.judged} are held out: give more prompts, or less of one of both")
-        learnt = fitting[args.judged:]
-        return fitting[:args.judged], sorted(learnt, key=len)  # texts beside each other are best equally long
+        return fitting[:args.judged], fitting[args.judged:]
 
     @property
     def writer(self) -> Writer:
         """What writes the target's texts."""
         args, ends = self.args, sorted(self.pair.text.end_ids)
-        return Writer(self.target, ends, args.new_tokens, args.temperature, args.seed)
+        return Writer(self.pair.whole, ends, args.new_tokens, args.temperature, args.seed)
 
     def tune(self, name: str, source: Path, rows: Rows, steps: int) -> PreTrainedModel:
         """Fine-tune the drafter in `source` on rows, write it into the folder `name` of OUT, and read it from there, as
         the drafting code will."""
         args, model = self.args, open_model(source, self.device)
         some = [row for row in rows if row.answers.any()]
-        teacher = self.target if args.distributions else None
+        teacher = open_model(args.target, self.device) if args.distributions else None
 
         def lesson(step: int) -> dict[str, float]:
             return learn(model, batch_at(step, some, args.batch, args.seed), teacher)

@@ -16,6 +16,7 @@ from toy.corpus.dialogues import dialogues
 from train.terms import Terms, check
 from train.writer import WRITTEN_AT_ONCE, Prompts, Text, Writer
 
+SAVED = 2 * WRITTEN_AT_ONCE  # texts, after which those so far are saved
 OWN = "flowspec boost"  # seed of the bundled models' grammar, which the bundled questions were not made with
 FORM = {"terms": dict, "texts": [{"prompt": [int], "ids": [int]}]}
 
@@ -43,7 +44,7 @@ def texts_of(writer: Writer, prompts: Prompts, path: Path, terms: Terms) -> list
     size, done = len(prompts), len(texts)
     with tqdm(total=size, initial=done, desc="texts", unit="text") as bar:
         while len(texts) < size:
-            some = prompts[len(texts):len(texts) + WRITTEN_AT_ONCE]
+            some = prompts[len(texts):len(texts) + SAVED]
             texts += writer.write(some, len(texts))
             content = {"terms": terms, "texts": [text._asdict() for text in texts]}
             write_json(path, content, indent=None)

@@ -1,0 +1,41 @@
+"""Guesses that are surely right: the tokens that a grammar forces, for every strategy and beside every draft.
+
+They take no network, so a request whose draft is `none` has them, too. It needs no torch.
+"""
+from __future__ import annotations
+
+from heapq import nlargest
+from itertools import islice
+
+from config.trees import Growth
+from model.drafts.draft import Draft, Spares, Steps, always
+from model.tree import TokenTree
+
+FORCED = "grammar"  # the source's name
+LEAVES = 8  # of the likeliest guesses without a child, at which it is looked for forced tokens at a level
+
+
+class ForcedDraft(Draft):
+    """A request's draft, and behind its likeliest guesses what the grammar of the request forces."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def refresh(self) -> None:
+        self._draft.refresh()
+
+    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
+        grown = self._force(tree, growth)
+        grown |= yield from self._draft.grow(tree, growth, spares)
+        return grown
+
+    def _force(self, tree: TokenTree, growth: Growth) -> bool:
+        """Add the forced tokens behind the tip and the likeliest leaves; whether there are new ones."""
+        leaves = (node for node in (tree.tip, *tree.live) if not tree.nodes[node].children)
+        best = nlargest(LEAVES, leaves, key=lambda node: (tree.nodes[node].score, -node))
+        before = len(tree.live)
+        for node in best:
+            room = min(tree.limit - 1 - tree.nodes[node].pos, growth.nodes - len(tree.live))
+            for token in islice(tree.law.forced(tree, node), max(0, room)):
+                node = tree.add(node, token, tree.nodes[node].score, FORCED)
+        return len(tree.live) > before

@@ -1,0 +1,182 @@
+"""Weights in 4 bits by groups of 32, with a scale and an offset each, and torch's own kernels that read them so.
+
+It knows nothing about layers, and needs no other library. A weight is (code - 8) * scale + offset. Kernels differ by
+device; each is tried once, alone and in batches, and what does not compute right is left out.
+
+Shapes: T rows, N outputs, K inputs, padded to whole groups, G groups of them.
+"""
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from config.schema.untrusted import reason
+
+GROUP = 32
+LEVELS = 15  # steps from the least to the largest weight of a group
+SMALLEST = 1e-20  # scale of a group whose weights are all alike
+UNITS = (1, 2, 4, 8, 16, 32)  # rows that a kernel may have to compute together
+TRIAL = (64, 1024)  # outputs and inputs of the trial: multiples of what any kernel wants
+ROWS = (*range(1, 18), 31, 33, 64, 65)  # of the trial's batches
+CLOSE = 0.03  # of the trial's result, relative: ARM's kernel rounds a row to 8 bits
+ops = torch.ops.aten
+
+
+def groups(inputs: int) -> int:
+    return -(-inputs // GROUP)
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight `[N, inputs]` as pairs of codes `[N, K / 2]`, the first in the high bits, and `[G, N, 2]` in bfloat16:
+    scales and offsets. Missing inputs of the last group are zeros.
+    """
+    outputs, inputs = weight.shape
+    padded = F.pad(weight.float(), (0, groups(inputs) * GROUP - inputs))
+    group_NGg = padded.view(outputs, -1, GROUP)
+    low, high = group_NGg.amin(-1), group_NGg.amax(-1)
+    step = (high - low) / LEVELS
+    scale = step.clamp(min=SMALLEST).bfloat16()
+    offset = (low + 8 * scale.float()).bfloat16()
+    wide, middle = scale.float()[..., None], offset.float()[..., None]
+    steps = (group_NGg - middle) / wide
+    rounded = (steps.round() + 8).clamp(0, LEVELS)
+    codes_NK = rounded.to(torch.uint8).view(outputs, -1)
+    pairs = codes_NK[:, ::2] << 4 | codes_NK[:, 1::2]
+    both_NG2 = torch.stack((scale, offset), -1)
+    return pairs, both_NG2.transpose(0, 1).contiguous()
+
+
+def codes(pairs: Tensor) -> Tensor:
+    """The codes `[N, K]` of pairs."""
+    return torch.stack((pairs >> 4, pairs & 15), -1).flatten(1)
+
+
+def unfold(pairs: Tensor, scale_GN2: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
+    """The weights `[N, inputs]`."""
+    scale, offset = scale_GN2.to(dtype).transpose(0, 1).unbind(-1)
+    steps = codes(pairs).to(dtype) - 8
+    steps_NGg = steps.view(len(pairs), -1, GROUP)
+    weight_NGg = torch.addcmul(offset[..., None], steps_NGg, scale[..., None])
+    return weight_NGg.flatten(1)[:, :inputs]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a device multiplies: `pack` makes of pairs and scales what `multiply` reads beside rows of type `dtype`.
+
+    Both tensors keep one row, or one column, per output: so those of several weights can be put together.
+    `inputs` and `outputs` have to be multiples of what is said; numbers of rows are padded to multiples of `unit`.
+    """
+
+    dtype: torch.dtype
+    inputs: int
+    outputs: int
+    pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    multiply: Callable[[Tensor, Tensor, Tensor], Tensor]
+    unit: int = 1
+
+    def __call__(self, x_TK: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+        """The product `[T, N]` in the type of the rows."""
+        rows = len(x_TK)
+        x = x_TK.to(self.dtype).contiguous()
+        if rows % self.unit:
+            x = F.pad(x, (0, 0, 0, -rows % self.unit))
+        return self.multiply(x, packed, scale)[:rows].to(x_TK.dtype)
+
+
+# --- the kernels there are --------------------------------------------------------------------------------------------
+
+def _x86() -> Kernel:
+    """torch from 2.5 on; the kernel for AVX2 or AVX-512 is for bfloat16, all other types are computed one by one."""
+    def pack(pairs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return ops._convert_weight_to_int4pack_for_cpu(codes(pairs).int(), 1), scale.contiguous()
+
+    def multiply(x_TK: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+        return ops._weight_int4pack_mm_for_cpu(x_TK, packed, GROUP, scale)  # type: ignore[no-any-return]
+
+    return Kernel(torch.bfloat16, GROUP, 16, pack, multiply)
+
+
+def _arm() -> Kernel:
+    """KleidiAI's, in torch from 2.7 on. It knows scales alone: offsets are multiplied with the sums of groups."""
+    def pack(pairs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        low_first = pairs << 4 | pairs >> 4
+        outputs, inputs = len(pairs), 2 * pairs.shape[1]
+        steps = scale[..., 0].t().contiguous()
+        packed = ops._dyn_quant_pack_4bit_weight(low_first, steps, None, GROUP, inputs, outputs)
+        return packed, scale[..., 1].float().contiguous()
+
+    def multiply(x_TK: Tensor, packed: Tensor, offset_GN: Tensor) -> Tensor:
+        inputs, outputs = x_TK.shape[1], offset_GN.shape[1]
+        sums_TG = x_TK.view(len(x_TK), -1, GROUP).sum(-1)
+        steps = ops._dyn_quant_matmul_4bit(x_TK, packed, GROUP, inputs, outputs)
+        return steps + sums_TG @ offset_GN  # type: ignore[no-any-return]
+
+    return Kernel(torch.float32, GROUP, 8, pack, multiply)
+
+
+def _cuda() -> Kernel:
+    """torch's for Ampere and later; before torch 2.5 it packs codes, later pairs of them."""
+    tiles = 8
+
+    def pack(pairs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            return ops._convert_weight_to_int4pack(pairs, tiles), scale
+        except RuntimeError:
+            return ops._convert_weight_to_int4pack(codes(pairs).int(), tiles), scale
+
+    def multiply(x_TK: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+        return ops._weight_int4pack_mm(x_TK, packed, GROUP, scale)  # type: ignore[no-any-return]
+
+    return Kernel(torch.bfloat16, 16 * tiles, 16, pack, multiply)
+
+
+def _named(device: str) -> Callable[[], Kernel]:
+    if device == "cuda":
+        return _cuda
+    return _arm if platform.machine() in ("aarch64", "arm64") else _x86
+
+
+@lru_cache(maxsize=None)
+def kernel(device: str, dtype: torch.dtype) -> Kernel | str:
+    """The kernel of a kind of device for rows of a type, or why there is none."""
+    if dtype == torch.float64:
+        return "there is none for float64"
+    try:
+        return tried(_named(device)(), device)
+    except (AttributeError, NotImplementedError, RuntimeError) as error:
+        return reason(error)
+
+
+def fitting(device: str, dtype: torch.dtype, outputs: int, inputs: int) -> Kernel | str:
+    """The kernel for a weight of this shape, or why there is none."""
+    found = kernel(device, dtype)
+    if isinstance(found, Kernel) and (outputs % found.outputs or inputs % found.inputs):
+        return f"it wants multiples of {found.outputs} outputs and {found.inputs} inputs, not {outputs} and {inputs}"
+    return found
+
+
+def tried(kernel: Kernel, device: str) -> Kernel | str:
+    """The kernel with the least `unit` at which a row's bits do not depend on the rows beside it, or what is wrong."""
+    outputs, inputs = TRIAL
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(outputs, inputs, generator=generator).to(device)
+    x_TK = torch.randn(2 * max(ROWS), inputs, generator=generator).to(device)
+    pairs, scale = quantize(weight)
+    exact = x_TK.float() @ unfold(pairs, scale, inputs, torch.float32).t()
+    packed = kernel.pack(pairs, scale)
+    for unit in UNITS:
+        padded = replace(kernel, unit=unit)
+        whole = padded(x_TK, *packed)
+        if (whole - exact).norm() > CLOSE * exact.norm():
+            return "its result is wrong"
+        if all(torch.equal(padded(x_TK[:rows], *packed), whole[:rows])
+               for rows in ROWS):
+            return padded
+    return "a row depends on the rows beside it"

@@ -1,0 +1,72 @@
+"""Answers of the server that follow a grammar, by the fields of OpenAI and vLLM."""
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from tests.serving import QUESTION, server  # noqa: F401
+
+pytest.importorskip("llguidance", reason="grammars need llguidance (serve/requirements.txt)")
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8},
+                                           "age": {"type": "integer", "minimum": 0, "maximum": 120}},
+          "required": ["name", "age"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+
+
+def said(got) -> str:
+    assert got.status_code == 200, got.text
+    choice = got.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    return choice["message"]["content"] if "message" in choice else choice["text"]
+
+
+def test_a_schema_is_kept_whole_and_streamed_by_openais_client(server):  # noqa: F811
+    messages = [{"role": "user", "content": QUESTION}]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+        asked = {"model": "toy", "messages": messages, "response_format": FORMAT, "temperature": 0.9, "seed": 3}
+        whole = sdk.chat.completions.create(**asked)
+        chunks = list(sdk.chat.completions.create(**asked, stream=True))
+    person = json.loads(whole.choices[0].message.content)
+    assert person.keys() == {"name", "age"} and len(person["name"]) <= 8 and 0 <= person["age"] <= 120
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert whole.usage.completion_tokens_details.accepted_prediction_tokens > 3
+
+
+def test_answers_at_once_keep_each_its_own_grammar(server):  # noqa: F811
+    asked = [{"response_format": FORMAT, "temperature": 1, "seed": 5}, {"guided_regex": "[a-c]{4}-[0-9]{2}"},
+             {"guided_choice": ["fox", "baker"]}, {"guided_grammar": 'root ::= "(" [a-z] ")" | "none"'},
+             {"guided_json": PERSON}, {"guided_json": json.dumps({"type": "boolean"})}]
+    alone = [said(server.chat(**fields)) for fields in asked]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda fields: said(server.chat(**fields)), asked)) == alone
+    assert re.fullmatch("[a-c]{4}-[0-9]{2}", alone[1]) and alone[2] in ("fox", "baker")
+    assert re.fullmatch(r"\([a-z]\)|none", alone[3]) and alone[5] in ("true", "false")
+    assert json.loads(alone[4]).keys() == {"name", "age"}
+    assert said(server.post("/v1/completions", prompt="one", guided_choice=["two"])) == "two"
+
+
+def test_any_object_is_an_object_as_far_as_there_is_room(server):  # noqa: F811
+    got = server.chat(response_format={"type": "json_object"}, max_tokens=40).json()["choices"][0]
+    assert got["message"]["content"].startswith("{")
+    if got["finish_reason"] == "stop":
+        assert isinstance(json.loads(got["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), [
+    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is missing"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}}, "response_format",
+     "Invalid type: nothing"),
+    ({"guided_json": {"type": "string", "minLength": 5, "maxLength": 3}}, "guided_json", "Unsatisfiable schema"),
+    ({"guided_json": "{"}, "guided_json", "cannot be met"), ({"guided_regex": "((("}, "guided_regex", "cannot be met"),
+    ({"guided_grammar": 'start: "a" start'}, "guided_grammar", "without an end"),
+    ({"guided_choice": []}, "guided_choice", "is empty"),
+    ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json and guided_regex are both given")])
+def test_what_cannot_be_met_is_refused_by_its_field(server, fields, param, words):  # noqa: F811
+    got = server.chat(**fields)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, param), got.text
+    assert words in got.json()["error"]["message"]
