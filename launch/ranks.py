@@ -166,18 +166,19 @@ class Member:
         """Connect all ranks once more after a loss; raises PeerLost where that cannot be, or they do not come."""
         number, seconds = self._rank, self._prepared.config.recover_seconds
         if self._epochs is None or self.wires is None or not self._recovers:
-            raise loss
+            raise loss  # which may be the end of an earlier try
         try:
             self._epochs.leave(loss)
             self.wires.end()
             self._epochs.close()
             wires = self._epochs.join(time.monotonic() + seconds)
         except BaseException as error:
+            shown = explain(error)
+            final = PeerLost(shown if shown == str(loss) else f"{loss}; {shown}")
             self._recovers = False
-            self.fail(str(loss))  # nobody shall wait for a message
+            self.fail(str(final))  # nobody shall wait for a message
             if isinstance(error, (RuntimeError, OSError)):
-                shown = explain(error)
-                raise PeerLost(shown if shown == str(loss) else f"{loss}; {shown}") from error
+                raise final from error
             raise
         self.wires.begin(wires)
         if number == 0:
