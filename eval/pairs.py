@@ -17,7 +17,7 @@ from launch.memory import GB, free
 from launch.spec import number_type, usable
 from model.sample import Sampler
 from model.text import Text
-from model.weights.checkpoint import Checkpoint
+from model.weights.unfold import Unfolded
 from model.whole import Whole
 
 TAKE = "take a drafter with the same tokenizer"
@@ -52,7 +52,7 @@ def open_model(folder: str, config: Measured) -> Model:
     number = number_type(config.dtype, place)
     if config.threads:
         torch.set_num_threads(config.threads)
-    text, source = Text(folder), Checkpoint(folder)
+    text, source = Text(folder), Unfolded(folder)
     width = torch.empty(0, dtype=number).element_size()
     need = sum(form.bytes // form.width
                for form in map(source.form, source.names())) * width

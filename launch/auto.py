@@ -35,8 +35,8 @@ from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import is_one_rank
 from launch.prepare import open_part
-from model.weights.checkpoint import Checkpoint
 from model.weights.parts import plan_stages
+from model.weights.unfold import Unfolded
 from pipeline.failure import PeerLost
 
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
@@ -223,7 +223,7 @@ def _split(config: RunConfig) -> tuple[int, str]:
     Raises ValueError for a split whose ranks share layers, which no plan can keep.
     """
     if not config.model_dir:
-        stages = plan_stages(config.stages or STAGES, Checkpoint(config.base_dir)) if config.base_dir else []
+        stages = plan_stages(config.stages or STAGES, Unfolded(config.base_dir)) if config.base_dir else []
         return max(1, len(stages) - 1), ""
     part = open_part(Path(config.model_dir), 0)
     if len(part.stages) == 1 or len(part.shares) > 1:

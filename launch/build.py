@@ -23,12 +23,13 @@ from model.drafts.eagle import Eagle, Eagle3Head, Fit, load_head
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, TreeDraft, read_all
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
-from model.llama import LlamaConfig, Slice, fill, linear
+from model.llama import LlamaConfig, Logits, Slice, fill
 from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part, read_sizes
 from model.weights.quant import Recast, compress, load, probe, unfolded
+from model.weights.unfold import Unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
 from pipeline.drafters import Drafter, RemoteDraft
@@ -108,7 +109,7 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
 def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
     """The LM head, which rank 0 holds."""
     spec.prepare_torch()
-    lm_head = linear(spec.sizes.hidden, spec.sizes.vocab)
+    lm_head = Logits(spec.sizes)
     fill(lm_head, {"weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
     return lm_head
 
@@ -208,7 +209,7 @@ def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
     """The small model in a folder that `key` may name; ValueError for one that does not fit, or is none."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give {key}=FOLDER, a small model in Hugging Face form")
-    source = Checkpoint(folder)
+    source = Unfolded(folder)
     context = _draft_context(read_sizes(source), spec, folder)
     check_tokens(source, spec.part)
     whole = Whole(source, spec.dtype, spec.device, spec.draft_quant(), context)

@@ -18,8 +18,9 @@ from launch.spec import RankSpec
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
-from model.weights.parts import EMBED, HEAD, read_sizes, translate
+from model.weights.parts import EMBED, HEAD, read_sizes
 from model.weights.quant import PIECE, Recast
+from model.weights.unfold import Unfolded
 from pipeline import replicas
 from pipeline.pacing import MESSAGE_ROWS
 from tp.shares import shares
@@ -108,11 +109,11 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     part = spec.part
     if not (folder / "config.json").is_file():
         return Need()
-    source = Checkpoint(folder)
+    source = Checkpoint(folder) if eagle else Unfolded(folder)
     sizes = replace(read_sizes(source), context=spec.sizes.context)
     forms = {name: source.form(name) for name in source.names()}
     if sizes.tied and not eagle:
-        [embedding] = [name for name in forms if translate(name) == EMBED]
+        [embedding] = [name for name in forms if name == EMBED]
         forms[HEAD] = forms[embedding]  # held once more
     if eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
         forms[EMBED] = part.weights.form(HEAD)

@@ -19,9 +19,9 @@ from launch.spec import RankSpec, usable
 from launch.split.write import Layout, split
 from launch.trace import open_trace
 from model.text import Text
-from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, Part, plan_stages
 from model.weights.split import is_split_as
+from model.weights.unfold import Unfolded
 from pipeline.trace import Clock, NoTrace, rank_files
 from tp.links import Placement
 
@@ -150,7 +150,7 @@ def _split(config: RunConfig, write: bool) -> Path:
     stages = ""
     if not config.unpiped:
         wanted = str(config.replica_stages or 1) if config.replicated else config.stages or "4"
-        stages = "+".join(map(str, plan_stages(wanted, Checkpoint(config.base_dir))))
+        stages = "+".join(map(str, plan_stages(wanted, Unfolded(config.base_dir))))
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)
     if not write:

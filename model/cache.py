@@ -24,19 +24,56 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
     return x.to(device)
 
 
-def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor) -> Tensor:
-    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so nothing is repeated."""
+class Look(NamedTuple):
+    """How a layer's attention differs from the plain one."""
+
+    window: int = 0  # a row sees so many positions, the last of which is its own; 0: all
+    cap: float = 0.0  # scores are bent so that none is larger; 0: they are not
+    sinks: Tensor | None = None  # a score `[H]` of each head that takes its part of the sum, and has no value
+
+
+PLAIN = Look()
+
+
+def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
+           look: Look = PLAIN) -> Tensor:
+    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so nothing is repeated.
+
+    The window of `look` is in the mask already.
+    """
     heads, rows, dim = q_HTE.shape
     group = heads // k_KSE.shape[0]
     q = q_HTE.reshape(k_KSE.shape[0], group * rows, dim)
     mask = mask_TS if group == 1 else mask_TS.repeat(group, 1)
-    if hasattr(F, "scaled_dot_product_attention"):
+    if look.cap or look.sinks is not None:
+        scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
+        scores = _bent(scores, look, rows) + _columns(mask, look)
+        wide = torch.promote_types(torch.float32, q.dtype)
+        weights = torch.softmax(scores, -1, wide).to(q.dtype)
+        out = weights[..., :k_KSE.shape[1]] @ v_KSE
+    elif hasattr(F, "scaled_dot_product_attention"):
         fused = F.scaled_dot_product_attention
         out = fused(q[None], k_KSE[None], v_KSE[None], mask)[0]
     else:  # torch 1.11, the wheel of JetPack 5
         scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
         out = torch.softmax(scores + mask, -1) @ v_KSE
     return out.reshape(heads, rows, dim)
+
+
+def _bent(scores_KNS: Tensor, look: Look, rows: int) -> Tensor:
+    """Scores below the cap, with a column for the sinks behind them; a key's N are its heads, `rows` of each."""
+    if look.cap:
+        scores_KNS = look.cap * torch.tanh(scores_KNS / look.cap)
+    if look.sinks is None:
+        return scores_KNS
+    sinks_KN = look.sinks.view(len(scores_KNS), -1).repeat_interleave(rows, 1)
+    column = sinks_KN[..., None].to(scores_KNS.dtype)
+    return torch.cat((scores_KNS, column), -1)
+
+
+def _columns(mask_NS: Tensor, look: Look) -> Tensor:
+    """The mask, with a column for the sinks, which all rows see."""
+    return mask_NS if look.sinks is None else F.pad(mask_NS, (0, 1))
 
 
 class Survivors(NamedTuple):
@@ -66,7 +103,8 @@ class Survivors(NamedTuple):
 class Rows(Protocol):
     """The rows that a slice computes, as its attention sees them."""
 
-    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
+               look: Look = PLAIN) -> Tensor:
         """Keep the keys and values of the rows in one layer; the attention `[H, T, E]` of their queries."""
 
 
@@ -164,6 +202,7 @@ class TreeCache:
         hidden = ~self._sees[start:start + rows, :start + rows]
         blind = upload(torch.from_numpy(hidden), self._mask.device)
         self._rows = rows
+        self._windowed: dict[int, Tensor] = {}
         tail = self._mask[:rows, self.settled:end]
         tail.zero_()
         tail.masked_fill_(blind, float("-inf"))
@@ -180,9 +219,27 @@ class TreeCache:
         values[:, start:end] = v_KTE
         return keys[:, :end], values[:, :end], self._mask[:self._rows, :end]
 
-    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
+               look: Look = PLAIN) -> Tensor:
         """Keep the keys and values of the admitted rows in one layer; the attention `[H, T, E]` of their queries."""
-        return attend(q_HTE, *self.store(layer, k_KTE, v_KTE))
+        keys, values, mask = self.store(layer, k_KTE, v_KTE)
+        if look.window:
+            mask = self._within(look.window, mask)
+        return attend(q_HTE, keys, values, mask, look)
+
+    def _within(self, window: int, mask_TS: Tensor) -> Tensor:
+        """The mask of the admitted rows, without what lies further back than a window; made once for all layers.
+
+        A row sees its ancestors, itself and nothing else, so its position is their number, one less.
+        """
+        if window not in self._windowed:
+            size = len(self._tail)
+            tail = self.settled + self._sees[:size, :size].sum(1) - 1
+            position_S = np.concatenate((np.arange(self.settled), tail))
+            far = position_S[-self._rows:, None] - position_S >= window
+            hidden = upload(torch.from_numpy(far), mask_TS.device)
+            self._windowed[window] = mask_TS.masked_fill(hidden, float("-inf"))
+        return self._windowed[window]
 
     def split(self, x_T: Tensor) -> Sequence[Tensor]:
         """All of it, since the rows are of one request."""
@@ -265,10 +322,12 @@ class Together:
         """What belongs to the rows, request by request."""
         return x_T.split(self._counts)
 
-    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
+               look: Look = PLAIN) -> Tensor:
         parts = (x.split(self._counts, 1) for x in (q_HTE, k_KTE, v_KTE))
         rows = zip(self._caches, *parts)
-        return torch.cat([cache.attend(layer, q, k, v) for cache, q, k, v in rows], 1)
+        made = [cache.attend(layer, *own, look) for cache, *own in rows]
+        return torch.cat(made, 1)
 
 
 Admitted = Union[TreeCache, Together]

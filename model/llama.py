@@ -9,17 +9,43 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping, Tuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config.schema.families import FAMILIES, ROTARY, Family, accepted
-from model.cache import Rows, TreeCache
+from config.schema.families import FAMILIES, ROTARY, YARN, Family, accepted, unturned, windows
+from model.cache import Look, Rows, TreeCache
+from model.rotary import Rotary, Rotation, Turns, rotate
 
+CLAMPED_GELU = 1.702  # by which GPT-OSS's gate is bent
 OPT_OFFSET = 2  # rows of OPT's learned positions that come before the first position
-Rotation = Tuple[Tensor, Tensor]  # the cosines and the sines `[T, E]` of rotary positions
+
+
+class Scales(NamedTuple):
+    """What a model multiplies, and where it bends what has grown too large; 0 for what stays as it is."""
+
+    embedding: float = 0.0
+    residual: float = 1.0  # of what attention and feed-forward add
+    scores: float = 0.0  # of attention, in the place of the root of the head's size
+    logits: float = 1.0  # what they are divided by
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    clamp: float = 0.0  # of GPT-OSS's feed-forward
+
+    @staticmethod
+    def read(given: Mapping[str, Any], family: Family) -> Scales:
+        """Those in the fields of a `config.json`."""
+        scalar = given.get("query_pre_attn_scalar")
+        return Scales(
+            embedding=given["hidden_size"] ** 0.5 if family.scaled else given.get("embedding_multiplier") or 0.0,
+            residual=given.get("residual_multiplier") or 1.0,
+            scores=scalar ** -0.5 if scalar else given.get("attention_multiplier") or 0.0,
+            logits=given.get("logits_scaling") or 1.0,
+            score_cap=given.get("attn_logit_softcapping") or 0.0,
+            logit_cap=given.get("final_logit_softcapping") or 0.0,
+            clamp=given["swiglu_limit"] if family.clamped else 0.0)
 
 
 @dataclass(frozen=True)
@@ -36,9 +62,18 @@ class LlamaConfig:
     context: int
     eps: float
     theta: float
-    scaling: Mapping[str, float] = field(default_factory=dict)  # of rotary positions
+    scaling: Mapping[str, Any] = field(default_factory=dict)  # of rotary positions
     family: Family = FAMILIES["llama"]
     tied: bool = False  # the LM head is the embedding
+    rope: str = "default"  # the kind of rotary positions
+    turned: float = 1.0  # the share of a head's dimensions that they turn
+    windows: tuple[int, ...] = ()  # of each layer, if any has one: how many positions it looks back on, 0 for all
+    unturned: tuple[bool, ...] = ()  # whether each layer leaves out the rotary positions, if any does
+    local: float = 0.0  # the `theta` of layers with a window, if it is another one, without scaling
+    scales: Scales = Scales()
+    experts: int = 0  # feed-forwards of a layer, each `intermediate` wide, if there are several
+    chosen: int = 0  # those that a row is given to
+    renormed: bool = True  # their weights add up to 1
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> LlamaConfig:
@@ -47,68 +82,52 @@ class LlamaConfig:
         family = FAMILIES[given["model_type"]]
         hidden, heads = given["hidden_size"], given["num_attention_heads"]
         context = given.get("max_position_embeddings") or 2048
-        # within one window, sliding attention is plain attention
-        window = given.get("sliding_window") if given.get("use_sliding_window", True) else None
         kv_heads = given.get("num_key_value_heads") or heads
         head_dim = given.get("head_dim") or hidden // heads
-        theta = given.get("rope_theta") or 10000.0
-        scaling = {name: given[name] for name in ROTARY[given["rope_type"]]}
-        qkv_bias = given.get("qkv_bias", family.qkv_bias)  # EAGLE's heads of Qwen2 say it
-        return LlamaConfig(
+        rope, theta = given["rope_type"], given.get("rope_theta") or 10000.0
+        scaling = {name: given[name] for name in ROTARY[rope]}
+        if rope in ("yarn", "longrope"):
+            more = [name for name in YARN if given.get(name) is not None]
+            scaling.update((name, given[name]) for name in more)
+        if rope == "longrope":  # a text that is longer would be turned otherwise from its first token on
+            trained = scaling["original_max_position_embeddings"]
+            scaling["factor"], context = context / trained, min(context, int(trained))
+        biased = given.get("attention_bias") if "attention_bias" in family.says else family.qkv_bias
+        wide = family.experts[1] if family.experts else "intermediate_size"
+        qkv_bias = given.get("qkv_bias", bool(biased))  # EAGLE's heads of Qwen2 say it
+        plain = LlamaConfig(
             hidden=hidden, layers=given["num_hidden_layers"], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-            intermediate=given["intermediate_size"], vocab=given["vocab_size"],
-            context=min(context, window or context), eps=given["rms_norm_eps"], theta=theta, scaling=scaling,
-            family=replace(family, qkv_bias=qkv_bias), tied=bool(given.get("tie_word_embeddings", family.tied)))
+            intermediate=given[wide], vocab=given["vocab_size"],
+            context=context, eps=given["rms_norm_eps"], theta=theta, scaling=scaling,
+            family=replace(family, qkv_bias=qkv_bias),
+            tied=bool(given.get("tie_word_embeddings", family.tied)), scales=Scales.read(given, family))
+        return replace(
+            plain, rope=rope, turned=given.get("partial_rotary_factor") or 1.0, windows=windows(given, family),
+            unturned=unturned(given), local=given.get("rope_local_base_freq") or 0.0,
+            experts=given[family.experts[0]] if family.experts else 0,
+            chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
+
+    @property
+    def turns(self) -> Turns:
+        """The rotary positions of most layers."""
+        return Turns(self.head_dim, self.context, self.theta,
+                     self.rope, self.scaling, self.turned)
+
+    def window(self, layer: int) -> int:
+        """On how many positions a layer looks back; 0 for all."""
+        return self.windows[layer % len(self.windows)] if self.windows else 0
 
     def cache(self, layers: int, capacity: int, like: Tensor) -> TreeCache:
         """An empty cache for so many layers, in the type and on the device of `like`."""
         return TreeCache((layers, self.kv_heads, capacity, self.head_dim), like.dtype, like.device)
 
 
-class Rotary(nn.Module):
-    """Rotary positions in the half-rotation layout: cosines and sines `[positions, E]`, computed once in float32."""
-
-    def __init__(self, c: LlamaConfig) -> None:
-        super().__init__()
-        self.config = c
-        self.cos = self.sin = torch.empty(0, device="meta")  # until they are needed
-
-    def frequency(self) -> Tensor:
-        """Radians per position of each pair of dimensions `[E / 2]`, scaled as the config says: all by one factor, or
-        only those of long waves (Llama 3)."""
-        dim, scaling = self.config.head_dim, self.config.scaling
-        exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-        plain = 1.0 / self.config.theta ** exponents
-        if "low_freq_factor" not in scaling:
-            return plain / scaling.get("factor", 1.0)
-        trained = scaling["original_max_position_embeddings"]
-        cycles = trained / (2 * math.pi) * plain  # full rotations within the context of its training
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        kept = ((cycles - low) / (high - low)).clamp(0, 1)
-        return plain * (kept + (1 - kept) / scaling["factor"])
-
-    def at(self, pos_T: Tensor, like: Tensor) -> Rotation:
-        """The rows of both tables at these positions, in the type and on the device of `like`."""
-        if self.cos.dtype != like.dtype or self.cos.device != like.device:
-            frequency = self.frequency()
-            position = torch.arange(self.config.context, dtype=torch.float32)[:, None]
-            angle = position * torch.cat((frequency, frequency))
-            sin = angle.sin()
-            sin[:, :len(frequency)] *= -1  # so that `rotate` is one roll and two products
-            self.cos, self.sin = angle.cos().to(like), sin.to(like)
-        return self.cos[pos_T], self.sin[pos_T]
-
-
-def rotate(x_HTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Queries or keys at their rotary positions; the sign of the swapped halves is in `sin_TE`."""
-    return x_HTE * cos_TE + x_HTE.roll(x_HTE.shape[-1] // 2, -1) * sin_TE
-
-
 class RMSNorm(nn.Module):
-    """Root-mean-square norm; half precision is widened to float32 for the mean."""
+    """Root-mean-square norm; half precision is widened to float32 for the mean. `one_more`: for weights as Gemma's."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, one_more: bool = False) -> None:
         super().__init__()
+        self.one_more = one_more
         self.weight = nn.Parameter(torch.empty(size, device="meta"), requires_grad=False)
         self.eps = eps
 
@@ -116,13 +135,16 @@ class RMSNorm(nn.Module):
         wide = x_TD.float() if x_TD.dtype in (torch.float16, torch.bfloat16) else x_TD
         mean_T1 = wide.pow(2).mean(-1, keepdim=True)
         wide = wide * torch.rsqrt(mean_T1 + self.eps)
+        if self.one_more:
+            weight = 1 + self.weight.to(wide.dtype)
+            return (wide * weight).to(x_TD.dtype)
         return self.weight * wide.to(x_TD.dtype)
 
 
 def norm(c: LlamaConfig) -> nn.Module:
     """The norm of a whole row, of the kind that the family has."""
     if c.family.rms:
-        return RMSNorm(c.hidden, c.eps)
+        return RMSNorm(c.hidden, c.eps, c.family.one_more)
     return nn.LayerNorm(c.hidden, c.eps, device="meta")
 
 
@@ -136,30 +158,59 @@ def embedding(size: int, hidden: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(size, hidden, device="meta"))
 
 
-class Attention(nn.Module):
-    """Attention of a segment's rows to the cache, with shared key/value heads (GQA) where the sizes say so."""
+class Logits(nn.Linear):
+    """Logits `[T, V]` of normed rows, scaled and bent as the model's are."""
 
     def __init__(self, c: LlamaConfig) -> None:
+        super().__init__(c.hidden, c.vocab, bias=False, device="meta")
+        self.divisor, self.cap = c.scales.logits, c.scales.logit_cap
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        logits = super().forward(x_TD)
+        if self.divisor != 1:
+            logits = logits / self.divisor
+        return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
+
+
+class Attention(nn.Module):
+    """Attention of a segment's rows to the cache, with shared key/value heads (GQA) where the sizes say so; `number` is
+    that of its layer in the whole model."""
+
+    def __init__(self, c: LlamaConfig, number: int = 0) -> None:
         super().__init__()
         self.head_dim = c.head_dim
+        self.look = Look(c.window(number), c.scales.score_cap)
+        sinks = torch.empty(c.heads, device="meta")
+        self.sinks = nn.Parameter(sinks, requires_grad=False) if c.family.sinks else None
+        self.louder = c.scales.scores * math.sqrt(c.head_dim)
+        self.wide_norms = c.family.wide_norms
         self.q_proj = linear(c.hidden, c.heads * c.head_dim, c.family.qkv_bias)
         self.k_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
         self.v_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
         self.o_proj = linear(c.heads * c.head_dim, c.hidden, c.family.bias)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
-        if c.family.head_norms:
-            self.q_norm = RMSNorm(c.head_dim, c.eps)
-            self.k_norm = RMSNorm(c.head_dim, c.eps)
+        heads = (c.heads, c.kv_heads) if self.wide_norms else (1, 1)  # those that are normed together
+        if c.family.head_norms or self.wide_norms:
+            sizes = (count * c.head_dim for count in heads)
+            self.q_norm, self.k_norm = (RMSNorm(size, c.eps, c.family.one_more)
+                                        for size in sizes)
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
-        q = self.q_norm(self._heads(self.q_proj(x_TD)))
-        k = self.k_norm(self._heads(self.k_proj(x_TD)))
+        q = self._normed(self.q_proj(x_TD), self.q_norm)
+        k = self._normed(self.k_proj(x_TD), self.k_norm)
         v = self._heads(self.v_proj(x_TD))
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
-        out_HTE = cache.attend(layer, q, k, v)
+        if self.louder:
+            q = q * self.louder
+        look = self.look if self.sinks is None else self.look._replace(sinks=self.sinks)
+        out_HTE = cache.attend(layer, q, k, v, look)
         return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
+
+    def _normed(self, x_TN: Tensor, norm: nn.Module) -> Tensor:
+        """Queries or keys as heads, normed one by one or all together."""
+        return self._heads(norm(x_TN)) if self.wide_norms else norm(self._heads(x_TN))
 
     def _heads(self, x_TN: Tensor) -> Tensor:
         """Rows `[T, heads * E]` as heads `[heads, T, E]`."""
@@ -167,11 +218,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward block: gated by SiLU (LLaMA and most relatives), or with ReLU and no gate (OPT)."""
+    """The feed-forward block: gated by SiLU (LLaMA and most relatives) or GELU, or with ReLU and no gate (OPT)."""
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = linear(c.hidden, c.intermediate) if c.family.gated else None
+        self.gelu, self.clamp = c.family.gelu, c.scales.clamp
+        gate = linear(c.hidden, c.intermediate, c.family.bias)
+        self.gate_proj = gate if c.family.gated else None
         self.up_proj = linear(c.hidden, c.intermediate, c.family.bias)
         self.down_proj = linear(c.intermediate, c.hidden, c.family.bias)
 
@@ -179,22 +232,72 @@ class MLP(nn.Module):
         up = self.up_proj(x_TD)
         if self.gate_proj is None:
             return self.down_proj(F.relu(up))
-        return self.down_proj(F.silu(self.gate_proj(x_TD)) * up)
+        gate = self.gate_proj(x_TD)
+        if self.clamp:
+            gate = gate.clamp(max=self.clamp)
+            up = up.clamp(-self.clamp, self.clamp)
+            return self.down_proj(gate * torch.sigmoid(CLAMPED_GELU * gate) * (up + 1))
+        gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
+        return self.down_proj(gate * up)
+
+
+class Experts(nn.Module):
+    """Several feed-forwards, of which each row goes through a few: those that the router gives the largest weights.
+
+    Rows are grouped by expert, and only experts that were chosen are computed. What they make of a row is added up in
+    the order of their numbers, whatever rows stand beside it.
+    """
+
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__()
+        self.chosen, self.renormed = c.chosen, c.renormed
+        self.router = linear(c.hidden, c.experts, c.family.bias)
+        experts = [MLP(c) for _ in range(c.experts)]
+        self.experts = nn.ModuleList(experts)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        weight_TC, expert_TC = self.route(x_TD)
+        made_TD = torch.zeros_like(x_TD)
+        for number in expert_TC.unique().tolist():
+            rows, places = (expert_TC == number).nonzero(as_tuple=True)
+            weighted = self.experts[number](x_TD[rows]) * weight_TC[rows, places, None]
+            made_TD.index_add_(0, rows, weighted)
+        return made_TD
+
+    def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of the experts that each row goes through, and their numbers, `[T, chosen]`."""
+        logits = self.router(x_TD)
+        logits = logits.to(torch.promote_types(torch.float32, logits.dtype))
+        if not self.renormed:
+            logits = torch.log_softmax(logits, -1)
+        best, expert_TC = logits.topk(self.chosen, -1)
+        weight_TC = torch.softmax(best, -1) if self.renormed else best.exp()
+        return weight_TC.to(x_TD.dtype), expert_TC
 
 
 class Layer(nn.Module):
-    """One decoder layer; `layer` is its place in the cache. EAGLE's head has no norm before the attention."""
+    """One decoder layer, the one of this `number`; `layer` is its place in the cache. What norms there are depends on
+    the family, and EAGLE's head has none before the attention."""
 
-    def __init__(self, c: LlamaConfig, input_norm: bool = True) -> None:
+    def __init__(self, c: LlamaConfig, input_norm: bool = True, number: int = 0) -> None:
         super().__init__()
-        self.input_layernorm = norm(c) if input_norm else nn.Identity()
-        self.self_attn = Attention(c)
-        self.post_attention_layernorm = norm(c)
-        self.mlp = MLP(c)
+        before, after = c.family.before, c.family.after
+        self.residual = c.scales.residual
+        self.input_layernorm = norm(c) if input_norm and before else nn.Identity()
+        self.self_attn = Attention(c, number)
+        self.after_attention = norm(c) if after else nn.Identity()
+        self.post_attention_layernorm = norm(c) if before else nn.Identity()
+        self.mlp = Experts(c) if c.experts else MLP(c)
+        self.after_mlp = norm(c) if after else nn.Identity()
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), rotation, cache, layer)
-        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
+        made_TD = self.self_attn(self.input_layernorm(x_TD), rotation, cache, layer)
+        x_TD = self.add(x_TD, self.after_attention(made_TD))
+        return self.add(x_TD, self.after_mlp(self.mlp(self.post_attention_layernorm(x_TD))))
+
+    def add(self, x_TD: Tensor, made_TD: Tensor) -> Tensor:
+        """The rows with what a block made of them."""
+        return x_TD + made_TD if self.residual == 1 else x_TD + made_TD * self.residual
 
 
 class Slice(nn.Module):
@@ -204,10 +307,13 @@ class Slice(nn.Module):
         super().__init__()
         self.config = c
         self.embed_tokens = embedding(c.vocab, c.hidden) if first == 0 else nn.Identity()
-        layers = {str(number): Layer(c) for number in range(first, last)}
+        numbers = range(first, last)
+        layers = {str(number): Layer(c, number=number) for number in numbers}
         self.layers = nn.ModuleDict(layers)
         self.norm = norm(c) if last == c.layers else nn.Identity()
-        self.rotary = Rotary(c) if c.family.rotary else None
+        self.rotary = Rotary(c.turns) if c.family.rotary else None
+        local = Turns(c.head_dim, c.context, c.local)
+        self.local_rotary = Rotary(local) if c.local else None
         learned = first == 0 and not c.family.rotary
         self.embed_positions = embedding(c.context + OPT_OFFSET, c.hidden) if learned else None
 
@@ -221,19 +327,29 @@ class Slice(nn.Module):
         output. The result is None if `go_on`, which is asked
         before each layer, says that nobody wants the rows any more.
         """
-        x_TD = self.embed_tokens(x)
-        if self.embed_positions is not None:
-            x_TD = x_TD + self.embed_positions(pos_T + OPT_OFFSET)
-        rotation = self.rotary.at(pos_T, x_TD) if self.rotary else None
+        x_TD = self.embed(x, pos_T)
+        tables = self.rotary, self.local_rotary
+        main, local = (table.at(pos_T, x_TD) if table else None for table in tables)
         for place, (number, layer) in enumerate(self.layers.items()):
             if not go_on():
                 return None
             if inner and int(number) in inner:
                 inner[int(number)] = x_TD
-            x_TD = layer(x_TD, rotation, cache, place)
+            rotation = local if local and self.config.window(int(number)) else main
+            bare = self.config.unturned and self.config.unturned[int(number)]
+            x_TD = layer(x_TD, None if bare else rotation, cache, place)
         if inner and self.config.layers in inner:
             inner[self.config.layers] = x_TD
         return self.norm(x_TD)
+
+    def embed(self, x: Tensor, pos_T: Tensor) -> Tensor:
+        """The rows `[T, D]` that the first layer here reads."""
+        x_TD = self.embed_tokens(x)
+        if isinstance(self.embed_tokens, nn.Embedding) and self.config.scales.embedding:
+            x_TD = x_TD * torch.tensor(self.config.scales.embedding, dtype=x_TD.dtype)
+        if self.embed_positions is not None:
+            x_TD = x_TD + self.embed_positions(pos_T + OPT_OFFSET)
+        return x_TD  # type: ignore[no-any-return]
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype,

@@ -6,7 +6,7 @@ because a rank that only computes never needs them.
 from __future__ import annotations
 
 import re
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from inspect import signature
 from itertools import cycle
@@ -45,7 +45,7 @@ PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which tak
 OTHERS = "use template=vicuna, template=llama-2 or template=none"
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 _IMPORTING = Lock()
-Message = Mapping[str, str]  # with `role`, one of ROLES, and `content`
+Message = Mapping[str, Any]  # with `role`, one of ROLES, `content`, a text, and what else an own template reads
 Stops = Union[str, Sequence[str]]  # texts that end an answer, or one of them
 
 
@@ -84,6 +84,18 @@ def chosen(template: str, folder: Name) -> str:
     settings = Path(folder) / "tokenizer_config.json"
     inside = settings.is_file() and read_json(settings).get("chat_template")
     return OWN if inside or (Path(folder) / ALONE).is_file() else USUAL
+
+
+@lru_cache(maxsize=8)
+def own_template(folder: Name) -> str:
+    """The words of the chat template of the tokenizer in a folder, of several all of them; empty if it has none."""
+    path, alone = Path(folder) / "tokenizer_config.json", Path(folder) / ALONE
+    inside = read_json(path).get("chat_template") if path.is_file() else None
+    texts = inside if isinstance(inside, list) else [{"template": inside or ""}]
+    words = [str(text.get("template")) for text in texts if isinstance(text, dict)]
+    if alone.is_file():
+        words.append(alone.read_text(encoding="utf-8", errors="replace"))
+    return "\n".join(words)
 
 
 class Text:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.cache import TreeCache
-from model.llama import Slice, fill, linear
+from model.llama import Logits, Slice, fill
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, assign, check_model, read_sizes
@@ -38,7 +38,7 @@ class Whole:
         self.body = Slice(self.config, 0, self.config.layers)
         names = {name[len("model."):]: held for name, held in layers.items()}
         load(self.body, kind, Recast(source, names, kind, sound=True), dtype, device)
-        self.lm_head = linear(self.config.hidden, self.config.vocab)
+        self.lm_head = Logits(self.config)
         fill(self.lm_head, {"weight": source.sound(top[HEAD])}, dtype, device)
 
     def cache(self, slots: int) -> TreeCache:

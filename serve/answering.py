@@ -14,6 +14,7 @@ from model.text import TokenText
 from serve.engine import Ended, Engine, Event, Job
 from serve.protocol import Choice, Refused
 from serve.text_chunks import Piece, Token
+from serve.tools import CallPart, CallReader, Dialect, calls_in
 
 Facts = Dict[str, Any]  # of JSON
 
@@ -109,20 +110,71 @@ CHAT = Form(
     over={"delta": {}}, tokens=in_chat)
 
 
-class Written:
-    """An answer in the form of its endpoint, whole or in chunks; `wants_logprobs`: with log-probabilities."""
+def _calling(text: str, calls: Sequence[tuple[str, str]]) -> Facts:
+    """A choice whose message may call tools."""
+    message: Facts = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    if calls:
+        functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        message["tool_calls"] = [{"id": call_id(), "type": "function", "function": one} for one in functions]
+    return {"message": message}
 
-    def __init__(self, form: Form, model: str, wants_logprobs: bool) -> None:
-        self.form, self._wants_logprobs = form, wants_logprobs
+
+def _added_call(part: CallPart) -> Facts:
+    """What a chunk adds to a call of a tool."""
+    function = {"name": part.name, "arguments": ""} if part.name else {"arguments": part.arguments}
+    begun = {"id": call_id(), "type": "function"} if part.name else {}
+    return {"delta": {"tool_calls": [{"index": part.number, **begun, "function": function}]}}
+
+
+def call_id() -> str:
+    """A name for a call of a tool, which its result repeats."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def reason_of(reason: str, calls: int) -> str:
+    """Why an answer with so many calls has ended."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+class Written:
+    """An answer in the form of its endpoint, whole or in chunks; `wants_logprobs`: with log-probabilities.
+
+    With a `dialect` calls of tools are no text, but what OpenAI makes of them.
+    """
+
+    def __init__(self, form: Form, model: str, wants_logprobs: bool,
+                 dialect: Dialect | None = None) -> None:
+        self.form, self._wants_logprobs, self._dialect = form, wants_logprobs, dialect
+        self._readers: dict[int, CallReader] = {}  # by choice, of a stream
         self._head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
     def body(self, pieces: Sequence[Piece], reasons: Sequence[str], usage: Facts) -> Facts:
         """A whole answer."""
         choices = []
         for number, (piece, reason) in enumerate(zip(pieces, reasons)):
+            said = self.form.said(piece.text)
+            if self._dialect:
+                text, calls = calls_in(piece.text, self._dialect)
+                said, reason = _calling(text, calls), reason_of(reason, len(calls))
             facts = {"logprobs": self._logprobs(piece.tokens), "finish_reason": reason}
-            choices.append({"index": number, **self.form.said(piece.text), **facts})
+            choices.append({"index": number, **said, **facts})
         return {**self._head, "object": self.form.whole, "choices": choices, "usage": usage}
+
+    def chunks(self, number: int, event: Piece | Ended) -> list[Facts]:
+        """The chunks that say what is new of one choice."""
+        form = self.form
+        if self._dialect is None:
+            if isinstance(event, Piece):
+                return [self.part(number, form.added(event.text), tokens=event.tokens)]
+            return [self.part(number, form.over, event.finish_reason)]
+        reader = self._readers.setdefault(number, CallReader(self._dialect))
+        parts = reader.read(event.text) if isinstance(event, Piece) else reader.finish()
+        added = [form.added(part) if isinstance(part, str) else _added_call(part) for part in parts]
+        found = [self.part(number, one) for one in added]
+        if isinstance(event, Ended):
+            reason = reason_of(event.finish_reason, reader.calls)
+            found.append(self.part(number, form.over, reason))
+        return found
 
     def part(self, number: int, added: Facts, reason: str | None = None, tokens: Sequence[Token] = ()) -> Facts:
         """A chunk of one choice."""
@@ -173,12 +225,9 @@ async def events(asking: Asking, written: Written, first: tuple[int, Event], wit
 
 def _chunk(written: Written, news: tuple[int, Event], with_usage: bool) -> bytes:
     number, event = news
-    form = written.form
     if isinstance(event, dict):
         return b"event: tree\n" + event_of({"index": number, **event})
-    if isinstance(event, Piece):
-        return event_of(written.part(number, form.added(event.text), tokens=event.tokens), with_usage)
-    return event_of(written.part(number, form.over, event.finish_reason), with_usage)
+    return b"".join(event_of(chunk, with_usage) for chunk in written.chunks(number, event))
 
 
 def event_of(facts: Facts, with_usage: bool = False) -> bytes:

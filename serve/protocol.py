@@ -19,7 +19,8 @@ from config.run_config import RANGES, RunConfig
 from config.schema.untrusted import parse_object, plain, shown
 from launch.pipeline import Prompt
 from model.grammar import Guide
-from model.text import taken_variables
+from model.text import own_template, taken_variables
+from serve.tools import Dialect, calls_of, dialect_of
 
 MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
@@ -39,10 +40,10 @@ NUMBERS = {  # a field -> what it may be
     "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
 # Fields that would change the answer if the pipeline knew them. One that is 0 or empty asks for nothing …
 REFUSED = """
-    tools tool_choice functions function_call repeat_penalty best_of suffix modalities audio prediction
+    functions function_call repeat_penalty best_of suffix modalities audio prediction
     web_search_options min_tokens images stop_token_ids use_beam_search""".split()
 HARMLESS: dict[str, Sequence[Any]] = {  # … and so do these values
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    "function_call": ("none", "auto"),
     **dict.fromkeys(("repeat_penalty", "best_of"), (1,)),
     "modalities": (["text"],)}
 
@@ -68,6 +69,7 @@ class Choice(NamedTuple):
 
     `field` is where the prompt stood, `variables` are what the template reads beside the messages, and `echo` says
     whether the answer begins with the prompt. `guide` is the grammar of the answer, and `guided_by` where that stood.
+    `dialect` is the form of calls in the answer, where there may be any.
     """
 
     prompt: Prompt
@@ -78,6 +80,7 @@ class Choice(NamedTuple):
     echo: bool = False
     guide: Guide | None = None
     guided_by: str = ""
+    dialect: Dialect | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -99,10 +102,59 @@ class Part(Strict):
     text: str = ""
 
 
+class CalledFunction(Strict):
+    name: str
+    arguments: str = "{}"  # JSON
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As templates read it: with the arguments as an object, if they are one."""
+        try:
+            return {"name": self.name, "arguments": parse_object(self.arguments.encode(), "arguments", "")}
+        except ValueError:
+            return {"name": self.name, "arguments": self.arguments}
+
+
+class ToolCall(Strict):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Items[Part] | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Items[ToolCall] | None = None
+    tool_call_id: str = ""
+    name: str = ""
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What a template of the tokenizer's own may read beside role and content."""
+        given = self.tool_calls or ()
+        calls = [{"id": call.id, "type": "function", "function": call.function.shown} for call in given]
+        found = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
+        return {key: value for key, value in found.items() if value}
+
+
+class Function(Strict):
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    type: Literal["function"] = "function"
+    function: Named
 
 
 class Schema(Strict):
@@ -231,6 +283,9 @@ class Chat(Body):
     """A body of /v1/chat/completions."""
 
     messages: Items[ChatMessage]
+    tools: Items[Tool] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True  # whether calls that must come may be several
     chat_template_kwargs: dict[str, Any] = {}  # what a tokenizer's own template reads beside the messages
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -243,15 +298,54 @@ class Chat(Body):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise Refused("top_logprobs needs logprobs: add logprobs=true, or leave it out", "top_logprobs")
+        if self.tools and self.logprobs:
+            raise Refused("logprobs beside tools is not supported: leave one of them out", "logprobs")
+        if self.must_call and not self.called:
+            raise Refused("tool_choice names no tool that is given: add it to tools, or leave it out", "tool_choice")
+        if self.must_call and self.guides:
+            raise Refused(f"{next(iter(self.guides))} and tool_choice ask for different answers: leave one of them out",
+                          "tool_choice")
+
+    @property
+    def must_call(self) -> bool:
+        return self.tool_choice not in ("none", "auto")
+
+    @property
+    def called(self) -> dict[str, dict[str, Any]]:
+        """The functions that may be called, with the schemas of their arguments."""
+        known = {tool.function.name: tool.function.parameters for tool in self.tools}
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return {name: known[name]} if name in known else {}
+        return {} if self.tool_choice == "none" else known
+
+    def _dialect(self, config: RunConfig) -> Dialect | None:
+        """The form of the calls that the answer may have, if any."""
+        if not self.called:
+            return None
+        template = own_template(config.first_folder) if config.template == "own" else ""
+        dialect = dialect_of(template)
+        if dialect is None:
+            raise Refused("tools is not supported, since the template of this model has no place for them: leave it "
+                          "out, or serve a model whose own chat template has one, with template=own", "tools",
+                          "unsupported_parameter")
+        return dialect
 
     def choices(self, config: RunConfig) -> list[Choice]:
-        messages = [{"role": ROLES.get(message.role, message.role), "content": _content(number, message)}
-                    for number, message in enumerate(self.messages)]
+        own = config.template == "own"
+        messages = [_shown(number, message, own) for number, message in enumerate(self.messages)]
         if not messages:
             raise Refused("messages is empty: say what to ask in one of the role user", "messages")
         self._check_variables(config)
-        choices = [Choice(messages, config.template, options, "messages", self.chat_template_kwargs)
+        dialect, variables = self._dialect(config), self.chat_template_kwargs
+        if dialect:
+            variables = {**variables, "tools": [tool.model_dump() for tool in self.tools]}
+        choices = [Choice(messages, config.template, options, "messages", variables, dialect=dialect)
                    for options in self.options(config)]
+        if dialect and self.must_call:
+            several = self.parallel_tool_calls and self.tool_choice == "required"
+            guide = calls_of(self.called, dialect, several)
+            return [choice._replace(guide=guide, guided_by="tools") for choice in choices]
         return self.guided(choices)
 
     def _check_variables(self, config: RunConfig) -> None:
@@ -349,11 +443,17 @@ def _read(data: bytes, kind: type[Any], renamed: Renamed) -> Any:
     return body
 
 
-def _content(number: int, message: ChatMessage) -> str:
-    place = f"messages.{number}"
-    if message.tool_calls:
-        raise Refused(f"{place}.tool_calls is not supported: leave it out", f"{place}.tool_calls",
-                      "unsupported_parameter")
+def _shown(number: int, message: ChatMessage, own: bool) -> dict[str, Any]:
+    """A message as templates read it; `own`: as one of the tokenizer's own does, which may know of tools."""
+    if message.tool_calls and not own:
+        raise Refused(f"messages.{number}.tool_calls is not supported by this model's template: leave it out",
+                      f"messages.{number}.tool_calls", "unsupported_parameter")
+    role, content = ROLES.get(message.role, message.role), _content(f"messages.{number}", message)
+    beside = message.beside if own else {}
+    return {"role": role, "content": content, **beside}
+
+
+def _content(place: str, message: ChatMessage) -> str:
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     for index, part in enumerate(message.content):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.cache import attend
+from model.cache import PLAIN, Look, attend
 from model.llama import LlamaConfig, Slice
 
 FIRST = 1024  # rows for which there is memory at first; it doubles
@@ -84,7 +84,9 @@ class Paths:
         tokens = torch.tensor([self._tokens[row] for row in rows], device=device)
         pos_T = torch.tensor([len(self._ways[row]) - 1 for row in rows], device=device)
         seen_P = torch.from_numpy(seen).to(device)
-        view = torch.tensor(rows, device=device), seen_P, mask_TP.to(device)
+        places = [len(self._ways[row]) - 1 for row in seen]
+        back_TP = pos_T[:, None] - torch.tensor(places, device=device)
+        view = torch.tensor(rows, device=device), seen_P, mask_TP.to(device), back_TP
         inner = dict.fromkeys(self._inner, self._like)
         x = tokens
         for part, store in zip(self._slices, self._stores):
@@ -107,11 +109,12 @@ class Paths:
 class Store:
     """Keys and values `[layers, K, rows, E]` of the layers of a slice, which uses it as it would a tree cache.
 
-    `view` are the rows `[T]` that are computed, those `[P]` that they may see, and the additive mask `[T, P]`.
+    `view` are the rows `[T]` that are computed, those `[P]` that they may see, the additive mask `[T, P]`, and how far
+    back each lies `[T, P]`.
     """
 
     def __init__(self, config: LlamaConfig, layers: int, like: Tensor) -> None:
-        self.view = (like, like, like)
+        self.view = (like, like, like, like)
         self._keys = like.new_empty(layers, config.kv_heads, FIRST, config.head_dim)
         self._values = torch.empty_like(self._keys)
 
@@ -131,12 +134,16 @@ class Store:
 
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keep the keys and values of the rows in one layer; those `[K, P, E]` of all that they see, and the mask."""
-        rows, seen, mask_TP = self.view
+        rows, seen, mask_TP, _ = self.view
         keys, values = self._keys[layer], self._values[layer]
         keys[:, rows] = k_KTE
         values[:, rows] = v_KTE
         return keys[:, seen], values[:, seen], mask_TP
 
-    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
+               look: Look = PLAIN) -> Tensor:
         """Keep the keys and values of the rows in one layer; the attention `[H, T, E]` of their queries."""
-        return attend(q_HTE, *self.store(layer, k_KTE, v_KTE))
+        keys, values, mask_TP = self.store(layer, k_KTE, v_KTE)
+        if look.window:
+            mask_TP = mask_TP.masked_fill(self.view[3] >= look.window, float("-inf"))
+        return attend(q_HTE, keys, values, mask_TP, look)

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import json
 from random import Random
-from typing import Any, Callable
+from typing import Any, Callable, Iterable, Sequence
 
 import pytest
+from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
 
 from model.grammar import Grammars
 from tests.tiny import CONFIG
@@ -20,23 +21,31 @@ Check = Callable[[Any], bool]
 Kind = tuple[Any, Check]  # a schema, and whether a value is of it
 
 
-def tokenizer() -> Any:
+def tokenizer(letters: Iterable[str] = ALPHABET, merges: Sequence[str] = MERGES) -> Any:
     """Characters of JSON, and merges of them."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<end>", *ALPHABET, *(merge.replace(" ", "") for merge in MERGES)]
-    pairs = [tuple(merge.split()) for merge in MERGES]
+    words = ["<end>", *letters, *(merge.replace(" ", "") for merge in merges)]
+    pairs = [tuple(merge.split()) for merge in merges]
     own = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=pairs))
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     own.decoder = decoders.ByteLevel()
     own.add_special_tokens([AddedToken("<end>", special=True)])
-    assert len(words) <= CONFIG.vocab
     return PreTrainedTokenizerFast(tokenizer_object=own, eos_token="<end>")
 
 
 TOKENIZER = tokenizer()
 GRAMMARS = Grammars(TOKENIZER, CONFIG.vocab, frozenset({END}))
+LETTERS = bytes_to_unicode()
+ALL = tokenizer(LETTERS.values(), [])  # a token for each byte
+BYTES = Grammars(ALL, len(ALL), frozenset({END}))
+
+
+def bytes_of(text: str) -> list[int]:
+    """The tokens of a text where each byte is one."""
+    known: dict[str, int] = ALL.get_vocab()
+    return [known[LETTERS[byte]] for byte in text.encode()]
 
 
 def schema(random: Random, depth: int = 2) -> Kind:

@@ -15,20 +15,24 @@ from safetensors.torch import load_file, save_file
 from config.methods import METHODS
 from config.run_config import RunConfig
 from config.schema.families import FAMILIES
+from config.schema.fields import read_config
 from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import split
 from model.drafts.draft import NoDraft
 from model.drafts.eagle import EagleHead
-from model.llama import LlamaConfig, Rotary
+from model.llama import LlamaConfig
+from model.rotary import Rotary
 from model.weights.parts import Part
+from model.weights.unfold import Unfolded
+from model.whole import Whole
 from pipeline.decode import Decoder, Limits
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from pipeline.transport import LocalLink
 from scripts import generate
-from tests.checkpoints import refused
+from tests.checkpoints import refused, same
 from tests.tiny import TREE, Oracle, weights, work, write
 
 VOCAB, NEW = 61, 24
@@ -37,6 +41,10 @@ SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_at
 GATED = {**SIZES, "intermediate_size": 80, "num_key_value_heads": 2, "initializer_range": 0.3}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 40}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
+LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [2.0] * 6}
+SPARSE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+LOCAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 MODELS = {  # name: what transformers calls it, and the fields of its config
     "llama 1 and vicuna": ("Llama", {**GATED, "num_key_value_heads": 4}),
     "llama 3.1": ("Llama", {**GATED, "rope_theta": 500.0, "rope_scaling": LLAMA3}),
@@ -44,14 +52,48 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
                                   "head_dim": 16}),
     "vicuna-16k": ("Llama", {**GATED, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "mistral": ("Mistral", {**GATED, "sliding_window": None, "rope_theta": 1e6}),
-    "mistral with a window": ("Mistral", {**GATED, "sliding_window": 128, "max_position_embeddings": 512}),
+    "mistral with a window": ("Mistral", {**GATED, "sliding_window": 20}),
+    "mistral, yarn": ("Mistral", {**GATED, "head_dim": 12, "sliding_window": None, "rope_scaling": YARN}),
+    "ministral": ("Ministral", {**GATED, "sliding_window": 16, "head_dim": 16, "layer_types": LOCAL}),
     "qwen2.5": ("Qwen2", {**GATED, "rope_theta": 1e6, "use_sliding_window": False, "sliding_window": 32}),
+    "qwen2.5 with windows": ("Qwen2", {**GATED, "use_sliding_window": True, "sliding_window": 16,
+                                       "max_window_layers": 2}),
     "qwen2.5, tied": ("Qwen2", {**GATED, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {**GATED, "head_dim": 20, "rope_theta": 1e6}),
+    "qwen3, yarn": ("Qwen3", {**GATED, "head_dim": 20, "rope_scaling": {**YARN, "truncate": False, "beta_fast": 16.0}}),
     "qwen3, tied": ("Qwen3", {**GATED, "head_dim": 8, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", GATED),
+    "smollm3, by list": ("SmolLM3", {**GATED, "no_rope_layers": [1, 0, 1, 1]}),
+    "phi3": ("Phi3", {**GATED, "sliding_window": 30}),
+    "phi4 mini": ("Phi3", {**GATED, "hidden_size": 64, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
+                           "original_max_position_embeddings": 120, "max_position_embeddings": 480,
+                           "rope_scaling": LONG}),
+    "olmo2": ("Olmo2", GATED),
+    "granite": ("Granite", {**GATED, "embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.5,
+                            "attention_multiplier": 0.2}),
+    "glm": ("Glm", {**GATED, "head_dim": 12, "attention_bias": True}),
+    "glm4": ("Glm4", {**GATED, "head_dim": 12}),
+    "gemma2": ("Gemma2", {**GATED, "tie_word_embeddings": False, "head_dim": 12,
+                          "sliding_window": 16, "query_pre_attn_scalar": 20,
+                          "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("Gemma3", {**GATED, "tie_word_embeddings": False, "head_dim": 16,
+                          "sliding_window": 16, "query_pre_attn_scalar": 20,
+                          "layer_types": LOCAL, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "mixtral": ("Mixtral", {**GATED, "num_local_experts": 5, "sliding_window": None}),
+    "qwen3 moe": ("Qwen3Moe", {**GATED, **SPARSE, "head_dim": 12, "norm_topk_prob": True}),
+    "qwen3 moe, weights as they are": ("Qwen3Moe", {**GATED, **SPARSE, "head_dim": 12}),
+    "gpt-oss": ("GptOss", {**GATED, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16,
+                           "sliding_window": 16, "rope_scaling": {**YARN, "truncate": False}}),
     "opt": ("OPT", {**SIZES, "ffn_dim": 96, "init_std": 0.3, "word_embed_proj_dim": 48}),
 }
 PROMPT = [(7 * i * i + 3 * i) % (VOCAB - 3) + 3 for i in range(70)]  # longer than the context that LLAMA3 began with
+
+
+def config_class(kind):
+    """Gemma 3's text model has a config of its own."""
+    import transformers
+
+    return getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))
 
 
 class Saved:
@@ -62,7 +104,8 @@ class Saved:
 
         kind, fields = MODELS[name]
         torch.manual_seed(1)
-        config = getattr(transformers, f"{kind}Config")(**fields)
+        config = config_class(kind)(**fields)
+        config._attn_implementation = "eager"  # the one that bends scores
         self.model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
         for parameter in self.model.parameters():  # norms of ones and biases of zeros would not show that they are used
             if parameter.dim() == 1:
@@ -141,9 +184,17 @@ def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transforme
     torch.testing.assert_close(got[[71, 73]], saved.hidden([*PROMPT, 6, 8])[-2:], atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_the_logits_of_a_whole_model_are_those_of_transformers(saved):
+    whole = Whole(Unfolded(saved.base), torch.float32, "cpu")
+    got = whole.logits(PROMPT, whole.cache(len(PROMPT)), len(PROMPT))
+    want = saved.model(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
+
+
 def test_the_parts_hold_every_tensor_once_and_a_tied_head_twice(saved):
-    whole, parts = load_file(saved.base / "model.safetensors"), [
-        load_file(saved.parts / f"stage_{rank}" / "model.safetensors") for rank in range(4)]
+    whole = Unfolded(saved.base).names()
+    parts = [load_file(saved.parts / f"stage_{rank}" / "model.safetensors") for rank in range(4)]
     tied = saved.model.config.tie_word_embeddings
     assert sum(map(len, parts)) == len(whole) + tied and saved.sizes.tied == tied
     assert set(parts[0]) == {"lm_head.weight"}
@@ -185,10 +236,8 @@ def test_a_small_model_of_any_family_drafts(tmp_path, name):
 
 
 def config_of(name, **changes):
-    import transformers
-
     kind, fields = MODELS[name]
-    written = json.loads(getattr(transformers, f"{kind}Config")(**fields).to_json_string())
+    written = json.loads(config_class(kind)(**fields).to_json_string())
     return {**written, **changes}
 
 
@@ -213,17 +262,24 @@ def test_the_waves_of_llama_3_1_are_lowered_as_by_transformers():
                                       rope_theta=500000.0, rope_scaling=real)
     want, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")
     sizes = LlamaConfig.read(json.loads(theirs.to_json_string()))
-    torch.testing.assert_close(Rotary(sizes).frequency(), want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(Rotary(sizes.turns).frequency(), want, rtol=1e-6, atol=0)
     head = EagleHead(sizes, bias=True)
     torch.testing.assert_close(head.rotary.frequency(), want, rtol=1e-6, atol=0)  # a head may be scaled too
 
 
-def test_a_sliding_window_bounds_the_context_where_it_is_used():
-    assert LlamaConfig.read(config_of("mistral")).context == 160
-    assert LlamaConfig.read(config_of("mistral", sliding_window=100)).context == 100
-    assert LlamaConfig.read(config_of("mistral", sliding_window=4096)).context == 160
-    assert LlamaConfig.read(config_of("qwen2.5", use_sliding_window=False, sliding_window=32)).context == 160
-    assert LlamaConfig.read(config_of("qwen2.5", use_sliding_window=True, sliding_window=32)).context == 32
+def test_the_windows_of_layers_are_read_from_either_kind_of_config():
+    old = {"layer_types": None}  # as transformers before 4.53 wrote them
+
+    def windows(name, **changes):
+        return LlamaConfig.read(config_of(name, **changes)).windows
+
+    assert windows("mistral") == () and windows("mistral", sliding_window=100) == (100,) * 4
+    assert windows("qwen2.5", use_sliding_window=False, sliding_window=32) == ()
+    assert windows("qwen2.5 with windows") == windows("qwen2.5 with windows", **old) == (0, 0, 16, 16)
+    assert windows("gemma2") == windows("gemma2", **old) == (16, 0, 16, 0)
+    assert windows("gemma3", **old) == (16, 16, 16, 16)
+    assert windows("gemma3", **old, num_hidden_layers=6)[4:] == (16, 0)
+    assert windows("gemma3", **old, sliding_window_pattern=2) == (16, 0, 16, 0)
 
 
 def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so():
@@ -234,9 +290,17 @@ def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so()
 
 
 REFUSED = {
-    "a Gemma": ("mistral", {"model_type": "gemma2"}, "model_type='gemma2'"),
-    "a mixture of experts": ("mistral", {"model_type": "mixtral"}, "model_type='mixtral'"),
-    "another mixture": ("qwen3", {"model_type": "qwen3_moe"}, "model_type='qwen3_moe'"),
+    "a Gemma": ("mistral", {"model_type": "gemma"}, "model_type='gemma'"),
+    "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6}, "head_dim=12, but rotary positions turn"),
+    "too few waves": ("phi4 mini", {"rope_scaling": {**LONG, "short_factor": [1.0]}}, "1 numbers in short_factor, but"),
+    "layers without a kind": ("gemma2", {"layer_types": LOCAL[:3]}, "3 entries in layer_types, but num_hidden_layers"),
+    "layers without a word": ("smollm3", {"no_rope_layers": [1, 0]}, "2 entries in no_rope_layers, but"),
+    "another gate": ("gemma3", {"hidden_activation": "relu"}, "hidden_activation='relu'"),
+    "a mixture of experts": ("mistral", {"model_type": "qwen2_moe"}, "model_type='qwen2_moe'"),
+    "experts of no number": ("mistral", {"model_type": "mixtral"}, "does not give num_local_experts"),
+    "more experts than there are": ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok=9, but num_local_expe"),
+    "layers without experts": ("qwen3 moe", {"mlp_only_layers": [1]}, "mlp_only_layers=[1]"),
+    "experts in every other layer": ("qwen3 moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
     "biases of a LLaMA": ("llama 3.1", {"attention_bias": True}, "attention_bias=True"),
     "biases of a Qwen3": ("qwen3", {"attention_bias": True}, "attention_bias=True"),
     "biases of its feed-forward": ("llama 3.1", {"mlp_bias": True}, "mlp_bias=True"),
@@ -246,9 +310,8 @@ REFUSED = {
         "llama 3.1", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
     "dynamic rotary positions": ("opt", {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
                                  "rope_scaling='dynamic'"),
-    "yarn": ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling='yarn'"),
+    "yarn without a factor": ("qwen3", {"rope_parameters": {"rope_type": "yarn"}}, "does not give factor"),
     "a factor that is missing": ("mistral", {"rope_parameters": {"rope_type": "linear"}}, "does not give factor"),
-    "quantized weights": ("qwen2.5", {"quantization_config": {"quant_method": "awq"}}, "quantization_config="),
     "the order of OPT-350m": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
     "its projection": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim=32"),
     "an early OPT": ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm=True"),
@@ -264,6 +327,90 @@ def test_a_config_that_is_not_supported_is_refused_by_name(why):
     LlamaConfig.read(config_of(name))
     with refused(sentence):
         LlamaConfig.read(config_of(name, **change))
+
+
+OUT_OF_RANGE = {
+    "layer_types=['chunked_attention', ": {"layer_types": ["chunked_attention"] * 4},
+    "no_rope_layers=[2]": {"no_rope_layers": [2]},
+    "attn_logit_softcapping=-5.0, which should be a number from 1e-06": {"attn_logit_softcapping": -5.0},
+    "final_logit_softcapping='30'": {"final_logit_softcapping": "30"},
+    "query_pre_attn_scalar=0": {"query_pre_attn_scalar": 0},
+    "embedding_multiplier=nan": {"embedding_multiplier": float("nan")},
+    "residual_multiplier=0": {"residual_multiplier": 0},
+    "attention_multiplier=-1": {"attention_multiplier": -1},
+    "logits_scaling=0, which": {"logits_scaling": 0},
+    "rope_local_base_freq=0.5": {"rope_local_base_freq": 0.5},
+    "sliding_window_pattern=0": {"sliding_window_pattern": 0},
+    "no_rope_layer_interval=-4": {"no_rope_layer_interval": -4},
+    "beta_fast=0, which should be": {"rope_scaling": {**YARN, "beta_fast": 0}},
+    "truncate='no'": {"rope_scaling": {**YARN, "truncate": "no"}},
+    "short_factor=[0.0]": {"rope_scaling": {**LONG, "short_factor": [0.0]}},
+    "full_attention=5": {"rope_parameters": {"full_attention": 5}},
+    "hidden_size=[48], which should be a whole number": {"text_config": {"hidden_size": [48]}},
+}
+
+
+@pytest.mark.parametrize("sentence", OUT_OF_RANGE)
+def test_a_field_out_of_range_is_refused_where_the_file_is_read(tmp_path, sentence):
+    config = {**config_of("gemma3"), **OUT_OF_RANGE[sentence]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with refused(sentence):
+        read_config(tmp_path)
+
+
+def test_weights_of_four_bits_of_gpt_oss_are_unfolded_as_by_transformers(tmp_path):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    saved = Saved("gpt-oss", tmp_path)
+    tensors = load_file(saved.base / "model.safetensors")
+    wanted = {}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        shape = experts, outputs, inputs // 16, 8  # groups of 16 codes: the tiny sizes are no multiples of 32
+        tensors[f"{name}_blocks"] = torch.randint(256, shape, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(120, 130, shape[:3], dtype=torch.uint8)
+        wanted[name] = convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
+    save_file(tensors, saved.base / "model.safetensors")
+    source = Unfolded(saved.base)
+    for name, whole in wanted.items():
+        for expert in range(6):
+            before, _, product = name.rpartition(".")
+            parts = ["down_proj"] if product == "down_proj" else ["gate_proj", "up_proj"]
+            for first, part in enumerate(parts):
+                got = source.read(f"{before}.{expert}.{part}.weight")
+                assert torch.equal(got, whole[expert].T[first::len(parts)]) and got.dtype == torch.bfloat16
+
+
+def test_only_chosen_experts_are_computed_and_each_row_as_if_alone(tmp_path):
+    saved = Saved("mixtral", tmp_path)
+    layer = Whole(Unfolded(saved.base), torch.float64, "cpu").body.layers["0"].mlp
+    called = []
+    for number, expert in enumerate(layer.experts):
+        expert.register_forward_hook(
+            lambda module, given, out, number=number: called.append((number, len(given[0]))))
+    x = torch.randn(3, 48, dtype=torch.float64)
+    whole, rows = layer(x), list(called)
+    numbers = [number for number, _ in rows]
+    assert sum(count for _, count in rows) == 6 and numbers == sorted(set(numbers))
+    called.clear()
+    alone = torch.cat([layer(row[None]) for row in x])
+    torch.testing.assert_close(alone, whole, rtol=1e-12, atol=1e-12)
+    assert len(called) == 6
+
+
+def test_the_text_of_a_model_that_also_sees_is_split_alone(tmp_path):
+    saved = Saved("mistral, yarn", tmp_path)
+    config = json.loads((saved.base / "config.json").read_text())
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {}}
+    outer["text_config"] = {**config, "architectures": None}
+    (saved.base / "config.json").write_text(json.dumps(outer))
+    tensors = load_file(saved.base / "model.safetensors")
+    seeing = {"vision_tower.patch.weight": torch.zeros(3), "multi_modal_projector.norm.weight": torch.zeros(3)}
+    save_file({**seeing, **{f"language_model.{name}": x for name, x in tensors.items()}},
+              saved.base / "model.safetensors")
+    for folder in split(saved.base, tmp_path / "other", "0+1+1+2", progress=False):
+        other = load_file(saved.parts / folder.name / "model.safetensors")
+        assert same(load_file(folder / "model.safetensors"), other)
 
 
 def test_the_split_refuses_it_too_and_writes_nothing(tmp_path):

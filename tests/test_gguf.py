@@ -149,8 +149,9 @@ def llama3(factor: float) -> np.ndarray:
         "intermediate_size": FEED, "rms_norm_eps": 1e-6, "max_position_embeddings": 128}
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 8192}
-    plain = Rotary(LlamaConfig.read(sizes)).frequency()
-    return (plain / Rotary(LlamaConfig.read({**sizes, "rope_scaling": scaling})).frequency()).numpy()
+    plain = Rotary(LlamaConfig.read(sizes).turns).frequency()
+    stretched = LlamaConfig.read({**sizes, "rope_scaling": scaling})
+    return (plain / Rotary(stretched.turns).frequency()).numpy()
 
 
 def test_the_stretched_waves_of_llama_3_are_known_by_their_factors(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_name(models, 
     ({"head_dim": 7}, "head_dim=7, but rotary positions turn dimensions in pairs"),
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "low_freq_factor=1.0, which is not below"),
     ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "rope_scaling={'mrope_section': [1]}"),
-    ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_scaling={'full_attention': "),
+    ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "does not give factor"),
     ({"rope_parameters": {"rope_type": "linear"}, "factor": "8"}, "does not give factor"),
     ({"rope_parameters": {"model_type": []}}, "rope_scaling={'model_type': []}"),
 ])

@@ -157,8 +157,13 @@ def test_every_method_writes_the_text_of_ar_over_quantized_stages(kind, dtype, t
     assert text(quantized / kind, tmp_path, *small, *words) == wanted
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["llama 3.2, tied", "mistral", "qwen2.5", "qwen3", "opt"])
+OLDER = ("llama 3.2, tied", "mistral", "qwen2.5", "qwen3", "opt")
+NEWER = ("ministral", "smollm3", "phi3", "phi4 mini", "olmo2", "granite", "glm", "glm4", "gemma2", "gemma3", "mixtral",
+         "qwen3 moe", "gpt-oss")
+
+
+@pytest.mark.parametrize("name, kind", [*((name, kind) for name in OLDER for kind in KINDS),
+                                        *((name, KINDS[place % 2]) for place, name in enumerate(NEWER))])
 def test_every_family_can_be_quantized(name, kind, tmp_path):
     family = Saved(name, tmp_path)
     split(family.base, tmp_path / "quantized", "0+1+1+2", progress=False, layout=Layout(kind))

@@ -178,7 +178,8 @@ def test_the_models_and_the_figures_are_shown(server, sdk):
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("fields", "param"), [
-    ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": "json"}, "response_format"),
+    ({"tools": [{"type": "function", "function": {"name": "a"}}]}, "tools"),
+    ({"response_format": "json"}, "response_format"),
     ({"logit_bias": {"5": 101}}, "logit_bias"), ({"logit_bias": {"fox": 1}}, "logit_bias"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"repeat_penalty": 1.1}, "repeat_penalty"),

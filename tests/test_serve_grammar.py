@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from tests.serving import QUESTION, server  # noqa: F401
+from tests.serving import QUESTION, server
 
 pytest.importorskip("llguidance", reason="grammars need llguidance (serve/requirements.txt)")
+__all__ = ["server"]  # a fixture
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8},
                                            "age": {"type": "integer", "minimum": 0, "maximum": 120}},
           "required": ["name", "age"], "additionalProperties": False}
@@ -24,7 +25,7 @@ def said(got) -> str:
     return choice["message"]["content"] if "message" in choice else choice["text"]
 
 
-def test_a_schema_is_kept_whole_and_streamed_by_openais_client(server):  # noqa: F811
+def test_a_schema_is_kept_whole_and_streamed_by_openais_client(server):
     messages = [{"role": "user", "content": QUESTION}]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
         asked = {"model": "toy", "messages": messages, "response_format": FORMAT, "temperature": 0.9, "seed": 3}
@@ -36,7 +37,7 @@ def test_a_schema_is_kept_whole_and_streamed_by_openais_client(server):  # noqa:
     assert whole.usage.completion_tokens_details.accepted_prediction_tokens > 3
 
 
-def test_answers_at_once_keep_each_its_own_grammar(server):  # noqa: F811
+def test_answers_at_once_keep_each_its_own_grammar(server):
     asked = [{"response_format": FORMAT, "temperature": 1, "seed": 5}, {"guided_regex": "[a-c]{4}-[0-9]{2}"},
              {"guided_choice": ["fox", "baker"]}, {"guided_grammar": 'root ::= "(" [a-z] ")" | "none"'},
              {"guided_json": PERSON}, {"guided_json": json.dumps({"type": "boolean"})}]
@@ -49,7 +50,7 @@ def test_answers_at_once_keep_each_its_own_grammar(server):  # noqa: F811
     assert said(server.post("/v1/completions", prompt="one", guided_choice=["two"])) == "two"
 
 
-def test_any_object_is_an_object_as_far_as_there_is_room(server):  # noqa: F811
+def test_any_object_is_an_object_as_far_as_there_is_room(server):
     got = server.chat(response_format={"type": "json_object"}, max_tokens=40).json()["choices"][0]
     assert got["message"]["content"].startswith("{")
     if got["finish_reason"] == "stop":
@@ -66,7 +67,7 @@ def test_any_object_is_an_object_as_far_as_there_is_room(server):  # noqa: F811
     ({"guided_grammar": 'start: "a" start'}, "guided_grammar", "without an end"),
     ({"guided_choice": []}, "guided_choice", "is empty"),
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json and guided_regex are both given")])
-def test_what_cannot_be_met_is_refused_by_its_field(server, fields, param, words):  # noqa: F811
+def test_what_cannot_be_met_is_refused_by_its_field(server, fields, param, words):
     got = server.chat(**fields)
     assert (got.status_code, got.json()["error"]["param"]) == (400, param), got.text
     assert words in got.json()["error"]["message"]

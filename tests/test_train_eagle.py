@@ -15,10 +15,11 @@ from launch.split.write import split
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
+from model.weights.unfold import Unfolded
 from pipeline.decode import Request
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_tokenizer
-from tests.test_families import MODELS
+from tests.test_families import MODELS, config_class
 from tests.tiny import CONFIG, Tiny
 from toy.corpus import dialogues as corpus
 from toy.recipe.teach import dialogues
@@ -203,10 +204,12 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
 
     kind, fields = MODELS[name]
     torch.manual_seed(1)
-    config = getattr(transformers, f"{kind}Config")(**{**fields, "num_hidden_layers": 7})
+    more = {key: (value * 2)[:7] for key, value in fields.items() if key in ("layer_types", "no_rope_layers")}
+    config = config_class(kind)(**{**fields, **more, "num_hidden_layers": 7})
+    config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     model.save_pretrained(tmp_path / "base")
-    teacher, row = Teacher(Checkpoint(tmp_path / "base"), torch.float32, CPU), make_rows()[0]
+    teacher, row = Teacher(Unfolded(tmp_path / "base"), torch.float32, CPU), make_rows()[0]
     with torch.no_grad():
         hidden = model(row.ids.long()[None], output_hidden_states=True).hidden_states
     last, inner, _ = teacher.read(row.ids)

@@ -13,7 +13,8 @@ from typing import Any, Callable
 from torch import Tensor, nn
 
 from model.cache import Admitted, Rows
-from model.llama import Layer, LlamaConfig, Rotation, Slice
+from model.llama import Experts, Layer, LlamaConfig, Slice
+from model.rotary import Rotation
 from tp.comm import Comm, Products
 from tp.shares import Share
 
@@ -55,6 +56,18 @@ class Nothing(nn.Module):
         return x_TN.new_zeros(len(x_TN), self.outputs)
 
 
+class Summed(nn.Module):
+    """A feed-forward of experts, each of which is sharded: every row chooses alike on all members."""
+
+    def __init__(self, experts: nn.Module, comm: Comm) -> None:
+        super().__init__()
+        self.experts, self.rows, self.comm = experts, nn.Identity(), comm
+
+    def forward(self, x: Any) -> Tensor:
+        x_TD = x.of(self.rows) if isinstance(x, Products) else x
+        return self.comm.leave(x_TD, self.experts)
+
+
 class Idle(nn.Module):
     """The attention of a member without heads, or its MLP without columns: it only takes part in what others send."""
 
@@ -76,10 +89,15 @@ class TPLayer(nn.Module):
         self.opens = opens
         self.input_layernorm = layer.input_layernorm
         self.post_attention_layernorm = layer.post_attention_layernorm
+        self.after_attention, self.after_mlp, self.add = layer.after_attention, layer.after_mlp, layer.add
         self.self_attn: nn.Module = layer.self_attn
         self.mlp: nn.Module = layer.mlp
         self.into_attention = self._join(self.self_attn)
-        self.into_mlp = self._join(self.mlp)
+        if isinstance(layer.mlp, Experts):
+            self.mlp = summed = Summed(layer.mlp, comm)
+            self.into_mlp: list[nn.Module] = [summed.rows]
+        else:
+            self.into_mlp = self._join(self.mlp)
 
     def _join(self, block: nn.Module) -> list[nn.Module]:
         """Replace the products at both ends of a block by parallel ones; returns the products that it began with."""
@@ -99,9 +117,10 @@ class TPLayer(nn.Module):
             x_tD = self.comm.scatter(x_TD)
         else:
             x_tD, x = x_TD, self.comm.enter(x, self.into_attention)
-        x_tD = x_tD + self.self_attn(x, rotation, cache, layer)
+        made_tD = self.self_attn(x, rotation, cache, layer)
+        x_tD = self.add(x_tD, self.after_attention(made_tD))
         x = self.comm.enter(self.post_attention_layernorm(x_tD), self.into_mlp)
-        return x_tD + self.mlp(x)
+        return self.add(x_tD, self.after_mlp(self.mlp(x)))
 
 
 def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
@@ -117,7 +136,9 @@ def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
             if not held:
                 setattr(layer, block, Idle(c.hidden))
             elif not biased:
-                setattr(layer.get_submodule(f"{block}.{out}"), "bias", None)  # noqa: B010
+                for name, product in layer.get_submodule(block).named_modules():
+                    if name.endswith(out):
+                        setattr(product, "bias", None)  # noqa: B010
     return body
 
 

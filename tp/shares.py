@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Mapping, Sequence, Tuple
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor
 
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
-from model.weights.parts import HEAD, translate
+from model.weights.parts import HEAD
 
-PRODUCT = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")  # or a norm of each head
+PRODUCT = re.compile(r"\.(self_attn|mlp)\.(?:experts\.\d+\.)?(\w+)\.(weight|bias)$")  # or a norm of each head
 ALIGNED = 64  # columns that stay together, if there are many: then kernels, and blocks of quantized weights, stay whole
 Span = Tuple[int, int]
 Heads = Tuple[Span, Tuple[int, ...]]  # of one member: a span of query heads, and their key/value heads
@@ -46,6 +47,8 @@ class Share:
 
     def cut(self, name: str, head_dim: int) -> Cut | None:
         """How to cut the member's piece out of the tensor `name` of the model; None if it holds nothing of it."""
+        if name.endswith(".self_attn.sinks"):
+            return Cut(0, (self.heads,)) if _length(self.heads) else None
         product = PRODUCT.search(name)
         if not product:
             return Cut(0)
@@ -54,7 +57,7 @@ class Share:
         own = _scaled(self.heads, head_dim) if attention else self.columns
         if not _length(own):
             return None
-        if kind in ("q_norm", "k_norm"):
+        if kind in ("q_norm", "k_norm", "router"):
             return Cut(0)
         if kind in ("k_proj", "v_proj"):
             heads = ((head, head + 1) for head in self.kv)
@@ -181,21 +184,27 @@ class ShardedSource(Checkpoint):
     """A checkpoint as one member of a group sees it: every tensor cut to its share, in the order of the whole."""
 
     def __init__(self, whole: Checkpoint, speeds: Sequence[float], member: int) -> None:
-        vars(self).update(vars(whole))  # its tables; nothing is read again
+        self._whole, self.config = whole, whole.config
         self._sizes = LlamaConfig.read(whole.config)
         self._share = shares(self._sizes, speeds)[member]
 
     def _cut(self, name: str) -> Cut:
-        cut = self._share.cut(translate(name), self._sizes.head_dim)
+        cut = self._share.cut(name, self._sizes.head_dim)
         assert cut, f"{name} is another member's"
         return cut
 
     def form(self, name: str) -> Form:
-        whole = super().form(name)
+        whole = self._whole.form(name)
         return Form(whole.dtype, self._cut(name).shape(whole.shape))
 
+    def names(self) -> list[str]:
+        return self._whole.names()
+
+    def place(self, name: str) -> Path:
+        return self._whole.place(name)
+
     def read(self, name: str) -> Tensor:
-        return self._cut(name)(super().read(name)).contiguous()
+        return self._cut(name)(self._whole.read(name)).contiguous()
 
 
 class Joined(Checkpoint):
@@ -232,6 +241,6 @@ class Joined(Checkpoint):
         return [member for member, source in enumerate(self._members) if name in source.names()]
 
     def _cut(self, name: str, member: int) -> Cut:
-        cut = self._shares[member].cut(translate(name), self._head_dim)
+        cut = self._shares[member].cut(name, self._head_dim)
         assert cut, f"member {member} holds {name}, which is another's"
         return cut

@@ -4,11 +4,30 @@ It knows nothing about tensors. What `model/llama.py` would compute wrongly is r
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Mapping, Tuple
 
 from config.schema.fields import CONFIG, ROPE, check
 from config.schema.untrusted import shown
+
+Renamed = Tuple[Tuple[str, str], ...]  # patterns in the names of tensors, one after another, and LLaMA's words for them
+AFTER = (r"\.post_attention_layernorm\.", ".after_attention."), (r"\.post_feedforward_layernorm\.", ".after_mlp.")
+SANDWICH = *AFTER, (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm.")
+OPT = (
+    (r"^(model\.)?decoder\.final_layer_norm\.", "model.norm."), (r"^(model\.)?decoder\.", "model."),
+    (r"\.self_attn_layer_norm\.", ".input_layernorm."), (r"\.final_layer_norm\.", ".post_attention_layernorm."),
+    (r"\.out_proj\.", ".o_proj."), (r"\.fc1\.", ".mlp.up_proj."), (r"\.fc2\.", ".mlp.down_proj."))
+GLM4 = (r"\.post_self_attn_layernorm\.", ".after_attention."), (r"\.post_mlp_layernorm\.", ".after_mlp.")
+GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+GEMMA3 = {  # published configs of Gemma 3 leave most of it out
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096}
+MIXTRAL = (
+    (r"\.block_sparse_moe\.gate\.", ".mlp.router."), (r"\.block_sparse_moe\.", ".mlp."),
+    (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."))
+LOCAL_EXPERTS, EXPERTS = ("num_local_experts", "intermediate_size"), ("num_experts", "moe_intermediate_size")
+ANY = object()  # a field that may say whatever its kind allows
 
 
 @dataclass(frozen=True)
@@ -22,7 +41,21 @@ class Family:
     rotary: bool = True  # else positions are learned, and added to the embedding
     rms: bool = True  # else LayerNorm
     gated: bool = True  # else the feed-forward has one way in, and ReLU
+    gelu: bool = False  # the gate is GELU by tanh, not SiLU
     tied: bool = False  # whether the LM head is the embedding if the config does not say
+    before: bool = True  # attention and feed-forward read normed rows
+    after: bool = False  # what they make is normed before it is added
+    wide_norms: bool = False  # queries and keys are normed, all heads together
+    one_more: bool = False  # the weight of a norm is one more than what is stored
+    scaled: bool = False  # the embedding is multiplied by the root of its size
+    neighbours: bool = False  # the two dimensions that rotate together stand side by side
+    windows: int = 0  # if the config does not say which layers look back on a window: all but every so manieth; 0: all
+    experts: tuple[str, ...] = ()  # where the config says how many feed-forwards a layer has, and how wide each is
+    sinks: bool = False  # each head has a score without a value
+    clamped: bool = False  # the feed-forward's activation is GPT-OSS's
+    names: Renamed = ()  # of tensors
+    says: Mapping[str, Any] = field(default_factory=dict)  # fields that may say something else than `SUPPORTED`
+    usual: Mapping[str, Any] = field(default_factory=dict)  # what fields say that are left out
 
 
 FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
@@ -31,11 +64,31 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
     "qwen3": Family("Qwen3ForCausalLM", head_norms=True),
     "opt": Family("OPTForCausalLM", qkv_bias=True, bias=True, rotary=False, rms=False,
-                  gated=False, tied=True),
+                  gated=False, tied=True, names=OPT),
+    "smollm3": Family("SmolLM3ForCausalLM", tied=True, usual={"no_rope_layer_interval": 4}),
+    "phi3": Family("Phi3ForCausalLM", says={"partial_rotary_factor": ANY}),
+    "olmo2": Family("Olmo2ForCausalLM", before=False, after=True, wide_norms=True, names=AFTER),
+    "granite": Family("GraniteForCausalLM"),
+    "glm": Family("GlmForCausalLM", neighbours=True, says={"partial_rotary_factor": ANY, "attention_bias": ANY},
+                  usual={"partial_rotary_factor": 0.5}),
+    "glm4": Family("Glm4ForCausalLM", neighbours=True, after=True, names=GLM4,
+                   says={"partial_rotary_factor": ANY, "attention_bias": ANY}, usual={"partial_rotary_factor": 0.5}),
+    "ministral": Family("MinistralForCausalLM"),
+    "gemma2": Family("Gemma2ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
+                     gelu=True, windows=2, names=SANDWICH, says=GELU,
+                     usual={"query_pre_attn_scalar": 256, "sliding_window": 4096}),
+    "gemma3_text": Family("Gemma3ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
+                          gelu=True, head_norms=True, windows=6, names=SANDWICH, says=GELU, usual=GEMMA3),
+    "mixtral": Family("MixtralForCausalLM", experts=LOCAL_EXPERTS, names=MIXTRAL, usual={"num_experts_per_tok": 2}),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", head_norms=True, experts=EXPERTS, usual={"norm_topk_prob": False},
+                        names=((r"\.mlp\.gate\.", ".mlp.router."),)),
+    "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True,
+                      windows=2, experts=LOCAL_EXPERTS, says={"attention_bias": ANY},
+                      usual={"attention_bias": True, "swiglu_limit": 7.0}),
 }
 SUPPORTED = {  # fields that may be left out, and all that they may say
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1,
-    "quantization_config": None,
+    "mlp_only_layers": [], "decoder_sparse_step": 1,
     # OPT's; its 350m differs in the first two
     "do_layer_norm_before": True, "_remove_final_layer_norm": False, "activation_function": "relu",
     "enable_bias": True, "layer_norm_elementwise_affine": True,
@@ -43,7 +96,10 @@ SUPPORTED = {  # fields that may be left out, and all that they may say
 ROTARY: dict[str, tuple[str, ...]] = {  # kinds of rotary positions, and the numbers that each needs
     "default": (), "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor",), "longrope": ("short_factor",),
 }
+YARN = ("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+        "truncate")  # what may stand beside its factor
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size", "rms_norm_eps")
 
 
@@ -52,17 +108,29 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
 
     What a field may hold by itself was checked when the file was read (`fields.py`).
     """
-    # transformers 4 says it beside `rope_scaling`, transformers 5 in `rope_parameters`
-    rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    family = FAMILIES.get(config.get("model_type") or "llama")
+    said = {name: value for name, value in config.items() if value is not None}
+    config = {**(family.usual if family else {}), **said}
+    # transformers 4 says it beside `rope_scaling`, transformers 5 in `rope_parameters`, for each kind of layers
+    parameters = config.get("rope_parameters") or {}
+    local = (parameters.get("sliding_attention") or {}).get("rope_theta")
+    rotary = dict(config.get("rope_scaling") or {})
+    rotary.update(parameters.get("full_attention", parameters))
     known = {name: value for name, value in rotary.items() if name in ROPE}
     elsewhere = dict.fromkeys(ROPE.keys() - CONFIG.keys())  # outside of rope_scaling these fields say nothing
     given = {**config, **elsewhere, **known}
     given["model_type"] = given.get("model_type") or "llama"
+    given["rope_local_base_freq"] = local or given.get("rope_local_base_freq")
     given["rope_type"] = rotary.get("rope_type") or rotary.get("type") or "default"
+    if given["rope_type"] == "longrope":  # whose trained length stands outside
+        trained = rotary.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+        given["original_max_position_embeddings"] = trained or config.get("max_position_embeddings")
     _refuse_others(given, rotary)
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
-    check(given, {}, "config.json", needed=(*NEEDED, *ROTARY[given["rope_type"]]))
+    sparse = (*family.experts, "num_experts_per_tok") if family and family.experts else ()
+    turning = ROTARY[given["rope_type"]]
+    check(given, {}, "config.json", needed=(*NEEDED, *turning, *sparse))
     misfit = next(_misfits(given), "")
     if misfit:
         raise ValueError(f"config.json says {misfit}; copy it again from the model")
@@ -76,8 +144,11 @@ def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
     checks: list[tuple[str, Any, Any]] = [
         ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
         ("rope_scaling", unknown, ({},))]
-    for name, only in SUPPORTED.items():
-        checks.append((name, given.get(name), (only, None)))
+    family = FAMILIES.get(given["model_type"])
+    allowed = {**SUPPORTED, **(family.says if family else {})}
+    for name, only in allowed.items():
+        if only is not ANY:
+            checks.append((name, given.get(name), (only, None)))
     width = given.get("hidden_size")
     checks.append(("word_embed_proj_dim", given.get("word_embed_proj_dim"), (width, None)))
     for name, got, fine in checks:
@@ -94,8 +165,45 @@ def _misfits(given: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_attention_heads={heads}, which is no multiple of num_key_value_heads={shared}"
     if not given.get("head_dim") and hidden % heads:
         yield f"hidden_size={hidden}, which is no multiple of num_attention_heads={heads}"
-    if FAMILIES[given["model_type"]].rotary and size % 2:
+    turned = int(size * (given.get("partial_rotary_factor") or 1))
+    if FAMILIES[given["model_type"]].rotary and (turned % 2 or not turned):
         yield f"head_dim={size}, but rotary positions turn dimensions in pairs"
+    if given["rope_type"] == "longrope" and len(given["short_factor"]) != turned // 2:
+        yield f"{len(given['short_factor'])} numbers in short_factor, but {turned} dimensions turn in pairs"
+    kinds = FAMILIES[given["model_type"]].experts
+    if kinds and given["num_experts_per_tok"] > given[kinds[0]]:
+        yield f"num_experts_per_tok={given['num_experts_per_tok']}, but {kinds[0]}={given[kinds[0]]}"
+    for name in ("layer_types", "no_rope_layers"):
+        entries, layers = given.get(name) or (), given["num_hidden_layers"]
+        if len(set(entries)) > 1 and len(entries) != layers:
+            yield f"{len(entries)} entries in {name}, but num_hidden_layers={layers}"
     if given["rope_type"] == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
         yield (f"low_freq_factor={given['low_freq_factor']}, which is not below "
                f"high_freq_factor={given['high_freq_factor']}")
+
+
+# --- what differs from layer to layer ---------------------------------------------------------------------------------
+
+def windows(given: Mapping[str, Any], family: Family) -> tuple[int, ...]:
+    """On how many positions each layer looks back, 0 for all of them; nothing if all layers look back on all."""
+    window, layers = given.get("sliding_window"), given["num_hidden_layers"]
+    if not window or given.get("use_sliding_window") is False:
+        return ()
+    kinds = given.get("layer_types")
+    every = given.get("sliding_window_pattern") or family.windows
+    first = given.get("max_window_layers") or 0 if given.get("use_sliding_window") else 0
+    if kinds is None:
+        full = range(every - 1, layers, every) if every else ()
+        slides = [layer >= first and layer not in full for layer in range(layers)]
+    else:
+        slides = [kind == "sliding_attention" for kind in kinds]
+    return tuple(window if slide else 0 for slide in slides) if any(slides) else ()
+
+
+def unturned(given: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Whether each layer leaves out the rotary positions; nothing if none does."""
+    turns = given.get("no_rope_layers")  # 1 says that a layer has them
+    every, layers = given.get("no_rope_layer_interval"), given["num_hidden_layers"]
+    if turns is None and every:
+        turns = [(layer + 1) % every for layer in range(layers)]
+    return tuple(not turn for turn in turns or ())

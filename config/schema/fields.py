@@ -54,6 +54,9 @@ END_TOKENS = list_of(TOKEN, 1024)
 TOKENS = Kind("a token id or a list of them", lambda value: TOKEN.fits(value) or END_TOKENS.fits(value))
 WAVE = number(1, 1e12)  # below 1, the waves of rotary positions would be shorter than the step from one to the next
 SCALE, PART = number(1, 1e6), number(0, 1)
+CAP = number(1e-6, 1e6)
+ROWS_OR_NONE = whole(0, 1 << 24)
+STRETCHES = list_of(SCALE, 1 << 12)
 
 CONFIG = {
     "architectures": list_of(NAME, 16), "model_type": NAME,
@@ -62,6 +65,13 @@ CONFIG = {
     "max_position_embeddings": ROWS,  # positions are float32, which counts no further
     "sliding_window": whole(0, 1 << 24), "use_sliding_window": FLAG,
     "rms_norm_eps": number(1e-30, 1), "rope_theta": WAVE, "rope_scaling": OBJECT, "rope_parameters": OBJECT,
+    "layer_types": list_of(one_of("full_attention", "sliding_attention"), 1 << 16), "max_window_layers": ROWS_OR_NONE,
+    "num_experts": COUNT, "num_local_experts": COUNT, "num_experts_per_tok": COUNT, "moe_intermediate_size": ROWS,
+    "norm_topk_prob": FLAG, "swiglu_limit": CAP, "quantization_config": OBJECT,
+    "sliding_window_pattern": COUNT, "rope_local_base_freq": WAVE, "no_rope_layer_interval": COUNT,
+    "no_rope_layers": list_of(whole(0, 1), 1 << 16), "query_pre_attn_scalar": SCALE,
+    "attn_logit_softcapping": CAP, "final_logit_softcapping": CAP, "embedding_multiplier": CAP,
+    "residual_multiplier": CAP, "attention_multiplier": CAP, "logits_scaling": CAP,
     "partial_rotary_factor": PART, "tie_word_embeddings": FLAG, "qkv_bias": FLAG, "eos_token_id": TOKENS,
     # a head's
     "draft_vocab_size": ROWS, "truncated_vocab_size": ROWS, "target_hidden_size": WIDTH, "eagle_config": OBJECT,
@@ -70,6 +80,10 @@ CONFIG = {
 ROPE = {  # of `rope_scaling` and `rope_parameters`
     "rope_type": NAME, "type": NAME, "rope_theta": WAVE, "factor": SCALE,
     "low_freq_factor": number(1e-6, 1e6), "high_freq_factor": number(1e-6, 1e6),
+    "beta_fast": SCALE, "beta_slow": SCALE,
+    "mscale": number(0, 1e6), "mscale_all_dim": number(0, 1e6),
+    "attention_factor": CAP, "truncate": FLAG, "short_factor": STRETCHES, "long_factor": STRETCHES,
+    "full_attention": OBJECT, "sliding_attention": OBJECT,
     "original_max_position_embeddings": number(1, 1 << 24), "partial_rotary_factor": PART,
 }
 GENERATION = {"eos_token_id": TOKENS}
@@ -91,12 +105,15 @@ def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
 
 
 def unwrapped(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a `config.json` at the top, where a head in the format of speculators nests those of its layers."""
-    inner = config.get("transformer_layer_config")
-    if not isinstance(inner, dict):
-        return config
-    return {**inner, **{name: value for name, value in config.items() if value is not None or name not in inner},
-            "transformer_layer_config": None, "model_type": inner.get("model_type")}
+    """The fields of a `config.json` at the top, where a head in the format of speculators nests those of its layers,
+    and a model that also sees those of its text."""
+    for where in ("transformer_layer_config", "text_config"):
+        inner = config.get(where)
+        if isinstance(inner, dict):
+            said = {name: value for name, value in inner.items() if value is not None}
+            said["architectures"] = config.get("architectures") if where != "text_config" else None
+            return {**config, **said, where: None}
+    return config
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ KIND = "speculators_model_type"
 ONLY = {  # keys that change what a head computes, and the one thing that they may say
     "logit_scale": 1, "parallel_draft_step": 1, "pruned_heads": {}, "use_mtp_layernorm": False,
     "next_layer_regular": True, "additional_fc": False, "reuse_target_lm_head": False, KIND: "eagle3",
+    "quantization_config": None,
 }
 FIRST_ONLY = {"num_hidden_layers": 1, "truncated_vocab_size": None, **dict.fromkeys(NORMS, False)}  # of EAGLE-1 and 2
 THIRD = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")  # what EAGLE-3 does alone
@@ -26,7 +27,7 @@ INSIDE = frozenset((*LAYERS, *NORMS, COUNTED, "num_aux_hidden_states"))  # what 
 READ = INSIDE.union("""
     model_type hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size rms_norm_eps
     max_position_embeddings rope_theta rope_scaling rope_parameters partial_rotary_factor hidden_act attention_bias
-    mlp_bias qkv_bias quantization_config target_hidden_size layer_types sliding_window use_sliding_window
+    mlp_bias qkv_bias target_hidden_size layer_types sliding_window use_sliding_window
     unrolled_passes num_hidden_layers""".split(), VOCAB, (NESTED,))
 HARMLESS = frozenset("""
     architectures model_name_or_path target_model_type dtype torch_dtype transformers_version initializer_range

@@ -18,7 +18,8 @@ from tqdm import tqdm
 from config.files import one_at_a_time, replace
 from config.schema.fields import CONFIG, check
 from config.schema.untrusted import read_json, shown
-from model.llama import LlamaConfig, Rotary
+from model.llama import LlamaConfig
+from model.rotary import Rotary
 from model.weights.checkpoint import Form, Writer, sample
 from model.weights.parts import shapes
 
@@ -118,8 +119,8 @@ class GgufFile:
         """The `rope_scaling` of Llama 3.1 and later, of which the file holds only what each wave is divided by."""
         factors = torch.from_numpy(self._tensors[FACTORS].data.copy())
         scaling = {**LLAMA3, "factor": float(factors.max())}
-        plain, scaled = (Rotary(LlamaConfig.read({**config, "rope_scaling": how})).frequency()
-                         for how in (None, scaling))
+        sizes = (LlamaConfig.read({**config, "rope_scaling": how}) for how in (None, scaling))
+        plain, scaled = (Rotary(each.turns).frequency() for each in sizes)
         if plain.shape != factors.shape or not torch.allclose(plain / factors, scaled, rtol=1e-3):
             raise ValueError("its rotary positions are scaled in a way that is not supported")
         return scaling

@@ -38,6 +38,7 @@ from model.weights.parts import (
 )
 from model.weights.quant import Recast, probe
 from model.weights.split import placements, span
+from model.weights.unfold import Unfolded
 from tp.shares import ShardedSource, held
 
 INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # what a head's maps between vocabularies are stored in
@@ -130,13 +131,13 @@ def make_plan(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | Non
 
     Without `stages`, all ranks share all layers.
     """
-    source = Checkpoint(model_dir)
+    source = Unfolded(model_dir)
     check_model(source)
     head = _draft_head(eagle_dir) if eagle_dir else None
     borrows = head is not None and borrows_embedding(head, source.config)
     sizes = LlamaConfig.read(source.config)
     ranks = len(layout.shares)
-    check_group(ranks, sizes.heads)
+    check_group(ranks, sizes)
     counts = plan_stages(stages, source) if stages else [sizes.layers]
     whole = assign(source.names(), counts, sizes.tied, borrows)
     parts = []
@@ -167,12 +168,15 @@ def _text_files(source: Checkpoint) -> list[str]:
     return [name for name in TEXT_FILES if (source.folder / name).is_file()]
 
 
-def check_group(ranks: int, heads: int) -> None:
-    """Refuse to share a layer among ranks that would have next to nothing of it."""
-    most = max(heads, USUAL_RANKS)
+def check_group(ranks: int, c: LlamaConfig) -> None:
+    """Refuse to share a layer among ranks that would have next to nothing of it, or that heads have in common."""
+    if ranks > 1 and c.family.wide_norms:
+        raise ValueError(f"{ranks} ranks cannot share a layer of a {c.family.architecture}, which norms all heads "
+                         "together: give each rank layers of its own, without --tp or tp=")
+    most = max(c.heads, USUAL_RANKS)
     if ranks > most:
-        raise ValueError(f"{ranks} ranks are too many to share a layer of this model, which has {heads} heads: choose "
-                         f"at most {most}, as tp={most} or --tp {most}")
+        raise ValueError(f"{ranks} ranks are too many to share a layer of this model, which has {c.heads} heads: "
+                         f"choose at most {most}, as tp={most} or --tp {most}")
 
 
 def describe(source: Checkpoint) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from config.schema.untrusted import shown
 from model.cache import Admitted, Rows
 from model.drafts.draft import Read, Steps
 from model.drafts.network import TreeDraft
-from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
+from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, fill, linear
+from model.rotary import Rotary, Rotation
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
@@ -48,7 +49,7 @@ class EagleHead(nn.Module):
         self.embed_tokens = embedding(c.vocab, c.hidden)
         self.fc = linear(2 * c.hidden, c.hidden, bias)
         self.layers = nn.ModuleList([Layer(c, input_norm=False)])
-        self.rotary = Rotary(c)
+        self.rotary = Rotary(c.turns)
 
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
         """The head's guess of the feature of each token, `[T, D]`."""
@@ -105,7 +106,7 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleDict(more)
         self.norm = RMSNorm(c.hidden, c.eps)
         self.lm_head = linear(c.hidden, vocab)
-        self.rotary = Rotary(c)
+        self.rotary = Rotary(c.turns)
 
     def join(self, inner_TN: Tensor) -> Tensor:
         """The feature `[T, D]` out of the target's inner ones side by side, `[T, inner * target]`."""

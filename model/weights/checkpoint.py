@@ -199,10 +199,18 @@ class Checkpoint:
     def form(self, name: str) -> Form:
         return self._place[name][0]
 
+    def place(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self._place[name][1]
+
     def read(self, name: str) -> Tensor:
         form, path, start = self._place[name]
         if start is None:
             return self._bin(path)[name].clone()
+        return self._load(name, form, path, start)
+
+    def _load(self, name: str, form: Form, path: Path, start: int) -> Tensor:
+        """A tensor of this form that begins at a byte of a safetensors file."""
         data = bytearray(form.bytes)
         with path.open("rb") as file:
             file.seek(start)
@@ -213,6 +221,18 @@ class Checkpoint:
             return torch.empty(form.shape, dtype=form.dtype)
         return torch.frombuffer(data, dtype=form.dtype).reshape(form.shape)
 
+    def rows(self, name: str, span: tuple[int, int] | None) -> Tensor:
+        """The rows [begin, end) of a tensor as it is in its file, or all of it; of safetensors only these are read."""
+        form, path, start = self._place[name]
+        if span is None:
+            return Checkpoint.read(self, name)
+        begin, end = span
+        if start is None:
+            return self._bin(path)[name][begin:end].clone()
+        part = Form(form.dtype, (end - begin, *form.shape[1:]))
+        offset = begin * part.bytes // max(1, end - begin)
+        return self._load(name, part, path, start + offset)
+
     def sound(self, name: str) -> Tensor:
         """A tensor, as `read` gives it; ValueError if it holds NaN or infinity: it broke in training or on a disk."""
         tensor = self.read(name)
@@ -220,12 +240,12 @@ class Checkpoint:
             for block in tensor.reshape(-1).split(BLOCK):  # which takes no memory for the whole tensor again
                 wide = block.float() if tensor.element_size() == 2 else block  # torch 1.11 compares no halves on CPU
                 if not all(math.isfinite(bound) for bound in torch.aminmax(wide)):
-                    raise ValueError(f"{name} in {self._place[name][1]} is not finite (NaN or infinity); "
+                    raise ValueError(f"{name} in {self.place(name)} is not finite (NaN or infinity); "
                                      f"download the model again, or take another")
         return tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: self.read(name) for name in self._place}
+        return {name: self.read(name) for name in self.names()}
 
 
 class Writer:

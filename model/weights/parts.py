@@ -22,15 +22,11 @@ from config.schema.untrusted import read_json, stays_inside
 from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import NAMES, SOURCES, Checkpoint
 from model.weights.split import AUTO, balance, parse_stages, placements, span
+from model.weights.unfold import BUFFER
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # what goes with the first and last layer
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
-BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # computed again where needed
-OPT = {  # its names -> LLaMA's; the first two in this order
-    r"^(model\.)?decoder\.final_layer_norm\.": "model.norm.", r"^(model\.)?decoder\.": "model.",
-    r"\.self_attn_layer_norm\.": ".input_layernorm.", r"\.final_layer_norm\.": ".post_attention_layernorm.",
-    r"\.out_proj\.": ".o_proj.", r"\.fc1\.": ".mlp.up_proj.", r"\.fc2\.": ".mlp.down_proj."}
 MANIFEST, FORMAT, VERSION = "manifest.json", "flowspec-split", 1
 BLOCK = 1 << 24  # bytes hashed at once
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # what weights are stored in
@@ -61,17 +57,10 @@ def plan_stages(text: str, source: Checkpoint) -> list[int]:
         raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose at most auto:{layers}")
     bytes_of = [0] * layers
     for name in source.names():
-        layer = layer_of(translate(name), layers)
+        layer = layer_of(name, layers)
         if layer is not None:
             bytes_of[layer] += source.form(name).bytes
     return [0, *balance(bytes_of, stages)]
-
-
-def translate(name: str) -> str:
-    """The name that a tensor of a checkpoint has here, where all families have LLaMA's names."""
-    for theirs, ours in OPT.items():
-        name = re.sub(theirs, ours, name)
-    return name
 
 
 def layer_of(name: str, layers: int) -> int | None:
@@ -89,23 +78,22 @@ def layer_of(name: str, layers: int) -> int | None:
 
 def assign(names: Iterable[str], stages: list[int], tied: bool,
            borrows: bool = False) -> list[dict[str, str]]:
-    """What each stage holds: the name in its part -> the name in the checkpoint. Layers keep their numbers.
+    """What each stage holds: the name in its part -> the name in the checkpoint, the same. Layers keep their numbers.
 
     `borrows` says that the draft head of rank 0 uses the model's embedding; a tied LM head is that embedding.
     """
     owner = [rank for rank, count in enumerate(stages) for _ in range(count)]  # of each layer
     parts: list[dict[str, str]] = [{} for _ in stages]
-    for theirs in names:
-        name = translate(theirs)
+    for name in names:
         layer = layer_of(name, len(owner))
-        if BUFFER.search(theirs) or (name == HEAD and tied):
+        if BUFFER.search(name) or (name == HEAD and tied):
             continue
         if name == HEAD:
-            parts[0][name] = theirs
+            parts[0][name] = name
         elif layer is not None:
-            parts[owner[layer]][name] = theirs
+            parts[owner[layer]][name] = name
         else:
-            raise ValueError(f"the checkpoint holds {theirs}, which no rank would take; "
+            raise ValueError(f"the checkpoint holds {name}, which no rank would take; "
                              f"its config.json belongs to another model, or this kind of model is not supported")
     first = owner[0]
     if tied and EMBED in parts[first]:
@@ -126,7 +114,9 @@ def read_sizes(source: Checkpoint) -> LlamaConfig:
 def check_model(source: Checkpoint) -> None:
     """Refuse a model that would be split or run wrongly: its tensors must be those that its config describes."""
     config = source.config
-    kinds = config.get("architectures") or [str(config.get("model_type"))]
+    kind = str(config.get("model_type"))
+    own = FAMILIES[kind].architecture if kind in FAMILIES else kind
+    kinds = config.get("architectures") or [own]
     known = [family.architecture for family in FAMILIES.values()]
     if not set(known).intersection(kinds):
         raise ValueError(f"{source.folder} holds a {kinds[0]}, which is not supported; choose a model of the kind "
@@ -135,7 +125,7 @@ def check_model(source: Checkpoint) -> None:
     if c.family.architecture not in kinds:
         raise ValueError(f"{source.folder / 'config.json'} says architectures={kinds} and "
                          f"model_type={config.get('model_type')!r}; copy it again from the model")
-    names = {translate(name): name for name in source.names() if not BUFFER.search(name)}
+    names = {name: name for name in source.names() if not BUFFER.search(name)}
     if c.tied:
         names.pop(HEAD, None)
     check_shapes(source, names, shapes(c), "take weights and config.json of one model")

@@ -26,7 +26,7 @@ from model.weights.checkpoint import Checkpoint, Form
 KINDS = ("int8", "int4", "nf4", "fp4")
 BLOCK = 64  # weights that share a scale, of those in nf4 and fp4
 PIECE = 1 << 22  # weights that are quantized in one go, which bounds the memory for it; whole blocks
-LINEAR = re.compile(r"layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight$")  # what is quantized of a model
+LINEAR = re.compile(r"layers\.\d+\.(self_attn|mlp)\.(experts\.\d+\.)?\w+_proj\.weight$")  # what is quantized of a model
 ERROR = 0.2  # of the outputs of the trial layer, relative; 4 bits have about 0.1
 
 
@@ -249,11 +249,12 @@ CLASSES: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # of the oth
 
 
 def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """What is quantized below a module, all linears but an LM head: the owner of each, its name there and itself."""
+    """What is quantized below a module, all linears but an LM head and a router: the owner of each, its name there and
+    itself."""
     owners = list(module.modules()) if kind != "none" else []
     for owner in owners:
         for name, child in list(owner.named_children()):
-            if isinstance(child, nn.Linear) and name != "lm_head":
+            if isinstance(child, nn.Linear) and name not in ("lm_head", "router"):
                 yield owner, name, child
 
 

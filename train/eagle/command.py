@@ -19,6 +19,7 @@ from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head
 from model.llama import LlamaConfig
 from model.text import chosen
 from model.weights.checkpoint import Checkpoint
+from model.weights.unfold import Unfolded
 from train.command import begin, run
 from train.course import Course, Hyperparameters
 from train.data import Rows, batch_at
@@ -58,7 +59,7 @@ def open_teacher(args: Namespace) -> Teacher:
     folder = args.out_dir / FEATURES if args.keep_features else None
     name = str(dtype).partition(".")[2]
     print(f"{args.model_dir}: template {args.template}, {name} on {device}", flush=True)
-    return Teacher(Checkpoint(args.model_dir), dtype, device, folder)
+    return Teacher(Unfolded(args.model_dir), dtype, device, folder)
 
 
 def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Head]:

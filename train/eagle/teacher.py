@@ -15,7 +15,7 @@ from torch import Tensor
 
 from config.schema.heads import usual_layers
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import EMBED, translate
+from model.weights.parts import EMBED
 from model.whole import Whole
 from train.eagle.unroll import Causal
 from train.terms import digest, kept, mark
@@ -29,8 +29,7 @@ class Teacher(Whole):
         super().__init__(source, dtype, device)
         self.folder, self.mark = folder, mark(source)
         self.inner = usual_layers(self.config.layers)  # the layers whose inputs are read for EAGLE-3
-        names = {translate(name): name for name in source.names()}
-        self.stored = source.form(names[EMBED]).dtype  # how its file holds its weights
+        self.stored = source.form(EMBED).dtype  # how its file holds its weights
 
     @property
     def embedding(self) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Iterator
 import torch
 from torch import Tensor
 
-from model.cache import attend
+from model.cache import PLAIN, Look, attend
 from model.drafts.eagle import Head
 
 
@@ -24,9 +24,12 @@ class Causal:
         all_TS = torch.ones(rows, rows, dtype=torch.bool, device=device)
         self._mask = all_TS.tril()
 
-    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
+               look: Look = PLAIN) -> Tensor:
         """The attention `[H, T, E]` of these queries."""
-        return attend(q_HTE, k_KTE, v_KTE, self._mask)
+        mask = self._mask.triu(1 - look.window) if look.window else self._mask
+        added = q_HTE.new_zeros(mask.shape)
+        return attend(q_HTE, k_KTE, v_KTE, added.masked_fill(~mask, float("-inf")), look)
 
 
 class Unrolled:
@@ -41,14 +44,16 @@ class Unrolled:
         self._starts = starts_A
         self._held: dict[int, tuple[list[Tensor], list[Tensor]]] = {}  # keys and values of each layer's passes
 
-    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
+               look: Look = PLAIN) -> Tensor:
         """Keep a pass; the attention `[H, T, E]` of its queries."""
         keys, values = self._held.setdefault(layer, ([], []))
         keys.append(k_KTE)
         values.append(v_KTE)
         masks = [self._mask(keys, number) for number in range(len(keys))]
-        seen = (torch.cat(parts, 1) for parts in (keys, values, masks))
-        return attend(q_HTE, *seen)
+        keys_KSE, values_KSE = torch.cat(keys, 1), torch.cat(values, 1)
+        mask_TS = torch.cat(masks, 1)
+        return attend(q_HTE, keys_KSE, values_KSE, mask_TS)
 
     def _mask(self, keys: list[Tensor], number: int) -> Tensor:
         """Which keys of that pass the rows of the last pass see, `[T, S]`."""

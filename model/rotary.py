@@ -1,0 +1,106 @@
+"""Rotary positions in the half-rotation layout: tables of cosines and sines, computed once in float32.
+
+Shapes: T rows, H heads, E head dimension, R dimensions of a head that are turned, all of them or the first ones.
+"""
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import Any, Mapping, NamedTuple, Tuple
+
+import torch
+from torch import Tensor, nn
+
+Rotation = Tuple[Tensor, Tensor]  # the cosines and the sines `[T, R]` of rotary positions
+
+
+class Turns(NamedTuple):
+    """What a model's sizes say of its rotary positions."""
+
+    head_dim: int
+    context: int
+    theta: float
+    rope: str = "default"  # one of ROTARY
+    scaling: Mapping[str, Any] = MappingProxyType({})
+    share: float = 1.0  # of a head's dimensions, those that turn
+
+
+class Rotary(nn.Module):
+    """The tables of one kind of rotary positions, for as many as the context has."""
+
+    def __init__(self, c: Turns) -> None:
+        super().__init__()
+        self.config = c
+        self.cos = self.sin = torch.empty(0, device="meta")  # until they are needed
+
+    def frequency(self) -> Tensor:
+        """Radians per position of each pair of dimensions `[R / 2]`, scaled as the config says."""
+        c, scaling = self.config, self.config.scaling
+        size = int(c.head_dim * c.share)
+        exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+        plain = 1.0 / c.theta ** exponents
+        if c.rope == "longrope":  # within the context of its training, which is all that runs here
+            return plain / torch.tensor(scaling["short_factor"])
+        if c.rope == "yarn":
+            kept = 1 - self._ramp(size)
+        elif c.rope == "llama3":
+            trained = scaling["original_max_position_embeddings"]
+            cycles = trained / (2 * math.pi) * plain  # full rotations within the context of its training
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            kept = ((cycles - low) / (high - low)).clamp(0, 1)
+        else:
+            return plain / scaling.get("factor", 1.0)
+        return plain * (kept + (1 - kept) / scaling["factor"])
+
+    def _ramp(self, size: int) -> Tensor:
+        """How far each pair is slowed down (YaRN, section 3.2), from 0 to 1, by its full rotations within the context
+        of its training `[R / 2]`."""
+        c, scaling = self.config, self.config.scaling
+        trained = scaling.get("original_max_position_embeddings") or c.context
+        turns = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
+        cycles = [trained / (2 * math.pi * turn) for turn in turns]
+        wave = 2 * math.log(c.theta)
+        low, high = (size * math.log(cycle) / wave for cycle in cycles)
+        if scaling.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
+        places = torch.arange(size // 2, dtype=torch.float32)
+        return ((places - low) / max(high - low, 0.001)).clamp(0, 1)
+
+    def loudness(self) -> float:
+        """By what cosines and sines are multiplied, so that attention stays as sharp as in training."""
+        scaling = self.config.scaling
+        if scaling.get("attention_factor"):
+            return float(scaling["attention_factor"])
+        factor = scaling.get("factor") or 1.0
+        if self.config.rope == "longrope":
+            trained = scaling["original_max_position_embeddings"]
+            grown = max(0.0, math.log(factor) / math.log(trained))
+            return math.sqrt(1 + grown)
+        if self.config.rope != "yarn" or factor <= 1:
+            return 1.0
+        scales = [float(scaling.get(name) or 0) for name in ("mscale", "mscale_all_dim")]
+        above, below = scales if all(scales) else [1.0, 0.0]
+        step = 0.1 * math.log(factor)
+        return (above * step + 1) / (below * step + 1)
+
+    def at(self, pos_T: Tensor, like: Tensor) -> Rotation:
+        """The rows of both tables at these positions, in the type and on the device of `like`."""
+        if self.cos.dtype != like.dtype or self.cos.device != like.device:
+            frequency = self.frequency()
+            position = torch.arange(self.config.context, dtype=torch.float32)[:, None]
+            angle = position * torch.cat((frequency, frequency))
+            loudness = self.loudness()
+            cos, sin = angle.cos() * loudness, angle.sin() * loudness
+            sin[:, :len(frequency)] *= -1  # so that `rotate` is one roll and two products
+            self.cos, self.sin = cos.to(like), sin.to(like)
+        return self.cos[pos_T], self.sin[pos_T]
+
+
+def rotate(x_HTE: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
+    """Queries or keys at their rotary positions; the sign of the swapped halves is in `sin_TR`."""
+    size = cos_TR.shape[-1]
+    if size < x_HTE.shape[-1]:
+        turned_HTR = rotate(x_HTE[..., :size], cos_TR, sin_TR)
+        return torch.cat((turned_HTR, x_HTE[..., size:]), -1)
+    return x_HTE * cos_TR + x_HTE.roll(size // 2, -1) * sin_TR

@@ -1,0 +1,177 @@
+"""A model's checkpoint as the decoder wants it: LLaMA's names, and a tensor for each product, whatever the file has.
+
+Fused products are cut, rows put into another order and quantized weights unfolded as they are read, a tensor at a time.
+"""
+from __future__ import annotations
+
+import math
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Iterator, Mapping, NamedTuple, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from model.llama import LlamaConfig
+from model.weights.checkpoint import Checkpoint, Form
+from model.weights.packed import BESIDE, Make, check_method, mxfp4, packed
+
+BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # computed again where needed
+WRAPPED = (  # names of the text's part in a model that also sees
+    (r"^language_model\.lm_head\.", "lm_head."), (r"^(model\.)?language_model\.(model\.)?", "model."))
+SEEING = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.")
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+PART = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
+PACKED = re.compile(r"\.(qweight|weight_packed)$")
+TOGETHER = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # of all experts
+Piece = Tuple[str, "View"]
+
+
+class View(NamedTuple):
+    """A tensor as the decoder wants it: its form, the names of what it is made of in the file, and how."""
+
+    form: Form
+    theirs: tuple[str, ...]
+    make: Make = lambda read: read[0]
+    span: tuple[int, int] | None = None  # rows of theirs, in place of all
+
+
+class Unfolded(Checkpoint):
+    """The checkpoint of a model of any family; names, forms and data are the decoder's."""
+
+    @cached_property
+    def _views(self) -> dict[str, View]:
+        """By the decoder's names, in the order of the files; ValueError for a config that is not supported."""
+        try:
+            c = LlamaConfig.read(self.config)
+            check_method(self.config)
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: {error}") from None
+        found: dict[str, View] = {}
+        forms = {name: place[0] for name, place in self._place.items()}
+        quantized = bool(self.config.get("quantization_config"))
+        for theirs in self._place:
+            if BUFFER.search(theirs) or SEEING.search(theirs) or quantized and theirs.endswith(BESIDE):
+                continue
+            name = theirs
+            for pattern, ours in (*WRAPPED, *c.family.names):
+                name = re.sub(pattern, ours, name)
+            together = TOGETHER.search(name)
+            if together:
+                found.update(_experts(name, together[1], forms))
+            else:
+                whole = self._whole(theirs, forms) if quantized else View(forms[theirs], (theirs,))
+                name = PACKED.sub(".weight", name)
+                found.update(_turned(c, _cut(c, name, whole)))
+        return found
+
+    def _whole(self, theirs: str, forms: Mapping[str, Form]) -> View:
+        """A tensor that may be quantized."""
+        try:
+            made = packed(theirs, forms, self.config)
+            lacking = [name for name in made[1] if name not in forms] if made else []
+        except KeyError as error:
+            lacking = [error.args[0]]
+        if lacking:
+            raise ValueError(f"{self.folder} lacks {lacking[0]}, which {theirs} needs; download the model again")
+        return View(*made) if made else View(forms[theirs], (theirs,))
+
+    def names(self) -> list[str]:
+        return list(self._views)
+
+    def form(self, name: str) -> Form:
+        return self._views[name].form
+
+    def place(self, name: str) -> Path:
+        return super().place(self._views[name].theirs[0])
+
+    def read(self, name: str) -> Tensor:
+        view = self._views[name]
+        read = [self.rows(theirs, view.span) for theirs in view.theirs]
+        return view.make(read).contiguous()
+
+
+def _cut(c: LlamaConfig, name: str, view: View) -> Iterator[Piece]:
+    """A fused product as its parts; another tensor as it is."""
+    part = PART.search(name)
+    if not part or part[2] not in FUSED:
+        yield name, view
+        return
+    sizes = [c.intermediate, c.intermediate]
+    if part[2] == "qkv_proj":
+        sizes = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
+    dtype, shape = view.form.dtype, view.form.shape
+    if sum(sizes) != shape[0]:  # which is reported where shapes are compared
+        yield name, view
+        return
+    begin, whole = 0, view
+    for own, size in zip(FUSED[part[2]], sizes):
+        form = Form(dtype, (size, *shape[1:]))
+        if len(view.theirs) == 1:
+            view = View(form, view.theirs, span=(begin, begin + size))
+        else:
+            view = View(form, view.theirs, _rows(whole.make, begin, size))
+        yield name.replace(part[2], own), view
+        begin += size
+
+
+def _rows(make: Make, begin: int, size: int) -> Make:
+    return lambda read: make(read).narrow(0, begin, size)
+
+
+def _turned(c: LlamaConfig, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Queries and keys with the two dimensions that rotate together half a head apart, as the decoder has them."""
+    for name, view in pieces:
+        part = PART.search(name)
+        if c.family.neighbours and part and part[2] in ("q_proj", "k_proj"):
+            view = view._replace(make=_apart(c, view.make))
+        yield name, view
+
+
+def _apart(c: LlamaConfig, make: Make) -> Make:
+    size = int(c.head_dim * c.turned)
+    order = [*range(0, size, 2), *range(1, size, 2)]
+    order += range(size, c.head_dim)
+
+    def made(read: Sequence[Tensor]) -> Tensor:
+        heads = make(read).unflatten(0, (-1, c.head_dim))
+        return heads[:, order].flatten(0, 1)
+
+    return made
+
+
+# --- experts in one tensor, as GPT-OSS has them -----------------------------------------------------------------------
+
+def _experts(name: str, product: str, forms: Mapping[str, Form]) -> Iterator[Piece]:
+    """The weights, or the biases, of each expert by itself; gate and up take turns in what is fused."""
+    if name.endswith("_scales"):  # which are read beside their blocks
+        return
+    kind = "bias" if name.endswith("_bias") else "weight"
+    theirs: tuple[str, ...] = (name,)
+    dtype, (experts, *shape) = forms[name].dtype, forms[name].shape
+    if name.endswith("_blocks"):
+        dtype, theirs = torch.bfloat16, (name, name[:-len("blocks")] + "scales")
+        shape = [shape[0], math.prod(shape[1:]) * 2]
+    elif kind == "weight":
+        shape = shape[::-1]
+    own = [("gate_proj", 0, 2), ("up_proj", 1, 2)]  # name, first row, step from row to row
+    if product == "down_proj":
+        own = [(product, 0, 1)]
+    before = name[:name.index(product)]
+    for number in range(experts):
+        for which, first, step in own:
+            make = _one(first, step, kind == "weight")
+            form = Form(dtype, (shape[0] // step, *shape[1:]))
+            view = View(form, theirs, make, (number, number + 1))
+            yield f"{before}{number}.{which}.{kind}", view
+
+
+def _one(first: int, step: int, is_weight: bool) -> Make:
+    def made(read: Sequence[Tensor]) -> Tensor:
+        if len(read) == 2:
+            return mxfp4(read[0][0], read[1][0])[first::step]
+        whole = read[0][0].t() if is_weight else read[0][0]
+        return whole[first::step]
+
+    return made

@@ -1,0 +1,179 @@
+"""Quantized checkpoints of others are unfolded to what their codes mean, a tensor at a time, or refused by name."""
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from launch.split.write import split
+from model.weights.unfold import Unfolded
+from tests.checkpoints import refused, same
+from tests.test_families import Saved
+
+LINEAR = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "gate_proj.weight", "up_proj.weight",
+          "down_proj.weight", "qkv_proj.weight", "gate_up_proj.weight")
+GROUP = 16  # inputs that share a scale
+
+
+@pytest.fixture(scope="module", params=["llama 3.1", "phi3"])
+def plain(request, tmp_path_factory):
+    return Saved(request.param, tmp_path_factory.mktemp("plain"))
+
+
+def words(codes, bits):
+    """Rows of codes packed into words of 32 bits, the first ones lowest."""
+    per = 32 // bits
+    groups = codes.long().reshape(*codes.shape[:-1], -1, per)
+    whole = (groups << torch.arange(0, 32, bits)).sum(-1)
+    return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).int()
+
+
+def gptq(name, weight, bits, shuffled):
+    outputs, inputs = weight.shape
+    groups = inputs // GROUP
+    codes = torch.randint(2 ** bits, (outputs, inputs))
+    zeros = torch.randint(1, 2 ** bits, (outputs, groups))
+    scales = torch.rand(outputs, groups).half()
+    group = torch.arange(inputs) // GROUP
+    if shuffled:
+        group = group[torch.randperm(inputs)]
+    base = name[:-len("weight")]
+    made = {f"{base}qweight": words(codes, bits).T, f"{base}qzeros": words(zeros.T - 1, bits),
+            f"{base}scales": scales.T, f"{base}g_idx": group.int()}
+    off = codes - zeros[:, group]
+    return made, (off * scales.float()[:, group]).half()
+
+
+def awq(name, weight):
+    outputs, inputs = weight.shape
+    shape, base = (inputs // GROUP, outputs), name[:-len("weight")]
+    codes, zeros = torch.randint(16, (inputs, outputs)), torch.randint(16, shape)
+    scales = torch.rand(shape).half()
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    eights = [x.unflatten(1, (-1, 8))[..., order] for x in (codes, zeros)]
+    packed = [words(x.flatten(1), 4) for x in eights]
+    made = {f"{base}qweight": packed[0], f"{base}qzeros": packed[1], f"{base}scales": scales}
+    wide = [x.repeat_interleave(GROUP, 0) for x in (zeros, scales.float())]
+    return made, ((codes - wide[0]) * wide[1]).T.half()
+
+
+def compressed(name, weight):
+    outputs, inputs = weight.shape
+    codes = torch.randint(16, (outputs, inputs))
+    scales = torch.rand(outputs, inputs // GROUP).bfloat16()
+    base = name[:-len("weight")]
+    made = {f"{base}weight_packed": words(codes, 4), f"{base}weight_scale": scales,
+            f"{base}weight_shape": torch.tensor(weight.shape)}
+    wide = scales.float().repeat_interleave(GROUP, 1)
+    return made, ((codes - 8) * wide).bfloat16()
+
+
+def bytes_of(name, weight, dtype, shape):
+    codes = weight.clamp(-100, 100).mul(8).round().to(dtype)
+    scale = torch.rand(shape or (1,)).bfloat16()
+    blocks = shape or (1, 1)
+    tall, wide = (-(-size // part) for size, part in zip(weight.shape, blocks))
+    spread = scale.float().view(blocks).repeat_interleave(tall, 0)
+    spread = spread.repeat_interleave(wide, 1)
+    spread = spread[:weight.shape[0], :weight.shape[1]]
+    beside = f"{name}_scale_inv" if shape and shape[1] > 1 else f"{name}_scale"
+    return {name: codes, beside: scale}, (codes.float() * spread).bfloat16()
+
+
+def blocks_of(weight):
+    """How many blocks of 24 rows and 16 columns a weight has."""
+    return -(-len(weight) // 24), -(-weight.shape[1] // 16)
+
+
+FORMS = {
+    "gptq": ({"quant_method": "gptq", "bits": 4}, lambda name, x: gptq(name, x, 4, False)),
+    "gptq by activations, 8 bits": ({"quant_method": "gptq", "bits": 8, "desc_act": True},
+                                    lambda name, x: gptq(name, x, 8, True)),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
+    "compressed-tensors, int4": ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, compressed),
+    "compressed-tensors, int8": ({"quant_method": "compressed-tensors", "format": "int-quantized"},
+                                 lambda name, x: bytes_of(name, x, torch.int8, (len(x), 1))),
+    "compressed-tensors, fp8": ({"quant_method": "compressed-tensors", "format": "float-quantized"},
+                                lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, None)),
+    "fp8 in blocks": ({"quant_method": "fp8", "weight_block_size": [24, 16]},
+                      lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, blocks_of(x))),
+}
+
+
+def packed(plain, folder, form):
+    """The model with its linears in this form, and the same with the weights that they mean."""
+    said, make = FORMS[form]
+    tensors = load_file(plain.base / "model.safetensors")
+    meant = dict(tensors)
+    for name in [name for name in tensors if name.endswith(LINEAR)]:
+        made, meant[name] = make(name, tensors.pop(name))
+        tensors.update(made)
+    extra = {"quantization_config": said}
+    for which, content, more in (("packed", tensors, extra), ("meant", meant, {})):
+        shutil.copytree(plain.base, folder / which)
+        config = json.loads((plain.base / "config.json").read_text())
+        (folder / which / "config.json").write_text(json.dumps({**config, **more}))
+        content = {name: x.contiguous() for name, x in content.items()}
+        save_file(content, folder / which / "model.safetensors")
+    return Unfolded(folder / "packed"), Unfolded(folder / "meant")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_quantized_checkpoint_is_unfolded_to_what_its_codes_mean(plain, tmp_path, form):
+    got, wanted = packed(plain, tmp_path, form)
+    assert sorted(got.names()) == sorted(wanted.names())
+    for name in wanted.names():
+        assert got.form(name) == wanted.form(name)
+        assert torch.equal(got.read(name), wanted.read(name)), name
+    for source in (got, wanted):
+        split(source.folder, tmp_path / f"{source.folder.name} split", "0+2+2", progress=False)
+    for rank in range(3):
+        files = [load_file(tmp_path / f"{which} split" / f"stage_{rank}" / "model.safetensors")
+                 for which in ("packed", "meant")]
+        assert same(*files)
+
+
+REFUSED = {
+    "quant_method='bitsandbytes', which is not supported (only gptq, awq,": {"quant_method": "bitsandbytes"},
+    "quant_method=None, which is not": {"bits": 4},
+    "gptq with bits=3, which is not supported (only 4, and 8 of gptq); take the model unquantized": {
+        "quant_method": "gptq", "bits": 3},
+    "awq with bits=8, which": {"quant_method": "awq", "bits": 8},
+    "awq with version='gemv', which": {"quant_method": "awq", "version": "gemv"},
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_another_way_of_quantizing_is_refused_by_name_and_nothing_is_written(plain, tmp_path, sentence):
+    shutil.copytree(plain.base, tmp_path / "model")
+    config = json.loads((plain.base / "config.json").read_text())
+    text = json.dumps({**config, "quantization_config": REFUSED[sentence]})
+    (tmp_path / "model" / "config.json").write_text(text)
+    with refused(sentence):
+        split(tmp_path / "model", tmp_path / "out", "2", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form, lost", [("gptq", ".scales"), ("awq", ".qzeros"),
+                                        ("compressed-tensors, int4", ".weight_scale")])
+def test_a_quantized_checkpoint_that_lacks_a_tensor_is_refused(plain, tmp_path, form, lost):
+    source, _ = packed(plain, tmp_path, form)
+    tensors = load_file(source.folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(lost))
+    del tensors[name]
+    save_file(tensors, source.folder / "model.safetensors")
+    with refused(f"packed lacks {name}, which "):
+        split(source.folder, tmp_path / "out", "2", progress=False)
+
+
+def test_zero_points_of_compressed_tensors_are_refused(plain, tmp_path):
+    source, _ = packed(plain, tmp_path, "compressed-tensors, int4")
+    tensors = load_file(source.folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("weight_scale"))
+    tensors[name.replace("scale", "zero_point")] = torch.zeros(1, dtype=torch.int32)
+    save_file(tensors, source.folder / "model.safetensors")
+    with refused("has zero points beside its scales, which is not supported; take the model unquantized"):
+        split(source.folder, tmp_path / "out", "2", progress=False)

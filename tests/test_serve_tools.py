@@ -1,0 +1,126 @@
+"""Tools over HTTP: shown by the model's own template, called in its form, and answered as OpenAI's client does."""
+from __future__ import annotations
+
+import json
+import shutil
+
+import openai
+import pytest
+
+from config.presets import TOY
+from launch.split.write import split
+from tests.serving import QUESTION, live
+
+pytest.importorskip("llguidance", reason="grammars need llguidance (serve/requirements.txt)")
+HERMES = """{% if tools %}Tools: {% for tool in tools %}{{ tool | tojson }} {% endfor %}
+Write <tool_call> JSON </tool_call>
+{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+{% endfor %}assistant: """
+LLAMA = HERMES.replace("<tool_call>", "").replace("</tool_call>", "").replace('"arguments"', '"parameters"')
+DAYS = {"type": "integer", "minimum": 1, "maximum": 9}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Says how it will be.", "parameters": {
+    "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": DAYS}, "required": ["city", "days"],
+    "additionalProperties": False}}}
+STOP = {"type": "function", "function": {"name": "stop"}}
+MESSAGES = [{"role": "user", "content": QUESTION}]
+ASKED = {"model": "toy", "messages": MESSAGES, "temperature": 1, "seed": 7, "tools": [WEATHER, STOP]}
+
+
+def served(folder, template):
+    shutil.copytree(TOY / "llama", folder / "base")
+    settings = folder / "base" / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
+    split(folder / "base", folder / "split", "0+8", progress=False)
+    return live("processes=false", "max_requests=2", f"model_dir={folder / 'split'}", "draft=suffix", "template=own")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("hermes"), HERMES) as started:
+        yield started
+
+
+@pytest.fixture
+def sdk(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def streamed(sdk, **asked):
+    """The text, the calls and the reason of a stream."""
+    text, calls, reason = "", {}, None
+    for chunk in sdk.chat.completions.create(**asked, stream=True):
+        [choice] = chunk.choices
+        text += choice.delta.content or ""
+        for call in choice.delta.tool_calls or []:
+            name, arguments = calls.get(call.index, ("", ""))
+            calls[call.index] = name + (call.function.name or ""), arguments + (call.function.arguments or "")
+        reason = choice.finish_reason or reason
+    return text, [*calls.values()], reason
+
+
+def check(name, arguments):
+    given = json.loads(arguments)
+    if name == "weather":
+        assert given.keys() == {"city", "days"} and given["city"] in ("Paris", "Rome") and 1 <= given["days"] <= 9
+    else:
+        assert (name, given) == ("stop", {})
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_calls_that_must_come_are_held_by_a_grammar_whole_and_streamed(sdk, choice):
+    asked = {**ASKED, "tool_choice": choice, "max_tokens": 400}
+    whole = sdk.chat.completions.create(**asked).choices[0]
+    calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
+    assert streamed(sdk, **asked) == ("", calls, "tool_calls") and whole.finish_reason == "tool_calls"
+    assert whole.message.content is None and len({call.id for call in whole.message.tool_calls}) == len(calls)
+    for name, arguments in calls:
+        check(name, arguments)
+    if choice != "required":
+        assert [name for name, _ in calls] == ["weather"]
+    [only] = sdk.chat.completions.create(**asked, parallel_tool_calls=False).choices[0].message.tool_calls
+    check(only.function.name, only.function.arguments)
+
+
+def test_a_call_in_a_free_answer_is_found_behind_its_text(sdk):
+    said = 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+    asked = {**ASKED, "extra_body": {"guided_choice": [said]}}
+    whole = sdk.chat.completions.create(**asked).choices[0]
+    assert (whole.message.content, whole.finish_reason) == ("I look.\n", "tool_calls")
+    assert streamed(sdk, **asked) == ("I look.\n", [("weather", '{"city": "Rome", "days": 2}')], "tool_calls")
+    plain = {**asked, "tool_choice": "none"}
+    assert sdk.chat.completions.create(**plain).choices[0].message.content == said
+
+
+def test_the_tool_loop_of_openais_client_goes_round(server, sdk):
+    messages = list(MESSAGES)
+    first = sdk.chat.completions.create(**{**ASKED, "messages": messages}, tool_choice="required").choices[0].message
+    messages.append(first)
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": "Sun."} for call in first.tool_calls]
+    last = sdk.chat.completions.create(**{**ASKED, "messages": messages, "tool_choice": "none"}, max_tokens=8)
+    assert last.choices[0].message.content and last.choices[0].finish_reason in ("stop", "length")
+    shown = server.post("/tokenize", messages=[m if isinstance(m, dict) else m.model_dump() for m in messages])
+    text = server.engine.call(lambda pipeline: pipeline.text.decode(shown.json()["tokens"])).result(60)
+    assert "tool: Sun." in text and '<tool_call>\n{"name": "' in text
+
+
+def test_llamas_form_is_written_and_read_too(tmp_path):
+    with served(tmp_path, LLAMA) as started, openai.OpenAI(base_url=f"{started.url}/v1", api_key="none") as sdk:
+        asked = {**ASKED, "tool_choice": "required", "max_tokens": 400}
+        text, calls, reason = streamed(sdk, **asked)
+        assert (text, reason) == ("", "tool_calls") and calls
+        for name, arguments in calls:
+            check(name, arguments)
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"tools": [{"type": "function"}]}, "tools.0.function"), ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+    ({"tool_choice": "required", "guided_regex": "a"}, "tool_choice"), ({"logprobs": True}, "logprobs"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "no"}}}],
+      "tool_choice": "required"}, "tools")])
+def test_what_cannot_be_called_is_refused_by_its_field(server, fields, param):
+    got = server.post("/v1/chat/completions", **{**ASKED, **fields})
+    assert (got.status_code, got.json()["error"]["param"]) == (400, param), got.text
