@@ -42,7 +42,7 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
 MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
 LONG = 1 << 16  # characters; a longer prompt is made into tokens in a process of its own
-READING = 60.0  # seconds for that, which takes one or two a megabyte
+READING = 600.0  # seconds for that, which takes one or two a megabyte where nobody else computes
 FIRST = 0xE000  # the letter that stands for token 0 there, behind those that UTF-8 does not have
 PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which takes a thousandth of one
 OTHERS = "use template=vicuna, template=llama-2 or template=none"
