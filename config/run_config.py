@@ -50,7 +50,7 @@ RANGES = {  # of every key that is a number
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT), "max_requests": Range(1, 256),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
-    "timeout": PATIENCE, "wait": PATIENCE, "slowdown": Range(0.001, 1_000_000),
+    "timeout": PATIENCE, "wait": PATIENCE, "recover_seconds": PATIENCE, "slowdown": Range(0.001, 1_000_000),
 }
 SPEED = Range(0.001, 1000)  # of a rank beside those that share its layers
 MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
@@ -163,6 +163,8 @@ class RunConfig(Checked):
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
+    recover: bool = True  # start a rank that dies or hangs again, and go on with the answers; false: end all
+    recover_seconds: float = 60.0  # seconds for such a rank to come back
     master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or HOST or :PORT alone
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
     wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order

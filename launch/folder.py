@@ -60,6 +60,7 @@ class Folder:
     """A store with `set`, `get` and `add` as torch's stores have them."""
 
     def __init__(self, folder: str) -> None:
+        self.path = folder
         self._folder = Path(folder)
 
     def set(self, key: str, value: str) -> None:

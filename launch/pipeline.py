@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, Union
+from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVar, Union
 
 from config.keys import options as keys_of
 from config.keys import parsed, written
@@ -44,6 +44,7 @@ from pipeline.trace import NoTrace
 from tp.links import Loop
 
 KEYS = {option.name: option for option in keys_of(RunConfig)}
+Result = TypeVar("Result")
 ANSWER_KEYS = {
     "template", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "seed", "verify", "max_new_tokens", "ignore_eos"}
@@ -163,7 +164,7 @@ class Pipeline:
             links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
-        ring.meter = rank.wires.meter
+        ring.meter, ring.reconnect = rank.wires.meter, rank.rejoin
         pipeline = Pipeline(rank, ring, None, lm_head, RemoteDraft(rank.wires.drafter_links))
         try:
             pipeline = replace(pipeline, text=open_text(spec.config, spec.part.folder))
@@ -185,7 +186,7 @@ class Pipeline:
         if self.ring.stopped:
             return
         with self.started, suppress(PeerLost):  # a loss was reported when it came
-            self.check()  # after a loss nobody shall take it for the end in good order
+            self.ring.poll()  # after a loss nobody shall take it for the end in good order
             self.stop()
 
     def __enter__(self) -> Pipeline:
@@ -244,8 +245,8 @@ class Pipeline:
         self.decoder.turn()
 
     def check(self) -> None:
-        """Raise PeerLost if a rank is lost; takes no time."""
-        self.ring.poll()
+        """Raise PeerLost if a rank is lost and does not come back; takes no time if none is."""
+        self._whole(self.ring.poll)
 
     def unlearn(self, same: bool = False) -> None:
         """Let the next answer be made as if it were the first one; none is under way.
@@ -336,7 +337,8 @@ class Pipeline:
         """
         spec = replace(self.spec, config=config, head=head)
         draft = self.draft_of(spec)
-        return build_decoder(spec, self.ring, draft, self._tree(config, draft), self.passes)
+        tree = self._whole(partial(self._tree, config, draft))
+        return build_decoder(spec, self.ring, draft, tree, self.passes)
 
     def draft_of(self, spec: RankSpec) -> Draft:
         """The draft that a specification names, which is built once."""
@@ -345,6 +347,14 @@ class Pipeline:
             elsewhere = self.remote_draft if self.remote_draft.links else None
             self.drafts[place] = build_draft(spec, self.lm_head, elsewhere)
         return self.drafts[place]
+
+    def _whole(self, asked: Callable[[], Result]) -> Result:
+        """What is asked of the ring, once more after each loss that can be mended."""
+        while True:
+            try:
+                return asked()
+            except PeerLost as loss:
+                self.ring.recover(loss)
 
     def _tree(self, config: RunConfig, draft: Draft) -> TreeConfig:
         """The trees that the strategy grows with this draft. Sizes that were left open are measured, once."""

@@ -34,6 +34,11 @@ class Prepared(NamedTuple):
     placement: Placement
     trace: Callable[[int, Clock], NoTrace]  # makes that of a rank
 
+    @property
+    def recovers(self) -> bool:
+        """Whether a rank that dies is started again; the sums of ranks that share a stage cannot be mended."""
+        return self.config.recover and not self.placement.shares
+
     def spec(self, rank: int) -> RankSpec:
         """What a rank is built from; raises ValueError if its part is not there."""
         return RankSpec(self.config, open_part(self.folder, rank, self.config))

@@ -5,8 +5,9 @@ rendezvous is a private folder, and they talk over loopback, so nothing listens 
 
 The ranks are forked by one process, which imports what they need: once, and its memory is shared. Nothing is computed
 before they are forked, for threads of a library would not survive it. As a program it is that process: `python -m
-launch.processes PIPE RANKS MODULE [WORD ...]` runs the module as each of these ranks. On the pipe it reports `RANK PID`
-of each one that it forks, and `RANK PID CODE` once that has ended.
+launch.processes PIPES RANKS MODULE [WORD ...]` runs the module as each of these ranks. On the first pipe it reports
+`RANK PID` of each one that it forks, and `RANK PID CODE` once that has ended; over the second it is asked to fork ranks
+again that were killed, and at last to end.
 """
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Iterator, Mapping, MutableMapping, Sequence
 
 from config.schema.untrusted import plain
 from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
+from launch.epochs import HUNG
 from launch.folder import Folder, private_folder
 from pipeline.failure import FILES, LOSS_KEY, SPACE, explain, first_loss, limited
 
@@ -36,27 +39,37 @@ GRACE = 3  # seconds for a rank to end in good order, before it is killed
 POLL_SECONDS = 0.05  # seconds between two looks at who has ended
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # what asks a command to end
 OPEN = 64, 8  # files that a rank may hold open: by itself, and for each other rank
+LAST = b"end"  # the last order to the process that forks the ranks
 
 
 # --- the launcher: start ----------------------------------------------------------------------------------------------
 
 class Ranks:
-    """The ranks that a server forks for this process, until `kill`; raises OSError if the server cannot be started."""
+    """The ranks that a server forks for this process, until `kill`; raises OSError if the server cannot be started.
+
+    Where it `recovers`, a rank but 0 that was killed is to be started again.
+    """
+
+    recovers = False
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], numbers: Sequence[int]) -> None:
-        self._numbers = numbers
+        self.numbers = numbers
         self._pids: dict[int, int] = {}  # of the ranks that have been forked
         self._ended: dict[int, int] = {}
+        self.deaths: dict[int, int] = {}  # exit codes of ranks that were started again
+        self._hung: dict[int, int] = {}  # how often each rank was killed since it hung
         self._unread = b""
         reading, writing = os.pipe()
+        ordered, self._orders = os.pipe()
         os.set_blocking(reading, False)
         self._reports = os.fdopen(reading, "rb", buffering=0)
         listed = ",".join(map(str, numbers))
-        words = [sys.executable, "-m", "launch.processes", str(writing), listed, *command]
+        words = [sys.executable, "-m", "launch.processes", f"{writing},{ordered}", listed, *command]
         try:
-            self._server = subprocess.Popen(words, env=environment, pass_fds=[writing])
+            self._server = subprocess.Popen(words, env=environment, pass_fds=[writing, ordered])
         finally:
             os.close(writing)
+            os.close(ordered)
         started.add(self)
 
     def ended(self) -> Mapping[int, int]:
@@ -64,13 +77,36 @@ class Ranks:
         gone = self._server.poll()
         self._read()
         if gone is not None:
-            for rank in self._numbers:
+            for rank in self.numbers:
                 self._ended.setdefault(rank, gone)
         return self._ended
 
+    def failed(self) -> Mapping[int, int]:
+        """The same without those that are to be started again."""
+        ended = self.ended().items()
+        return {rank: code for rank, code in ended if not self._can_return(rank, code)}
+
+    def _can_return(self, one: int, code: int) -> bool:
+        return self.recovers and one > 0 > code and self._server.poll() is None
+
+    def mend(self, hung: Mapping[int, int]) -> None:
+        """Start those again; kill ranks that were found `hung` more often than they were killed for it."""
+        for rank, times in hung.items():
+            if times > self._hung.get(rank, 0):
+                self._hung[rank] = times
+                self.send_signal(rank, signal.SIGKILL)
+        for rank, code in dict(self.ended()).items():
+            if self._can_return(rank, code):
+                self.deaths[rank] = self._ended.pop(rank)
+                self._order(b"%d" % rank)
+
+    def _order(self, word: bytes) -> None:
+        with suppress(OSError):  # the server is gone, or was asked to end
+            os.write(self._orders, word + b"\n")
+
     @property
     def all_ended(self) -> bool:
-        return len(self.ended()) == len(self._numbers)
+        return len(self.ended()) == len(self.numbers)
 
     def send_signal(self, one: int, number: int) -> None:
         """Send a signal to a rank, if it has been forked and has not ended."""
@@ -85,14 +121,18 @@ class Ranks:
 
     def kill(self) -> None:
         """End the ranks that are still there, at once."""
-        for rank in self._numbers:
+        for rank in self.numbers:
             self.send_signal(rank, signal.SIGKILL)
-        if len(self._pids) < len(self._numbers):
+        if len(self._pids) < len(self.numbers):
             self._server.kill()  # else it would fork the others
+        self._order(LAST)
         self._server.wait()
         self.ended()
         self._reports.close()
         started.discard(self)
+        orders, self._orders = self._orders, -1
+        with suppress(OSError):  # it was closed before
+            os.close(orders)
 
     def _read(self) -> None:
         """Take in what the server has reported since the last time."""
@@ -150,15 +190,21 @@ def allow_files(world: int) -> None:
 
 # --- the launcher: end ------------------------------------------------------------------------------------------------
 
-def spawn(command: Sequence[str], world: int) -> int:
-    """Run `python -m command` once for each rank. Returns the exit code of the run, once all ranks have ended."""
+def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
+    """Run `python -m command` once for each rank. Returns the exit code of the run, once all ranks have ended.
+
+    Where the run `recovers`, a rank but 0 that is killed is started again.
+    """
     allow_files(world)
     with private_folder() as folder, _noting_stops() as stops:
         ranks = start_ranks(command, folder, world, range(world))
-        ended = _await(ranks, stops)
+        ranks.recovers = recovers
+        ended = _await(ranks, stops, folder)
         loss = noted_in(folder)
     if stops:
         return EXIT_STOPPED + stops[0]
+    if ended.get(0) == EXIT_LOST:
+        ended = {**ranks.deaths, **ended}
     return _exit_code(ended, loss)
 
 
@@ -178,15 +224,17 @@ def _noting_stops() -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_IGN if deaf else handler)
 
 
-def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
+def _await(ranks: Ranks, stops: Sequence[int], folder: str) -> dict[int, int]:
     """The exit codes of the ranks that end by themselves, the first one first; after `GRACE` seconds the others are
     killed.
 
     Others may take their time as long as rank 0 is at work and no rank has failed.
     """
     while not ranks.all_ended:
-        ended = ranks.ended()
-        if stops or 0 in ended or any(ended.values()):
+        failed = ranks.failed()
+        if not stops and not any(failed.values()):
+            tend(ranks, folder)
+        if stops or 0 in failed or any(failed.values()):
             if stops:
                 ranks.send_signal(0, signal.SIGINT)  # it lets all end in good order
             ranks.wait(GRACE)
@@ -195,6 +243,21 @@ def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
     by_themselves = dict(ranks.ended())
     ranks.kill()
     return by_themselves
+
+
+def tend(ranks: Ranks, folder: str) -> str:
+    """Start ranks again that were killed, and kill those that rank 0 has found hung.
+
+    Returns why the run of these ranks, whose rendezvous is this folder, is lost, or nothing.
+    """
+    failed = ranks.failed()
+    if failed:
+        return reason_of(failed, noted_in(folder))
+    store = Folder(folder)
+    if ranks.recovers:
+        hung = {rank: store.add(HUNG.format(rank), 0) for rank in ranks.numbers}
+        ranks.mend(hung)
+    return ""
 
 
 def kill_all() -> None:
@@ -266,12 +329,14 @@ def noted_in(folder: str) -> str:
 # --- the process that forks the ranks ---------------------------------------------------------------------------------
 
 def main(argv: Sequence[str]) -> None:
-    pipe, ranks, module, *words = argv
+    pipes, ranks, module, *words = argv
     importlib.import_module(module)
     gc.freeze()  # else the first collection in a rank would copy what it shares
     forked: dict[int, str] = {}
-    with os.fdopen(int(pipe), "w", buffering=1) as reports:
-        for rank in ranks.split(","):
+    pipe, orders = map(int, pipes.split(","))
+    os.set_blocking(orders, False)
+    with os.fdopen(pipe, "w", buffering=1) as reports:
+        for rank in chain(ranks.split(","), _ordered(orders, forked, reports)):
             try:
                 pid = os.fork()
             except OSError as error:
@@ -279,11 +344,11 @@ def main(argv: Sequence[str]) -> None:
                 sys.exit(EXIT_WRONG)  # those that were forked end with this process
             if not pid:
                 reports.close()
+                os.close(orders)
                 _be_rank(rank, module, words)
                 return
             forked[pid] = rank
             print(rank, pid, file=reports)
-        _report_ends(forked, reports)
 
 
 def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
@@ -296,16 +361,30 @@ def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _report_ends(forked: dict[int, str], reports: IO[str]) -> None:
-    """Report the exit codes of these ranks; returns early if the launcher is gone, and then they end, too."""
-    launcher = int(os.environ[LAUNCHER])
-    while forked and os.getppid() == launcher:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
+def _ordered(pipe: int, forked: dict[int, str], reports: IO[str]) -> Iterator[str]:
+    """The ranks that are to be forked once more; meanwhile report which have ended.
+
+    It ends with the last order and the last rank, and early if the launcher is gone: then the ranks end, too.
+    """
+    launcher, unread = int(os.environ[LAUNCHER]), b""
+    last = False
+    while os.getppid() == launcher and (forked or not last):
+        with suppress(BlockingIOError):
+            unread += os.read(pipe, 1 << 10)
+        *orders, unread = unread.split(b"\n")
+        last = last or LAST in orders
+        yield from (order.decode() for order in orders if not last)
+        if not _reported_end(forked, reports):
             time.sleep(POLL_SECONDS)
-            continue
+
+
+def _reported_end(forked: dict[int, str], reports: IO[str]) -> bool:
+    """Report the exit code of a rank that has ended; whether there is one."""
+    pid, status = os.waitpid(-1, os.WNOHANG) if forked else (0, 0)
+    if pid:
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         print(forked.pop(pid), pid, code, file=reports)
+    return bool(pid)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from launch import processes
 from launch.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
+from launch.epochs import Attend, Coming, Epochs, Opening
 from launch.folder import Folder, hold, private_folder
 from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
@@ -29,16 +30,16 @@ from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
 from pipeline.failure import Heartbeat, PeerLost, explain, guarded
 from pipeline.trace import OFF, REAL, NoTrace
+from pipeline.transport import group_wires
+from tp.links import Placement
 
 SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # what a rendezvous writes into the environment
 
 
 # --- processes of one machine; for several see hosts/rendezvous.py ----------------------------------------------------
 
-def connect(rank: int, world: int) -> Any:
-    """Join the process group of all ranks, whether `spawn` has started them or a person's own torchrun.
-
-    Returns the store in which they write their heartbeats.
+def connect(rank: int, placement: Placement) -> Any:
+    """The store in which all ranks write their heartbeats, whether `spawn` or a person's own torchrun has started them.
     """
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     if launched():
@@ -49,8 +50,8 @@ def connect(rank: int, world: int) -> Any:
     guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(EXIT_LOST))
     try:
         if launched():
-            return join(os.environ[RENDEZVOUS], rank, world)
-        if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
+            return join(os.environ[RENDEZVOUS], rank, placement)
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(placement.world):
             processes.keep_on_loopback(os.environ)
         dist.init_process_group("gloo")
     except RuntimeError as error:
@@ -58,22 +59,25 @@ def connect(rank: int, world: int) -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def join(folder: str, rank: int, world: int) -> Folder:
-    """Join the process group of all ranks of this machine. Returns the store in which they write their heartbeats."""
-    files = dist.FileStore(os.path.join(folder, "groups"), world)
-    dist.init_process_group("gloo", store=files, rank=rank, world_size=world)
+def join(folder: str, rank: int, placement: Placement) -> Folder:
+    """The store in which all ranks of this machine write their heartbeats.
+
+    They are in a process group then if some of them share a stage.
+    """
+    if placement.shares:
+        files = dist.FileStore(os.path.join(folder, "groups"), placement.world)
+        dist.init_process_group("gloo", store=files, rank=rank, world_size=placement.world)
     return Folder(folder)
 
 
-def join_beside(others: Ranks, folder: str, world: int) -> Folder:
-    """Join the process group of ranks that this one has started; raises PeerLost, with the reason, if one ends instead.
-    """
+def join_beside(others: Ranks, folder: str, placement: Placement) -> Folder:
+    """As `join`, beside ranks that this one has started; raises PeerLost, with the reason, if one ends instead."""
     joined: list[Folder] = []
     failed: list[BaseException] = []
     with environment_kept(INTERFACE):
         os.environ.pop(INTERFACE, None)  # the way to other machines
         processes.keep_on_loopback(os.environ)
-        joining = guarded("join", lambda: joined.append(join(folder, 0, world)),
+        joining = guarded("join", lambda: joined.append(join(folder, 0, placement)),
                           lambda thread, error: failed.append(error))
         while joining.is_alive() and not others.ended():
             joining.join(POLL_SECONDS)
@@ -119,20 +123,22 @@ class Member:
             self._patience = 2.0 * GRACE
         elif self._speaks or launched():
             self._patience = GRACE / 3
+        self._recovers = False  # and a loss can be mended
+        self._epochs: Epochs | None = None  # of ranks on one machine
         read_elsewhere = launched() or (several_hosts and rank)  # the store in which the others read why
         self._linger = 0 if read_elsewhere else GRACE  # seconds for the others to read it
 
-    def connect(self, store: Any, names: Sequence[str], lost: Callable[[str], None]) -> Rank:
-        """The rank, once all are connected; `lost` is called with a loss that the heartbeat hears of.
+    def connect(self, store: Any, names: Sequence[str], lost: Callable[[str], None], attend: Attend = str) -> Rank:
+        """The rank, once all are connected; `lost` is called with a loss that the heartbeat hears of and nobody mends.
 
-        `store` is where all ranks of the group write, and `names` are theirs where they have hosts. Raises ValueError
-        for a part of another split than rank 0's.
+        `store` is where all ranks write, and `names` are theirs where they have hosts. On rank 0 `attend` looks after
+        the other processes. Raises ValueError for a part of another split than rank 0's.
         """
         config, placement, number = self._prepared.config, self._prepared.placement, self._rank
         self.heartbeat = Heartbeat(store, number, placement.world, config.timeout, names)
         self.trace = self._prepared.trace(number, REAL)
-        self.wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
-        self.heartbeat.start(lost)
+        self.wires = wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
+        self._begin(wires, store, lost, attend)
         spec = self._prepared.spec(number)
         store.set(f"split/{number}", spec.part.split_id)
         check_split(spec.part, store.get("split/0").decode())
@@ -140,12 +146,50 @@ class Member:
             send_time(store, range(1, placement.world), machine())
         elif config.trace:
             learn_time(store, number, machine(), self.trace)
-        return Rank(spec, self.wires, self.trace, busy=self.heartbeat.busy)
+        return Rank(spec, wires, self.trace, busy=self.heartbeat.busy, rejoin=self.rejoin)
+
+    def _begin(self, wires: Wires, store: Any, lost: Callable[[str], None], attend: Attend) -> None:
+        """Connect this rank to its peers: by sockets on one machine, where losses can be mended, or process groups."""
+        placement, number, heartbeat = self._prepared.placement, self._rank, self.heartbeat
+        assert heartbeat is not None, "a rank is connected without a heartbeat"
+        if not isinstance(store, Folder):
+            wires.begin(group_wires())
+            heartbeat.start(lost)
+            return
+        kind = Coming if number else Opening
+        self._recovers = self._prepared.recovers
+        self._epochs = kind(store, number, heartbeat, placement.reached(number), self._recovers, attend)
+        heartbeat.start(self.fail if self._recovers else lost, looks=False)
+        wires.begin(self._epochs.join())
+
+    def rejoin(self, loss: PeerLost) -> None:
+        """Connect all ranks once more after a loss; raises PeerLost where that cannot be, or they do not come."""
+        number, seconds = self._rank, self._prepared.config.recover_seconds
+        if self._epochs is None or self.wires is None or not self._recovers:
+            raise loss  # which may be the end of an earlier try
+        try:
+            self._epochs.leave(loss)
+            self.wires.end()
+            self._epochs.close()
+            wires = self._epochs.join(time.monotonic() + seconds)
+        except BaseException as error:
+            shown = explain(error)
+            final = PeerLost(shown if shown == str(loss) else f"{loss}; {shown}")
+            self._recovers = False
+            self.fail(str(final))  # nobody shall wait for a message
+            if isinstance(error, (RuntimeError, OSError)):
+                raise final from error
+            raise
+        self.wires.begin(wires)
+        if number == 0:
+            say(f"{loss}; all ranks are connected again, and answers go on", "\n")
 
     def leave(self, outlive: bool) -> None:
         """Say good-bye in good order; `outlive`: return when all others have done so."""
         assert self.wires is not None and self.heartbeat is not None, "a rank leaves that was not connected"
         self.wires.close()
+        if self._epochs is not None:
+            self._epochs.close()
         self.trace.close()
         self.heartbeat.stop(outlive)
 
@@ -154,6 +198,9 @@ class Member:
         self.trace.close()
         if self.wires is not None and self.heartbeat is not None:
             self.heartbeat.stop(outlive=not self.heartbeat.lost)
+            if self._epochs is not None:
+                self._epochs.cut()
+                self._epochs.close()
             self.wires.drop()
 
     # --- an end before its time ---------------------------------------------------------------------------------------
@@ -216,13 +263,20 @@ def rank_0(resolved: Resolved) -> ContextManager[Rank]:
 
 @contextmanager
 def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank]:
-    """Rank 0, beside the others as processes that read the same `words`; this process joins their process group."""
-    _begin_groups()
+    """Rank 0, beside the others as processes that read the same `words`.
+
+    This process joins their process group, if there is one.
+    """
+    if prepared.placement.shares:
+        _begin_groups()
     world = prepared.placement.world
     with private_folder() as place:
         others = processes.start_ranks(["launch.run", *words], place, world, range(1, world))
+        others.recovers = prepared.recovers
         try:
-            with _in_group(Member(prepared, 0), join_beside(others, place, world)) as rank:
+            store = join_beside(others, place, prepared.placement)
+            tend = partial(processes.tend, others, place)
+            with _in_group(Member(prepared, 0), store, attend=tend) as rank:
                 yield rank
             others.wait(GRACE)
         finally:
@@ -249,12 +303,12 @@ def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
 
 
 @contextmanager
-def _in_group(member: Member, store: Any, names: Sequence[str] = ()) -> Iterator[Rank]:
-    """Rank 0 of a process group that was joined; `store` and `names` are those of its ranks."""
+def _in_group(member: Member, store: Any, names: Sequence[str] = (), attend: Attend = str) -> Iterator[Rank]:
+    """Rank 0 in this process; `store` and `names` are those of all ranks, and `attend` looks after their processes."""
     with torch_as_it_was(), ExitStack() as ends:
-        ends.callback(dist.destroy_process_group)
+        ends.callback(leave_groups)
         ends.callback(member.drop)
-        rank = member.connect(store, names, member.fail)
+        rank = member.connect(store, names, member.fail, attend)
         yield rank
         if not (member.heartbeat and member.heartbeat.lost):
             member.leave(outlive=True)
@@ -268,6 +322,12 @@ def _begin_groups() -> None:
                          "pipeline with processes=False")
     # Groups are named by a number, which a group that could not be joined has raised. All others begin with 0.
     dist.distributed_c10d._group_count = 0
+
+
+def leave_groups() -> None:
+    """Leave the process group, if this process is in one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @contextmanager

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Callable, NoReturn, Sequence
 
-import torch.distributed as dist
-
 from config.cli import CommandKeys
 from launch.console import EXIT_STOPPED, die, ended_by, interrupt, say
 from launch.hosts.board import TYPED_AS, find_board
@@ -24,7 +22,7 @@ from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
 from launch.processes import launched, note, spawn
-from launch.ranks import Member, alone, connect
+from launch.ranks import Member, alone, connect, leave_groups
 from launch.trace import join_traces
 from launch.wiring import Rank
 from launch.words import resolve
@@ -82,7 +80,8 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
             # each rank comes back here with RANK set, so that it reads and checks the same words as this process
-            return spawn([*command.module.split(), *resolved.words], prepared.placement.world)
+            typed = [*command.module.split(), *resolved.words]
+            return spawn(typed, prepared.placement.world, prepared.recovers)
         with alone(prepared) as rank_0:
             return _lead(rank_0, main)
     if config.virtual:
@@ -99,7 +98,7 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> N
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
     member = Member(prepared, number, several_hosts)
     try:
-        store = rendezvous.connect() if rendezvous else connect(number, prepared.placement.world)
+        store = rendezvous.connect() if rendezvous else connect(number, prepared.placement)
         rank = member.connect(store, rendezvous.names if rendezvous else (), member.lose)
         code = 0
         if number:
@@ -112,7 +111,7 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> N
             join_traces(rank.spec)
     except BaseException as error:
         member.give_up(error)
-    dist.destroy_process_group()
+    leave_groups()
     if several_hosts and code >= EXIT_STOPPED:  # else the launcher says it
         say("stopped", "\n")
     die(code)  # to take torch apart in good order would last longer than to bring it up

@@ -6,6 +6,7 @@ talks to whom.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch.distributed as dist
@@ -14,10 +15,11 @@ from config.profiles import Profile
 from launch.build import build_drafter, build_stage
 from launch.spec import RankSpec
 from pipeline.drafters import run_drafter
-from pipeline.failure import Heartbeat
+from pipeline.failure import Heartbeat, PeerLost
+from pipeline.requests import final
 from pipeline.stage import run_stage
 from pipeline.trace import REAL, Clock, Meter, NoTrace
-from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, Peers, new_wires
+from pipeline.transport import IDLE, Inbox, LocalLink, Peers, ProcessLink, Wire
 from sim.clock import Pace
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup
@@ -51,6 +53,16 @@ class Wires:
         for link in (self.link, *self.drafter_links):
             link.fail(failure)
 
+    def begin(self, wires: tuple[Wire, Wire]) -> None:
+        """Let all links send and hear over these wires, for data and for control."""
+        for link in self._all:
+            link.begin(wires)
+
+    def end(self) -> None:
+        """Let all links forget what is under way; their wires were cut."""
+        for link in self._all:
+            link.end()
+
     def close(self) -> None:
         for link in self._all:
             link.close()
@@ -75,7 +87,8 @@ class Rank(NamedTuple):
     """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
 
     `busy` says for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
-    time begin again, where it is only counted, for the same question or another one.
+    time begin again, where it is only counted, for the same question or another one. `rejoin` returns once all ranks
+    are connected again after a loss, or raises PeerLost.
     """
 
     spec: RankSpec
@@ -84,23 +97,36 @@ class Rank(NamedTuple):
     clock: Clock = REAL
     busy: Callable[[], list[float]] = unmeasured
     restart: Callable[[bool], object] = lambda same: None
+    rejoin: Callable[[PeerLost], None] = final
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
         if self.spec.drafter is not None:
             drafter = build_drafter(self.spec, self.trace, self.clock)
-            with self.wires.meter:
-                run_drafter(drafter, self.wires.link)
+            self._work(partial(run_drafter, drafter, self.wires.link))
             return
         stage = build_stage(self.spec, self.trace, self.wires.group)
-        with self.wires.meter:
-            run_stage(stage, self.wires.serving)
+        self._work(partial(run_stage, stage, self.wires.serving), stage.forget)
+
+    def _work(self, work: Callable[[], None], forget: Callable[[], None] = lambda: None) -> None:
+        """Do this until it is stopped; after a loss once more, having forgotten all requests."""
+        while True:
+            try:
+                with self.wires.meter:
+                    return work()
+            except PeerLost as loss:
+                self.rejoin(loss)
+                forget()
 
 
 def between_processes(cluster: Profile | None, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
                       ) -> Wires:
-    """The wires of one rank of torch.distributed. All ranks make the same process groups in the same order."""
-    wires, meter = new_wires(), heartbeat.meter
+    """The wires of one rank in a process of its own, over which nothing travels yet.
+
+    Ranks that share a stage are in a process group of torch.distributed; all ranks make the same groups in the same
+    order.
+    """
+    meter = heartbeat.meter
     mine = placement.group(rank)
     groups = {ranks: dist.new_group(list(ranks), backend="gloo", timeout=IDLE)
               for ranks in placement.groups if len(ranks) > 1}
@@ -109,7 +135,7 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
 
     def connect(peers: Peers, drafter: int) -> Any:
         own = inbox if drafter == rank else Inbox(trace, meter=meter)
-        return DistLink(peers, heartbeat.failed, trace, wires, own)
+        return ProcessLink(peers, heartbeat.failed, trace, own)
 
     return _wires(rank, placement, connect, (cluster, trace), group, meter)
 

@@ -72,6 +72,17 @@ class TokenTree:
         # tokens are sent too, and are subtracted here.
         self.passes = -len(self.trunk)
 
+    def again(self, prompt: int, length: int, law: Any = None) -> TokenTree:
+        """The first `length` tokens of this text, of which `prompt` are the prompt, for a target that holds none.
+
+        Nothing is guessed below it, and the counts go on; `law` is one like that of this tree, which has read nothing.
+        """
+        tree = TokenTree(self.tokens[:length], self.limit, self._ids, self.best_first, law)
+        tree.guessed = self.guessed
+        tree.foreseen = [position for position in self.foreseen if position < length]
+        tree.passes = -prompt - len(tree.foreseen)
+        return tree
+
     @property
     def tip(self) -> int:
         """The last settled node."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, takewhile
 from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar, Union
 
@@ -20,11 +21,13 @@ from model.grammar import Grammar
 from model.law import PathLaw
 from model.sample import Logprob, LogprobRequest, Penalties, Sampler
 from model.tree import TokenTree
+from pipeline.failure import PeerLost
 from pipeline.pacing import Terms
 from pipeline.requests import RequestTarget, Ring
 from pipeline.strategies import Progress, Strategy
 from pipeline.trace import OFF, NoTrace
 
+TRIES = 5  # after so many losses in a row, without a token between them, requests are given up
 LEAST = 16  # tokens: of a text that shares fewer, nothing is taken over
 FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # what the span of a growth has
 
@@ -108,6 +111,15 @@ class Task:
         self.error: BaseException | None = None  # what it ended with
         self.reading: Reading | None = None  # what it waits for, if that is a network
         self._begun: float | None = None  # when it went on first
+        self._segments = 0  # sent before the last loss
+
+    def begin_again(self) -> None:
+        """Forget what is under way: the stages hold nothing any more, and the answer so far is to be sent once more."""
+        self._steps.close()
+        self._segments += self.target.segments
+        self.reading = None
+        prompt = self.answer.prompt_tokens
+        self.tree = self.tree.again(prompt, prompt + self.answer.new_tokens, self.request.law)
 
     def start(self, target: RequestTarget, draft: Draft, steps: Progress) -> None:
         """It is under way, and has a target, a draft and a strategy's steps from now on."""
@@ -127,6 +139,8 @@ class Task:
             if isinstance(step, list):
                 self._settle(step)
                 return True
+        except PeerLost:
+            raise
         except Exception as error:  # that of this request alone, which is raised where its answer is read
             self.over, self.error = True, error
             return True
@@ -142,13 +156,12 @@ class Task:
         new, answer.finish_reason = self._take(tokens)
         seconds = target.ring.clock.now() - self._begun
         if not answer.token_ids:
-            answer.prefill_seconds = seconds
+            answer.prefill_seconds, answer.reused_tokens = seconds, target.reused
         self._note_logprobs(len(tokens), len(new))
         answer.token_ids += new
         answer.decode_seconds = seconds - answer.prefill_seconds
         answer.target_passes = max(tree.passes, 0)
-        answer.segments = target.segments
-        answer.reused_tokens = target.reused
+        answer.segments = self._segments + target.segments
         for node in tree.trunk[-len(tokens):]:
             answer.sources.update(tree.nodes[node].proposals.keys())
         self.settled.append(new)
@@ -186,9 +199,12 @@ class Settled:
     """
 
     def __init__(self, task: Task, decoder: Decoder, waits: bool) -> None:
-        self.tree = task.tree
         self._task, self._decoder, self._waits = task, decoder, waits
         self._begun = self._closed = False
+
+    @property
+    def tree(self) -> TokenTree:
+        return self._task.tree
 
     @property
     def ready(self) -> bool:
@@ -320,6 +336,8 @@ class Decoder:
         self.waiting: list[Task] = []
         self._prefixes: list[Held] = []  # texts of requests that are over, that which was used least recently first
         self._spare = [draft]  # drafts that no request uses
+        self._epoch = ring.epoch  # in which the requests under way have begun
+        self._losses = 0  # since a token has settled
 
     def decode(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up.
@@ -363,9 +381,8 @@ class Decoder:
             self.waiting.remove(task)
         if task in self.tasks:
             self._end(task)
-        if not self.tasks and not self.waiting:
-            while self.ring.closing:
-                self.ring.listen()
+        while not self.tasks and not self.waiting and self.ring.closing:
+            self._whole(self.ring.listen)
 
     def turn(self, until: float | None = None) -> None:
         """Let the requests go on, or wait until one of them can, or until this moment of the ring's clock.
@@ -374,7 +391,33 @@ class Decoder:
         together; then the networks read for all of them at once.
         """
         with self.ring.meter:
-            self._turn(until)
+            self._whole(partial(self._turn, until))
+
+    def _whole(self, step: Callable[[], None]) -> None:
+        """Take a step. If a rank is lost meanwhile, all requests under way begin again behind their texts, once it is
+        back; raises PeerLost if that cannot be.
+        """
+        try:
+            step()
+        except PeerLost as loss:
+            self._losses += 1
+            if self._losses > TRIES:
+                raise
+            self.ring.recover(loss)
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Let the requests under way begin again: the stages hold nothing any more, not even other texts."""
+        self._epoch = self.ring.epoch
+        for held in self._prefixes:
+            self._give_back(held.draft)
+        self._prefixes = []
+        lost, self.tasks = self.tasks, []
+        for task in lost:
+            self._give_back(task.draft)
+            task.begin_again()
+            self._start(task)
+            self.tasks.append(task)
 
     def _turn(self, until: float | None) -> None:
         self._admit()
@@ -393,6 +436,8 @@ class Decoder:
         return [task for task in self.tasks if task.reading is None]
 
     def _admit(self) -> None:
+        if self._epoch != self.ring.epoch:
+            self._begin_again()
         while self.waiting and len(self.tasks) < self.places:
             task = max(self.waiting, key=lambda task: task.request.priority)  # the first of those
             self.waiting.remove(task)
@@ -427,6 +472,8 @@ class Decoder:
     def _go_on(self, tasks: Sequence[Task]) -> bool:
         """Whether one of these has settled tokens, or is over."""
         news = [task.go_on() for task in tasks]
+        if any(news):
+            self._losses = 0
         self._end_those_over()
         return any(news)
 

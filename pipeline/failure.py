@@ -98,6 +98,17 @@ def explain(error: BaseException) -> str:
 
 # --- the heartbeat ----------------------------------------------------------------------------------------------------
 
+class Losses:
+    """What is known of the losses of one epoch of the links, in words; `suffix` is that of its keys in the store."""
+
+    def __init__(self, suffix: str = "") -> None:
+        self.suffix = suffix
+        self.suspect = ""  # what this rank has noticed itself …
+        self.noticed = ""  # … and that a beat ago
+        self.first = ""  # what counts for all, once they know it
+        self.announced = threading.Event()
+
+
 class Heartbeat:
     """A peer that is silent for `timeout` seconds counts as lost.
 
@@ -109,24 +120,40 @@ class Heartbeat:
     def __init__(self, store: Any, rank: int, world: int, timeout: float, names: Sequence[str] = ()) -> None:
         self.store, self._rank, self._timeout = store, rank, timeout
         self._names = names or [f"rank {peer}" for peer in range(world)]
-        self._others = [peer for peer in range(world) if peer != rank]
+        self.others = [peer for peer in range(world) if peer != rank]
         self._ended = threading.Event()
-        self._suspect = ""  # what this rank has noticed itself
-        self._announced = threading.Event()
-        self._lost = ""
+        self._losses = Losses()
+        self._looks = False  # whether a loss is looked for
+        self._saying = threading.Lock()  # of who announces a loss, or begins an epoch
+        self._heard: Heard = {}
         self._answered = 0.0  # when the store did last
         self.meter = Meter()  # of this rank's work
-        self._busy = 0  # per mille of its last seconds, as all know it
 
-    def start(self, on_loss: Callable[[str], None]) -> None:
-        """Begin to beat; `on_loss` hears once, in words, which peer was lost."""
-        self._on_loss, self._answered = on_loss, time.monotonic()
+    def start(self, on_loss: Callable[[str], None], looks: bool = True) -> None:
+        """Begin to beat; `on_loss` hears once in each epoch, in words, which peer was lost.
+
+        Without `looks` losses are looked for since `begin`.
+        """
+        self._on_loss, self._looks, self._answered = on_loss, looks, time.monotonic()
+        self._listen_again()
         self._thread = guarded("heartbeat", self._beat, self._broken)
         guarded("watch", self._watch, self._broken)
 
+    def begin(self, suffix: str) -> None:
+        """Begin an epoch of the links, whose losses have keys with this suffix: earlier ones are forgotten."""
+        with self._saying:
+            self._listen_again()
+            self._losses, self._looks = Losses(suffix), True
+
+    def rest(self, loss: str) -> None:
+        """This rank leaves its epoch, for this reason: all others shall, and losses are looked for since `begin`."""
+        with self._saying:
+            self._looks = False
+        first_loss(self.store, self._named(loss), self._losses.suffix)
+
     def report(self, loss: str) -> None:
         """This rank has noticed a loss by itself: all shall hear of it soon."""
-        self._suspect = self._suspect or self._named(loss)
+        self._losses.suspect = self._losses.suspect or self._named(loss)
 
     def note(self, loss: str) -> None:
         """Let all hear of it at once, since this rank is about to end."""
@@ -140,19 +167,34 @@ class Heartbeat:
 
     def loss(self) -> str:
         """Which peer was lost, in words, once all ranks know it; empty if none was missed in all the time it takes."""
+        losses = self._losses
         if not self._ended.is_set():
-            self._announced.wait(self._timeout + 4 * BEAT)
-        return self._lost
+            losses.announced.wait(self._timeout + 4 * BEAT)
+        return losses.first
 
     @property
     def lost(self) -> str:
         """Which peer was lost, in words, as far as it is known."""
-        return self._lost
+        return self._losses.first
+
+    def silent(self) -> list[int]:
+        """The peers whose heartbeats have not changed for too long."""
+        latest = time.monotonic() - self._timeout
+        return [peer for peer, (_, since) in self._heard.items() if since < latest]
+
+    def gone(self, peer: int) -> str:
+        """In words, that a peer has said good-bye, or is silent; empty if it lives."""
+        if self.store.add(f"heartbeat/{peer}", 0) >= END:
+            return f"{self._names[peer]} has ended"
+        return self._was_silent(peer) if peer in self.silent() else ""
+
+    def _was_silent(self, peer: int) -> str:
+        return f"{self._names[peer]} was lost: it has been silent for {self._timeout:g} seconds"
 
     def busy(self) -> list[float]:
         """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat said."""
         try:
-            ranks = sorted([self._rank, *self._others])
+            ranks = sorted([self._rank, *self.others])
             return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in ranks]
         except (RuntimeError, OSError):  # the store is gone, and a loss is about to be reported
             return []
@@ -172,33 +214,52 @@ class Heartbeat:
 
     def _all_ended(self) -> bool:
         """Whether every other rank has said good-bye."""
-        return all(self.store.add(f"heartbeat/{peer}", 0) >= END for peer in self._others)
+        return all(self.store.add(f"heartbeat/{peer}", 0) >= END for peer in self.others)
 
     def _beat(self) -> None:
         last = time.monotonic()
-        heard = dict.fromkeys(self._others, (0, last))
-        suspect = ""
         while not self._ended.wait(BEAT):
-            last, heard = self._awake(last, heard)
+            last, self._heard = self._awake(last, self._heard)
+            losses = self._losses
             try:
                 self.store.add(f"heartbeat/{self._rank}", 1)
-                busy = round(1000 * self.meter.share())
-                self._busy = self.store.add(f"busy/{self._rank}", busy - self._busy)
+                busy, known = f"busy/{self._rank}", self.store.add(f"busy/{self._rank}", 0)
+                self.store.add(busy, round(1000 * self.meter.share()) - known)
+                self._listen()
                 # A broken connection is reported a beat late: a launcher that sees why the process ended is faster.
-                loss, suspect = suspect or self._silent(heard), self._suspect
-                lost = first_loss(self.store, loss)
+                loss, losses.noticed = losses.noticed or self._silent(), losses.suspect
+                lost = first_loss(self.store, loss, losses.suffix) if self._looks else ""
                 self._answered = time.monotonic()
             except RuntimeError as error:
                 lost = self._store_is_gone(error)
             if lost:
-                self._announce(lost)
-                return
+                self._announce(lost, losses)
+                if not losses.suffix:
+                    return
+
+    def _listen(self) -> None:
+        """Note which peers have beaten since the last time."""
+        now = time.monotonic()
+        for peer in self.others:
+            # Of what every torch has, only `add` reads at once: `get` waits for a first beat, 1.11 has no `check`, and
+            # the `compare_set` of 2.3 crashes where an empty text stands.
+            beats = self.store.add(f"heartbeat/{peer}", 0)
+            if beats != self._heard[peer][0] or beats >= END:
+                self._heard[peer] = (beats, now)
+
+    def _listen_again(self) -> None:
+        """Give every peer all its time once more."""
+        now = time.monotonic()
+        for peer in self.others:
+            beats, _ = self._heard.get(peer, (0, now))
+            self._heard[peer] = (beats, now)
 
     def _store_is_gone(self, error: RuntimeError) -> str:
         """In words, that rank 0 is lost, which keeps the store. Others that were lost since have only noticed it first.
         """
-        if self._suspect.startswith(self._names[0]):
-            return self._suspect
+        suspect = self._losses.suspect
+        if suspect.startswith(self._names[0]):
+            return suspect
         gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
         return str(error) if isinstance(error, PeerLost) else gone
 
@@ -212,13 +273,14 @@ class Heartbeat:
     def _watch(self) -> None:
         """Behind a broken wire the store neither answers nor fails."""
         last = time.monotonic()
-        while not self._ended.wait(BEAT) and not self._lost:
+        while not self._ended.wait(BEAT) and not (self.lost and not self._losses.suffix):
             now = time.monotonic()
             if now - last > BEAT + self._timeout / 2:  # this rank was stopped itself
                 self._answered = now
             elif now - self._answered > self._timeout + 2 * BEAT:
                 self._announce(f"{self._names[self._rank]} could not reach the machine of {self._names[0]} for "
-                           f"{self._timeout:g} seconds: its program hangs, or the network between both is cut")
+                           f"{self._timeout:g} seconds: its program hangs, or the network between both is cut",
+                               self._losses)
             last = now
 
     def _own(self, thread: str, error: BaseException) -> str:
@@ -226,45 +288,40 @@ class Heartbeat:
 
     def _broken(self, thread: str, error: BaseException) -> None:
         """One of the heartbeat's own threads has died."""
-        loss = self._own(thread, error)
+        loss, losses = self._own(thread, error), self._losses
         with suppress(RuntimeError, OSError):
-            loss = first_loss(self.store, loss) or loss
-        self._announce(loss)
+            loss = first_loss(self.store, loss, losses.suffix) or loss
+        self._announce(loss, losses)
 
-    def _announce(self, loss: str) -> None:
-        if not self._announced.is_set():
-            self._lost = loss
-            self._announced.set()
+    def _announce(self, loss: str, losses: Losses) -> None:
+        """Let this rank hear of a loss of an epoch, if it has not left it."""
+        with self._saying:
+            if losses is not self._losses or not self._looks or losses.announced.is_set():
+                return
+            losses.first = loss
+            losses.announced.set()
             self._on_loss(loss)
 
     def _named(self, loss: str) -> str:
         return re.sub(r"^rank (\d+)\b", lambda found: self._names[int(found[1])], loss)
 
-    def _silent(self, heard: Heard) -> str:
+    def _silent(self) -> str:
         """In words, the first peer whose heartbeat has not changed for too long."""
-        now, silent = time.monotonic(), []
-        for peer in self._others:
-            # Of what every torch has, only `add` reads at once: `get` waits for a first beat, 1.11 has no `check`, and
-            # the `compare_set` of 2.3 crashes where an empty text stands.
-            beats = self.store.add(f"heartbeat/{peer}", 0)
-            if beats != heard[peer][0] or beats >= END:
-                heard[peer] = (beats, now)
-            elif now - heard[peer][1] > self._timeout:
-                silent.append(peer)
+        now, silent = time.monotonic(), self.silent()
         patience = self._timeout - 2 * BEAT
-        lately = [peer for peer in self._others if now - heard[peer][1] < patience]
+        lately = [peer for peer in self.others if now - self._heard[peer][1] < patience]
         if not silent:
             return ""
-        if not lately and len(self._others) > 1:  # all at once: it is rather this one that they have lost
+        if not lately and len(self.others) > 1:  # all at once: it is rather this one that they have lost
             return (f"{self._names[self._rank]} has heard nothing of all others for {self._timeout:g} seconds: they "
                     "hang, or its network is cut")
-        return f"{self._names[silent[0]]} was lost: it has been silent for {self._timeout:g} seconds"
+        return self._was_silent(silent[0])
 
 
-def first_loss(store: Any, loss: str) -> str:
-    """The loss that was noted first, this one or another; empty if there is none."""
-    noted = store.add("heartbeat/losses", 1 if loss else 0)
+def first_loss(store: Any, loss: str, suffix: str = "") -> str:
+    """The loss that was noted first under keys with this suffix, this one or another; empty if there is none."""
+    noted = store.add(f"heartbeat/losses{suffix}", 1 if loss else 0)
     if loss and noted == 1:
-        store.set(LOSS_KEY, loss)
-    first: bytes = store.get(LOSS_KEY) if noted else b""
+        store.set(f"{LOSS_KEY}{suffix}", loss)
+    first: bytes = store.get(f"{LOSS_KEY}{suffix}") if noted else b""
     return plain(first.decode(errors="replace"))

@@ -18,11 +18,17 @@ from model.cache import upload
 from model.rules import judged
 from model.sample import Sampler, logprobs
 from model.tree import TokenTree
+from pipeline.failure import PeerLost
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
 from pipeline.pacing import USUAL, Pacing, Terms, worths
 from pipeline.strategies import WAIT, Progress, Target
 from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
 from pipeline.transport import Link
+
+
+def final(loss: PeerLost) -> None:
+    """A loss that nobody mends."""
+    raise loss
 
 
 @dataclass
@@ -355,6 +361,8 @@ class Ring:
         self.heard = 0  # messages that have come back since the start
         self.unanswered = 0  # of those that `ping` has sent
         self.stopped = False  # whether it was ended
+        self.epoch = 0  # how often all ranks were connected again, and the stages then held nothing
+        self.reconnect: Callable[[PeerLost], None] = final  # returns once all are, or raises PeerLost
         self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
         self._numbers: Iterator[int] = count()  # of the requests
         self._question = -1  # the number of what `ping` has sent last
@@ -489,6 +497,21 @@ class Ring:
         """End the pipeline: every stage has passed the message on when this returns."""
         self.stopped = True
         self._round(Stop())
+
+    def recover(self, loss: PeerLost) -> None:
+        """After a loss let all ranks connect again, and the stages begin with nothing; raises PeerLost if they cannot.
+        """
+        ready = False
+        while not ready:
+            self.reconnect(loss)
+            self._open, self.unanswered = {}, 0
+            self.unlearn()
+            self.epoch += 1
+            try:
+                self.start()
+                ready = True
+            except PeerLost as another:
+                loss = another
 
     def _round(self, msg: Message) -> None:
         """Send a message round every ring, and drop what comes back before it."""

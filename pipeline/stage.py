@@ -35,6 +35,13 @@ class Stage:
         self._newest = -1  # the highest number of a request whose segments or Reset have come
         self.device = self._spare[0].keys.device
 
+    def forget(self) -> None:
+        """Forget all requests, as at the start; who computes was interrupted, so caches may be half written."""
+        for cache in [*self.caches.values(), *self.ended.values()]:
+            cache.clear()
+            self._spare.append(cache)
+        self.caches, self.ended, self._early = {}, {}, {}
+
     def apply(self, msg: Message, news: Callable[[], Prune | None] = lambda: None) -> Message | None:
         """Obey one message; what it returns goes to the next stage. `news` are prunes that come meanwhile."""
         if segments := segments_of(msg):

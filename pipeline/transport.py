@@ -1,4 +1,4 @@
-"""Links: a rank's end of the wires, over threads of one process or over torch.distributed.
+"""Links: a rank's end of the wires, over threads of one process or between processes.
 
 They know nothing about what the messages mean, except that a Prune is handed out before what waits. Receiving and
 sending happen on threads of their own, beside the computing.
@@ -42,7 +42,7 @@ class Link(Protocol):
         """Wait until `recv` would return at once, or until a moment of the clock, in seconds."""
 
     def urgent(self) -> Prune | None:
-        """The next Prune that has come already."""
+        """The next Prune that has come already; raises PeerLost."""
 
     def broadcast(self, msg: Message) -> None:
         """To all other ranks, past what is on its way; does not wait."""
@@ -80,6 +80,13 @@ class Inbox:
             self._failure = self._failure or failure
             self._news.notify_all()
 
+    def clear(self) -> None:
+        """Forget what has come, and that nothing more would."""
+        with self._news:
+            self._prunes.clear()
+            self._others.clear()
+            self._failure = None
+
     def get(self) -> Message:
         with self._news:
             if not self.ready:
@@ -95,6 +102,8 @@ class Inbox:
             self._news.wait_for(lambda: self.ready, max(0.0, until - time.monotonic()))
 
     def urgent(self) -> Prune | None:
+        if self._failure:
+            raise self._failure
         return self._prunes.popleft() if self._prunes else None
 
     @property
@@ -171,39 +180,73 @@ class LocalLink(Hearing):
         pass
 
 
-def new_wires() -> tuple[Any, Any]:
-    """The process groups for data and for control; all ranks make them at the same time."""
+class Wire(Protocol):
+    """What carries tensors between processes; a connection that breaks is PeerLost."""
+
+    def send(self, x: Tensor, peer: int) -> None:
+        """Send a tensor to a peer, behind those that were sent before."""
+
+    def recv(self, x: Tensor, peer: int) -> None:
+        """Fill a tensor with the next one of this size that comes from a peer."""
+
+
+class GroupWire:
+    """A wire over a process group of torch.distributed's gloo backend."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def send(self, x: Tensor, peer: int) -> None:
+        over(dist.send, x, peer, self._group)
+
+    def recv(self, x: Tensor, peer: int) -> None:
+        over(dist.recv, x, peer, self._group)
+
+
+def group_wires() -> tuple[Wire, Wire]:
+    """The wires for data and for control over process groups; all ranks make them at the same time."""
     data = dist.new_group(backend="gloo", timeout=IDLE)
     control = dist.new_group(backend="gloo", timeout=IDLE)
-    return data, control
+    return GroupWire(data), GroupWire(control)
 
 
-class DistLink(Hearing):
-    """One of the ranks of torch.distributed's gloo backend, which boards have too; tensors travel through host memory.
+class ProcessLink(Hearing):
+    """One of the ranks in processes of their own, which boards have too; tensors travel through host memory.
 
-    Data and control have process groups of their own, so that a prune never waits behind a segment. `failed` hears
-    what a thread has died of, PeerLost if that is a connection. A rank with several links gives all the same `wires`;
-    those that also share an `inbox` are heard together.
+    Data and control have wires of their own, so that a prune never waits behind a segment. `failed` hears what a thread
+    has died of, PeerLost if that is a connection. Links of a rank that share an `inbox` are heard together. Nothing
+    travels before `begin`.
     """
 
-    takes = 0.9e-3  # seconds from `send` until the next rank has woken up, in another process of this machine
+    takes = 0.3e-3  # seconds from `send` until the next rank has woken up, at least, in another process of this machine
 
-    def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, wires: tuple[Any, Any] | None = None,
-                 inbox: Inbox | None = None) -> None:
+    def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, inbox: Inbox | None = None) -> None:
         super().__init__(inbox or Inbox(trace, peers.ordered))
-        self.failed, self._trace = failed, trace
+        self.failed, self._trace, self._peers = failed, trace, peers
         self._following, self._others = peers.following, peers.others
-        ring, control = wires or new_wires()
         self._data: SimpleQueue[Any] = SimpleQueue()
         self._control: SimpleQueue[Any] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self.fail = self._inbox.fail
+
+    def begin(self, wires: tuple[Wire, Wire]) -> None:
+        """Send and hear over these wires, for data and for control."""
+        (ring, control), peers = wires, self._peers
         work = {"data sender": partial(self._send_all, self._data, ring),
                 "control sender": partial(self._send_all, self._control, control)}
         if peers.previous is not None:
             work["data listener"] = partial(self._hear_all, peers.previous, ring)
         if peers.root is not None:
             work["control listener"] = partial(self._hear_all, peers.root, control)
-        self._threads = [guarded(name, run, failed) for name, run in work.items()]
-        self.fail = self._inbox.fail
+        self._threads = [guarded(name, run, self.failed) for name, run in work.items()]
+
+    def end(self) -> None:
+        """Forget all that is under way, over wires that were cut, so that the link can `begin` over others."""
+        self.drop()
+        for thread in self._threads:
+            thread.join()
+        self._data, self._control = SimpleQueue(), SimpleQueue()
+        self._inbox.clear()
 
     def send(self, msg: Message) -> None:
         self._data.put((msg, self._following))
@@ -223,7 +266,7 @@ class DistLink(Hearing):
         self._data.put(None)
         self._control.put(None)
 
-    def _send_all(self, queue: SimpleQueue[Any], group: Any) -> None:
+    def _send_all(self, queue: SimpleQueue[Any], wire: Wire) -> None:
         """A device tensor is copied to the host here, beside the computing."""
         while (item := queue.get()) is not None:
             msg, following = item
@@ -231,23 +274,23 @@ class DistLink(Hearing):
             parts = [part for packet in packets(msg) for part in packet if len(part)]
             for peer in following:
                 for part in parts:
-                    over(dist.send, part, peer, group)
+                    wire.send(part, peer)
             size = len(following) * sum(part.numel() * part.element_size() for part in parts)
             self._trace.note("sent", since, kind=type(msg).__name__, bytes=size)
 
-    def _hear_all(self, peer: int, group: Any) -> None:
+    def _hear_all(self, peer: int, wire: Wire) -> None:
         msg: Message | None = None
         since: float | None = None  # when the first byte of the message had come
 
         def packet() -> tuple[Header, Tensor]:
             nonlocal since
             numbers = torch.empty(len(Header._fields), dtype=torch.int64)
-            over(dist.recv, numbers, peer, group)
+            wire.recv(numbers, peer)
             since = since or time.monotonic()
             header = Header.read(numbers)
             body = torch.empty(header.bytes, dtype=torch.uint8)
             if len(body):
-                over(dist.recv, body, peer, group)
+                wire.recv(body, peer)
             return header, body
 
         while not isinstance(msg, Stop):

@@ -19,8 +19,10 @@ from starlette.exceptions import HTTPException as NotServed
 from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
+from serve import anthropic, blocks, responses
 from serve.answering import CHAT, COMPLETION, Asking, Form, Written, events, whole
 from serve.auth import Framing, Guard, refusal
+from serve.blocks import Blocks
 from serve.engine import Engine
 from serve.protocol import Body, Chat, Choice, Completion, Refused, Renamed, ToTokenize, read_body
 from serve.text_chunks import ids_of
@@ -28,6 +30,7 @@ from serve.text_chunks import ids_of
 PAGE = Path(__file__).with_name("page") / "chat.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+MESSAGES = "/v1/messages"  # where errors have Anthropic's form
 CLIENT_GONE = 499  # of a client that has left, whom nothing reaches
 SLOW = 60.0  # seconds for a body
 
@@ -98,7 +101,12 @@ class Service:
 
 
 async def _refuse(request: Request, error: Refused) -> Response:
-    return refusal(error)
+    answer = refusal(error)
+    if request.url.path != MESSAGES:
+        return answer
+    again = {"Retry-After": answer.headers["Retry-After"]} if error.retry else {}
+    body = json.dumps(anthropic.error_of(error))
+    return Response(body, error.status, again, media_type="application/json")
 
 
 async def _not_served(request: Request, error: NotServed) -> Response:
@@ -117,7 +125,8 @@ class Server(Service):
 
     GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
             "/v1/models/{name:path}": "one_model"}
-    POSTS = {"/v1/chat/completions": "chat", "/v1/completions": "complete", "/tokenize": "tokenize"}
+    POSTS = {"/v1/chat/completions": "chat", "/v1/completions": "complete", "/v1/responses": "respond",
+             MESSAGES: "message", "/tokenize": "tokenize"}
     ERRORS = {Refused: _refuse, NotServed: _not_served, Exception: _failed}
 
     def begun(self, url: str) -> None:
@@ -167,6 +176,30 @@ class Server(Service):
 
     async def complete(self, request: Request) -> Response:
         return await self._answer(request, await self.read(request, Completion), COMPLETION)
+
+    async def respond(self, request: Request) -> Response:
+        body = await self.read(request, Chat, responses.as_chat)
+        return await self._answer_in_blocks(request, body, responses.Response)
+
+    async def message(self, request: Request) -> Response:
+        body = await self.read(request, Chat, anthropic.as_chat)
+        return await self._answer_in_blocks(request, body, anthropic.Message)
+
+    async def _answer_in_blocks(self, request: Request, body: Chat, form: type[Blocks]) -> Response:
+        """The answer to the only choice of a body, in a protocol of blocks."""
+        [choice] = body.choices(self.config.run)
+        asking = Asking(self.engine, [choice])
+        made = form(asking, self.model)
+        with ExitStack() as held:
+            held.callback(asking.close)
+            if not body.stream:
+                found = await unless_gone(request, blocks.whole(made, choice.dialect))
+                return as_json(found) if found is not None else Response(status_code=CLIENT_GONE)
+            first = await unless_gone(request, asking.next())
+            if first is None:
+                return Response(status_code=CLIENT_GONE)
+            held.pop_all()  # the stream closes it
+        return EventStream(asking, blocks.events(made, choice.dialect, first))
 
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""

@@ -5,7 +5,8 @@ the emulated device would be done, so that errors do not add up. It knows nothin
 """
 from __future__ import annotations
 
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Callable, Sequence
 
 from torch import Tensor
@@ -94,6 +95,14 @@ class SlowLink:
         link: Link = self._link
         return link.ready
 
+    def begin(self, wires: tuple[Any, Any]) -> None:
+        self._link.begin(wires)
+
+    def end(self) -> None:
+        self._data.forget()
+        self._control.forget()
+        self._link.end()
+
     def close(self) -> None:
         self._data.close()
         self._control.close()
@@ -114,8 +123,20 @@ class Lane:
 
     def __init__(self, deliver: Callable[[Message], None], pace: Pace, takes: float, failed: Failure) -> None:
         self._deliver, self._pace, self._takes = deliver, pace, takes
+        self._failed = failed
+        self._begin()
+
+    def _begin(self) -> None:
         self._queue: SimpleQueue[Any] = SimpleQueue()
-        self._thread = guarded("emulated wire", self._run, failed)
+        self._thread = guarded("emulated wire", self._run, self._failed)
+
+    def forget(self) -> None:
+        """Deliver nothing of what is under way."""
+        with suppress(Empty):
+            while True:
+                self._queue.get_nowait()
+        self.close()
+        self._begin()
 
     def put(self, msg: Message) -> None:
         self._queue.put((msg, self._pace.now()))

@@ -41,7 +41,7 @@ def be_rank(words: Sequence[str], environment: dict[str, str], files: Sequence[s
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo", **environment})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare(int(environment["RANK"]))
-    os._exit(run(generate.GENERATE, list(words)))
+    os._exit(run(generate.GENERATE, ["recover=false", *words]))  # nobody would start a rank again
 
 
 class Ranks:

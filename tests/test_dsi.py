@@ -63,7 +63,7 @@ def test_a_drafter_and_three_replicas_in_processes_write_what_plain_decoding_wri
 def test_when_a_replica_is_killed_all_end_and_its_name_is_reported(saved, tmp_path):
     endless = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
     with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+4'}", *endless, "pipeline_type=dsi",
-                 "replicas=3", "lookahead=2") as run:
+                 "replicas=3", "lookahead=2", "recover=false") as run:
         assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr
         os.kill(run.ranks()[2], signal.SIGKILL)
         assert run.end(10) == 75, run.stderr

@@ -174,7 +174,7 @@ def in_full_flow(run) -> bool:
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_when_a_rank_is_killed_all_end_and_its_name_is_reported(saved, tmp_path, lost):
-    with started(tmp_path, saved) as run:
+    with started(tmp_path, saved, "recover=false") as run:
         assert in_full_flow(run), run.stderr
         printed = run.stdout
         os.kill(run.ranks()[lost], signal.SIGKILL)

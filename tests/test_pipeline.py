@@ -86,7 +86,7 @@ def test_what_cannot_work_is_reported_before_a_start(options):
 
 
 def test_a_rank_that_is_lost_ends_an_answer_by_its_name_and_closing_is_quiet(options):
-    with Pipeline.open(**{**options, "max_new_tokens": 2000}, processes=True) as pipeline:
+    with Pipeline.open(**{**options, "max_new_tokens": 2000}, processes=True, recover=False) as pipeline:
         stream = pipeline.stream(PROMPT)
         next(iter(stream))
         threading.Timer(0.2, os.kill, (worker_of(1), signal.SIGKILL)).start()

@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,8 +28,6 @@ from pipeline.failure import LOSS_KEY, PeerLost
 from serve import running
 from serve.engine import Health
 from tests.saved import command, models, wait_until
-
-LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
 @pytest.fixture(scope="module")
@@ -161,10 +160,10 @@ def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
     def start(command, place, world, numbers):
         folder = Path(place)
         found.extend([folder, stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid])
-        return []
+        return SimpleNamespace(deaths={})
 
     monkeypatch.setattr(processes, "start_ranks", start)
-    monkeypatch.setattr(processes, "_await", lambda ranks, stops: {})
+    monkeypatch.setattr(processes, "_await", lambda ranks, stops, folder: {})
     assert ends("0") == 0
     assert found[1:] == [0o700, os.getuid()] and not found[0].exists()
 
@@ -262,7 +261,7 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
         assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr
         ranks = run.ranks()
         found = sockets([run.process.pid, *ranks.values()])
-        assert len(found) > 6 and set(found) <= set(LOOPBACK), found
+        assert found == []
         os.killpg(run.process.pid, signal.SIGSTOP)
         printed = len(run.stdout)
         time.sleep(3)  # longer than the timeout

@@ -282,7 +282,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
 def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
     keys = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in words.items()
             if key != "threads_per_rank"]
-    with live(*keys, "max_requests=1") as server:
+    with live(*keys, "max_requests=1", "recover=false") as server:
         before = server.chat("hello", max_tokens=8).json()["choices"]
         got = {}
 

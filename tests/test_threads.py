@@ -19,7 +19,7 @@ from pipeline import failure, trace, transport
 from pipeline.failure import BEAT, Heartbeat, guarded
 from pipeline.messages import Header, Reset, Segment
 from pipeline.trace import Trace, merge, read
-from pipeline.transport import DistLink, Peers
+from pipeline.transport import GroupWire, Peers, ProcessLink
 from sim import devices
 from tests.forked import ranks
 from tests.saved import here, models, wait_until
@@ -89,8 +89,8 @@ def lost(monkeypatch, wire, *sent):
     """What a link says of the first of its threads that dies."""
     found = []
     monkeypatch.setattr(transport, "dist", wire)
-    link = DistLink(Peers(2, [1]) if not sent else Peers(None, [1]), lambda *failure: found.append(failure),
-                    wires=(None, None))
+    link = ProcessLink(Peers(2, [1]) if not sent else Peers(None, [1]), lambda *failure: found.append(failure))
+    link.begin((GroupWire(None), GroupWire(None)))
     for msg in sent:
         link.send(msg)
     assert wait_until(lambda: found, 10)

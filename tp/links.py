@@ -91,11 +91,20 @@ class Placement:
             return [Peers(leader, (), ordered=True)]
         return [_neighbours(ring, rank) for ring in self.rings if rank in ring]
 
+    @property
+    def shares(self) -> bool:
+        """Whether several ranks share a stage."""
+        return any(len(ranks) > 1 for ranks in self.groups)
+
+    def reached(self, rank: int) -> list[Peers]:
+        """All whom a rank talks to, over any of its links."""
+        fan = self.fan(rank)
+        return [*self.peers(rank), *self.asked(rank), *([fan] if fan else [])]
+
     def fan(self, rank: int) -> Peers | None:
         """The members to whom a leader hands on what it hears; None for a rank that has none."""
         leader, *members = self.group(rank)
         return Peers(None, members) if members and rank == leader else None
-
 
     def asked(self, rank: int) -> list[Peers]:
         """Whom rank 0 asks for trees, one after the other; nobody for other ranks."""

@@ -1,0 +1,158 @@
+"""How ranks of one machine meet, and meet again after a loss: in epochs, of which each has connections of its own.
+
+Rank 0 opens an epoch. All ranks come to it, also those that were started again, and connect once all are there. It
+knows nothing about what travels. What a rank writes about an epoch names it, so nobody takes it for another one.
+"""
+from __future__ import annotations
+
+import math
+import time
+from typing import Callable, Sequence
+
+from config.schema.untrusted import plain
+from launch.folder import Folder
+from pipeline.failure import LOSS_KEY, Heartbeat, PeerLost, first_loss
+from pipeline.sockets import Connections, Door
+from pipeline.transport import Peers, Wire
+
+Attend = Callable[[], str]  # looks after the processes of other ranks; says why some will not come, or nothing
+LOOK = 0.02  # seconds between two looks at who has come
+EPOCH, OPEN = "epoch", "open"  # in the store: the newest epoch; the newest to which all ranks have come
+HUNG = "hung/{}"  # how often rank 0 has found a rank hung, which its launcher then kills
+
+
+class Epochs:
+    """One rank's way through the epochs; `recovers` says whether there is another one after a loss.
+
+    A rank that was started again ends the epoch to which it had come before. `attend` is for rank 0.
+    """
+
+    def __init__(self, store: Folder, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], recovers: bool,
+                 attend: Attend) -> None:
+        self._store, self._own, self._heartbeat, self._peers = store, own, heartbeat, peers
+        self._recovers, self._attend = recovers, attend
+        self._made: Connections | None = None
+        self.number = self._came(own)
+        if self.number:
+            first_loss(store, f"rank {own} was lost: its process ended", self._suffix)
+
+    def join(self, until: float = math.inf) -> tuple[Wire, Wire]:
+        """The wires of the next epoch in which this rank is connected to all its peers; raises PeerLost.
+
+        Rank 0 waits for the others `until` a moment of the monotonic clock.
+        """
+        while True:
+            self.number = self._next()
+            with Door(self._store.path, self.number) as door:
+                self._store.set(f"door/{self._own}", f"{self.number} {door.name}")
+                if not self._all_come(until):
+                    continue
+                self._heartbeat.begin(self._suffix)
+                self._made = made = Connections(self._own, self._peers)
+                try:
+                    self._connect(made, door)
+                    return made.wires
+                except PeerLost as loss:
+                    self.leave(loss)
+                    self.close()
+                    if not self._recovers:
+                        raise
+
+    def leave(self, loss: PeerLost) -> None:
+        """Cut the connections of this epoch, for this reason."""
+        self._heartbeat.rest(str(loss))
+        self.cut()
+
+    def cut(self) -> None:
+        """Let threads that wait at a connection go on."""
+        if self._made is not None:
+            self._made.cut()
+
+    def close(self) -> None:
+        """Forget the connections, at which nobody waits any more."""
+        if self._made is not None:
+            self._made.close()
+
+    def _connect(self, made: Connections, door: Door) -> None:
+        for kind, peer in sorted(made.to):
+            made.reach(door, kind, peer, self._entry(peer)[1])
+        while made.missing:
+            made.let_in(door)
+            if self._heartbeat.lost or self._over:
+                raise PeerLost(self._heartbeat.lost or "the epoch is over")
+
+    def _next(self) -> int:
+        """The next epoch, once it is there."""
+        raise NotImplementedError
+
+    def _all_come(self, until: float) -> bool:
+        """Wait until all ranks have come to this epoch; False if there is a newer one."""
+        raise NotImplementedError
+
+    @property
+    def _over(self) -> bool:
+        """Whether rank 0 has opened a newer epoch."""
+        return self._store.add(EPOCH, 0) > self.number
+
+    @property
+    def _suffix(self) -> str:
+        return f"/{self.number}" if self._recovers else ""
+
+    def _entry(self, rank: int) -> tuple[int, str]:
+        """The epoch to which a rank has come last, 0 if to none, and its door there."""
+        entry = self._store.look(f"door/{rank}") or b"0"
+        number, _, name = entry.decode().partition(" ")
+        return int(number), name
+
+    def _came(self, rank: int) -> int:
+        return self._entry(rank)[0]
+
+
+class Coming(Epochs):
+    """The side of every rank but 0, `root`: it waits for as long as rank 0 lives."""
+
+    root = 0
+
+    def _next(self) -> int:
+        while not self._over:
+            self._wait()
+        return self._store.add(EPOCH, 0)
+
+    def _all_come(self, until: float) -> bool:
+        while self._store.add(OPEN, 0) < self.number and not self._over:
+            self._wait()
+        return not self._over
+
+    def _wait(self) -> None:
+        time.sleep(LOOK)
+        noted = self._store.look(LOSS_KEY)
+        if noted is not None:
+            raise PeerLost(plain(noted.decode(errors="replace")))
+        gone = self._heartbeat.gone(self.root)
+        if gone:
+            raise PeerLost(gone)
+
+
+class Opening(Epochs):
+    """Rank 0's side: it waits for all others, and finds those that hang."""
+
+    def _next(self) -> int:
+        return self._store.add(EPOCH, 1)
+
+    def _all_come(self, until: float) -> bool:
+        first = until == math.inf  # at the first start a rank may take its time to import modules
+        found: set[int] = set()
+        others = self._heartbeat.others
+        while missing := [rank for rank in others if self._came(rank) < self.number]:
+            hung = set(missing).intersection(self._heartbeat.silent())
+            for peer in () if first else hung - found:
+                found.add(peer)
+                self._store.add(HUNG.format(peer), 1)
+            reason = self._attend()
+            if not reason and time.monotonic() > until:
+                reason = "rank " + " and rank ".join(map(str, missing)) + " did not come back within recover_seconds"
+            if reason:
+                raise PeerLost(reason)
+            time.sleep(LOOK)
+        self._store.set(OPEN, str(self.number))
+        return True

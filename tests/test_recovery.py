@@ -1,0 +1,261 @@
+"""A rank that dies or hangs comes back, and every answer goes on with the text that it would have had."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+
+import pytest
+
+from config.methods import METHODS, SHARINGS
+from launch import processes
+from launch.pipeline import Pipeline
+from launch.processes import Ranks
+from model.sample import Sampler
+from model.tree import TokenTree, verify
+from pipeline.failure import PeerLost
+from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, Door
+from pipeline.transport import Peers
+from tests import forked
+from tests.saved import here, models, wait_until
+from tests.serving import live
+from tests.tiny import TINY
+
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19] * 4
+NEW = 40
+ASK = {"max_new_tokens": NEW, "seed": 4, "ignore_eos": True}
+FAST = {"init_total_token": 20, "width": 4, "init_depth": 4, "expand_total_token": 16, "prefill_chunk": 4,
+        "threads_per_rank": 1, "max_length": 300, "dtype": "float64", "prompt_ids": "5"}
+OTHERS = [(MARK, 6, DATA, 0), (MARK, 8, DATA, 0), (b"elsewise", 7, DATA, 0), (MARK, 7, DATA, 2), (MARK, 7, 5, 0),
+          (b"\x80" * 40,), (b"",)]  # greetings that door 7 of rank 1 does not let in
+PIPELINES = [method for method in METHODS if method not in SHARINGS]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+def opened(saved, split="0+2+2", **options):
+    """A pipeline with this program as rank 0, and the others in processes."""
+    return Pipeline.open(model_dir=str(saved / split), **{**FAST, **options})
+
+
+def reference(temperature, prompt=PROMPT):
+    return TINY.text(prompt, NEW, Sampler(temperature, seed=4))
+
+
+def strike(rank, number=signal.SIGKILL):
+    """Send a signal to a rank that this process has started."""
+    ranks, = processes.started
+    ranks.send_signal(rank, number)
+
+
+def struck(generation, after, *accidents):
+    """The tokens of an answer of which ranks are struck when it has so many pieces."""
+    for count, _ in enumerate(generation, 1):
+        if count == after:
+            for accident in accidents:
+                strike(*accident)
+    return generation.answer.token_ids
+
+
+# --- every method -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("method", PIPELINES)
+def test_a_rank_that_is_killed_in_the_prompt_and_in_mid_answer_changes_no_text(saved, method):
+    more = {}
+    if method == "dsi":
+        more = {"replicas": "2", "lookahead": "2"}
+    if method == "specinfer":
+        more = {"ssm": str(saved / "base")}
+    with opened(saved, pipeline_type=method, **more) as pipeline:
+        for temperature in (0.0, 1.0):
+            options = {**ASK, "temperature": temperature}
+            answer = pipeline.submit(PROMPT, **options)
+            strike(2)
+            assert struck(answer, 3, (1,)) == reference(temperature)
+        assert pipeline.ring.epoch >= 2
+
+
+def test_counts_go_on_behind_an_accident(saved):
+    with opened(saved, pipeline_type="ar") as pipeline:
+        answer = pipeline.stream(PROMPT, **ASK, logprobs=1)
+        assert struck(answer, 9, (1,)) == reference(0.0)
+        assert answer.answer.target_passes == NEW - 1 and answer.answer.prompt_tokens == len(PROMPT)
+        assert len(answer.answer.logprobs) == NEW and answer.accepted == 0
+
+
+def test_what_the_path_decides_of_a_law_counts_the_answer_before_an_accident(saved):
+    options = {**ASK, "temperature": 1.0, "presence_penalty": 1.5, "frequency_penalty": 0.5}
+    with opened(saved) as pipeline:
+        whole = pipeline.generate(PROMPT, **options).answer.token_ids
+        assert whole != reference(1.0)
+        assert struck(pipeline.stream(PROMPT, **options), 9, (2,)) == whole
+
+
+# --- several requests, several accidents ------------------------------------------------------------------------------
+
+def test_several_answers_go_on_together_and_texts_that_were_kept_are_forgotten(saved):
+    prompts = [PROMPT, PROMPT[:30] + [44], [9, 8, 7], PROMPT[:40] + [3, 3]]
+    with opened(saved, max_requests=3, reuse=True, pipeline_type="streaming") as pipeline:
+        assert pipeline.generate(prompts[1], **ASK, temperature=1.0).answer.token_ids == reference(1.0, prompts[1])
+        answers = [pipeline.submit(prompt, **ASK, temperature=1.0) for prompt in prompts]
+        assert struck(answers[0], 4, (1,), (2,)) == reference(1.0)
+        assert struck(answers[2], 2, (2,)) == reference(1.0, prompts[2])
+        for answer, prompt in zip(answers, prompts):
+            assert struck(answer, 0) == reference(1.0, prompt)
+        assert pipeline.generate(prompts[3], **ASK).answer.token_ids == reference(0.0, prompts[3])
+
+
+def test_an_answer_that_is_given_up_during_an_accident_holds_nobody_up(saved):
+    with opened(saved) as pipeline:
+        answer = pipeline.stream(PROMPT, **ASK)
+        next(iter(answer))
+        strike(1)
+        answer.close()
+        assert pipeline.generate(PROMPT, **ASK).answer.token_ids == reference(0.0)
+
+
+def test_a_rank_that_hangs_is_ended_and_started_again(saved, capfd):
+    with opened(saved, timeout=2.0) as pipeline:
+        answer = pipeline.stream(PROMPT, **ASK, temperature=1.0)
+        assert struck(answer, 3, (2, signal.SIGSTOP)) == reference(1.0)
+    assert "rank 2 was lost: it has been silent for 2 seconds; all ranks are connected again" in capfd.readouterr().err
+
+
+def test_a_rank_that_dies_while_nothing_is_asked_is_there_for_the_next_question(saved):
+    with opened(saved) as pipeline:
+        assert pipeline.generate(PROMPT, **ASK).answer.token_ids == reference(0.0)
+        strike(1)
+        assert pipeline.generate(PROMPT, **ASK).answer.token_ids == reference(0.0)
+
+
+def test_small_models_on_ranks_of_their_own_come_back_too(saved):
+    options = {"pipeline_type": "specinfer", "ssm": str(saved / "base"), "ssm_ranks": True}
+    with opened(saved, "0+4", **options) as pipeline:
+        assert struck(pipeline.stream(PROMPT, **ASK), 3, (2,)) == reference(0.0)
+        assert struck(pipeline.stream(PROMPT, **ASK), 3, (1,)) == reference(0.0)
+
+
+def test_nothing_is_left_of_accidents(saved):
+    with opened(saved) as pipeline:
+        def held():
+            found = len(os.listdir("/proc/self/fd"))
+            assert struck(pipeline.stream(PROMPT, **ASK), 3, (1,)) == reference(0.0)
+            return found
+        held()
+        first = held()
+        assert [held() for _ in range(2)] == [first] * 2
+
+
+# --- commands and servers ---------------------------------------------------------------------------------------------
+
+def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path):
+    words = [f"model_dir={saved / '0+2+2'}", "prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000",
+             "max_new_tokens=1500", "temperature=1", "threads_per_rank=1"]
+    assert here(*words, f"output={tmp_path / 'alone.json'}") == 0
+    words += ["dtype=float64", f"output={tmp_path / 'struck.json'}"]
+    with forked.command(tmp_path, "scripts.generate", *words) as run:
+        for lost in (1, 2):
+            printed = len(run.stdout)
+            assert wait_until(lambda printed=printed: len(run.stdout) > printed + 200, 90), run.stderr
+            os.kill(run.ranks()[lost], signal.SIGKILL)
+        assert run.end(180) == 0, run.stderr
+    struck_text, alone = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("struck", "alone"))
+    assert struck_text["token_ids"] == alone["token_ids"] and len(alone["token_ids"]) == 1500
+    assert run.stderr.count("all ranks are connected again, and answers go on") == 2 and "Traceback" not in run.stderr
+
+
+def test_a_stream_over_http_pauses_and_goes_on(saved):
+    with live(f"model_dir={saved / '0+2+2'}", "template=none", "dtype=float64", "max_length=400") as server:
+        asked = {"prompt": "hello", "max_tokens": 150, "stream": True, "ignore_eos": True, "temperature": 1, "seed": 2}
+        texts = []
+        for accident in (False, True):
+            with server.client.stream("POST", "/v1/completions", json=asked) as response:
+                events = []
+                for line in filter(None, response.iter_lines()):
+                    events.append(line)
+                    if accident and len(events) == 9:
+                        strike(1)
+            assert events.pop() == "data: [DONE]" and len(events) > 20
+            pieces = [json.loads(event[6:])["choices"][0] for event in events]
+            texts.append("".join(piece["text"] for piece in pieces))
+        assert texts[0] == texts[1] and texts[0]
+        assert server.engine.health.status == "ready"
+
+
+# --- what does not come back ------------------------------------------------------------------------------------------
+
+def test_a_rank_that_does_not_come_back_in_time_ends_all_with_its_name(saved, monkeypatch):
+    monkeypatch.setattr(Ranks, "mend", lambda ranks, hung: None)
+    with opened(saved, recover_seconds=1.0) as pipeline:
+        with pytest.raises(PeerLost, match="rank 2 was lost: .*; rank 2 did not come back within recover_seconds"):
+            struck(pipeline.stream(PROMPT, **ASK), 3, (2,))
+
+
+def test_without_recovery_all_end_as_before(saved):
+    with opened(saved, recover=False) as pipeline, pytest.raises(PeerLost, match="rank 2 was lost"):
+        struck(pipeline.stream(PROMPT, **{**ASK, "max_new_tokens": 200}), 3, (2,))
+
+
+def test_losses_without_an_end_are_given_up(saved):
+    with opened(saved, processes=False) as pipeline:
+        pipeline.ring.recover = lambda loss: None
+
+        def lose():
+            raise PeerLost("rank 1 was lost")
+
+        with pytest.raises(PeerLost):
+            for _ in range(6):
+                pipeline.decoder._whole(lose)
+        assert pipeline.decoder._losses == 6
+
+
+# --- epochs do not mix ------------------------------------------------------------------------------------------------
+
+def greeted(folder, door, *greeting):
+    """A connection to a door that begins with this greeting."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(folder / door.name))
+        connection.sendall(greeting[0] if len(greeting) == 1 else GREETING.pack(*greeting))
+
+
+def test_a_connection_of_another_epoch_or_kind_or_of_a_stranger_is_not_let_in(tmp_path):
+    with Door(str(tmp_path), 7) as door:
+        made = Connections(1, [Peers(0, [2], root=0)])
+        assert made.missing == {(DATA, 0), (CONTROL, 0)} and made.to == {(DATA, 2)}
+        for junk in OTHERS:
+            greeted(tmp_path, door, *junk)
+            made.let_in(door)
+        assert len(made.missing) == 2
+        greeted(tmp_path, door, MARK, 7, DATA, 0)
+        greeted(tmp_path, door, MARK, 7, DATA, 0)  # the first one has the place
+        made.let_in(door)
+        made.let_in(door)
+        assert made.missing == {(CONTROL, 0)}
+        made.cut()
+        made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tree_begins_again_with_the_answer_so_far_and_its_counts():
+    tree = TokenTree([5, 6, 7], 20)
+    tree.cut()
+    guess = tree.add(tree.tip, 8, -1.0)
+    tree.cut()
+    tree.nodes[tree.tip].target_token = 8
+    assert verify(tree) == [8] and tree.tip == guess
+    tree.nodes[guess].target_token = 9
+    assert verify(tree) == [9]
+    tree.cut()
+    assert (tree.passes, tree.foreseen, tree.guessed) == (1, [3], 1)
+    again = tree.again(3, 5)
+    assert again.tokens == [5, 6, 7, 8, 9] and not again.live
+    assert len(again.unsent) == 5
+    again.cut()
+    assert (again.passes, again.foreseen, again.guessed) == (1, [3], 1)
+    shorter = tree.again(3, 3)
+    assert shorter.tokens == [5, 6, 7] and shorter.foreseen == []
+    assert min(shorter.trunk) > max(tree.trunk)

@@ -1,0 +1,127 @@
+"""/v1/responses and /v1/messages: texts, tools and streams, as their clients read them; the texts are a chat's."""
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from tests.serving import QUESTION
+from tests.test_serve_tools import ASKED, WEATHER, check, server
+
+__all__ = ["server"]  # a fixture
+SAMPLED = {"temperature": 1, "seed": 7}
+RESPONSES_TOOL = {"type": "function", **WEATHER["function"]}
+MESSAGES_TOOL = {"name": "weather", "description": "Says.", "input_schema": WEATHER["function"]["parameters"]}
+
+
+@pytest.fixture(scope="module")
+def text(server):
+    got = server.post("/v1/chat/completions", messages=ASKED["messages"], max_tokens=12, **SAMPLED)
+    return got.json()["choices"][0]["message"]["content"]
+
+
+@pytest.fixture
+def sdk(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def events(server, path, **body):
+    """The events of a stream, by name and facts."""
+    got = server.post(path, stream=True, **body)
+    assert got.headers["content-type"].startswith("text/event-stream"), got.text
+    found = []
+    for event in got.text.strip().split("\n\n"):
+        name, data = event.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    assert all(facts["type"] == name for name, facts in found)
+    return found
+
+
+def test_openais_client_of_responses_reads_texts_whole_and_streamed(sdk, text):
+    asked = {"model": "toy", "input": QUESTION, "max_output_tokens": 12, "temperature": 1, "extra_body": {"seed": 7}}
+    whole = sdk.responses.create(**asked)
+    assert whole.output_text == text and whole.status in ("completed", "incomplete")
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    with sdk.responses.create(**asked, stream=True) as stream:
+        events = list(stream)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert events[-1].response.output_text == text and events[-1].type == f"response.{whole.status}"
+
+
+def test_openais_client_of_responses_goes_round_with_tools_and_schemas(sdk):
+    asked = {"model": "toy", "temperature": 1, "extra_body": {"seed": 7}, "tools": [RESPONSES_TOOL]}
+    talk = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}]
+    with sdk.responses.stream(**asked, input=talk, tool_choice="required", parallel_tool_calls=False) as stream:
+        streamed = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
+        called = stream.get_final_response().output[0]
+    check(called.name, called.arguments)
+    assert streamed == called.arguments and called.type == "function_call"
+    talk += [{"type": "function_call", "call_id": called.call_id, "name": called.name, "arguments": called.arguments},
+             {"type": "function_call_output", "call_id": called.call_id, "output": "Sun."}]
+    assert sdk.responses.create(**{**asked, "tools": []}, input=talk, max_output_tokens=5).output_text
+    form = {"type": "json_schema", "name": "weather", "schema": WEATHER["function"]["parameters"]}
+    check("weather", sdk.responses.create(model="toy", input=QUESTION, text={"format": form}).output_text)
+
+
+def test_messages_are_answered_whole_and_streamed(server, text):
+    asked = {"model": "toy", "max_tokens": 12, "messages": ASKED["messages"], **SAMPLED}
+    whole = server.post("/v1/messages", **asked).json()
+    assert whole["content"] == [{"type": "text", "text": text}]
+    assert whole["stop_reason"] in ("end_turn", "max_tokens") and whole["usage"]["input_tokens"] > 0
+    found = events(server, "/v1/messages", **asked)
+    names = [name for name, _ in found]
+    assert names[:2] == ["message_start", "content_block_start"]
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert "".join(facts["delta"]["text"] for name, facts in found if name == "content_block_delta") == text
+    assert found[-2][1]["usage"] == {"output_tokens": whole["usage"]["output_tokens"]}
+
+
+def test_messages_call_tools_and_read_their_results(server):
+    asked = {"model": "toy", "max_tokens": 400, "tools": [MESSAGES_TOOL], **SAMPLED}
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    whole = server.post("/v1/messages", **asked, messages=ASKED["messages"], tool_choice=choice).json()
+    [called] = whole["content"]
+    assert (called["type"], whole["stop_reason"]) == ("tool_use", "tool_use")
+    check(called["name"], json.dumps(called["input"]))
+    found = events(server, "/v1/messages", **asked, messages=ASKED["messages"], tool_choice=choice)
+    pieces = [facts["delta"]["partial_json"] for name, facts in found if name == "content_block_delta"]
+    assert json.loads("".join(pieces)) == called["input"]
+    talk = [*ASKED["messages"], {"role": "assistant", "content": [called]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": called["id"],
+                                          "content": [{"type": "text", "text": "Sun."}]}]}]
+    again = server.post("/v1/messages", **{**asked, "max_tokens": 5}, messages=talk, system="Be brief.",
+                        tool_choice={"type": "none"})
+    assert again.json()["content"][0]["type"] == "text", again.text
+
+
+@pytest.mark.parametrize(("path", "fields", "words"), [
+    ("/v1/messages", {"messages": ASKED["messages"]}, "max_tokens is missing"),
+    ("/v1/messages", {"max_tokens": 5, "messages": "hi"}, "messages is no list of objects"),
+    ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "send text"),
+    ("/v1/responses", {"input": "hi", "previous_response_id": "resp_1"}, "nothing is stored here"),
+    ("/v1/responses", {"input": [{"type": "computer_call"}]}, "is not supported"),
+    ("/v1/responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "other tools are not supported"),
+    ("/v1/responses", {"input": 5}, "input is no list")])
+def test_what_is_wrong_is_refused_in_the_form_of_the_protocol(server, path, fields, words):
+    got = server.post(path, **fields)
+    assert got.status_code == 400 and words in got.json()["error"]["message"], got.text
+    assert (got.json().get("type") == "error") == (path == "/v1/messages")
+
+
+def test_anthropics_own_client_streams_and_calls(server, text):
+    anthropic = pytest.importorskip("anthropic", reason="Anthropic's client is tried where it is installed")
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    asked = {"model": "toy", "max_tokens": 12, "messages": ASKED["messages"], "extra_body": SAMPLED}
+    with client.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == text
+        assert stream.get_final_message().content[0].text == text
+    assert client.messages.create(**asked).content[0].text == text
+    call = {**asked, "max_tokens": 400, "tools": [MESSAGES_TOOL], "tool_choice": {"type": "tool", "name": "weather"}}
+    with client.messages.stream(**call) as stream:
+        [block] = stream.get_final_message().content
+    check(block.name, json.dumps(block.input))
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        client.messages.create(**{**asked, "max_tokens": 0})
