@@ -31,7 +31,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "tp": 927,
     "sim": 1131,
     "launch": 5805,
-    "eval": 4816,
+    "eval": 4918,
     "serve": 2765,
     "eval/dsi": 2986,
     "eval/load": 787,
@@ -39,7 +39,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "eval/specinfer": 736,
     "train": 2051,
     "toy/corpus": 1585,
-    "scripts": 725,
+    "scripts": 728,
     "toy": 439,
     "split_and_save_models": 98,
 }

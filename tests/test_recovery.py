@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from config.methods import METHODS, SHARINGS
+from eval.bench.accidents import accidents
 from launch import processes
 from launch.pipeline import Pipeline
 from launch.processes import Ranks
@@ -259,3 +260,12 @@ def test_a_tree_begins_again_with_the_answer_so_far_and_its_counts():
     shorter = tree.again(3, 3)
     assert shorter.tokens == [5, 6, 7] and shorter.foreseen == []
     assert min(shorter.trunk) > max(tree.trunk)
+
+
+def test_the_bench_of_accidents_counts_what_was_lost_or_changed(saved, capsys):
+    words = [f"model_dir={saved / '0+2+2'}", "template=none", "max_new_tokens=12", "dtype=float64"]
+    assert accidents([*words, "pipeline_type=pruned", "often=1"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[:6] for row in rows] == [["pruned", "1", "1", "1", "0", "0"], ["pruned", "4", "1", "4", "0", "0"]]
+    with pytest.raises(ValueError, match="often=x is not possible"):
+        accidents([*words, "often=x"])
