@@ -43,7 +43,13 @@ PRESETS = {
     "llama2-13b": _hub("meta-llama/Llama-2-13b-chat-hf", "yuhuili/EAGLE-llama2-chat-13B", "0+10+10+10+10", "llama-2"),
     # and later ones, whose large embedding makes equal numbers of layers unequal
     "llama3-8b": _hub("meta-llama/Meta-Llama-3-8B-Instruct", "yuhuili/EAGLE-LLaMA3-Instruct-8B", "auto:4", "own"),
-    "qwen3-8b": _hub("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", "auto:4", "own"),
+    "llama3.1-8b": _hub("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "auto:4", "own"),
+    "r1-distill-llama-8b": _hub("deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+                                "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B", "auto:4", "own"),
+    **{f"qwen3-{size.lower()}": _hub(f"Qwen/Qwen3-{size}", f"AngelSlim/Qwen3-{size}_eagle3", "auto:4", "own")
+       for size in ("1.7B", "4B", "8B", "14B", "32B")},
+    "qwen3-30b-a3b": _hub("Qwen/Qwen3-30B-A3B", "AngelSlim/Qwen3-a3B_eagle3", "auto:4", "own"),
+    "gpt-oss-20b": _hub("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3", "auto:4", "own"),
 }
 
 

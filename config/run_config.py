@@ -90,6 +90,8 @@ class RunConfig(Checked):
 
     # What runs
     pipeline_type: str = "continuous"  # the method, a row of config/methods.py, as serial; auto: what a plan says
+    model: str = ""  # a model by its name at the hub, as Qwen/Qwen3-4B, its folder, or a GGUF file
+    revision: str = ""  # branch, tag or commit of that name; empty: the newest one
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model

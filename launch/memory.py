@@ -194,14 +194,6 @@ def free(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def local_ranks(world: int) -> range:
-    """The ranks that load on this machine at the same time."""
-    if "RANK" not in os.environ:
-        return range(world)
-    first = int(os.environ["RANK"]) - int(os.environ.get("LOCAL_RANK", "0"))
-    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bool = True) -> None:
     """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may report `mine`.
 

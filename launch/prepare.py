@@ -14,8 +14,8 @@ from config.files import check_folder, check_output
 from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
-from launch.memory import check_memory, local_ranks
-from launch.spec import RankSpec, usable
+from launch.memory import check_memory
+from launch.spec import RankSpec, local_ranks, usable
 from launch.split.write import Layout, split
 from launch.trace import open_trace
 from model.text import Text

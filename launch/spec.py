@@ -47,6 +47,14 @@ def number_type(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
+def local_ranks(world: int) -> range:
+    """The ranks of this machine, which load at the same time; on several hosts each has one."""
+    if "RANK" not in os.environ:
+        return range(world)
+    first = int(os.environ["RANK"]) - int(os.environ.get("LOCAL_RANK", "0"))
+    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 @dataclass(frozen=True)
 class RankSpec:
     """What a rank is built from. Everything else follows, and is worked out once."""
@@ -151,10 +159,14 @@ class RankSpec:
         return kind
 
     def prepare_torch(self) -> None:
-        """Tell torch, for the whole process, to compute no gradients, and how many threads to use."""
+        """Tell torch, for the whole process, to compute no gradients, and how many threads to use.
+
+        The ranks of this machine share its cores: with more threads than cores each product waits for one that is not
+        running.
+        """
         torch.set_grad_enabled(False)
         cores = os.cpu_count() or 1
-        fair = max(1, cores // self.placement.world)
+        fair = max(1, cores // len(local_ranks(self.placement.world)))
         torch.set_num_threads(self.config.threads_per_rank or fair)
 
 

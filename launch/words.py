@@ -28,6 +28,7 @@ from launch import auto
 from launch.auto import Kind
 from launch.console import Words, say
 from launch.hosts.board import is_one_rank
+from launch.hub import words_of
 from launch.split.gguf import MARK, is_gguf, unpack
 from model.text import AUTO, OWN, VOCABULARIES, chosen
 
@@ -102,6 +103,10 @@ def with_model(words: Sequence[str]) -> list[str]:
     """
     words = opened(words)
     raw, preset = raw_values(words), preset_of(words)
+    if raw.get("model") and not any(word in HELP for word in words):
+        others = [word for word in words if not word.startswith(("model=", "revision="))]
+        words = others + words_of(raw)
+        raw = raw_values(words)
     if is_one_rank(raw.get("hosts", "")) or any(word in HELP for word in words):
         return words
     if is_gguf(raw.get("base_dir", "")):

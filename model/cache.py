@@ -37,14 +37,14 @@ PLAIN = Look()
 
 def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
            look: Look = PLAIN) -> Tensor:
-    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so nothing is repeated.
+    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so no key is repeated.
 
-    The window of `look` is in the mask already.
+    The mask is `[T, S]`, or has its rows once for each of the heads that share keys. The window of `look` is in it.
     """
     heads, rows, dim = q_HTE.shape
     group = heads // k_KSE.shape[0]
     q = q_HTE.reshape(k_KSE.shape[0], group * rows, dim)
-    mask = mask_TS if group == 1 else mask_TS.repeat(group, 1)
+    mask = mask_TS if len(mask_TS) == group * rows else mask_TS.repeat(group, 1)
     if look.cap or look.sinks is not None:
         scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
         scores = _bent(scores, look, rows) + _columns(mask, look)
@@ -202,7 +202,7 @@ class TreeCache:
         hidden = ~self._sees[start:start + rows, :start + rows]
         blind = upload(torch.from_numpy(hidden), self._mask.device)
         self._rows = rows
-        self._windowed: dict[int, Tensor] = {}
+        self._masks: dict[tuple[int, int], Tensor] = {}  # made once for all layers of one window and group of heads
         tail = self._mask[:rows, self.settled:end]
         tail.zero_()
         tail.masked_fill_(blind, float("-inf"))
@@ -223,23 +223,24 @@ class TreeCache:
                look: Look = PLAIN) -> Tensor:
         """Keep the keys and values of the admitted rows in one layer; the attention `[H, T, E]` of their queries."""
         keys, values, mask = self.store(layer, k_KTE, v_KTE)
-        if look.window:
-            mask = self._within(look.window, mask)
-        return attend(q_HTE, keys, values, mask, look)
+        group = len(q_HTE) // len(k_KTE)
+        kind = look.window, group
+        if kind not in self._masks:
+            seen = self._within(look.window, mask) if look.window else mask
+            self._masks[kind] = seen if group == 1 else seen.repeat(group, 1)
+        return attend(q_HTE, keys, values, self._masks[kind], look)
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:
-        """The mask of the admitted rows, without what lies further back than a window; made once for all layers.
+        """The mask of the admitted rows, without what lies further back than a window.
 
         A row sees its ancestors, itself and nothing else, so its position is their number, one less.
         """
-        if window not in self._windowed:
-            size = len(self._tail)
-            tail = self.settled + self._sees[:size, :size].sum(1) - 1
-            position_S = np.concatenate((np.arange(self.settled), tail))
-            far = position_S[-self._rows:, None] - position_S >= window
-            hidden = upload(torch.from_numpy(far), mask_TS.device)
-            self._windowed[window] = mask_TS.masked_fill(hidden, float("-inf"))
-        return self._windowed[window]
+        size = len(self._tail)
+        tail = self.settled + self._sees[:size, :size].sum(1) - 1
+        position_S = np.concatenate((np.arange(self.settled), tail))
+        far = position_S[-self._rows:, None] - position_S >= window
+        hidden = upload(torch.from_numpy(far), mask_TS.device)
+        return mask_TS.masked_fill(hidden, float("-inf"))
 
     def split(self, x_T: Tensor) -> Sequence[Tensor]:
         """All of it, since the rows are of one request."""

@@ -21,6 +21,7 @@ from model.rotary import Rotary, Rotation, Turns, rotate
 
 CLAMPED_GELU = 1.702  # by which GPT-OSS's gate is bent
 OPT_OFFSET = 2  # rows of OPT's learned positions that come before the first position
+Product = Callable[[Tensor], Tensor]
 
 
 class Scales(NamedTuple):
@@ -174,11 +175,18 @@ class Logits(nn.Linear):
 
 class Attention(nn.Module):
     """Attention of a segment's rows to the cache, with shared key/value heads (GQA) where the sizes say so; `number` is
-    that of its layer in the whole model."""
+    that of its layer in the whole model.
+
+    `fused` is the product of all that `fusible` names, one behind the other, where loading has put them together.
+    """
+
+    fusible = ("q_proj", "k_proj", "v_proj")
+    fused: Product | None = None
 
     def __init__(self, c: LlamaConfig, number: int = 0) -> None:
         super().__init__()
         self.head_dim = c.head_dim
+        self.widths = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
         self.look = Look(c.window(number), c.scales.score_cap)
         sinks = torch.empty(c.heads, device="meta")
         self.sinks = nn.Parameter(sinks, requires_grad=False) if c.family.sinks else None
@@ -197,9 +205,13 @@ class Attention(nn.Module):
                                         for size in sizes)
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
-        q = self._normed(self.q_proj(x_TD), self.q_norm)
-        k = self._normed(self.k_proj(x_TD), self.k_norm)
-        v = self._heads(self.v_proj(x_TD))
+        if self.fused is None:
+            q_TN, k_TN, v_TN = self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)
+        else:
+            q_TN, k_TN, v_TN = self.fused(x_TD).split(self.widths, -1)
+        q = self._normed(q_TN, self.q_norm)
+        k = self._normed(k_TN, self.k_norm)
+        v = self._heads(v_TN)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         if self.louder:
@@ -218,7 +230,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward block: gated by SiLU (LLaMA and most relatives) or GELU, or with ReLU and no gate (OPT)."""
+    """The feed-forward block: gated by SiLU (LLaMA and most relatives) or GELU, or with ReLU and no gate (OPT).
+
+    `fused` is as in `Attention`.
+    """
+
+    fusible = ("gate_proj", "up_proj")
+    fused: Product | None = None
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
@@ -229,10 +247,12 @@ class MLP(nn.Module):
         self.down_proj = linear(c.intermediate, c.hidden, c.family.bias)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        up = self.up_proj(x_TD)
         if self.gate_proj is None:
-            return self.down_proj(F.relu(up))
-        gate = self.gate_proj(x_TD)
+            return self.down_proj(F.relu(self.up_proj(x_TD)))
+        if self.fused is None:
+            gate, up = self.gate_proj(x_TD), self.up_proj(x_TD)
+        else:
+            gate, up = self.fused(x_TD).chunk(2, -1)
         if self.clamp:
             gate = gate.clamp(max=self.clamp)
             up = up.clamp(-self.clamp, self.clamp)

@@ -35,8 +35,9 @@ accidents   ranks that are killed or stopped at random moments, for each method 
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
             among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
             multi-step sampling
-stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, and
-            how often the bundled model still finds the same token likeliest
+stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, the
+            share of the memory's bandwidth that they reach, and how often the bundled model still finds the same token
+            likeliest
 tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
             how often the members of a group meet in each layer
 planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the

@@ -16,6 +16,7 @@ SLOW = ("run", "serve_engine", "train_eagle", "specinfer", "pipeline", "hosts", 
         "policies", "text", "split")  # the slowest first
 
 os.environ["FLOWSPEC_PRESET"] = "toy"  # where no model is named; also of the processes that tests start
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launchers do; several ranks share these cores
 
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:

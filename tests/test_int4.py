@@ -10,16 +10,17 @@ from torch import nn
 from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.build import build_stage
+from launch.hosts.timing import random_weights
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import Layout, split
-from model.llama import fill
+from model.llama import LlamaConfig, Slice, fill
 from model.weights import int4
 from model.weights.parts import Part
-from model.weights.quant import Int4, compress, probe
+from model.weights.quant import Int4, compress, fuse, probe
 from pipeline.trace import OFF
 from scripts import generate
-from tests.checkpoints import refused
+from tests.checkpoints import refused, same
 
 TOY = ROOT / "toy" / "llama"
 MOST = 130  # rows
@@ -140,6 +141,27 @@ def test_without_a_kernel_weights_are_unfolded(dtype, inputs, outputs, why, monk
     unfolded = int4.unfold(pairs, scale, inputs, dtype)
     wanted = nn.functional.linear(x, unfolded, linear.bias)
     assert torch.equal(linear(x), wanted)
+
+
+@pytest.mark.parametrize("kind, dtype", [("none", torch.float64), ("int4", torch.float32), ("int4", torch.float64)])
+def test_products_of_the_same_rows_are_put_together_and_keep_their_weights(kind, dtype):
+    sizes = LlamaConfig(hidden=64, layers=3, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=8, context=32,
+                        eps=1e-6, theta=1e4)
+    body = Slice(sizes, 1, 2)
+    fill(body, random_weights(body), dtype, "cpu")
+    compress(body, kind, dtype)
+    before = {name: parameter.clone() for name, parameter in body.named_parameters()}
+    x = torch.randn(MOST, 64, dtype=dtype)
+    fuse(body)
+    assert same(dict(body.named_parameters()), before)
+    blocks = body.layers["1"].self_attn, body.layers["1"].mlp
+    for block in blocks:
+        parts = [getattr(block, name) for name in block.fusible]
+        for rows in (1, 5, 16, MOST):
+            apart = torch.cat([part(x[:rows]) for part in parts], -1)
+            torch.testing.assert_close(block.fused(x[:rows]), apart, rtol=1e-9, atol=1e-9)
+        starts = {part.weight.untyped_storage().data_ptr() for part in parts}
+        assert len(starts) == 1, "they are views of one tensor"
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import torch
 from config.run_config import RunConfig
 from launch import memory
 from launch.build import build_draft, build_lm_head, build_stage
-from launch.memory import Need, check_memory, local_ranks, need, together
-from launch.spec import RankSpec
+from launch.memory import Need, check_memory, need, together
+from launch.spec import RankSpec, local_ranks
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import Part
 from pipeline.trace import OFF
@@ -157,6 +157,20 @@ def test_the_ranks_of_a_machine_are_those_that_torchrun_says(monkeypatch):
     for name, value in (("RANK", "3"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     assert local_ranks(5) == range(2, 4)
+
+
+@pytest.mark.parametrize("words, threads", [({}, 4), ({"RANK": "1"}, 12), ({"RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 6)])
+def test_the_ranks_of_a_machine_share_its_cores(words, threads, saved, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    chosen = []
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    spec = RankSpec(RunConfig(), Part(saved / "0+2+2" / "stage_1"))
+    spec.prepare_torch()
+    assert chosen == [threads]
 
 
 def test_free_memory_is_what_the_kernel_says_is_available(tmp_path, monkeypatch):

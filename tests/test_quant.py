@@ -235,3 +235,5 @@ def test_the_bench_of_forms_shows_every_form(monkeypatch, capsys):
     for name in ("float32", "bfloat16"):
         assert sum(line[0] == name for line in found) == 2, "once among the times, once among the texts"
         assert sum(line[:2] == [f"{name},", "int8"] for line in found) == 2
+    shares = [line[-4] for line in found[1:11]]
+    assert all(share.endswith("%") for share in shares), "of the bandwidth, before two times and ratios"

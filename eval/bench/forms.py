@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import argparse
+import time
 from itertools import islice
-from statistics import median
 from typing import Mapping, Sequence
 
 import torch
@@ -19,6 +19,7 @@ from model.whole import Whole
 
 TOY = ROOT / "toy" / "llama"
 SIZES = 1, 4096, 11008, 32, 512, 9  # as in a 7B model
+COPIED = 1 << 27  # bytes: more than caches hold
 SAMPLE = 2  # questions of each task that the bundled model reads
 PLAIN = Form(torch.bfloat16, "none")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,21 +41,34 @@ def stages(argv: list[str]) -> int:
 def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     """Time all forms, and print a line for each."""
     made = build(args, forms)
-    took = {key: median(seconds) for key, seconds in by_turns(made, args).items()}
+    speeds = [_copied(args.device) for _ in range(args.repeats)]
+    took = {key: min(seconds) for key, seconds in by_turns(made, args).items()}
+    speed = max(*speeds, *(_copied(args.device) for _ in range(args.repeats)))
     errors = _errors(made, max(args.rows))
     print(f"{args.layers} layer(s) of width {args.hidden} and {args.intermediate}, {args.context} tokens of context, "
-          f"{args.device}, {torch.get_num_threads()} threads: ms per segment, median of {args.repeats}, and over the "
-          f"time of {PLAIN}; error: of what the layers add, against {forms[0]}")
+          f"{args.device}, {torch.get_num_threads()} threads: ms per segment, minimum of {args.repeats}, and over the "
+          f"time of {PLAIN}; error: of what the layers add, against {forms[0]}; reads: bytes of weights a second with "
+          f"{min(args.rows)} row(s), over the {speed / 1e9:.1f} GB/s that a copy reads and writes")
     columns = "".join(f"{f'{rows} rows':>18}" for rows in args.rows)
-    print(f"  {'':<16}{'MB':>7}{'error':>9}{columns}")
+    print(f"  {'':<16}{'MB':>7}{'error':>9}{'reads':>7}{columns}")
     for form, stage in made.items():
         size = sum(p.numel() * p.element_size()
                    for p in stage.body.parameters())
-        line = f"  {str(form):<16}{size / 1e6:7.0f}{errors[form]:9.4f}"
+        share = size / took[form, min(args.rows)] / speed
+        line = f"  {str(form):<16}{size / 1e6:7.0f}{errors[form]:9.4f}{100 * share:6.0f}%"
         for rows in args.rows:
             mine, plain = took[form, rows], took[PLAIN, rows]
             line += f"{1e3 * mine:10.2f}{mine / plain:7.2f}x"
         print(line)
+
+
+def _copied(device: str) -> float:
+    """The bytes that a copy reads and writes in a second."""
+    numbers = torch.zeros(COPIED, dtype=torch.uint8, device=device)
+    other = torch.empty_like(numbers).copy_(numbers)
+    start = time.perf_counter()
+    other.copy_(numbers)[-1].item()  # which waits for the device
+    return 2 * COPIED / (time.perf_counter() - start)
 
 
 def _errors(made: Mapping[Form, Stage], rows: int) -> dict[Form, float]:

@@ -16,13 +16,13 @@ from launch.memory import GB, free
 from launch.spec import usable
 from model.cache import TreeCache
 from model.llama import LlamaConfig, Slice, fill
-from model.weights.quant import compress
+from model.weights.quant import compress, fuse
 
 LARGEST_SIZE = 1 << 40  # what is more is no size, and memory would be short before
 ROWS = [1, 16, 64]  # of a segment, if nothing is said
 PYTHON = 50_000  # bytes of a layer's objects
 SIZES = {"layers": "layers of the stage", "hidden": "its width", "intermediate": "width of the MLP",
-         "heads": "heads of the attention", "context": "tokens that are settled", "repeats": "segments per median"}
+         "heads": "heads of the attention", "context": "tokens that are settled", "repeats": "segments per figure"}
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -141,6 +141,7 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
         body = _slice(config)
         fill(body, weights, form.dtype, args.device)
         compress(body, form.kind, form.dtype)
+        fuse(body)
         made[form] = Stage(body, _cache(args, config, form.dtype),
                            x_TD.to(args.device, form.dtype))
     return made

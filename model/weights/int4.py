@@ -95,10 +95,11 @@ class Kernel:
 def _x86() -> Kernel:
     """torch from 2.5 on; the kernel for AVX2 or AVX-512 is for bfloat16, all other types are computed one by one."""
     def pack(pairs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        return ops._convert_weight_to_int4pack_for_cpu(codes(pairs).int(), 1), scale.contiguous()
+        return ops._convert_weight_to_int4pack_for_cpu(codes(pairs).int(), 1), scale
 
     def multiply(x_TK: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
-        return ops._weight_int4pack_mm_for_cpu(x_TK, packed, GROUP, scale)  # type: ignore[no-any-return]
+        # it reads scales as if they were contiguous, which those of a fused weight's parts are not
+        return ops._weight_int4pack_mm_for_cpu(x_TK, packed, GROUP, scale.contiguous())  # type: ignore[no-any-return]
 
     return Kernel(torch.bfloat16, GROUP, 16, pack, multiply)
 

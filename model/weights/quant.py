@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from typing import Any, Iterator, Mapping
+from functools import partial
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -239,10 +240,15 @@ class Int4(Quantized):
             self.scale = nn.Parameter(scale, requires_grad=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        if isinstance(self.kernel, str):
-            return F.linear(x_TD, int4.unfold(self.weight, self.scale, self.in_features, x_TD.dtype), self.bias)
-        out = self.kernel(x_TD, self.weight, self.scale)
-        return out if self.bias is None else out + self.bias
+        return _multiplied(x_TD, self.kernel, self.weight, self.scale, self.bias)
+
+
+def _multiplied(x_TD: Tensor, kernel: int4.Kernel | str,
+                weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    if isinstance(kernel, str):
+        return F.linear(x_TD, int4.unfold(weight, scale, x_TD.shape[1], x_TD.dtype), bias)
+    out = kernel(x_TD, weight, scale)
+    return out if bias is None else out + bias
 
 
 CLASSES: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # of the others: FourBit
@@ -266,6 +272,7 @@ def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
         setattr(owner, name, quantized(child, kind))
     fill(module, tensors, dtype, device)
     settle(module, dtype)
+    fuse(module)
 
 
 def settle(module: nn.Module, dtype: torch.dtype) -> None:
@@ -273,6 +280,35 @@ def settle(module: nn.Module, dtype: torch.dtype) -> None:
     for child in module.modules():
         if isinstance(child, Quantized):
             child.settle(dtype)
+
+
+def fuse(module: nn.Module) -> None:
+    """Put the products that the blocks below a filled module call `fusible` together; parts become views of the whole.
+
+    So fewer kernels are asked for. Only plain linears and packed int4 weights can be put together.
+    """
+    for block in module.modules():
+        parts = [getattr(block, name) for name in getattr(block, "fusible", ())]
+        if len({getattr(part, "bias", None) is None for part in parts}) != 1:
+            continue
+        if all(type(part) is nn.Linear for part in parts):
+            whole: dict[str, Any] = {name: _put_together(parts, name) for name in ("weight", "bias")}
+            block.fused = partial(F.linear, **whole)  # type: ignore[assignment]
+        elif all(isinstance(part, Int4) and len(part.weight) == part.out_features for part in parts):
+            whole = {name: _put_together(parts, name, dim) for name, dim in (("weight", 0), ("scale", 1), ("bias", 0))}
+            block.fused = partial(_multiplied, kernel=parts[0].kernel, **whole)  # type: ignore[assignment]
+
+
+def _put_together(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
+    """One tensor of all parts, which become views of it; None if they have none of that name."""
+    pieces = [getattr(part, name) for part in parts]
+    if pieces[0] is None:
+        return None
+    whole = torch.cat(pieces, dim)
+    views = whole.split([piece.shape[dim] for piece in pieces], dim)
+    for part, view in zip(parts, views):
+        setattr(part, name, nn.Parameter(view, requires_grad=False))
+    return whole
 
 
 def unfolded(module: nn.Module) -> str:

@@ -1,0 +1,76 @@
+"""A model by its name, folder or GGUF file: where it is, and how it gets here (`model=`).
+
+The hub is asked by the library `huggingface_hub`, which shows progress, goes on where it was interrupted, compares
+hashes and keeps the revision beside the files. Only weights in safetensors, JSON and tokenizers are fetched.
+"""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Mapping
+
+from config.files import one_at_a_time
+from config.presets import MODELS, PRESETS
+from config.schema.untrusted import reason, shown
+from launch.console import say
+from launch.split.gguf import is_gguf
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+WANTED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+HALF = ".incomplete"  # in a folder while it is being filled
+
+
+def words_of(raw: Mapping[str, str]) -> list[str]:
+    """The words that `model=` stands for, out of all that were typed: the model's folder, and the head if one is known.
+
+    Raises ValueError, with the fix, for a model that is not here and cannot be fetched.
+    """
+    asked = raw["model"]
+    root = Path(raw.get("models") or MODELS).expanduser()
+    path = Path(asked).expanduser()
+    if path.exists():
+        return [f"base_dir={path}"]
+    if is_gguf(asked) or not NAME.fullmatch(asked):
+        raise ValueError(f"model={asked} is no file or folder here: give the path of a folder or of a GGUF file, or a "
+                         "name at the hub, as Qwen/Qwen3-4B")
+    words = [f"base_dir={fetched(asked, root, raw.get('revision') or None)}"]
+    head = known_head(asked)
+    if head and not raw.keys() & {"eagle_dir", "draft", "drafts"}:
+        try:
+            words.append(f"eagle_dir={fetched(head, root)}")
+        except ValueError as error:
+            say(f"{error}; without it, draft=suffix")
+    return words
+
+
+def known_head(name: str) -> str:
+    """The name of the draft head of a model, if a preset has one; else empty."""
+    for preset in PRESETS.values():
+        if preset.eagle_dir and preset.base_dir == str(MODELS / name):
+            return Path(preset.eagle_dir).relative_to(MODELS).as_posix()
+    return ""
+
+
+def fetched(name: str, root: Path, revision: str | None = None) -> Path:
+    """The folder of a model of the hub below `root`, fetched if it is not there or not whole."""
+    folder = root / name
+    mark = folder / HALF
+    if (folder / "config.json").is_file() and not mark.is_file() and revision is None:
+        return folder
+    bring = (f"bring its config.json, tokenizer files and *.safetensors into {folder}, as hf download {name} "
+             f"--local-dir {folder} does where the network allows it")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ValueError(f"{name} cannot be fetched without the package huggingface_hub: install it, or "
+                         f"{bring}") from None
+    with one_at_a_time(folder.with_name(f".{folder.name}")):
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+        say(f"fetching {name} into {folder}, once")
+        try:
+            snapshot_download(name, revision=revision, local_dir=str(folder), allow_patterns=WANTED)
+        except Exception as error:  # whatever the network, the hub and the library have to say
+            raise ValueError(f"{name} cannot be fetched ({shown(reason(error))[1:-1]}): {bring}") from None
+        mark.unlink()
+    return folder

@@ -1,0 +1,84 @@
+"""`model=` names a folder, a GGUF file or a model of the hub, which is fetched once; nothing here asks the network."""
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from config.presets import ROOT
+from launch.hub import HALF, fetched, known_head, words_of
+from tests.checkpoints import refused
+from tests.saved import here
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that has the toy under the name a/toy; what it was asked for."""
+    asked = []
+
+    def download(name, revision, local_dir, allow_patterns):
+        asked.append((name, revision))
+        if name != "a/toy":
+            raise OSError("Cannot reach the hub\nand more")
+        shutil.copytree(ROOT / "toy" / "llama", local_dir, dirs_exist_ok=True)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return asked
+
+
+def test_a_folder_and_a_file_are_taken_as_they_are(tmp_path, hub):
+    (tmp_path / "m.gguf").touch()
+    assert words_of({"model": str(tmp_path)}) == [f"base_dir={tmp_path}"]
+    assert words_of({"model": str(tmp_path / "m.gguf")}) == [f"base_dir={tmp_path / 'm.gguf'}"]
+    assert hub == []
+
+
+def test_a_name_is_fetched_once_and_a_revision_is_asked_for(tmp_path, hub):
+    assert words_of({"model": "a/toy", "models": str(tmp_path)}) == [f"base_dir={tmp_path / 'a' / 'toy'}"]
+    assert words_of({"model": "a/toy", "models": str(tmp_path)}) == [f"base_dir={tmp_path / 'a' / 'toy'}"]
+    assert hub == [("a/toy", None)] and not (tmp_path / "a" / "toy" / HALF).exists()
+    words_of({"model": "a/toy", "models": str(tmp_path), "revision": "v1"})
+    assert hub[1:] == [("a/toy", "v1")]
+
+
+def test_a_download_that_broke_off_goes_on(tmp_path, hub):
+    folder = tmp_path / "a" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / HALF).touch()
+    assert fetched("a/toy", tmp_path) == folder and hub == [("a/toy", None)]
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_where_the_hub_cannot_be_reached_the_files_are_named(tmp_path, hub):
+    with refused(f"b/other cannot be fetched (Cannot reach the hub): bring its config.json, tokenizer files and "
+                 f"*.safetensors into {tmp_path / 'b' / 'other'}, as hf download b/other --local-dir"):
+        fetched("b/other", tmp_path)
+    assert (tmp_path / "b" / "other" / HALF).exists()
+
+
+@pytest.mark.parametrize("name", ["no-such-thing", "a/b/c", "nothing.gguf", "../up/there", "a/b;c", "/no/where"])
+def test_what_is_neither_here_nor_a_name_is_refused(name, hub):
+    with refused(f"model={name} is no file or folder here: give the path of a folder or of a GGUF file, or a name at"):
+        words_of({"model": name})
+    assert hub == []
+
+
+def test_the_head_that_a_preset_has_is_fetched_too_unless_a_draft_is_named(tmp_path, hub, monkeypatch, capsys):
+    assert known_head("Qwen/Qwen3-4B") == "AngelSlim/Qwen3-4B_eagle3" and known_head("a/toy") == ""
+    monkeypatch.setattr("launch.hub.known_head", lambda name: "b/head")
+    assert len(words_of({"model": "a/toy", "models": str(tmp_path)})) == 1
+    assert "b/head cannot be fetched (Cannot reach the hub)" in capsys.readouterr().err
+    words_of({"model": "a/toy", "models": str(tmp_path), "draft": "suffix"})
+    assert [name for name, _ in hub] == ["a/toy", "b/head"]
+
+
+def test_a_run_takes_it(tmp_path, hub, capsys):
+    words = ("prompt=hello", "max_new_tokens=8", "stages=0+4+4", f"models={tmp_path}")
+    assert here("model=a/toy", *words) == 0
+    assert "tokens                8" in capsys.readouterr().out
+    assert here("model=b/none", *words) == 2
+    assert "b/none cannot be fetched" in capsys.readouterr().err
