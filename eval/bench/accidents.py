@@ -51,9 +51,11 @@ def accidents(argv: list[str]) -> int:
     bad = 0
     for method in methods:
         for together in TOGETHER:
-            keys = {**MORE.get(method, {}), **options, "pipeline_type": method, "max_requests": str(together)}
+            keys = {**MORE.get(method, {}), **options}
+            keys.update(pipeline_type=method, max_requests=str(together))
             with Pipeline.open(preset, **keys) as pipeline:
-                outcomes = [struck(pipeline, together, number) for number in tqdm(range(int(often)), desc=method)]
+                numbers = tqdm(range(int(often)), desc=method)
+                outcomes = [struck(pipeline, together, number) for number in numbers]
             lost = sum(outcome.lost for outcome in outcomes)
             changed = sum(outcome.changed for outcome in outcomes)
             answers, pauses = int(often) * together, [outcome.pause for outcome in outcomes]
@@ -72,7 +74,8 @@ def struck(pipeline: Pipeline, together: int, number: int) -> Outcome:
     seconds = time.monotonic() - begin
     ranks, = processes.started
     sent = signal.SIGSTOP if number % STOPS == STOPS - 1 else signal.SIGKILL
-    timer = Timer(chance.random() * seconds, ranks.send_signal, (chance.choice(ranks.numbers), sent))
+    moment = chance.random() * seconds
+    timer = Timer(moment, ranks.send_signal, (chance.choice(ranks.numbers), sent))
     timer.start()
     answers = asked(pipeline, together, number)
     try:
