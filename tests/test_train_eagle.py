@@ -213,8 +213,9 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
     with torch.no_grad():
         hidden = model(row.ids.long()[None], output_hidden_states=True).hidden_states
     last, inner, _ = teacher.read(row.ids)
-    torch.testing.assert_close(last, hidden[-1][0], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(inner, torch.cat([hidden[i][0] for i in usual_layers(7)], -1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(last, hidden[-1][0], atol=5e-4, rtol=1e-4)
+    wanted = torch.cat([hidden[i][0] for i in usual_layers(7)], -1)
+    torch.testing.assert_close(inner, wanted, atol=5e-4, rtol=1e-4)
     for third in (False, True):
         head, described = make_head(teacher, third)
         task, folder = (WordTask if third else Task)(teacher, head, Objective(2)), tmp_path / f"head{third}"
@@ -223,7 +224,8 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
         heads.write(head, described, folder, teacher.stored)
         read = fit_head(Checkpoint(folder), teacher.source.config)
         assert isinstance(read, Eagle3Head if third else EagleHead) and read.config.theta == teacher.config.theta
-        assert dict(read.config.scaling) == dict(teacher.config.scaling)
+        usual = teacher.config.rope != "longrope"
+        assert dict(read.config.scaling) == (dict(teacher.config.scaling) if usual else {})
 
 
 @pytest.mark.parametrize("third, course, halts", [(False, "--authors", [5]), (False, "", [11]), (True, "", [5, 11])],

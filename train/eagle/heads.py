@@ -54,8 +54,8 @@ def describe(teacher: Teacher, vocab: int | None = None, dialect: str = "eagle3"
     found: Config = dict(LAYER)
     for field, size in SIZES.items():
         found[field] = getattr(c, size)
-    form = "llama3" if "low_freq_factor" in c.scaling else "linear"
-    found["rope_scaling"] = {"rope_type": form, **c.scaling} if c.scaling else None
+    is_usual = c.scaling and c.rope != "longrope"  # whose waves are those of a head that turns in part
+    found["rope_scaling"] = {"rope_type": c.rope, **c.scaling} if is_usual else None
     found["torch_dtype"] = str(teacher.stored).partition(".")[2]
     for name in ("bos_token_id", "eos_token_id"):
         found[name] = files.get(name)
