@@ -108,7 +108,7 @@ class Rank(NamedTuple):
         stage = build_stage(self.spec, self.trace, self.wires.group)
         self._work(partial(run_stage, stage, self.wires.serving), stage.forget)
 
-    def _work(self, work: Callable[[], None], forget: Callable[[], None] = lambda: None) -> None:
+    def _work(self, work: Callable[[], None], forget: Callable[[], object] = int) -> None:
         """Do this until it is stopped; after a loss once more, having forgotten all requests."""
         while True:
             try:

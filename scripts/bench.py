@@ -30,6 +30,8 @@ draft       how often the next token of the target's greedy text is among a draf
             question_end and max_new_tokens choose the texts
 schema      answers with and without a JSON schema, in virtual time: tokens/s by method, and without the guesses that a
             schema forces
+accidents   ranks that are killed or stopped at random moments, for each method and for one and four answers at once:
+            how many answers are lost or have another text, and how long they wait; often=N accidents of each case
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
             among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
             multi-step sampling
@@ -57,6 +59,7 @@ from launch.console import run
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "overhead": "eval.bench.overhead:overhead",
     "clocks": "eval.bench.clocks:clocks",
+    "accidents": "eval.bench.accidents:accidents",
     "real_time": "eval.bench.real_time:real_time",
     "acceptance": "eval.bench.acceptance:acceptance",
     "draft": "eval.bench.draft:draft",

@@ -31,7 +31,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "tp": 928,
     "sim": 1131,
     "launch": 5892,
-    "eval": 4831,
+    "eval": 4936,
     "serve": 2765,
     "eval/dsi": 2986,
     "eval/load": 787,
@@ -39,7 +39,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "eval/specinfer": 736,
     "train": 2051,
     "toy/corpus": 1585,
-    "scripts": 726,
+    "scripts": 729,
     "toy": 439,
     "split_and_save_models": 98,
 }

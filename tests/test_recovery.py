@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from config.methods import METHODS, SHARINGS
+from eval.bench.accidents import accidents
 from launch import processes
 from launch.pipeline import Pipeline
 from launch.processes import Ranks
@@ -98,15 +99,18 @@ def test_what_the_path_decides_of_a_law_counts_the_answer_before_an_accident(sav
 # --- several requests, several accidents ------------------------------------------------------------------------------
 
 def test_several_answers_go_on_together_and_texts_that_were_kept_are_forgotten(saved):
-    prompts = [PROMPT, PROMPT[:30] + [44], [9, 8, 7], PROMPT[:40] + [3, 3]]
+    prompts = [PROMPT, [*PROMPT[:30], 44], [9, 8, 7]]
+    prompts.append([*PROMPT[:40], 3, 3])
     with opened(saved, max_requests=3, reuse=True, pipeline_type="streaming") as pipeline:
-        assert pipeline.generate(prompts[1], **ASK, temperature=1.0).answer.token_ids == reference(1.0, prompts[1])
+        before = pipeline.generate(prompts[1], **ASK, temperature=1.0)
+        assert before.answer.token_ids == reference(1.0, prompts[1])
         answers = [pipeline.submit(prompt, **ASK, temperature=1.0) for prompt in prompts]
         assert struck(answers[0], 4, (1,), (2,)) == reference(1.0)
         assert struck(answers[2], 2, (2,)) == reference(1.0, prompts[2])
         for answer, prompt in zip(answers, prompts):
             assert struck(answer, 0) == reference(1.0, prompt)
-        assert pipeline.generate(prompts[3], **ASK).answer.token_ids == reference(0.0, prompts[3])
+        after = pipeline.generate(prompts[3], **ASK)
+        assert after.answer.token_ids == reference(0.0, prompts[3])
 
 
 def test_an_answer_that_is_given_up_during_an_accident_holds_nobody_up(saved):
@@ -163,7 +167,8 @@ def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path)
             assert wait_until(lambda printed=printed: len(run.stdout) > printed + 200, 90), run.stderr
             os.kill(run.ranks()[lost], signal.SIGKILL)
         assert run.end(180) == 0, run.stderr
-    struck_text, alone = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("struck", "alone"))
+    files = tmp_path / "struck.json", tmp_path / "alone.json"
+    struck_text, alone = (json.loads(file.read_text()) for file in files)
     assert struck_text["token_ids"] == alone["token_ids"] and len(alone["token_ids"]) == 1500
     assert run.stderr.count("all ranks are connected again, and answers go on") == 2 and "Traceback" not in run.stderr
 
@@ -225,7 +230,8 @@ def greeted(folder, door, *greeting):
 def test_a_connection_of_another_epoch_or_kind_or_of_a_stranger_is_not_let_in(tmp_path):
     with Door(str(tmp_path), 7) as door:
         made = Connections(1, [Peers(0, [2], root=0)])
-        assert made.missing == {(DATA, 0), (CONTROL, 0)} and made.to == {(DATA, 2)}
+        assert made.missing == {(DATA, 0), (CONTROL, 0)}
+        assert made.to == {(DATA, 2)}
         for junk in OTHERS:
             greeted(tmp_path, door, *junk)
             made.let_in(door)
@@ -259,3 +265,12 @@ def test_a_tree_begins_again_with_the_answer_so_far_and_its_counts():
     shorter = tree.again(3, 3)
     assert shorter.tokens == [5, 6, 7] and shorter.foreseen == []
     assert min(shorter.trunk) > max(tree.trunk)
+
+
+def test_the_bench_of_accidents_counts_what_was_lost_or_changed(saved, capsys):
+    words = [f"model_dir={saved / '0+2+2'}", "template=none", "max_new_tokens=12", "dtype=float64"]
+    assert accidents([*words, "pipeline_type=pruned", "often=1"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:6] for line in lines] == ["pruned 1 1 1 0 0".split(), "pruned 4 1 4 0 0".split()]
+    with pytest.raises(ValueError, match="often=x is not possible"):
+        accidents([*words, "often=x"])

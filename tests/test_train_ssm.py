@@ -17,7 +17,7 @@ from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import merged_passes, ranks
 from launch.split.write import split
 from model.sample import Sampler
-from model.weights.checkpoint import Checkpoint
+from model.weights.unfold import Unfolded
 from model.whole import Whole
 from tests.checkpoints import same
 from tests.saved import here, save_tokenizer
@@ -77,7 +77,7 @@ def words(pair, questions, out, *more):
 
 
 def whole(folder):
-    return Whole(Checkpoint(folder), torch.float32, CPU)
+    return Whole(Unfolded(folder), torch.float32, CPU)
 
 
 def texts_to(folder, count=5):
