@@ -72,8 +72,8 @@ def test_attention_without_the_fused_kernel_is_the_same(monkeypatch):
     torch.testing.assert_close(attend(q, k, v, mask), fused)
 
 
-@pytest.mark.parametrize("field, value", [("rope_scaling", {"rope_type": "yarn"}), ("hidden_act", "gelu"),
-                                          ("attention_bias", True)])
+@pytest.mark.parametrize("field, value", [("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
+                                          ("hidden_act", "gelu"), ("attention_bias", True)])
 def test_what_would_be_computed_wrongly_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=field):
         LlamaConfig.read({**SIZES, field: value})
