@@ -17,7 +17,7 @@ from model.weights.parts import Part
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 TABLE = {cells[0]: list(map(float, cells[1:])) for cells in
-         re.findall(r"^\| (\w+ ?\d?) \|" + r" ([0-9.]+) \|" * 4 + "$", PAGE, re.M)}
+         re.findall(r"^\| (\w+ ?\d?) \|" + r" (\d+\.\d) \|" * 4 + "$", PAGE, re.M)}
 SIZES = {"7B": (4096, 11008, 32), "13B": (5120, 13824, 40)}  # hidden, intermediate, layers
 COLUMNS = [("7B", "none"), ("7B", "nf4"), ("13B", "none"), ("13B", "nf4")]
 NAMES = {torch.float16: "F16", torch.float32: "F32", torch.uint8: "U8"}

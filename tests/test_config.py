@@ -11,7 +11,7 @@ import pytest
 from config.cli import flat, help_text, parse
 from config.keys import options
 from config.methods import METHODS
-from config.presets import PRESETS, ROOT, absent
+from config.presets import HEAD, PRESETS, ROOT, absent
 from config.run_config import Growth, RunConfig, TreeConfig
 from config.serve_config import ServeConfig
 from launch.run import prepare
@@ -61,8 +61,8 @@ def test_the_models_of_presets_lie_under_one_root_that_is_named_once(tmp_path: P
             assert there.base_dir == preset.base_dir
         else:
             assert preset.base_dir == str(ROOT / "models" / Path(there.base_dir).relative_to(tmp_path))
-            assert (there.eagle_dir == preset.eagle_dir == "" or preset.eagle_dir ==
-                    str(ROOT / "models" / Path(there.eagle_dir).relative_to(tmp_path)))
+            bundled = there.eagle_dir == preset.eagle_dir in ("", str(HEAD))
+            assert bundled or preset.eagle_dir == str(ROOT / "models" / Path(there.eagle_dir).relative_to(tmp_path))
             assert (there.stages, there.template) == (preset.stages, preset.template)
     assert parse(["vicuna-7b"]).stages == "0+8+8+8+8" and parse(["llama2-13b"]).template == "llama-2"
     assert parse(["qwen3-8b", f"models={tmp_path}", "base_dir=mine"]).eagle_dir == ""

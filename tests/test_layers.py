@@ -37,7 +37,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "eval/load": 787,
     "eval/plan": 2356,
     "eval/specinfer": 736,
-    "train": 2051,
+    "train": 2052,
     "toy/corpus": 1585,
     "scripts": 729,
     "toy": 439,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model.weights.checkpoint import Checkpoint
+from model.weights.unfold import Unfolded
 from model.whole import Whole
 from scripts import bench, make_toy
 from toy.recipe.llama import ATTENTION, OptShape, Shape, export, words_of
@@ -80,5 +80,5 @@ def test_what_the_recipe_trains_is_what_the_decoder_computes(shape, tmp_path):
     ids = [5, 9, 77, 4000, 9, 12, 1]
     trained = words_of(model, torch.tensor([ids]))[0].float()
     export(model, tmp_path)
-    whole = Whole(Checkpoint(tmp_path), torch.float32, "cpu")
+    whole = Whole(Unfolded(tmp_path), torch.float32, "cpu")
     torch.testing.assert_close(trained, whole.logits(ids, whole.cache(len(ids)), len(ids)), atol=0.1, rtol=0.05)

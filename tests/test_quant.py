@@ -144,7 +144,7 @@ def text(folder, tmp_path, *words):
 
 @pytest.mark.parametrize("kind, dtype, temperature", [
     ("int8", "float64", 0.8), ("int4", "float64", 0.8), ("nf4", "float64", 0), ("fp4", "float64", 0.8),
-    ("int8", "float32", 0), ("int4", "float32", 0), ("int4", "bfloat16", 0.8), ("nf4", "float32", 0)])
+    ("int8", "float32", 0), ("int4", "float32", 0), ("nf4", "float32", 0)])
 def test_every_method_writes_the_text_of_ar_over_quantized_stages(kind, dtype, temperature, saved, quantized, tmp_path):
     words = [f"dtype={dtype}", f"temperature={temperature}"]
     wanted = text(quantized / kind, tmp_path, "pipeline_type=ar", *words)

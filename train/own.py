@@ -18,6 +18,7 @@ from tqdm import tqdm
 from config.files import replace
 from model.text import AUTO, OWN, Text, chosen
 from model.weights.checkpoint import Checkpoint
+from model.weights.unfold import Unfolded
 from model.whole import Whole
 from train.terms import digest, kept, mark
 from train.writer import WRITTEN_AT_ONCE, Prompts, Writer
@@ -35,7 +36,7 @@ class Talker:
     def __init__(self, args: Namespace, dtype: torch.dtype, device: torch.device) -> None:
         self.template, self.seed = args.template, args.seed
         self.text = Text(args.model_dir)
-        self.open = partial(Whole, Checkpoint(args.model_dir), dtype, device)
+        self.open = partial(Whole, Unfolded(args.model_dir), dtype, device)
 
     @cached_property
     def model(self) -> Whole:

@@ -72,7 +72,7 @@ def nested(config: Config, base: Config) -> Config:
     known: Config = {"architectures": base.get("architectures"), "name_or_path": base.get("_name_or_path")}
     outside = {name: config[name] for name in OUTSIDE if name in config}
     own = (*outside, "speculators_config", "transformer_layer_config")
-    inside = {name: value for name, value in config.items() if name not in own}
+    inside = {name: value for name, value in config.items() if name not in own and value is not None}
     return {**outside, "speculators_config": config.get("speculators_config") or {"verifier": known},
             "transformer_layer_config": inside}
 
