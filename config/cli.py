@@ -16,15 +16,18 @@ from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.profiles import is_file
 from config.run_config import RunConfig
+from config.schema.untrusted import read_json
 
 FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
+HEADS = {"eagle", "dflash"}  # the kinds that are the head of the split
+SEVERAL = ("ssm", "cascade")  # the kinds that are made of the models of the key ssm
 Keys = TypeVar("Keys", bound="CommandKeys")
 Names = Sequence[str]
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
 RUN_PIPE = "bash run_pipe.sh"
-PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
-         "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
+PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "chat_template", "trace",
+         "output", "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "ablate")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
@@ -81,14 +84,21 @@ def _found(folder: str) -> str:
 def headless(config: RunConfig) -> bool:
     """Whether no draft head is there: not in rank 0's part of the split, and none is named for a split to be made."""
     if not config.model_dir:
-        return not config.eagle_dir and Path(config.base_dir or os.devnull).is_dir()
+        base = Path(config.base_dir or os.devnull)
+        return not config.eagle_dir and base.is_dir() and not _predicts(base)
     part = config.first_folder  # which other boards than rank 0's do not have
     return part.is_dir() and not (part / "eagle" / "config.json").is_file()
 
 
+def _predicts(model: Path) -> bool:
+    """Whether a model has layers for multi-token prediction, which are a head."""
+    path = model / "config.json"
+    return path.is_file() and bool(read_json(path).get("num_nextn_predict_layers"))
+
+
 def needs_head(draft: str) -> bool:
     """Whether a draft of this name needs the head that belongs to the split."""
-    return "eagle" in draft.split("+")
+    return not HEADS.isdisjoint(draft.split("+"))
 
 
 def no_head(config: RunConfig) -> str:
@@ -254,7 +264,8 @@ def _check_drafts(run: RunConfig, methods: Names, drafts: Names, values: Values)
     guesses = any(METHODS[name].draft == "eagle" for name in methods)
     if guesses and needs_head(values.get("draft", "")) and headless(run):
         raise ValueError(no_head(run))
-    named = "ssm" in (drafts or run.sources)
+    chosen = drafts or run.sources
+    named = any(source in SEVERAL for name in chosen for source in name.split("+"))
     if "ssm" in values and not own and not named:
         raise ValueError(f"ssm={values['ssm']} is ignored by pipeline_type={run.pipeline_type} with "
                          f"draft={run.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
@@ -270,6 +281,7 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: it goes first and there is only one")
     found = parsed(words, keys, PATHS)
+    found.update(_folders(found))
     if "ssm" in found:
         folders = map(absolute, listed(found["ssm"]))
         found["ssm"] = ",".join(folders) or found["ssm"]
@@ -279,6 +291,21 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         if key in found and not found[key].strip():
             raise ValueError(f"{key} is empty: write the question behind {key}=")
     return found
+
+
+def _folders(found: Values) -> dict[str, str]:
+    """A draft that names its folders, as cascade:DIR,DIR or model:DIR+suffix, as the keys that have them."""
+    keys = {"model": "draft_dir", "cascade": "ssm"}
+    named: dict[str, str] = {}
+    draft = found.get("draft", "")
+    for part in draft.split("+"):
+        kind, colon, folder = part.partition(":")
+        if colon and kind in keys and folder.strip():
+            if keys[kind] in found:
+                raise ValueError(f"{part} and {keys[kind]}={found[keys[kind]]} both name folders: give one of them")
+            named[keys[kind]] = folder if kind == "cascade" else absolute(folder)
+            draft = draft.replace(part, kind)
+    return {**named, "draft": draft} if named else {}
 
 
 def _chosen(preset: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,12 @@ METHODS = {
     "pipeinfer": Method(
         "pipeinfer", "ring", "eagle", "PipeInfer: the tip alone, then short runs of one drafted chain",
         tree="chain", sizes=("run_pipeinfer",), look=("#cfe8cf", "++"), planned=False),
+    "pearl": Method(
+        "pearl", "ring", "eagle", "PEARL, AMUSD: one chain is drafted on while what there is of it is verified",
+        tree="chain", look=("#e3b5a4", ".."), planned=False),
+    "ssd": Method(
+        "ssd", "ring", "eagle", "SSD (Saguaro): while a tree is verified, grow below all outcomes that it may have",
+        sizes=("stream_rows", "init_depth"), look=("#a98467", "oo"), measured=True, planned=False),
     "streaming": Method(
         "streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
         sizes=("stream_rows",), look=("#5b6fb5", "||"), measured=True, falls_back=True),

@@ -161,8 +161,8 @@ def _rows(*columns: tuple[str, Kind]) -> Kind:
 TIME, RATE = number(0, LONGEST), number(0.001, 1e6)
 FACTOR = number(1 / SLOWEST, SLOWEST)
 TEXT = Kind("a text", lambda value: files.fits(value, str))
-SOURCE = Kind("eagle, model, ssm1, ssm2 or so on",
-              lambda value: TEXT.fits(value) and bool(re.fullmatch("eagle|model|ssm[1-9][0-9]{0,2}", value)))
+SOURCE = Kind("eagle, dflash, model, ssm1, ssm2 or so on",
+              lambda value: TEXT.fits(value) and bool(re.fullmatch("eagle|dflash|model|ssm[1-9][0-9]{0,2}", value)))
 END = "rank", whole(0, MOST)
 FORMS: dict[str, Kind] = {
     "like": one_of(*PROFILES), "about": TEXT, "model_of": TEXT, "layers": COUNT, "free": whole(0, MOST),

@@ -18,6 +18,7 @@ BUNDLED = OF_TOY / "real"  # for every other model
 FORMS = ("{}/question.jsonl", "{}.jsonl", "{}.json")  # of the set's name; the last one is SpecInfer's
 
 FORM = 'write a JSON object a line, with a "question_id" and with "turns", a list of texts that are not empty'
+UNFETCHED = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins what SPEED-Bench has in place of a text of others
 LIST = 'write a list of texts, as ["a text", "another"]'
 
 
@@ -40,9 +41,12 @@ def bundled(model: str | Path) -> Path:
 def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Question]:
     """The questions `begin` to `end` - 1 (-1: to the last one) of a set in the folder `data`.
 
-    Raises ValueError, with the line and the fix, if the file is not there, not sound or too short.
+    If `data` is a file, as Spec-Bench's or SPEED-Bench's, its categories are the sets. Raises ValueError, with the line
+    and the fix, if the file is not there, not sound or too short.
     """
     folder = Path(data)
+    if folder.is_file():
+        return _chosen(_of_category(folder, name), folder, begin, end)
     paths = (folder / form.format(name) for form in FORMS)
     path = next(filter(Path.is_file, paths), None)
     if path is None:
@@ -51,6 +55,20 @@ def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Que
         raise ValueError(f"there is no data set {name} in {folder} (there: {there}): choose others with sets=, or "
                          f"another folder with data=; a set is a file {forms}")
     return _chosen(list(_distinct(path, name)), path, begin, end)
+
+
+def categories(path: str | Path) -> list[str]:
+    """The categories of the questions in a file, in the order in which they come. Raises ValueError as `load` does."""
+    return list(dict.fromkeys(question.category for question in _distinct(Path(path), "")))
+
+
+def _of_category(path: Path, name: str) -> list[Question]:
+    every = list(_distinct(path, ""))
+    found = [question for question in every if question.category == name]
+    if every and not found:
+        there = ", ".join(sorted({question.category for question in every}))
+        raise ValueError(f"{path} has no question of the category {name} (there: {there}): choose others with sets=")
+    return found
 
 
 def by_turns(data: str | Path, names: Sequence[str], begin: int = 0, end: int = -1) -> list[str]:
@@ -110,6 +128,9 @@ def _talks(path: Path, name: str) -> Iterator[tuple[str, Question]]:
         if not named or not isinstance(category, str):
             raise ValueError(f"line {number} of {path} has a \"question_id\" that is no number or text, or a "
                              "\"category\" that is no text: write such a one, or leave it out")
+        if any(turn.startswith(UNFETCHED) for turn in entry["turns"]):
+            raise ValueError(f"line {number} of {path} has SPEED-Bench's placeholder instead of a text: fetch the "
+                             "texts with its own script, and give that file")
         yield f"line {number}", Question(id, category, tuple(entry["turns"]))
 
 

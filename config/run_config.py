@@ -18,7 +18,7 @@ from config.trees import ENDLESS, FIXED, LEAST_SCORE, MOST_GUESSES, Growth, Tree
 CHOICES = {
     "pipeline_type": tuple(METHODS),
     "draft": ("eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm",
-              "none"),
+              "cascade", "cascade+suffix", "dflash", "dflash+suffix", "none"),
     "verify": ("match", "naive", "mss", "eagle1"),
     "policy": ("auto", "eagle2", "static", "opt", "expansion"),
     "template": ("auto", "vicuna", "llama-2", "own", "none"),
@@ -26,6 +26,7 @@ CHOICES = {
     "time": ("real", "virtual"),
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
     "quant": ("auto", "none", "int8", "int4", "nf4", "fp4"),
+    "quant_head": ("none", "int8", "int4"),
 }
 COUNT = 1_000_000_000  # the most of anything that is counted
 GUESSES = Range(1, MOST_GUESSES)
@@ -57,7 +58,9 @@ MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
 PORTS, COPIES = Range(1, 65535), Range(0, 1024)
 # Keys that change an emulated cluster, and the values that leave it, and every other run, as it is.
 EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
-ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift")
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # change logits first …
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # … and all keys by which a token is chosen
+ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced")
 STAGES = Form(
     r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?",
     "the layers of every rank, as 0+2+2+2+2, where rank 0 has none and the others at least one; or the number of "
@@ -95,9 +98,9 @@ class RunConfig(Checked):
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
-    draft: str = "eagle"  # eagle (the head; without one suffix), model, ssm, suffix (copies), eagle+suffix, none
-    draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for drafts with model
-    ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: rank 0's draft
+    draft: str = "eagle"  # eagle or dflash (the head), model, ssm, cascade, suffix (copies), eagle+suffix, none
+    draft_dir: str = ""  # folder of a small whole model, for drafts with model; best with the target's vocabulary
+    ssm: str = ""  # folders of such models, DIR,DIR, of specinfer, draft=ssm, cascade; empty: rank 0's draft
     ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: all on rank 0, by turns
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
@@ -113,6 +116,7 @@ class RunConfig(Checked):
     question_begin: int = 0  # first line of question_file that is asked, from 0
     question_end: int = -1  # line before which to stop; -1: ask all
     template: str = "auto"  # around a question: own (the tokenizer's), vicuna, llama-2, none; auto: own or vicuna
+    chat_template: str = ""  # file of a chat template in Jinja, which is then the tokenizer's own
 
     # How the answer is chosen, and when it ends
     temperature: float = 0.0  # 0: always the likeliest token; above: sampled
@@ -143,7 +147,7 @@ class RunConfig(Checked):
     # All trees and their segments
     width: int = 10  # children of a guess, and guesses of a level that get children
     subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
-    ablate: str = ""  # habits to leave out: expand, none_expand, score_order, prune, thrift (commas between)
+    ablate: str = ""  # habits to leave out: expand, none_expand, score_order, prune, thrift, forced
 
     # Other habits of the pipeline
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
@@ -157,6 +161,7 @@ class RunConfig(Checked):
     dtype: str = "auto"  # float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA
     quant: str = "auto"  # weights of the layers: none, int4, int8, nf4 or fp4; auto: what the split holds
     quant_draft: bool = False  # quantize the draft's layers in the same way
+    quant_head: str = "none"  # weights of the LM head: none, int8 or int4
     max_length: int = 2048  # tokens of prompt and answer together
     max_requests: int = 1  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
     reuse: bool = False  # begin behind the tokens that a prompt shares with a text that the ranks hold
@@ -167,6 +172,7 @@ class RunConfig(Checked):
     recover_seconds: float = 60.0  # seconds for such a rank to come back
     master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or HOST or :PORT alone
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
+    keys: str = ""  # folder of the board's keys (scripts/make_keys.sh); empty: keys, if there
     wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
 
     # An emulated cluster: real processes, messages and tokens, in the time that other devices would need
@@ -329,7 +335,8 @@ class RunConfig(Checked):
             layer=Growth(ENDLESS, ENDLESS, wide, wide, worth), chain=chain, stream=stream,
             run=self.run_pipeinfer, coupled=replace(chain, anywhere=True),
             lookahead=self.guesses or 1, chunk=self.prefill_chunk,
-            best_first="score_order" not in off, prunes="prune" not in off, thrifty="thrift" not in off)
+            best_first="score_order" not in off, prunes="prune" not in off, thrifty="thrift" not in off,
+            forced="forced" not in off)
 
     @property
     def growth_policy(self) -> str:
@@ -379,6 +386,8 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
     given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(given) > 1:
         yield f"{' and '.join(given)} are both given: give only one of them"
+    if c.chat_template and c.template not in ("auto", "own"):
+        yield f"chat_template={c.chat_template} is not read with template={c.template}: leave one of them out"
     if 0 <= c.question_end <= c.question_begin:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
 
@@ -394,6 +403,10 @@ def _problems_of_drafts(c: RunConfig) -> Iterator[str]:
 def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
     if c.ssm and not c.small_models:
         yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
+    if "cascade" in c.sources and len(c.small_models) < 2:
+        yield f"draft={c.draft} wants small models in a row, the smallest first: add ssm=DIR,DIR, or take draft=model"
+    if "cascade" in c.sources and c.ssm_ranks:
+        yield f"ssm_ranks=true is for small models side by side, and those of draft={c.draft} take turns: leave it out"
     if not c.ssm_ranks:
         return
     if not c.small_models:

@@ -41,6 +41,7 @@ class Growth:
     segment: int | None = None
     worth: float = -math.inf  # log-probability of a path, from the tip, below which a guess is not worth its row
     anywhere: bool = False  # whether the likeliest guesses are read wherever they stand, or level by level
+    fan: int = 0  # levels that may stand below the likeliest outcome of what was sent, fewer below others; 0: no bound
     shape: Shape = ()
     gain: float = 0.0  # expected accepted guesses that a level must bring for another one to be drafted (OPT-Tree)
 
@@ -113,5 +114,11 @@ class TreeConfig:
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
+    forced: bool = True  # whether tokens that a grammar forces are guessed by a source of their own
     thrifty: bool = True  # whether only what pays is sent and drafted, by recent measurements
     plain: float = 0.0  # seconds of a token by plain decoding, to which thrift falls back; 0: never
+
+    @property
+    def outcomes(self) -> Growth:
+        """The tree of ssd: that of streaming below each outcome of what was sent, as deep as a first tree."""
+        return replace(self.stream, fan=self.init.depth + 1)

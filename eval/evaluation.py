@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -197,14 +196,12 @@ class Evaluation:
         answer, stream = self.decoders[contender].submit(request, waits=False)
         number = self.pipeline.ring.requests  # so many came before it, as the tally counts them
         settled: list[list[float]] = []  # modelled seconds since the request began, tokens settled then
-        accepted: Counter[int] = Counter()  # tokens of each target pass, its own token included
         with self.pipeline.rank.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
             for new in stream:
                 if not new:
                     yield None
                     continue
                 settled.append([self._seconds(answer), len(new)])
-                accepted[answer.target_passes] += len(new)
                 reader.read(new)
         assert answer.finish_reason, f"the stream of {contender} ended before its answer, at {answer.new_tokens} tokens"
         reader.finish()
@@ -212,7 +209,7 @@ class Evaluation:
         turn.update(prompt=request.prompt, turns=reader.text, requests=number, settled=settled)
         turn.update(wall_time=self._seconds(answer), ttft=answer.prefill_seconds / self.scale)
         turn.update(idxs=max(answer.target_passes, 1) - 1, tau=answer.mean_accepted_length,
-                    accept_lengths=[accepted[place] for place in range(1, answer.target_passes + 1)])
+                    accept_lengths=answer.accepted_lengths)
         return turn
 
     def _seconds(self, answer: Answer) -> float:

@@ -5,6 +5,7 @@ It knows nothing about how a question is asked; all other keys are those of a si
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
@@ -13,7 +14,7 @@ from config.files import check_output
 from config.keys import NUMBER, Range, check_name, listed, number, opened, outside, over, preset_of, raw_values
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
-from config.questions import bundled
+from config.questions import bundled, categories
 from config.run_config import RANGES
 
 # The trees of the paper, whatever a preset is tuned to.
@@ -69,7 +70,7 @@ class AsksSets(CommandKeys):
 
     # Which questions are asked
     sets: str = SETS  # the data sets; question_begin, question_end are of each
-    data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json (a list of texts); empty: the bundled
+    data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json, or a file of categories; empty: the bundled
 
     @property
     def folder(self) -> str:
@@ -78,7 +79,9 @@ class AsksSets(CommandKeys):
 
     @property
     def chosen_sets(self) -> tuple[str, ...]:
-        return listed(self.sets)
+        """The sets by name: of a file, its categories, all of them if `sets` says nothing else."""
+        every = self.sets == SETS and Path(self.data).is_file()
+        return tuple(categories(self.data)) if every else listed(self.sets)
 
 
 class ComparesMethods(AsksSets):

@@ -11,6 +11,8 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from pipeline.decode import by_position
+
 Answer = Mapping[str, Any]
 Answers = Iterable[Answer]
 Amounts = tuple  # tokens, and the seconds that they took
@@ -21,7 +23,8 @@ NAN = float("nan")  # where there is nothing to measure
 ANSWER_FIELDS = {  # what is read of an answer; see `fits` in config/files.py
     "method": str, "draft": str, "set": str, "temperature": float, "repeat": int, "seed": int,
     "question_id": lambda value: isinstance(value, (int, str)),
-    "choices": ({"new_tokens": [int], "wall_time": [float]},), "token_ids": [[int]], "target_passes": [int],
+    "choices": ({"new_tokens": [int], "wall_time": [float], "accept_lengths": [int]},),
+    "token_ids": [[int]], "target_passes": [int],
     "emulated": bool, "profile": str, "scale": float,
     "launch": str, "requests": [int],
     "ttft": [float], "settled": [[(float, int)]]}
@@ -153,6 +156,11 @@ def acceptance_length(answers: Answers) -> float:
         settled += sum(new) - len(new)
         passes += sum(answer["target_passes"])
     return settled / passes if passes else NAN
+
+
+def acceptance_by_position(answers: Answers) -> list[float]:
+    """The share of target passes that accepted a first guess, a second one, ..., by all answers together."""
+    return by_position([length for answer in answers for length in answer["choices"][0]["accept_lengths"]])
 
 
 def first_token_times(answers: Answers) -> list[float]:

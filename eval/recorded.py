@@ -23,7 +23,6 @@ from launch import build
 from model.sample import Sampler
 from model.text import chosen
 
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # keys that change the law
 ASIDE = -2  # every path that has left the text
 FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # of such keys, those that name folders
 BEGINNING = 1 << 20  # bytes of a file that are compared: of weights their shapes, and the first of them
@@ -83,7 +82,7 @@ def settings_of(config: CommandKeys, keys: Sequence[str]) -> dict[str, Any]:
     """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
     values = {key: value for key, value in flat(config).items() if key in keys}
     if "template" in keys:
-        values["template"] = chosen(config.run.template, config.run.first_folder)
+        values["template"] = config.run.chat_template or chosen(config.run.template, config.run.first_folder)
     for key in FOLDERS & values.keys():
         values[key] = ",".join(map(_content, values[key].split(",")))
     return values

@@ -181,6 +181,9 @@ def _other_tables(view: View) -> Lines:
     if any(row["total"] == row["total"] for row in view.rows):
         yield from figures("Tokens per second of all answers of a set together, several at once", "total")
     yield from figures("Mean acceptance length, τ", "tau")
+    if any(row["by_position"] for row in view.rows):
+        title = f"Acceptance rate by position behind the first token of a target pass {view.where}"
+        yield from grid(title, lambda row: row["by_position"] or NOT_MEASURED)
     yield from figures("Seconds of a request: the mean; the 95th percentile", "request_mean", "request_p95")
     yield from figures("Milliseconds to the first token; then per token, the median; the 99th percentile",
                        "ttft", "tpt_p50", "tpt_p99", digits=0, factor=1e3)

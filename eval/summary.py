@@ -39,8 +39,10 @@ RATIOS = (
 SPEEDS = ("xi", "xi_decoding", *(ratio.column for ratio in RATIOS))  # figures that have bounds
 TIMES = (*ACTIVITIES, "late")
 ORIGIN = ("emulated", "profile")
+POSITIONS = 8  # behind the first token of a target pass, whose acceptance is shown
 SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUNDS),
-           "tau", "ttft", "request_mean", "request_p95", "tpt_p50", "tpt_p99", "total", "equal", *TIMES, *ORIGIN)
+           "tau", "by_position", "ttft", "request_mean",
+           "request_p95", "tpt_p50", "tpt_p99", "total", "equal", *TIMES, *ORIGIN)
 STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", *ORIGIN)
 ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN)
 AR = Contender("ar", "none")
@@ -76,6 +78,8 @@ def _row(found: Found, contender: Contender, name: str, temperature: float) -> R
     row["equal"] = metrics.equality(answers, found.of(AR, name, temperature))
     row["total"] = metrics.total_speed(answers)
     row["tau"] = metrics.acceptance_length(answers)
+    rates = metrics.acceptance_by_position(answers)[:POSITIONS]
+    row["by_position"] = ", ".join(f"{rate:.3f}" for rate in rates)
     row["ttft"] = metrics.mean(metrics.first_token_times(answers))
     row["request_mean"] = metrics.mean(requests)
     row["request_p95"] = metrics.quantile(requests, 0.95)

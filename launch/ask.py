@@ -21,10 +21,12 @@ from config.schema.untrusted import harmless
 from launch.console import say
 from launch.pipeline import Generation, Pipeline
 from launch.run import Command
-from pipeline.decode import Answer, Job, concurrent
+from pipeline.decode import Answer, Job, by_position, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
-           "tokens_per_second", "target_passes", "segments", "mean_accepted_length")  # of an answer, that are kept
+           "tokens_per_second", "target_passes", "segments", "mean_accepted_length",
+           "acceptance_by_position", "plain_tokens")  # of an answer, that are kept
+POSITIONS = 8  # behind the first token of a target pass, whose acceptance is shown
 Bar = Any  # of tqdm
 Place = Tuple[int, int]  # of an answer: the number of its question, and its turn
 Done = Tuple[Place, Answer, Dict[str, Any]]  # an answer, and what `output` keeps of it
@@ -64,11 +66,17 @@ def table(answers: list[Answer], whole: float | None = None) -> str:
     if whole is not None:
         rows["tokens/s"] += " (of an answer)"
         rows["tokens/s of all"] = f"{tokens / max(whole, 1e-9):.2f} (in {whole:.2f} s)"
+    rates = by_position([length for answer in answers for length in answer.accepted_lengths])
+    if rates:
+        rows["accepted by position"] = ", ".join(f"{rate:.3f}" for rate in rates[:POSITIONS])
     sources: Counter[str] = Counter()
     for answer in answers:
         sources.update(answer.sources)
     if sources:
         rows["guesses in the text"] = ", ".join(f"{count} of {source}" for source, count in sorted(sources.items()))
+    plain = sum(answer.plain_tokens for answer in answers)
+    if plain:
+        rows["decoded plainly"] = f"{plain} tokens, since guessing was slower here"
     return "\n".join(f"  {name:<22}{value}" for name, value in rows.items())
 
 

@@ -132,13 +132,14 @@ def _place(argv: Words, config: RunConfig) -> Path:
         "cluster": str(config.cluster),
         "code": code_version(),
         "files": files,
-        "machine": _machine() if config.profile == "none" else []}
+        "machine": machine() if config.profile == "none" else []}
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "flowspec" / f"auto-{digest}.json"
 
 
-def _machine() -> list[str]:
+def machine() -> list[str]:
+    """What times of this machine depend on."""
     cores = len(os.sched_getaffinity(0))
     return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
 

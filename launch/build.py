@@ -4,7 +4,6 @@ It knows nothing about processes or rank numbers. A builder changes nothing but 
 """
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -15,20 +14,24 @@ from config.cli import no_head
 from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
 from config.schema.untrusted import shown
+from config.trees import FIXED
 from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
+from model.drafts.cascade import row
+from model.drafts.dflash import Block, DFlashHead
 from model.drafts.draft import Draft, NoDraft, Passes
 from model.drafts.eagle import Eagle, Eagle3Head, Fit, load_head
 from model.drafts.mixture import Mixture
-from model.drafts.network import ModelDraft, TreeDraft, read_all
+from model.drafts.network import ModelDraft, Network, TreeDraft, read_all
+from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
 from model.llama import LlamaConfig, Logits, Slice, fill
 from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part, read_sizes
-from model.weights.quant import Recast, compress, load, probe, unfolded
+from model.weights.quant import Recast, compress, compress_head, fuse, load, pack, probe, unfolded
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
@@ -87,10 +90,16 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Sli
     names = {name[len("model."):]: name for name in held}
     weights = Recast(source, names, spec.quantizes)
     load(body, spec.quant, weights, spec.dtype, spec.device)
-    if why := unfolded(body):
-        say(f"rank {part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel for "
-            f"them here ({why})")
+    if not shared:  # members may send rows between the parts of a product
+        pack(body)
+    _warn_if_unfolded(spec, body)
     return body
+
+
+def _warn_if_unfolded(spec: RankSpec, module: torch.nn.Module) -> None:
+    if why := unfolded(module):
+        say(f"rank {spec.part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel "
+            f"for them here ({why})")
 
 
 def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
@@ -111,6 +120,10 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
     spec.prepare_torch()
     lm_head = Logits(spec.sizes)
     fill(lm_head, {"weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
+    probe(spec.config.quant_head, spec.dtype, spec.device)
+    compress_head(lm_head, spec.config.quant_head, spec.dtype)
+    pack(lm_head)
+    _warn_if_unfolded(spec, lm_head)
     return lm_head
 
 
@@ -133,9 +146,13 @@ def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: RemoteDraft | None =
     networks: list[Any] = []
     for name in spec.sources:
         if name == "ssm":
-            networks += [_numbered(spec, number) for number in range(len(spec.small_models))]
+            networks += _numbered_all(spec)
         elif name in DRAFTS:
             networks.append(DRAFTS[name](spec, lm_head))
+    policy = spec.config.growth_policy
+    if policy in (*FIXED, "opt") and not all(network.by_level for network in networks):
+        raise ValueError(f"policy={policy} grows trees level by level, and draft={spec.config.draft} guesses several "
+                         "levels at once here: leave it out")
     for number, network in enumerate(networks):
         network.number = number
     return Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
@@ -164,8 +181,7 @@ def _suffix(spec: RankSpec) -> Suffix:
 def sampler_of(run: RunConfig) -> Sampler:
     """What chooses the tokens of the target."""
     penalties = Penalties(run.biases, run.repetition_penalty, run.frequency_penalty, run.presence_penalty)
-    sampler = Sampler(run.temperature, run.top_p, run.top_k, run.seed, run.verify)
-    return replace(sampler, min_p=run.min_p, penalties=penalties)
+    return Sampler(run.temperature, run.top_p, run.top_k, run.seed, run.verify, run.min_p, penalties)
 
 
 def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, passes: Passes) -> Decoder:
@@ -176,8 +192,8 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
     return Decoder(ring, used, STRATEGIES[method.strategy], tree, limits, passes)
 
 
-def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
-    """The EAGLE head that the specification names, or that in rank 0's folder; raises ValueError if there is none."""
+def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
+    """The head that the specification names, or that in rank 0's folder; raises ValueError if there is none."""
     part = spec.part
     folder = Path(spec.head) if spec.head else part.eagle
     if folder is None:
@@ -194,8 +210,21 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
         raise ValueError(f"the head in {folder} reads layers {list(head.inner)}, but the stages of this split pass on "
                          f"{list(part.inner)}: split the model again with --eagle {folder}")
     compress(head, spec.draft_quant(), spec.dtype)
+    if isinstance(head, DFlashHead):
+        return Block(head, lm_head, spec.slots)
+    fuse(head)
+    pack(head)
     logits = head.logits if isinstance(head, Eagle3Head) else lm_head
     return Eagle(head, logits, spec.slots, Fit(str(folder), say))
+
+
+def _block_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
+    """The same, if it is one of DFlash."""
+    draft = _head_draft(spec, lm_head)
+    if not isinstance(draft, Block):
+        raise ValueError(f"draft={spec.config.draft} wants a head of DFlash, and that of this model is none: take "
+                         "draft=eagle, or name one with eagle_dir=DIR")
+    return draft
 
 
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:
@@ -205,6 +234,11 @@ def _numbered(spec: RankSpec, number: int) -> ModelDraft:
     return draft
 
 
+def _numbered_all(spec: RankSpec) -> list[ModelDraft]:
+    """The small models in their order."""
+    return [_numbered(spec, number) for number in range(len(spec.small_models))]
+
+
 def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
     """The small model in a folder that `key` may name; ValueError for one that does not fit, or is none."""
     if not folder.is_dir():
@@ -212,16 +246,51 @@ def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
     source = Unfolded(folder)
     context = _draft_context(read_sizes(source), spec, folder)
     check_tokens(source, spec.part)
+    return _drafting(source, spec, context)
+
+
+def _drafting(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
+    """A small model with its weights, as a draft."""
     whole = Whole(source, spec.dtype, spec.device, spec.draft_quant(), context)
+    pack(whole.body)
+    pack(whole.lm_head)
     return ModelDraft(whole.body, whole.lm_head, whole.cache(spec.slots))
+
+
+def _model_draft(spec: RankSpec) -> Network:
+    """The small model that drafts alone. One with a tokenizer of its own guesses in the target's tokens."""
+    folder, part = spec.draft_folder, spec.part
+    source = Unfolded(folder) if folder.is_dir() else None
+    why = _difference(source, spec) if source else ""
+    if not why or source is None or _vocabulary(folder) is None or _vocabulary(part.folder) is None:
+        return _small_model(spec, folder, "draft_dir")
+    sizes = read_sizes(source)
+    context = spec.sizes.context if sizes.family.rotary else sizes.context
+    say(f"{why}: what that model writes is decoded, and guessed in the tokens of the target")
+    return Retokenized(_drafting(source, spec, context), Text(folder), Text(part.folder), context)
+
+
+def _difference(small: Checkpoint, spec: RankSpec) -> str:
+    """How the tokens of a small model differ from the target's; empty if they do not."""
+    try:
+        _check_vocab(read_sizes(small), spec, small.folder)
+        check_tokens(small, spec.part)
+    except ValueError as error:
+        return str(error).rpartition(": ")[0]
+    return ""
+
+
+def _check_vocab(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> None:
+    base = spec.sizes
+    if sizes.vocab != base.vocab:
+        raise ValueError(f"the draft model in {folder} has vocab_size {sizes.vocab}, but the model has {base.vocab}: "
+                         "take one with the same tokenizer")
 
 
 def _draft_context(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> int:
     """The positions of a draft model, for texts as long as the target's; one that does not fit is refused."""
     base = spec.sizes
-    if sizes.vocab != base.vocab:
-        raise ValueError(f"the draft model in {folder} has vocab_size {sizes.vocab}, but the model has {base.vocab}: "
-                         "take one with the same tokenizer")
+    _check_vocab(sizes, spec, folder)
     if sizes.family.rotary:
         return base.context
     if sizes.context < spec.context:
@@ -267,7 +336,9 @@ def _numbers(value: Any) -> set[int]:
     return {number for number in named if isinstance(number, int)}
 
 
-DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {
-    "eagle": _eagle_draft,
-    "model": lambda spec, lm_head: _small_model(spec, spec.draft_folder, "draft_dir"),
+DRAFTS: dict[str, Callable[[RankSpec, LMHead], Network]] = {
+    "eagle": _head_draft,
+    "dflash": _block_draft,
+    "cascade": lambda spec, lm_head: row(_numbered_all(spec)),
+    "model": lambda spec, lm_head: _model_draft(spec),
 }

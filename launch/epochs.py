@@ -1,4 +1,4 @@
-"""How ranks of one machine meet, and meet again after a loss: in epochs, of which each has connections of its own.
+"""How ranks meet, and meet again after a loss: in epochs, of which each has connections of its own.
 
 Rank 0 opens an epoch. All ranks come to it, also those that were started again, and connect once all are there. It
 knows nothing about what travels. What a rank writes about an epoch names it, so nobody takes it for another one.
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 from config.schema.untrusted import plain
-from launch.folder import Folder
 from pipeline.failure import LOSS_KEY, Heartbeat, PeerLost, first_loss
 from pipeline.sockets import Connections, Door
 from pipeline.transport import Peers, Wire
@@ -21,20 +20,34 @@ EPOCH, OPEN = "epoch", "open"  # in the store: the newest epoch; the newest to w
 HUNG = "hung/{}"  # how often rank 0 has found a rank hung, which its launcher then kills
 
 
+class Meeting(NamedTuple):
+    """Where a rank meets the others: a store in which all write, their names if they have hosts, how a rank opens its
+    door in an epoch (if not, torch.distributed connects them), and on rank 0 what looks after the others, and for how
+    many seconds it waits for all to come first."""
+
+    store: Any
+    names: Sequence[str] = ()
+    door: Callable[[int], Door] | None = None
+    attend: Attend = str
+    patience: float = math.inf
+
+
 class Epochs:
     """One rank's way through the epochs; `recovers` says whether there is another one after a loss.
 
     A rank that was started again ends the epoch to which it had come before. `attend` is for rank 0.
     """
 
-    def __init__(self, store: Folder, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], recovers: bool,
-                 attend: Attend) -> None:
-        self._store, self._own, self._heartbeat, self._peers = store, own, heartbeat, peers
-        self._recovers, self._attend = recovers, attend
+    def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], recovers: bool
+                 ) -> None:
+        assert meeting.door is not None, "ranks without doors cannot meet in epochs"
+        self._store, self._door, self._attend = meeting.store, meeting.door, meeting.attend
+        self._own, self._heartbeat, self._peers = own, heartbeat, peers
+        self._recovers = recovers
         self._made: Connections | None = None
         self.number = self._came(own)
         if self.number:
-            first_loss(store, f"rank {own} was lost: its process ended", self._suffix)
+            first_loss(self._store, f"rank {own} was lost: its process ended", self._suffix)
 
     def join(self, until: float = math.inf) -> tuple[Wire, Wire]:
         """The wires of the next epoch in which this rank is connected to all its peers; raises PeerLost.
@@ -43,7 +56,7 @@ class Epochs:
         """
         while True:
             self.number = self._next()
-            with Door(self._store.path, self.number) as door:
+            with self._door(self.number) as door:
                 self._store.set(f"door/{self._own}", f"{self.number} {door.name}")
                 if not self._all_come(until):
                     continue
@@ -92,7 +105,7 @@ class Epochs:
     @property
     def _over(self) -> bool:
         """Whether rank 0 has opened a newer epoch."""
-        return self._store.add(EPOCH, 0) > self.number
+        return int(self._store.add(EPOCH, 0)) > self.number
 
     @property
     def _suffix(self) -> str:
@@ -116,7 +129,7 @@ class Coming(Epochs):
     def _next(self) -> int:
         while not self._over:
             self._wait()
-        return self._store.add(EPOCH, 0)
+        return int(self._store.add(EPOCH, 0))
 
     def _all_come(self, until: float) -> bool:
         while self._store.add(OPEN, 0) < self.number and not self._over:
@@ -137,10 +150,10 @@ class Opening(Epochs):
     """Rank 0's side: it waits for all others, and finds those that hang."""
 
     def _next(self) -> int:
-        return self._store.add(EPOCH, 1)
+        return int(self._store.add(EPOCH, 1))
 
     def _all_come(self, until: float) -> bool:
-        first = until == math.inf  # at the first start a rank may take its time to import modules
+        first = self.number == 1  # at the first start a rank may take its time to import modules
         found: set[int] = set()
         others = self._heartbeat.others
         while missing := [rank for rank in others if self._came(rank) < self.number]:
@@ -150,7 +163,8 @@ class Opening(Epochs):
                 self._store.add(HUNG.format(peer), 1)
             reason = self._attend()
             if not reason and time.monotonic() > until:
-                reason = "rank " + " and rank ".join(map(str, missing)) + " did not come back within recover_seconds"
+                names = "rank " + " and rank ".join(map(str, missing))
+                reason = f"{names} did not come" if first else f"{names} did not come back within recover_seconds"
             if reason:
                 raise PeerLost(reason)
             time.sleep(LOOK)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Iterator
 from urllib.parse import quote
 
+from pipeline.failure import PeerLost
+
 LOOK = 0.01  # seconds between two looks for a key
 DIGITS = 20
 PREFIX = "flowspec-"
@@ -76,7 +78,7 @@ class Folder:
         return found
 
     def look(self, key: str) -> bytes | None:
-        """The value of a key, or None if it is not there now; raises RuntimeError if the folder is gone.
+        """The value of a key, or None if it is not there now; raises PeerLost if the folder is gone.
 
         It takes no lock, which a process that was stopped could hold.
         """
@@ -84,7 +86,8 @@ class Folder:
             return self._path(key).read_bytes()
         except FileNotFoundError:
             if not self._folder.is_dir():
-                raise RuntimeError(f"the folder {self._folder} is gone") from None
+                gone = f"the launcher and its folder {self._folder} are gone"
+                raise PeerLost(f"the rendezvous was lost: {gone}") from None
             return None
 
     def add(self, key: str, amount: int) -> int:

@@ -14,13 +14,14 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 
+from config.cli import HEADS
 from launch.spec import RankSpec
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
 from model.weights.parts import EMBED, HEAD, read_sizes
 from model.weights.quant import PIECE, Recast
-from model.weights.unfold import Unfolded
+from model.weights.unfold import AHEAD, Unfolded
 from pipeline import replicas
 from pipeline.pacing import MESSAGE_ROWS
 from tp.shares import shares
@@ -97,10 +98,13 @@ def _head(spec: RankSpec) -> Need:
     logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
     folders = {
         "eagle": [spec.part.eagle] if spec.part.eagle else [],
+        "dflash": [spec.part.eagle] if spec.part.eagle else [],
         "model": [spec.draft_folder],
         "ssm": [] if spec.config.drafting_ranks else spec.small_models,
+        "cascade": spec.small_models,
     }
-    drafts = [_network(spec, folder, name == "eagle") for name in spec.sources for folder in folders.get(name, [])]
+    drafts = [_network(spec, folder, name in HEADS)
+              for name in spec.sources for folder in folders.get(name, [])]
     return together([Need(vocab, 0, max(logits, vocab)), *drafts])
 
 
@@ -113,11 +117,11 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     sizes = replace(read_sizes(source), context=spec.sizes.context)
     forms = {name: source.form(name) for name in source.names()}
     if sizes.tied and not eagle:
-        [embedding] = [name for name in forms if name == EMBED]
-        forms[HEAD] = forms[embedding]  # held once more
+        forms[HEAD] = forms[EMBED]  # held once more
     if eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
         forms[EMBED] = part.weights.form(HEAD)
-    cache = _cache(spec, sizes, sizes.layers)
+    layers = 1 if eagle and any(map(AHEAD.search, forms)) else sizes.layers
+    cache = _cache(spec, sizes, layers)
     rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all of them at once
     workspace = max(_step(spec, sizes, "none", rows), _loading(source, "none"))
     return Need(_loaded(forms, spec), cache, workspace)

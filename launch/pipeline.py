@@ -13,7 +13,7 @@ from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVa
 from config.keys import options as keys_of
 from config.keys import parsed, written
 from config.methods import METHODS
-from config.run_config import RANGES, RunConfig
+from config.run_config import RANGES, SAMPLING, RunConfig
 from config.trees import TreeConfig
 from launch.build import (
     LMHead,
@@ -26,6 +26,7 @@ from launch.build import (
     sampler_of,
 )
 from launch.console import say
+from launch.hint import hint
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
 from launch.ranks import rank_0
@@ -45,9 +46,7 @@ from tp.links import Loop
 
 KEYS = {option.name: option for option in keys_of(RunConfig)}
 Result = TypeVar("Result")
-ANSWER_KEYS = {
-    "template", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "logit_bias", "seed", "verify", "max_new_tokens", "ignore_eos"}
+ANSWER_KEYS = {*SAMPLING, "template", "seed", "verify", "max_new_tokens", "ignore_eos"}
 LEAST_GAIN = RANGES["opt_threshold"].least
 # A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
@@ -158,6 +157,8 @@ class Pipeline:
     def of_rank_0(rank: Rank) -> Pipeline:
         """The pipeline around a rank 0 that is connected; returns once every stage is ready."""
         spec, trace = rank.spec, rank.trace
+        if gain := hint(spec):
+            say(gain)
         links = rank.wires.links
         if len(spec.part.stages) == 1 and not spec.config.virtual:
             # rank 0 holds it, alone or with other members: there is no ring

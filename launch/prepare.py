@@ -220,6 +220,6 @@ def open_text(config: RunConfig, folder: Path) -> Text | None:
     """The tokenizer of rank 0, tried out on a prompt; None where prompts are token ids."""
     if config.prompt_ids:
         return None
-    text = Text(folder)
+    text = Text(folder, config.chat_template)
     text.prompt_ids([config.prompt or "?"], config.template)
     return text

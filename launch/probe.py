@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import NamedTuple, Sequence
 
 from config.trees import Growth, TreeConfig
-from model.drafts.draft import Draft, Passes
-from model.drafts.network import at_once
+from model.drafts.draft import Passes
+from model.drafts.mixture import Mixture
+from model.drafts.network import Network, at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.pacing import Terms
@@ -77,7 +78,7 @@ def _times(longer: float, shorter: float) -> int:
     return max(1, math.ceil(longer / shorter * (1 - SLACK)))
 
 
-def latencies(ring: Ring, networks: Sequence[Draft], passes: Passes, context: int) -> Latencies:
+def latencies(ring: Ring, networks: Sequence[Network], passes: Passes, context: int) -> Latencies:
     """The latencies of DSI at temperature 0, with as few guesses in a verification as Eq. 1 wants, but at most `MOST`.
 
     While a replica verifies, others are sent the guesses after its own. So the next one has to catch up with about
@@ -94,7 +95,7 @@ def latencies(ring: Ring, networks: Sequence[Draft], passes: Passes, context: in
     return found
 
 
-def level_share(ring: Ring, network: Draft, passes: Passes, growth: Growth, context: int) -> float:
+def level_share(ring: Ring, network: Network, passes: Passes, growth: Growth, context: int) -> float:
     """What a level of a tree takes, in the time in which the target verifies that tree; from 0 to 1.
 
     A level that brings more accepted guesses than that is worth its time (OPT-Tree, section 3.2: the least threshold).
@@ -105,7 +106,7 @@ def level_share(ring: Ring, network: Draft, passes: Passes, growth: Growth, cont
     return min(1.0, level / _pass(ring, rows))
 
 
-def _guess(ring: Ring, network: Draft, passes: Passes, growth: Growth = TreeConfig.chain) -> float:
+def _guess(ring: Ring, network: Network, passes: Passes, growth: Growth = TreeConfig.chain) -> float:
     """The seconds of one more level of a tree, or guess of a chain; 0 if the network guesses nothing."""
     tree = TokenTree([0] * GUESSED, 2 * GUESSED + 2, ring.ids)
     target = ring.open(tree, Sampler(), Terms(network.inner))
@@ -113,7 +114,8 @@ def _guess(ring: Ring, network: Draft, passes: Passes, growth: Growth = TreeConf
     _send(ring, tree, target)
     verify(tree)
     moments = [ring.clock.now()]
-    while at_once(network.grow(tree, growth), passes):
+    draft = network if network.by_level else Mixture([network])
+    while at_once(draft.grow(tree, growth), passes):
         moments.append(ring.clock.now())
     target.close()
     network.reset()

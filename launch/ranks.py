@@ -10,14 +10,14 @@ import shutil
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
-from typing import Any, Callable, ContextManager, Iterator, NoReturn, Sequence
+from typing import Callable, ContextManager, Iterator, NoReturn, Sequence
 
 import torch
 import torch.distributed as dist
 
 from launch import processes
 from launch.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
-from launch.epochs import Attend, Coming, Epochs, Opening
+from launch.epochs import Coming, Epochs, Meeting, Opening
 from launch.folder import Folder, hold, private_folder
 from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
@@ -29,6 +29,7 @@ from launch.virtual import as_virtual
 from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
 from pipeline.failure import Heartbeat, PeerLost, explain, guarded
+from pipeline.sockets import FolderDoor
 from pipeline.trace import OFF, REAL, NoTrace
 from pipeline.transport import group_wires
 from tp.links import Placement
@@ -38,9 +39,8 @@ SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # what a rendezvous writes into the en
 
 # --- processes of one machine; for several see hosts/rendezvous.py ----------------------------------------------------
 
-def connect(rank: int, placement: Placement) -> Any:
-    """The store in which all ranks write their heartbeats, whether `spawn` or a person's own torchrun has started them.
-    """
+def connect(rank: int, placement: Placement) -> Meeting:
+    """Where all ranks of this machine meet, whether `spawn` or a person's own torchrun has started them."""
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     if launched():
         with suppress(OSError):  # gone, if the launcher is
@@ -56,23 +56,21 @@ def connect(rank: int, placement: Placement) -> Any:
         dist.init_process_group("gloo")
     except RuntimeError as error:
         raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
-    return dist.distributed_c10d._get_default_store()
+    return Meeting(dist.distributed_c10d._get_default_store())
 
 
-def join(folder: str, rank: int, placement: Placement) -> Folder:
-    """The store in which all ranks of this machine write their heartbeats.
-
-    They are in a process group then if some of them share a stage.
-    """
+def join(folder: str, rank: int, placement: Placement) -> Meeting:
+    """Where all ranks of this machine meet: in a folder. They are in a process group then if some of them share a
+    stage."""
     if placement.shares:
         files = dist.FileStore(os.path.join(folder, "groups"), placement.world)
         dist.init_process_group("gloo", store=files, rank=rank, world_size=placement.world)
-    return Folder(folder)
+    return Meeting(Folder(folder), door=partial(FolderDoor, folder))
 
 
-def join_beside(others: Ranks, folder: str, placement: Placement) -> Folder:
+def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
     """As `join`, beside ranks that this one has started; raises PeerLost, with the reason, if one ends instead."""
-    joined: list[Folder] = []
+    joined: list[Meeting] = []
     failed: list[BaseException] = []
     with environment_kept(INTERFACE):
         os.environ.pop(INTERFACE, None)  # the way to other machines
@@ -124,21 +122,21 @@ class Member:
         elif self._speaks or launched():
             self._patience = GRACE / 3
         self._recovers = False  # and a loss can be mended
-        self._epochs: Epochs | None = None  # of ranks on one machine
+        self._epochs: Epochs | None = None  # where ranks meet in such
         read_elsewhere = launched() or (several_hosts and rank)  # the store in which the others read why
         self._linger = 0 if read_elsewhere else GRACE  # seconds for the others to read it
 
-    def connect(self, store: Any, names: Sequence[str], lost: Callable[[str], None], attend: Attend = str) -> Rank:
+    def connect(self, meeting: Meeting, lost: Callable[[str], None]) -> Rank:
         """The rank, once all are connected; `lost` is called with a loss that the heartbeat hears of and nobody mends.
 
-        `store` is where all ranks write, and `names` are theirs where they have hosts. On rank 0 `attend` looks after
-        the other processes. Raises ValueError for a part of another split than rank 0's.
+        Raises ValueError for a part of another split than rank 0's.
         """
         config, placement, number = self._prepared.config, self._prepared.placement, self._rank
-        self.heartbeat = Heartbeat(store, number, placement.world, config.timeout, names)
+        store = meeting.store
+        self.heartbeat = Heartbeat(store, number, placement.world, config.timeout, meeting.names)
         self.trace = self._prepared.trace(number, REAL)
         self.wires = wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
-        self._begin(wires, store, lost, attend)
+        self._begin(wires, meeting, lost)
         spec = self._prepared.spec(number)
         store.set(f"split/{number}", spec.part.split_id)
         check_split(spec.part, store.get("split/0").decode())
@@ -148,19 +146,19 @@ class Member:
             learn_time(store, number, machine(), self.trace)
         return Rank(spec, wires, self.trace, busy=self.heartbeat.busy, rejoin=self.rejoin)
 
-    def _begin(self, wires: Wires, store: Any, lost: Callable[[str], None], attend: Attend) -> None:
-        """Connect this rank to its peers: by sockets on one machine, where losses can be mended, or process groups."""
+    def _begin(self, wires: Wires, meeting: Meeting, lost: Callable[[str], None]) -> None:
+        """Connect this rank to its peers: by sockets, where losses can be mended, or under torchrun process groups."""
         placement, number, heartbeat = self._prepared.placement, self._rank, self.heartbeat
         assert heartbeat is not None, "a rank is connected without a heartbeat"
-        if not isinstance(store, Folder):
+        if meeting.door is None:
             wires.begin(group_wires())
             heartbeat.start(lost)
             return
         kind = Coming if number else Opening
         self._recovers = self._prepared.recovers
-        self._epochs = kind(store, number, heartbeat, placement.reached(number), self._recovers, attend)
+        self._epochs = kind(meeting, number, heartbeat, placement.reached(number), self._recovers)
         heartbeat.start(self.fail if self._recovers else lost, looks=False)
-        wires.begin(self._epochs.join())
+        wires.begin(self._epochs.join(time.monotonic() + meeting.patience))
 
     def rejoin(self, loss: PeerLost) -> None:
         """Connect all ranks once more after a loss; raises PeerLost where that cannot be, or they do not come."""
@@ -274,9 +272,9 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
         others = processes.start_ranks(["launch.run", *words], place, world, range(1, world))
         others.recovers = prepared.recovers
         try:
-            store = join_beside(others, place, prepared.placement)
-            tend = partial(processes.tend, others, place)
-            with _in_group(Member(prepared, 0), store, attend=tend) as rank:
+            meeting = join_beside(others, place, prepared.placement)
+            meeting = meeting._replace(attend=partial(processes.tend, others, place))
+            with _in_group(Member(prepared, 0), meeting) as rank:
                 yield rank
             others.wait(GRACE)
         finally:
@@ -298,17 +296,17 @@ def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
         with environment_kept(*SAYS):
             coordinator = ends.enter_context(closing(Coordinator(board)))
             member = Member(coordinator.attend(resolved.keys), 0)
-            rank = ends.enter_context(_in_group(member, coordinator.connect(), coordinator.names))
+            rank = ends.enter_context(_in_group(member, coordinator.connect()))
         yield rank
 
 
 @contextmanager
-def _in_group(member: Member, store: Any, names: Sequence[str] = (), attend: Attend = str) -> Iterator[Rank]:
-    """Rank 0 in this process; `store` and `names` are those of all ranks, and `attend` looks after their processes."""
+def _in_group(member: Member, meeting: Meeting) -> Iterator[Rank]:
+    """Rank 0 in this process, where it meets the others."""
     with torch_as_it_was(), ExitStack() as ends:
         ends.callback(leave_groups)
         ends.callback(member.drop)
-        rank = member.connect(store, names, member.fail, attend)
+        rank = member.connect(meeting, member.fail)
         yield rank
         if not (member.heartbeat and member.heartbeat.lost):
             member.leave(outlive=True)

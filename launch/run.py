@@ -98,8 +98,8 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> N
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
     member = Member(prepared, number, several_hosts)
     try:
-        store = rendezvous.connect() if rendezvous else connect(number, prepared.placement)
-        rank = member.connect(store, rendezvous.names if rendezvous else (), member.lose)
+        meeting = rendezvous.connect() if rendezvous else connect(number, prepared.placement)
+        rank = member.connect(meeting, member.lose)
         code = 0
         if number:
             rank.serve()

@@ -178,8 +178,11 @@ class TreeCache:
         """The places in `nodes` of those that no prune has declared dead."""
         return self._survivors.alive(nodes)
 
-    def admit(self, nodes: Sequence[int], parents: Sequence[int], text: int) -> None:
+    def admit(self, nodes: Sequence[int], parents: Sequence[int], text: int,
+              mutual: bool = False) -> None:
         """Give the next slots to `nodes`, the first `text` of which are settled; a parent comes before its child.
+
+        If `mutual`, the others see each other, as a block that is guessed at once.
 
         ValueError if the cache has not so many slots.
         """
@@ -197,6 +200,8 @@ class TreeCache:
             self._sees[i, i] = True
             self._place[node] = i
             self._tail.append(node)
+        if mutual:
+            self._sees[start + text:start + rows, start + text:start + rows] = True
         if start == 0:
             self._ripe = text
         hidden = ~self._sees[start:start + rows, :start + rows]

@@ -71,7 +71,7 @@ class Grammars:
             else:
                 text = library.grammar_from(guide.kind, guide.source)
             matcher = library.LLMatcher(self._own, text, log_level=0)
-            wrong = matcher.get_error() or _endless(matcher.deep_copy())
+            wrong = matcher.get_error() or _endless(matcher.deep_copy()) or _empty(matcher.deep_copy())
         except (ValueError, TypeError) as error:
             wrong = str(error)
         if wrong:
@@ -106,6 +106,12 @@ def _endless(matcher: Any) -> str:
     forced = matcher.compute_ff_tokens()
     fails = forced and not matcher.consume_token(forced[0])
     return "it forces a text without an end, or one that is too long" if fails else ""
+
+
+def _empty(matcher: Any) -> str:
+    """What is wrong with a grammar that no text follows, as one that refers to itself alone; empty: it is not so."""
+    allowed = any(matcher.compute_bitmask()) and not matcher.is_error()
+    return "" if allowed or matcher.is_accepting() else "no text follows it"
 
 
 def _shown(wrong: str) -> str:

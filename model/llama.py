@@ -134,8 +134,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         wide = x_TD.float() if x_TD.dtype in (torch.float16, torch.bfloat16) else x_TD
-        mean_T1 = wide.pow(2).mean(-1, keepdim=True)
-        wide = wide * torch.rsqrt(mean_T1 + self.eps)
+        if hasattr(F, "rms_norm"):  # torch from 2.4 on: the same bits, with fewer calls
+            wide = F.rms_norm(wide, wide.shape[-1:], None, self.eps)
+        else:
+            wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         if self.one_more:
             weight = 1 + self.weight.to(wide.dtype)
             return (wide * weight).to(x_TD.dtype)
@@ -160,14 +162,15 @@ def embedding(size: int, hidden: int) -> nn.Embedding:
 
 
 class Logits(nn.Linear):
-    """Logits `[T, V]` of normed rows, scaled and bent as the model's are."""
+    """Logits `[T, V]` of normed rows, scaled and bent as the model's are; by `product`, if there is one."""
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__(c.hidden, c.vocab, bias=False, device="meta")
         self.divisor, self.cap = c.scales.logits, c.scales.logit_cap
+        self.product: Product | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        logits = super().forward(x_TD)
+        logits = self.product(x_TD) if self.product else super().forward(x_TD)
         if self.divisor != 1:
             logits = logits / self.divisor
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
@@ -181,10 +184,10 @@ class Attention(nn.Module):
     """
 
     fusible = ("q_proj", "k_proj", "v_proj")
-    fused: Product | None = None
 
     def __init__(self, c: LlamaConfig, number: int = 0) -> None:
         super().__init__()
+        self.fused: Product | None = None
         self.head_dim = c.head_dim
         self.widths = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
         self.look = Look(c.window(number), c.scales.score_cap)
@@ -236,10 +239,10 @@ class MLP(nn.Module):
     """
 
     fusible = ("gate_proj", "up_proj")
-    fused: Product | None = None
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
+        self.fused: Product | None = None
         self.gelu, self.clamp = c.family.gelu, c.scales.clamp
         gate = linear(c.hidden, c.intermediate, c.family.bias)
         self.gate_proj = gate if c.family.gated else None
@@ -247,12 +250,12 @@ class MLP(nn.Module):
         self.down_proj = linear(c.intermediate, c.hidden, c.family.bias)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        if self.gate_proj is None:
-            return self.down_proj(F.relu(self.up_proj(x_TD)))
-        if self.fused is None:
-            gate, up = self.gate_proj(x_TD), self.up_proj(x_TD)
-        else:
+        if self.fused is not None:
             gate, up = self.fused(x_TD).chunk(2, -1)
+        elif self.gate_proj is None:
+            return self.down_proj(F.relu(self.up_proj(x_TD)))
+        else:
+            gate, up = self.gate_proj(x_TD), self.up_proj(x_TD)
         if self.clamp:
             gate = gate.clamp(max=self.clamp)
             up = up.clamp(-self.clamp, self.clamp)

@@ -6,7 +6,7 @@ because a rank that only computes never needs them.
 from __future__ import annotations
 
 import re
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from importlib import import_module
 from inspect import signature
 from itertools import cycle
@@ -80,25 +80,31 @@ def shown(error: Exception) -> str:
     return f"{type(error).__name__}: {escaped}"
 
 
-def chosen(template: str, folder: Name) -> str:
-    """The template that was named; for `auto` that of the tokenizer in `folder`, or else Vicuna's."""
+def chosen(template: str, folder: Name, file: str = "") -> str:
+    """The template that was named; for `auto` that in a file or of the tokenizer in `folder`, or else Vicuna's."""
     if template != AUTO:
         return template
-    settings = Path(folder) / "tokenizer_config.json"
-    inside = settings.is_file() and read_json(settings).get("chat_template")
-    return OWN if inside or (Path(folder) / ALONE).is_file() else USUAL
+    return OWN if own_template(folder, file) else USUAL
 
 
-@lru_cache(maxsize=8)
-def own_template(folder: Name) -> str:
-    """The words of the chat template of the tokenizer in a folder, of several all of them; empty if it has none."""
+def own_template(folder: Name, file: str = "") -> str:
+    """The words of the chat template in a file, or of the tokenizer in a folder, of several all; empty: it has none.
+
+    Raises ValueError for a file that cannot be read.
+    """
+    if file:
+        try:
+            return Path(file).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"chat_template={file} cannot be read ({shown(error)}): give the path of a template in "
+                             "Jinja, in UTF-8") from None
     path, alone = Path(folder) / "tokenizer_config.json", Path(folder) / ALONE
     inside = read_json(path).get("chat_template") if path.is_file() else None
     texts = inside if isinstance(inside, list) else [{"template": inside or ""}]
     words = [str(text.get("template")) for text in texts if isinstance(text, dict)]
     if alone.is_file():
         words.append(alone.read_text(encoding="utf-8", errors="replace"))
-    return "\n".join(words)
+    return "\n".join(words).strip()
 
 
 class Text:
@@ -109,7 +115,7 @@ class Text:
     for what has no answer or no place in the template.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, chat_template: str = "") -> None:
         self.folder = Path(folder)
         if not any((self.folder / name).is_file() for name in VOCABULARIES):
             raise ValueError(f"{self.folder} has no tokenizer ({', '.join(VOCABULARIES)}); copy the model's tokenizer "
@@ -117,6 +123,8 @@ class Text:
         present = [name for name in SETTINGS if (self.folder / name).is_file()]
         self._held = {name: read_json(self.folder / name) for name in present}
         self.tokenizer = self._open()
+        if chat_template:  # a file that is read in place of the tokenizer's own
+            self.tokenizer.chat_template = own_template(folder, chat_template)
         own = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
         self._sandbox = Sandbox(lambda talk, variables: own(talk, **variables))
         self._elsewhere = Sandbox(self._letters)

@@ -43,7 +43,8 @@ class Whole:
 
     def cache(self, slots: int) -> TreeCache:
         """An empty cache for a text of so many tokens."""
-        return self.config.cache(self.config.layers, slots, self.lm_head.weight)
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return self.config.cache(self.config.layers, slots, like)
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int], cache: TreeCache, last: int,

@@ -16,7 +16,7 @@ from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Seq
 from config.trees import Growth, TreeConfig
 from model.drafts.draft import Draft, Passes, Read, Reading, Spares, Steps, always
 from model.drafts.forced import ForcedDraft
-from model.drafts.network import read_all
+from model.drafts.network import at_once, read_all
 from model.grammar import Grammar
 from model.law import PathLaw
 from model.sample import Logprob, LogprobRequest, Penalties, Sampler
@@ -71,11 +71,13 @@ class Answer:
     prefill_seconds: float = 0.0  # until the target had read the prompt and said the first token
     decode_seconds: float = 0.0  # from then on
     target_passes: int = 0  # after prefill: how often the target began at a token that no guess under way foresaw
+    accepted_lengths: list[int] = field(default_factory=list)  # tokens of each of these passes, its own included
     segments: int = 0  # sent in all
     reused_tokens: int = 0  # of the prompt that every stage held already, from a request that began alike
     logprobs: list[Logprob] = field(default_factory=list)  # of each token, by the target itself, if they are wanted
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of each token of the prompt but the first
     sources: Counter[str] = field(default_factory=Counter)  # how many guesses of each source became text
+    plain_tokens: int = 0  # for which nothing was guessed, since that was quicker
     finish_reason: str = ""  # stop (an end token or the stop rule), length (as many as wished) or context (it is full)
 
     @property
@@ -98,6 +100,19 @@ class Answer:
         if not self.target_passes:
             return float(self.new_tokens)
         return (self.new_tokens - 1) / self.target_passes
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """For each place behind a token that begins a target pass, the share of passes that accepted a guess there."""
+        return by_position(self.accepted_lengths)
+
+
+def by_position(lengths: Sequence[int]) -> list[float]:
+    """The acceptance rate of the first guess of a pass, the second, ..., out of lengths with a pass's own token.
+
+    That is what vLLM prints as "Per-position acceptance rate", and their sum plus one its "Mean acceptance length".
+    """
+    return [sum(length > place for length in lengths) / len(lengths) for place in range(1, max(lengths, default=0))]
 
 
 class Task:
@@ -159,8 +174,13 @@ class Task:
             answer.prefill_seconds, answer.reused_tokens = seconds, target.reused
         self._note_logprobs(len(tokens), len(new))
         answer.token_ids += new
+        if not target.guesses:
+            answer.plain_tokens += len(new)
         answer.decode_seconds = seconds - answer.prefill_seconds
         answer.target_passes = max(tree.passes, 0)
+        answer.accepted_lengths += [0] * (answer.target_passes - len(answer.accepted_lengths))
+        if answer.target_passes:
+            answer.accepted_lengths[answer.target_passes - 1] += len(new)
         answer.segments = self._segments + target.segments
         for node in tree.trunk[-len(tokens):]:
             answer.sources.update(tree.nodes[node].proposals.keys())
@@ -463,7 +483,7 @@ class Decoder:
                 draft.copy(held.draft, length)
         if held is not None:
             target.begin_behind(held.request, held.nodes, length)
-        guessing = ForcedDraft(draft) if request.grammar else draft
+        guessing = ForcedDraft(draft) if request.grammar and cfg.forced else draft
         guessing = guessing if self.ring.trace is OFF else TracedDraft(guessing, self.ring.trace)
         if cfg.plain:
             guessing = RestingDraft(guessing, target)
@@ -499,6 +519,8 @@ class Decoder:
             self._give_back(task.draft)
             return
         tokens = task.tree.tokens[:len(nodes)]
+        if task.reading is None:  # if it has rested, there is much that it has not read
+            at_once(task.draft.catch_up(task.tree), self.passes)
         task.draft.keep(min(len(nodes), task.draft.held))
         held = Held(task.target.request, nodes, tokens, task.draft, over=True)
         self._prefixes.append(held)
@@ -520,12 +542,20 @@ class Decoder:
                 tokens = task.tree.tokens[:len(prompt)]
                 yield Held(task.target.request, prompt, tokens, task.draft, over=False)
 
+    def forget(self) -> None:
+        """Let the stages forget the texts of requests that are over."""
+        while self._prefixes:
+            self._evict()
+
     def _make_room(self) -> None:
         """Let the stages forget a text, if another one needs its place."""
         if self._prefixes and len(self.tasks) + len(self._prefixes) >= self.places:
-            oldest = self._prefixes.pop(0)
-            self.ring.evict(oldest.request)
-            self._give_back(oldest.draft)
+            self._evict()
+
+    def _evict(self) -> None:
+        oldest = self._prefixes.pop(0)
+        self.ring.evict(oldest.request)
+        self._give_back(oldest.draft)
 
     def _give_back(self, draft: Draft) -> None:
         draft.reset()

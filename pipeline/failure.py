@@ -123,6 +123,7 @@ class Heartbeat:
         self.others = [peer for peer in range(world) if peer != rank]
         self._ended = threading.Event()
         self._losses = Losses()
+        self._fault = ""  # an error of this rank's own
         self._looks = False  # whether a loss is looked for
         self._saying = threading.Lock()  # of who announces a loss, or begins an epoch
         self._heard: Heard = {}
@@ -144,6 +145,7 @@ class Heartbeat:
         with self._saying:
             self._listen_again()
             self._losses, self._looks = Losses(suffix), True
+            self._losses.suspect = self._fault
 
     def rest(self, loss: str) -> None:
         """This rank leaves its epoch, for this reason: all others shall, and losses are looked for since `begin`."""
@@ -161,9 +163,10 @@ class Heartbeat:
             first_loss(self.store, self._named(loss))
 
     def failed(self, thread: str, error: BaseException) -> None:
-        """A thread of this rank has died: of a connection, or of an error that is this rank's own."""
-        lost = str(error) if isinstance(error, PeerLost) else self._own(thread, error)
-        self.report(lost)
+        """A thread of this rank has died: of a connection, or of an error that is this rank's own in any epoch."""
+        if not isinstance(error, PeerLost):
+            self._fault = self._own(thread, error)
+        self.report(self._fault or str(error))
 
     def loss(self) -> str:
         """Which peer was lost, in words, once all ranks know it; empty if none was missed in all the time it takes."""

@@ -210,6 +210,10 @@ class ReplicaTarget(RequestTarget):
             self.segments += 1
             yield from segment.nodes
 
+    def wait(self) -> Progress:
+        if self.in_flight:  # an answer that another replica gave before brings nothing, and may have been the last one
+            yield from super().wait()
+
     def share(self, size: int | None) -> int | None:
         return size
 

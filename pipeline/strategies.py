@@ -182,6 +182,44 @@ def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
             target.send(segment)
 
 
+def pearl(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
+    """One verification at a time of all that one chain has by then, while the chain goes on (PEARL, AMUSD).
+
+    After a miss that is the tip alone, beside which the first guesses are drafted (PEARL's pre-verify, algorithm 2); as
+    long as guesses are right, it is what was drafted during the verification before (its post-verify).
+    """
+    while True:
+        while segment := tree.cut(None, cfg.chunk):
+            target.send(segment)
+        while target.in_flight:
+            room = tree.pending < cfg.init.nodes
+            if target.ready() or not room or not (yield from draft.grow(tree, cfg.chain)):
+                yield from target.wait()
+        yield verify(tree)
+        target.prune()
+
+
+def ssd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
+    """One verification at a time; meanwhile grow below all that its answer may be, so that the next leaves at once.
+
+    That is Saguaro's speculation cache (SSD, section 4.1). An answer below which nothing was grown is a miss: a tree is
+    drafted first, with the same draft, which is the paper's fallback where requests are few (section 4.3).
+    """
+    growth = cfg.outcomes
+    while True:
+        levels = 0 if tree.waiting else growth.fan
+        while levels and (yield from draft.grow(tree, growth)):
+            levels -= 1
+        while tree.unsent:
+            target.send(tree.cut(growth.segment, cfg.chunk))
+        while target.in_flight:
+            if target.ready() or not (yield from draft.grow(tree, growth)):
+                yield from target.wait()
+        yield verify(tree)
+        target.prune()
+        draft.refresh()
+
+
 def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Judge what is back; else send the best guesses just as the first stage gets free; else draft; else rest.
 
@@ -220,4 +258,4 @@ def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 
 
 STRATEGIES: dict[str, Strategy] = {strategy.__name__: strategy for strategy in (
-    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, streaming, dsi)}
+    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, pearl, ssd, streaming, dsi)}

@@ -3,7 +3,8 @@
 Usage: python -m scripts.bench overhead|clocks|real_time|load|server|turns|conversation|acceptance|draft|schema [PRESET]
                                [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
-       python -m scripts.bench stages|tp [--help]
+       python -m scripts.bench stages|layers|head|tp [--help]
+       python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench thrift
 
@@ -22,14 +23,15 @@ load        latency, time to the first token and tokens/s of several requests on
 server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
             gets alone; and the memory, open files and threads of the server's processes (see --help)
 turns       rank 0's own time in a turn, outside models, by how many requests are under way at once
-conversation  ten turns: what each waits for its first token, with and without reuse=true
+conversation  ten turns: what each waits for its first token, with and without reuse=true; context=8000: an agent's,
+            whose tenth prompt has about so many tokens
 acceptance  the mean accepted length, the target's own token included, on the bundled questions of the six sets with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
 draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
             many guesses of its own it has read; drafts=eagle,model:DIR compares, picture=FILE draws a tree, and sets,
             question_end and max_new_tokens choose the texts
-schema      answers with and without a JSON schema, in virtual time: tokens/s by method, and without the guesses that a
-            schema forces
+schema      answers with and without a JSON schema, in virtual time: tokens/s by method, and with ablate=forced, without
+            the guesses that a schema forces; whether all methods write the same texts
 accidents   ranks that are killed or stopped at random moments, for each method and for one and four answers at once:
             how many answers are lost or have another text, and how long they wait; often=N accidents of each case
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
@@ -38,6 +40,10 @@ specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the pap
 stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, the
             share of the memory's bandwidth that they reach, and how often the bundled model still finds the same token
             likeliest
+layers      where a layer's time goes: kernels, torch's dispatch, Python; by width, form and rows
+head        a model's LM head in every form: the time of a verdict, and how often it finds the same token likeliest
+peers       llama.cpp, transformers and this project on one GGUF file, by turns: plain decoding, and prompts of 16 and
+            64 tokens, with their ratios; --shapes 7b: with random weights of a 7B model's shapes, two layers
 tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
             how often the members of a group meet in each layer
 planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
@@ -65,6 +71,9 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "draft": "eval.bench.draft:draft",
     "schema": "eval.bench.schema:schema",
     "stages": "eval.bench.forms:stages",
+    "layers": "eval.bench.layers:layers",
+    "head": "eval.bench.head:head",
+    "peers": "eval.bench.peers:peers",
     "tp": "eval.bench.tensor_parallel:tensor_parallel",
     "load": "eval.load.pipeline:load",
     "server": "eval.load.server:server",

@@ -15,14 +15,9 @@
 # the asking). Options of ssh go into $SSH, as in SSH="ssh -p 2222". If it is interrupted, type it again: what is there
 # is not copied twice. dry=true shows what would be copied, and copies nothing.
 set -euo pipefail
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" SMALL=() SSH="${SSH:-ssh}" PROGRESS=""
+source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
+HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" SMALL=() PROGRESS=""
 if [ -t 1 ]; then PROGRESS=--info=progress2; fi
-
-fail() {
-    echo "flowspec: $*" >&2
-    exit 2
-}
 
 read_words() {
     local word
@@ -41,14 +36,6 @@ read_words() {
             *) fail "unknown word $word: give hosts=FILE, split=DIR, ranks=0,3, replicas=true, ssm=DIR, code=true or dry=true" ;;
         esac
     done
-}
-
-find_python() {
-    local name
-    for name in ${PYTHON:-} "$ROOT/.venv/bin/python" python3; do
-        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then echo "$name" && return; fi
-    done
-    fail "no Python 3.8 or newer was found: name one, as in PYTHON=FILE bash scripts/push.sh"
 }
 
 # sums MANIFEST: the hashes of its files, as sha256sum --check reads them
@@ -99,7 +86,7 @@ look() {
 push_code() {
     local board="$1" folder="$2"
     if ! (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard) >"$LIST" 2>/dev/null; then
-        (cd "$ROOT" && find . -path './.*' -prune -o \( -path ./splits -o -path ./models -o -name __pycache__ \) -prune \
+        (cd "$ROOT" && find . -path './.*' -prune -o \( -path ./splits -o -path ./models -o -path ./keys -o -path ./cluster_keys -o -name __pycache__ \) -prune \
             -o -type f -print0) >"$LIST"
     fi
     (cd "$ROOT" && xargs -0 sh -c 'for name; do [ -e "$name" ] && printf "%s\0" "$name"; done; true' sh <"$LIST") >"$LIST.there"
@@ -178,7 +165,7 @@ cp -- "$HOSTS" "$HOSTS_COPY"
 for small in ${SMALL[@]+"${SMALL[@]}"}; do
     [ -f "$small/config.json" ] || fail "there is no model in $small: name small models in Hugging Face form, as ssm=DIR,DIR"
 done
-[ -z "$RANKS" ] || [[ "$RANKS" =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "ranks=$RANKS is not possible: write numbers with commas between, as ranks=0,3"
+check_ranks "$RANKS"
 for rank in ${RANKS//,/ }; do
     grep -q "^$rank " "$TEMP/boards" || fail "ranks=$RANKS: $HOSTS has no line for rank $rank, only for 0 to $(($(wc -l <"$TEMP/boards") - 1))"
 done

@@ -5,49 +5,68 @@ import json
 from typing import Any, Iterable
 
 from serve.answering import Facts
-from serve.blocks import Block, Blocks, Named, call, function, items, moved
+from serve.blocks import Block, Blocks, Named, call, format_of, function, items, moved, object_of, role_of, text_of
 from serve.protocol import Refused
 
+PATH = "/v1/messages"
 FIELDS = {"model": "model", "max_tokens": "max_tokens", "stop_sequences": "stop", "temperature": "temperature",
           "top_p": "top_p", "top_k": "top_k", "stream": "stream", "seed": "seed"}
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+ROLES = ("user", "assistant", "system")
 IGNORED = ("thinking", "redacted_thinking")
 REASONS = {"stop": "end_turn", "length": "max_tokens"}
+
+
+def as_chat_to_count(given: dict[str, Any]) -> dict[str, Any]:
+    """The same for a prompt whose tokens are counted."""
+    return as_chat({"max_tokens": 1, **given})
 
 
 def as_chat(given: dict[str, Any]) -> dict[str, Any]:
     """The body of a chat that asks the same."""
     if "max_tokens" not in given:
         raise Refused("max_tokens is missing: say how many tokens the answer may have", "max_tokens")
-    body = moved(given, FIELDS)
-    system = _text(given.get("system", ""), "system")
+    body = {**moved(given, FIELDS), **format_of(given, "output_config")}
+    system = _text(given.get("system") or "", "system")
     messages = [{"role": "system", "content": system}] if system else []
     for number, message in enumerate(items(given.get("messages"), "messages")):
         messages += _messages(message, f"messages.{number}")
     body["messages"] = messages
     if given.get("tools"):
-        body["tools"] = [function(tool, "input_schema") for tool in items(given["tools"], "tools")]
-    choice = given.get("tool_choice")
-    if isinstance(choice, dict):
-        named = {"type": "function", "function": {"name": choice.get("name")}}
-        body["tool_choice"] = CHOICES.get(str(choice.get("type")), named)
+        body["tools"] = [function(tool, f"tools.{number}", ("custom", None), "input_schema")
+                         for number, tool in enumerate(items(given["tools"], "tools"))]
+    choice = object_of(given, "tool_choice")
+    if choice:
+        body["tool_choice"] = _choice(choice)
         body["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use", False)
     return body
 
 
+def _choice(choice: dict[str, Any]) -> Any:
+    """Which tools are called, as a chat says it."""
+    kind, name = choice.get("type"), choice.get("name")
+    if kind == "tool" and isinstance(name, str):
+        return {"type": "function", "function": {"name": name}}
+    if kind not in [*CHOICES]:
+        raise Refused(f"tool_choice.type is none of {', '.join(CHOICES)}, nor tool with a name: send one of them",
+                      "tool_choice")
+    return CHOICES[kind]
+
+
 def _messages(message: dict[str, Any], place: str) -> list[dict[str, Any]]:
     """The messages of a chat that one message is: results of tools first, then what was said."""
-    role, content = message.get("role"), message.get("content")
+    role, content = role_of(message, place, ROLES), message.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     found, texts, calls = [], [], []
     for number, block in enumerate(items(content, f"{place}.content")):
         inside = f"{place}.content.{number}"
         if block.get("type") == "tool_result":
-            result = _text(block.get("content", ""), f"{inside}.content")
+            result = _text(block.get("content") or "", f"{inside}.content")
             found.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
         elif block.get("type") == "tool_use":
-            calls.append(call(block.get("name"), json.dumps(block.get("input", {})), block.get("id")))
+            arguments = json.dumps(block.get("input", {}))
+            calls.append(call(block.get("name"), arguments, block.get("id")))
         elif block.get("type") not in IGNORED:
             texts.append(_text([block], inside))
     said: dict[str, Any] = {"role": role, "content": "".join(texts)}
@@ -57,14 +76,7 @@ def _messages(message: dict[str, Any], place: str) -> list[dict[str, Any]]:
 
 
 def _text(content: Any, place: str) -> str:
-    """The words of a text or of text blocks."""
-    if isinstance(content, str):
-        return content
-    blocks = items(content, place)
-    if any(block.get("type") != "text" or not isinstance(block.get("text"), str) for block in blocks):
-        raise Refused(f"{place} has a block that is no text, which is not supported: send text only", place,
-                      "unsupported_parameter")
-    return "".join(block["text"] for block in blocks)
+    return text_of(content, place, ("text",), "block")
 
 
 def error_of(refused: Refused) -> Facts:
@@ -80,7 +92,7 @@ class Message(Blocks):
     def whole(self) -> Facts:
         prompt, made = self.usage
         return {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "model": self.model,
-                "content": [_content(block, block.text) for block in self.blocks], "stop_reason": self._reason,
+                "content": [_content(block) for block in self.blocks], "stop_reason": self._reason,
                 "stop_sequence": None, "usage": {"input_tokens": prompt, "output_tokens": made}}
 
     @property
@@ -93,7 +105,7 @@ class Message(Blocks):
         return [("message_start", {"message": self.whole()})]
 
     def opened(self, number: int, block: Block) -> Iterable[Named]:
-        return [("content_block_start", {"index": number, "content_block": _content(block, "")})]
+        return [("content_block_start", {"index": number, "content_block": _content(block)})]
 
     def added(self, number: int, block: Block, text: str) -> Iterable[Named]:
         delta = {"type": "text_delta", "text": text}
@@ -112,12 +124,12 @@ class Message(Blocks):
         return "error", error_of(refused)
 
 
-def _content(block: Block, text: str) -> Facts:
-    """A content block with this text."""
+def _content(block: Block) -> Facts:
+    """A content block, as far as it is made."""
     if not block.name:
-        return {"type": "text", "text": text}
+        return {"type": "text", "text": block.text}
     try:
-        given = json.loads(text or "{}")
+        given = json.loads(block.text or "{}")
     except ValueError:  # the answer ended in its midst
         given = {}
     return {"type": "tool_use", "id": block.call, "name": block.name, "input": given}

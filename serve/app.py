@@ -30,7 +30,6 @@ from serve.text_chunks import ids_of
 PAGE = Path(__file__).with_name("page") / "chat.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-MESSAGES = "/v1/messages"  # where errors have Anthropic's form
 CLIENT_GONE = 499  # of a client that has left, whom nothing reaches
 SLOW = 60.0  # seconds for a body
 
@@ -101,23 +100,20 @@ class Service:
 
 
 async def _refuse(request: Request, error: Refused) -> Response:
-    answer = refusal(error)
-    if request.url.path != MESSAGES:
-        return answer
-    again = {"Retry-After": answer.headers["Retry-After"]} if error.retry else {}
-    body = json.dumps(anthropic.error_of(error))
-    return Response(body, error.status, again, media_type="application/json")
+    return refusal(error, request.url.path)
 
 
 async def _not_served(request: Request, error: NotServed) -> Response:
-    answer = refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}", code="not_served",
-                           status=error.status_code))
+    path = request.url.path
+    refused = Refused(f"{request.method} {path} is not served: {error.detail}", code="not_served",
+                      status=error.status_code)
+    answer = refusal(refused, path)
     answer.headers.update(error.headers or {})
     return answer
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(Refused("the server has failed; its output says where", code="failed", status=500))
+    return refusal(Refused("the server has failed; its output says where", code="failed", status=500), request.url.path)
 
 
 class Server(Service):
@@ -126,7 +122,7 @@ class Server(Service):
     GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
             "/v1/models/{name:path}": "one_model"}
     POSTS = {"/v1/chat/completions": "chat", "/v1/completions": "complete", "/v1/responses": "respond",
-             MESSAGES: "message", "/tokenize": "tokenize"}
+             anthropic.PATH: "message", f"{anthropic.PATH}/count_tokens": "count", "/tokenize": "tokenize"}
     ERRORS = {Refused: _refuse, NotServed: _not_served, Exception: _failed}
 
     def begun(self, url: str) -> None:
@@ -184,6 +180,12 @@ class Server(Service):
     async def message(self, request: Request) -> Response:
         body = await self.read(request, Chat, anthropic.as_chat)
         return await self._answer_in_blocks(request, body, anthropic.Message)
+
+    async def count(self, request: Request) -> Response:
+        """How many tokens the prompt of a message has."""
+        body = await self.read(request, Chat, anthropic.as_chat_to_count)
+        [choice] = body.choices(self.config.run)
+        return as_json({"input_tokens": len(await self.ids(choice))})
 
     async def _answer_in_blocks(self, request: Request, body: Chat, form: type[Blocks]) -> Response:
         """The answer to the only choice of a body, in a protocol of blocks."""

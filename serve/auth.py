@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from config.serve_config import ServeConfig, is_address, is_loopback
+from serve import anthropic
 from serve.protocol import Refused
 
 OPEN = ("/", "/health")  # addresses that need no key: the page, which asks for it, and how the pipeline is
@@ -33,7 +34,7 @@ class Framing:
             await self._app(scope, receive, send)
             return
         refused = Refused("the request has two lengths: leave out Content-Length or Transfer-Encoding", code="framing")
-        await refusal(refused, Connection="close")(scope, receive, send)
+        await refusal(refused, scope["path"], Connection="close")(scope, receive, send)
 
 
 class Guard:
@@ -46,7 +47,7 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         refused = self._refused(scope) if scope["type"] == "http" else None
-        answer = self._app if refused is None else refusal(refused)
+        answer = self._app if refused is None else refusal(refused, scope["path"])
         await answer(scope, receive, send)
 
     def _refused(self, scope: Any) -> Refused | None:
@@ -61,12 +62,13 @@ class Guard:
                            status=403)
         if not self._key or scope["path"] in OPEN:
             return None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
-        if scheme.lower() == "bearer" and right:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        key = self._key.encode()
+        if any(hmac.compare_digest(one.strip().encode("latin-1"), key) for one in given):
             return None
-        return Refused("the key is missing or wrong: send it as Authorization: Bearer KEY", code="invalid_api_key",
-                       status=401)
+        return Refused("the key is missing or wrong: send it as Authorization: Bearer KEY, or as x-api-key",
+                       code="invalid_api_key", status=401)
 
     def _named(self, host: str) -> bool:
         """Whether the server may be asked by this name.
@@ -90,8 +92,9 @@ class Guard:
         return origin is None or "*" in self._origins or origin in self._origins or page == host
 
 
-def refusal(refused: Refused, **headers: str) -> Response:
-    """An error as OpenAI sends it; in ASCII, so that half a character in it does no harm."""
+def refusal(refused: Refused, path: str, **headers: str) -> Response:
+    """An error as the protocol of this path sends it; in ASCII, so that half a character in it does no harm."""
     if refused.retry:
         headers["Retry-After"] = str(refused.retry)
-    return Response(json.dumps(refused.body), refused.status, headers, media_type="application/json")
+    facts = anthropic.error_of(refused) if path.startswith(anthropic.PATH) else refused.body
+    return Response(json.dumps(facts), refused.status, headers, media_type="application/json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass, field
-from typing import Any, AsyncIterator, Dict, Iterable, Iterator, Tuple
+from typing import Any, AsyncIterator, Collection, Dict, Iterable, Iterator, Sequence, Tuple
 
 from serve.answering import Asking, Facts, call_id
 from serve.engine import Ended, Event
@@ -142,13 +142,55 @@ def items(given: Any, field: str) -> list[dict[str, Any]]:
     return given
 
 
+def object_of(given: dict[str, Any], field: str) -> dict[str, Any]:
+    """The object in a field, empty where there is none; raises Refused for anything else."""
+    found = given.get(field) or {}
+    if not isinstance(found, dict):
+        raise Refused(f"{field} is no object: send one, or leave it out", field)
+    return found
+
+
+def format_of(given: dict[str, Any], field: str) -> dict[str, Any]:
+    """The `response_format` of a chat for the `format` in an object of the body, if there is one."""
+    form = object_of(object_of(given, field), "format")
+    if not form:
+        return {}
+    asked: dict[str, Any] = {"type": form.get("type")}
+    if asked["type"] == "json_schema":
+        asked["json_schema"] = moved(form, {"name": "name", "schema": "schema"})
+    return {"response_format": asked}
+
+
+def role_of(said: dict[str, Any], place: str, roles: Collection[str]) -> str:
+    """Who says a message of a body; raises Refused for nobody of these."""
+    role = said.get("role")
+    if not isinstance(role, str) or role not in roles:
+        raise Refused(f"{place}.role is none of {', '.join(roles)}: send one of them", f"{place}.role")
+    return role
+
+
+def text_of(content: Any, place: str, kinds: Collection[str], what: str) -> str:
+    """The words of a text, or of parts of these kinds, of which the protocol calls each a `what`; raises Refused."""
+    if isinstance(content, str):
+        return content
+    parts = items(content, place)
+    texts: list[Any] = [part.get("text") for part in parts if part.get("type") in kinds]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise Refused(f"{place} has a {what} that is no text, which is not supported: send text only", place,
+                      "unsupported_parameter")
+    return "".join(texts)
+
+
 def moved(given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """The fields that are there, under the names that a chat has for them."""
     return {ours: given[theirs] for theirs, ours in names.items() if theirs in given}
 
 
-def function(tool: dict[str, Any], schema: str) -> dict[str, Any]:
-    """A tool as a chat has it; `schema` is the field of its arguments."""
+def function(tool: dict[str, Any], place: str, kinds: Sequence[Any], schema: str) -> dict[str, Any]:
+    """A tool as a chat has it; `schema` is the field of its arguments. Raises Refused for one of other `kinds`."""
+    if tool.get("type") not in kinds:
+        raise Refused(f"{place}.type is not {kinds[0]}, and other tools are not supported: leave it out", place,
+                      "unsupported_parameter")
     inner = moved(tool, {"name": "name", "description": "description", schema: "parameters"})
     return {"type": "function", "function": {key: value for key, value in inner.items() if value is not None}}
 

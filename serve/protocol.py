@@ -9,13 +9,15 @@ import gc
 import json
 import re
 import secrets
+from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, Callable, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from config.files import HALF
 from config.keys import Range
-from config.run_config import RANGES, RunConfig
+from config.run_config import RANGES, SAMPLING, RunConfig
 from config.schema.untrusted import parse_object, plain, shown
 from launch.pipeline import Prompt
 from model.grammar import Guide
@@ -32,7 +34,7 @@ TEXT = "str"  # how pydantic names the type that comes first where a field may h
 Item = TypeVar("Item")
 Renamed = Callable[[dict[str, Any]], dict[str, Any]]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
-CHOOSING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+CHOOSING = tuple(key for key in SAMPLING if key in RANGES)  # as numbers, which the biases are not
 MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and what it may add
 NUMBERS = {  # a field -> what it may be
     **{name: RANGES[name] for name in CHOOSING},
@@ -88,9 +90,16 @@ class Choice(NamedTuple):
 
 
 class Strict(BaseModel):
-    """Fields of their own types; others are ignored."""
+    """Fields of their own types; others are ignored, and one that is null is left out."""
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or None not in given.values():
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class StreamOptions(Strict):
@@ -269,7 +278,6 @@ class Body(Strict):
         if any(map(HALF.search, self.stops)):
             raise Refused("stop has half a character: give whole ones", "stop")
 
-
     def _check_biases(self) -> None:
         if len(self.logit_bias) > MOST_BIASES:
             raise Refused(f"logit_bias has {len(self.logit_bias)} tokens: give {MOST_BIASES} at most", "logit_bias")
@@ -323,11 +331,10 @@ class Chat(Body):
         """The form of the calls that the answer may have, if any."""
         if not self.called:
             return None
-        template = own_template(config.first_folder) if config.template == "own" else ""
-        dialect = dialect_of(template)
+        dialect = _dialect_of(config.first_folder, config.chat_template) if config.template == "own" else None
         if dialect is None:
             raise Refused("tools is not supported, since the template of this model has no place for them: leave it "
-                          "out, or serve a model whose own chat template has one, with template=own", "tools",
+                          "out, or serve with chat_template=FILE, a template that has one", "tools",
                           "unsupported_parameter")
         return dialect
 
@@ -406,6 +413,11 @@ class ToTokenize(Strict):
         chat = Chat(messages=self.messages or [], chat_template_kwargs=self.chat_template_kwargs)
         choice, = chat.choices(config)
         return choice
+
+
+@lru_cache(maxsize=8)
+def _dialect_of(folder: Path, chat_template: str) -> Dialect | None:
+    return dialect_of(own_template(folder, chat_template))
 
 
 def schema_of(given: dict[str, Any] | str) -> Guide:

@@ -6,13 +6,14 @@ from itertools import count
 from typing import Any, Iterable
 
 from serve.answering import Asking, Facts
-from serve.blocks import Block, Blocks, Named, call, function, items, moved
+from serve.blocks import Block, Blocks, Named, call, format_of, function, items, moved, role_of, text_of
 from serve.protocol import Refused
 
 FIELDS = {"model": "model", "max_output_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p",
           "stream": "stream", "parallel_tool_calls": "parallel_tool_calls", "seed": "seed", "stop": "stop",
           "top_k": "top_k"}
 TEXTS = ("input_text", "output_text", "text")
+ROLES = ("user", "assistant", "system", "developer")
 STORED = ("previous_response_id", "conversation", "background", "prompt")
 
 
@@ -22,58 +23,46 @@ def as_chat(given: dict[str, Any]) -> dict[str, Any]:
         if given.get(name):
             raise Refused(f"{name} is not supported, since nothing is stored here: send the whole conversation as "
                           "input", name, "unsupported_parameter")
-    body = moved(given, FIELDS)
-    said, instructions = given.get("input", ""), given.get("instructions")
+    if "input" not in given:
+        raise Refused("input is missing: send a text or a list of items", "input")
+    body = {**moved(given, FIELDS), **format_of(given, "text")}
+    said, instructions = given["input"], _text(given.get("instructions") or "", "instructions")
     body["messages"] = [{"role": "system", "content": instructions}] if instructions else []
-    whole = [{"role": "user", "content": said}] if isinstance(said, str) else items(said, "input")
-    for number, item in enumerate(whole):
+    if isinstance(said, str):
+        said = [{"role": "user", "content": said}]
+    for number, item in enumerate(items(said, "input")):
         _add(body["messages"], item, f"input.{number}")
     if given.get("tools"):
-        body["tools"] = [_tool(tool, f"tools.{number}") for number, tool in enumerate(items(given["tools"], "tools"))]
-    choice = given.get("tool_choice", "auto")
-    named = isinstance(choice, dict)
-    body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if named else choice
-    text = given.get("text")
-    form = text.get("format") if isinstance(text, dict) else None
-    if isinstance(form, dict):
-        inner = moved(form, {"name": "name", "schema": "schema"})
-        is_schema = form.get("type") == "json_schema"
-        body["response_format"] = {"type": form.get("type"), **({"json_schema": inner} if is_schema else {})}
+        body["tools"] = [function(tool, f"tools.{number}", ("function",), "parameters")
+                         for number, tool in enumerate(items(given["tools"], "tools"))]
+    choice: Any = given.get("tool_choice") or "auto"
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    body["tool_choice"] = choice
     return body
 
 
-def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise Refused(f"{place}.type is not function, and other tools are not supported: leave it out", place,
-                      "unsupported_parameter")
-    return function(tool, "parameters")
-
-
 def _add(messages: list[dict[str, Any]], item: dict[str, Any], place: str) -> None:
-    """Add an item of the input to the messages of a chat; calls of one turn are one message."""
+    """Add an item of the input to the messages of a chat; a turn's calls belong to its text."""
     kind = item.get("type", "message")
     if kind == "function_call":
-        if not messages or "tool_calls" not in messages[-1]:
-            messages.append({"role": "assistant", "content": "", "tool_calls": []})
-        messages[-1]["tool_calls"].append(call(item.get("name"), item.get("arguments", "{}"), item.get("call_id")))
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        calls = messages[-1].setdefault("tool_calls", [])
+        calls.append(call(item.get("name"), item.get("arguments", "{}"), item.get("call_id")))
     elif kind == "function_call_output":
-        content = _text(item.get("output", ""), f"{place}.output")
+        content = _text(item.get("output") or "", f"{place}.output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif kind == "message":
-        messages.append({"role": item.get("role"), "content": _text(item.get("content", ""), f"{place}.content")})
+        role = role_of(item, place, ROLES)
+        messages.append({"role": role, "content": _text(item.get("content") or "", f"{place}.content")})
     elif kind != "reasoning":
         raise Refused(f"{place}.type is not supported: send messages, calls of functions and their outputs", place,
                       "unsupported_parameter")
 
 
 def _text(content: Any, place: str) -> str:
-    if isinstance(content, str):
-        return content
-    parts = items(content, place)
-    if any(part.get("type") not in TEXTS or not isinstance(part.get("text"), str) for part in parts):
-        raise Refused(f"{place} has a part that is no text, which is not supported: send text only", place,
-                      "unsupported_parameter")
-    return "".join(part["text"] for part in parts)
+    return text_of(content, place, TEXTS, "part")
 
 
 class Response(Blocks):
@@ -107,8 +96,7 @@ class Response(Blocks):
         return [self._event(name, response=self.whole()) for name in ("created", "in_progress")]
 
     def opened(self, number: int, block: Block) -> Iterable[Named]:
-        yield self._event("output_item.added", output_index=number, item=_item(Block(
-            block.name, "", block.call, block.id), "in_progress", empty=True))
+        yield self._event("output_item.added", output_index=number, item=_item(block, "in_progress", empty=True))
         if not block.name:
             yield self._event("content_part.added", **_place(number, block), content_index=0, part=_part(""))
 

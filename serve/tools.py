@@ -54,8 +54,13 @@ def calls_of(functions: Mapping[str, Mapping[str, Any]], dialect: Dialect, sever
 
 
 def _body(name: str, schema: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """The schema of a call; what the arguments define moves to its root, from which references count."""
+    """The schema of a call; what the arguments define moves to its root, from which references count.
+
+    A function has no other arguments than those that it names, unless it says so.
+    """
     inner = {key: value for key, value in (schema or NOTHING).items() if key not in DEFINITIONS}
+    if "properties" in inner:
+        inner.setdefault("additionalProperties", False)
     outer = {key: schema[key] for key in DEFINITIONS if key in schema}
     return {**outer, "x-guidance": FORM, "type": "object", "required": ["name", dialect.arguments],
             "properties": {"name": {"const": name}, dialect.arguments: inner}, "additionalProperties": False}

@@ -143,12 +143,13 @@ MISTAKES = {
     "pipeline_type=specinfer draft_dir=small": "is ignored with draft=ssm: name small models with ssm=DIR,DIR",
     "master=a:70000": "give HOST:PORT, with a port from 1 to 65535",
     "master=a:b": "give HOST:PORT",
+    "chat_template=a.jinja template=vicuna": "is not read with template=vicuna: leave one of them out",
     "lookahead=0": "give auto or a number from 1 to 65536",
     "lookahead=half": "give auto or a number from 1 to 65536",
     "replicas=-1": "0 for as many as fill four ranks",
     "replicas=1025": "a number of copies from 1 to 1024",
     "replicas=2x0": "or copies and stages of each, as 2x2",
-    "ablate=prune,tree": "there is no tree: choose among expand, none_expand, score_order, prune, thrift",
+    "ablate=prune,tree": "there is no tree: choose among expand, none_expand, score_order, prune, thrift, forced",
 }
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from config.presets import PRESETS, TOY
-from config.questions import BUNDLED, OF_TOY, Question, bundled, load, read
+from config.questions import BUNDLED, OF_TOY, UNFETCHED, Question, bundled, categories, load, read
 from eval.keys import EvalConfig
 from tests.checkpoints import refused
 
@@ -137,3 +137,38 @@ def test_a_file_by_itself_is_read_by_the_same_rules_and_may_do_without_ids(tmp_p
         read(tmp_path / "asked.json", 2)
     with refused("there is no file"):
         read(tmp_path / "nowhere")
+
+
+# --- one file of several categories -----------------------------------------------------------------------------------
+
+# Lines in the form of Spec-Bench's question.jsonl, and of SPEED-Bench's table as JSON lines; the texts are ours.
+SPEC_BENCH = [{"question_id": 81, "category": "writing", "turns": ["Write a note.", "Shorten it."]},
+              {"question_id": 161, "category": "translation", "turns": ["Translate: Guten Tag."]},
+              {"question_id": 241, "category": "writing", "turns": ["Write a poem."], "reference": ["Roses"]}]
+SPEED_BENCH = [{"question_id": "5d1f", "category": "coding", "sub_category": None, "turns": ["Sort a list."],
+                "source": "ours", "src_id": "7", "difficulty": None, "multiturn": False},
+               {"question_id": "a90c", "category": "rag", "sub_category": "x", "turns": ["Who?", "When?"],
+                "source": "ours", "src_id": "8", "difficulty": "hard", "multiturn": True}]
+
+
+@pytest.mark.parametrize("entries, names", [(SPEC_BENCH, ["writing", "translation"]), (SPEED_BENCH, ["coding", "rag"])],
+                         ids=["Spec-Bench", "SPEED-Bench"])
+def test_the_categories_of_one_file_are_sets(tmp_path, entries, names):
+    path = tmp_path / "question.jsonl"
+    write(path, *entries)
+    assert categories(path) == names
+    found = [question for name in names for question in load(path, name)]
+    assert sorted(question.turns for question in found) == sorted(tuple(entry["turns"]) for entry in entries)
+    assert all(question.category == name for name in names for question in load(path, name))
+    assert EvalConfig.of(data=str(path)).chosen_sets == tuple(names)
+    assert EvalConfig.of(data=str(path), sets=names[1]).chosen_sets == (names[1],)
+    assert len(load(path, names[0], 0, 1)) == 1
+    with pytest.raises(ValueError, match=f"poetry .there: {', '.join(sorted(names))}.: choose others with sets="):
+        load(path, "poetry")
+
+
+def test_a_text_of_speed_bench_that_was_not_fetched_is_refused(tmp_path):
+    path = tmp_path / "question.jsonl"
+    write(path, {**SPEED_BENCH[0], "turns": [f"{UNFETCHED} FROM THE SOURCE"]})
+    with pytest.raises(ValueError, match="line 1 .* fetch the texts"):
+        categories(path)

@@ -73,6 +73,17 @@ def test_accepted_length_counts_the_targets_own_token_and_not_the_prefill():
     assert (plain.target_passes, plain.mean_accepted_length) == (19, 1.0)
     guessed = answers("serial", max_new_tokens=20)
     assert guessed.mean_accepted_length == 19 / guessed.target_passes > 2
+    assert plain.accepted_lengths == [1] * 19 and plain.acceptance_by_position == []
+
+
+def test_accepted_lengths_are_those_of_each_pass_behind_the_prefill():
+    with pipeline(TINY, 2, "serial", Oracle(PROMPT + text())) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT, Sampler(1.0, seed=2), max_new_tokens=20))
+        _, *pieces = map(len, stream)
+    assert answer.accepted_lengths == pieces and len(pieces) == answer.target_passes
+    rates = answer.acceptance_by_position
+    assert rates == sorted(rates, reverse=True)
+    assert 1 + sum(rates) == pytest.approx(sum(pieces) / len(pieces))
 
 
 @pytest.mark.parametrize("strategy", ["pruned", "continuous", "pipedec"])

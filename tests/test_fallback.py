@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from config.profiles import PROFILES
+from launch.ask import table
 from launch.pipeline import Pipeline
 from model.sample import Sampler
 from pipeline import pacing
@@ -101,5 +102,8 @@ def test_where_rows_cost_much_a_method_is_about_as_fast_as_plain_decoding(method
     for name in ("ar", method):
         with Pipeline.open("toy", pipeline_type=name, time="virtual", profile=str(tmp_path / "site.json"),
                            draft="suffix", max_new_tokens=200, ignore_eos=True, temperature=1.0) as opened:
-            speeds[name] = opened.generate("What does a baker do?").answer.tokens_per_second
+            answer = opened.generate("What does a baker do?").answer
+        speeds[name] = answer.tokens_per_second
+        shown = f"decoded plainly       {answer.plain_tokens} tokens" in table([answer])
+        assert shown == (answer.plain_tokens > 100) == (name == method)
     assert speeds[method] >= 0.95 * speeds["ar"]

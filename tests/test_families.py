@@ -440,4 +440,5 @@ def test_opt_is_split_under_the_names_of_its_older_files_too(tmp_path):
 
 
 def test_every_family_is_tried():
-    assert {MODELS[name][0] + "ForCausalLM" for name in MODELS} == {f.architecture for f in FAMILIES.values()}
+    known = {f.architecture for f in FAMILIES.values()} - {"MiMoForCausalLM"}  # test_mtp.py: it is not in transformers
+    assert {MODELS[name][0] + "ForCausalLM" for name in MODELS} == known

@@ -145,7 +145,9 @@ def test_what_is_forced_saves_passes_without_any_draft():
     (Guide.json_schema({"type": "nothing"}), "Invalid type: nothing"), (Guide("json_schema", "[]"), "cannot be met"),
     (Guide.json_schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable schema"),
     (Guide("regex", "((("), "the regex cannot be met"), (Guide("grammar", "start: nobody"), 'unknown name: "nobody"'),
-    (Guide("grammar", 'start: "a" start'), "it forces a text without an end")])
+    (Guide("grammar", 'start: "a" start'), "it forces a text without an end"),
+    (Guide.json_schema({"$ref": "#"}), "no text follows it"), (Guide("regex", "((a{999}){999}){999}"), "too long"),
+    (Guide.json_schema({"$ref": "http://127.0.0.1:9/x"}), "the json schema cannot be met")])
 def test_what_cannot_be_met_is_refused_with_the_reason(wrong, words):
     with refused(words):
         GRAMMARS.of(wrong)

@@ -30,12 +30,12 @@ from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler
 from scripts import generate
-from tests.saved import boards_of, models, wait_until
+from tests.saved import boards_of, here, models, wait_until
 from tests.tiny import TINY
 
 ASK = ("prompt_ids=5,17,40", "max_new_tokens=12", "seed=4", "temperature=0.7", "ignore_eos=true", "dtype=float64")
 LONG = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
-ENDLESS = (*LONG, "timeout=2")
+ENDLESS = (*LONG, "timeout=2", "recover=false")
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def test_boards_with_their_own_parts_alone_write_the_reference_text(start, loopb
     assert ends(runs, 60) == [0, 0, 0], said(tmp_path, 0)
     assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference()
     assert "flowspec: waiting for rank " in "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
-    assert said(tmp_path, 2) == "flowspec: all 3 ranks are here"
+    assert said(tmp_path, 2).startswith("flowspec: all 3 ranks are here, without keys: trust all who are")
 
 
 def other_split(saved, tmp_path):
@@ -341,6 +341,35 @@ def test_a_board_that_is_killed_or_stopped_by_hand_in_mid_run_is_named_on_all_ot
     assert said(killed, 0) == said(killed, 1)
     assert said(killed, 0).startswith(f"flowspec: rank 2 ({host}, 127.0.0.1) was lost: its connection broke")
     assert said(stopped, 0) == said(stopped, 2) == f"flowspec: rank 1 ({host}, 127.0.0.1) failed: it was stopped"
+
+
+def test_a_board_that_is_started_again_in_mid_run_goes_on_with_the_answer(start, saved, tmp_path, loopback):
+    words = ["prompt_ids=5,17,40", "seed=4", "temperature=0.7", "ignore_eos=true", "max_new_tokens=1000"]
+    assert here(f"model_dir={saved / '0+2+2'}", *words, f"output={tmp_path / 'alone.json'}") == 0
+    asked = [*loopback, *words, "dtype=float64", f"output={tmp_path / 'out.json'}"]
+    runs = [start(rank, *asked) for rank in range(3)]
+    out = tmp_path / "out0"
+    for lost in (2, 1):
+        printed = out.stat().st_size if lost == 1 else 0
+        assert wait_until(lambda printed=printed: out.is_file() and out.stat().st_size > printed + 50, 60)
+        runs[lost].kill()
+        assert wait_until(lambda lost=lost: f"waiting for rank {lost} (" in (tmp_path / "err0").read_text(), 30)
+        other = start(lost, *asked, "max_length=77")
+        assert ends([other]) == [2] and f"rank {lost} (" in said(tmp_path, lost), "it has other keys than before"
+        runs[lost] = start(lost, *asked)
+    assert ends(runs, 120) == [0, 0, 0], said(tmp_path, 0)
+    found, alone = (json.loads((tmp_path / f"{name}.json").read_text())["token_ids"] for name in ("out", "alone"))
+    assert found == alone and len(alone) == 1000
+    assert (tmp_path / "err0").read_text().count("; all ranks are connected again, and answers go on") == 2
+
+
+def test_an_error_of_a_boards_own_ends_all_at_once(start, loopback, tmp_path):
+    runs = [start(rank, *loopback, *LONG) for rank in range(3)]
+    assert flows(tmp_path, runs)
+    os.kill(runs[1].pid, signal.SIGINT)
+    assert ends(runs) == [75, 130, 75]
+    assert all(f"rank 1 ({socket.gethostname()}, 127.0.0.1) failed: it was stopped" in said(tmp_path, rank)
+               for rank in (0, 2))
 
 
 def listening(pid):

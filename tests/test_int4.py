@@ -143,10 +143,49 @@ def test_without_a_kernel_weights_are_unfolded(dtype, inputs, outputs, why, monk
     assert torch.equal(linear(x), wanted)
 
 
-@pytest.mark.parametrize("kind, dtype", [("none", torch.float64), ("int4", torch.float32), ("int4", torch.float64)])
-def test_products_of_the_same_rows_are_put_together_and_keep_their_weights(kind, dtype):
-    sizes = LlamaConfig(hidden=64, layers=3, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=8, context=32,
-                        eps=1e-6, theta=1e4)
+def blockwise(block, outputs=1):
+    """A kernel that packs so many outputs together: whole blocks in reverse, and what is left over as it is."""
+    def mixed(pairs):
+        whole = len(pairs) // block * block
+        blocks = pairs[:whole].view(-1, block, pairs.shape[1])
+        return torch.cat((blocks.flip(1).flatten(0, 1), pairs[whole:]))
+
+    def multiply(x_TK, packed, scale):
+        weight = int4.unfold(mixed(packed), scale, x_TK.shape[1], torch.float64)
+        products = [(row.double() * weight).sum(-1) for row in x_TK]
+        return torch.stack(products).float()
+
+    return int4.Kernel(torch.float32, 32, outputs, lambda pairs, scale: (mixed(pairs), scale), multiply)
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_the_outputs_that_a_kernel_packs_together_are_found(block):
+    assert int4.tried(blockwise(block), "cpu").block == block
+
+
+def test_what_cannot_be_packed_in_parts_is_not_put_together():
+    assert int4.tried(blockwise(2 * max(int4.BLOCKS)), "cpu").block == 0
+
+
+ALL = {"self_attn", "mlp"}
+
+
+@pytest.mark.parametrize("kind, dtype, unit, kernel, fused", [
+    ("none", torch.float64, 16, None, ALL),
+    ("int4", torch.float64, 16, None, ALL),
+    ("int4", torch.float32, 16, None, None),  # as this machine's kernel wants
+    ("int4", torch.float32, 64, None, None),
+    ("int4", torch.float32, 16, blockwise(32), ALL),
+    ("int4", torch.float32, 16, blockwise(64), set()),
+    ("int4", torch.float32, 64, blockwise(64), ALL),
+    ("int4", torch.float32, 16, blockwise(16, outputs=64), {"mlp"}),  # of which no part fits, but queries do
+])
+def test_products_of_the_same_rows_are_put_together_where_that_keeps_them(kind, dtype, unit, kernel, fused,
+                                                                         monkeypatch):
+    if kernel:
+        monkeypatch.setattr(int4, "_named", lambda device: lambda: kernel)
+    sizes = LlamaConfig(hidden=64, layers=3, heads=4, kv_heads=2, head_dim=unit, intermediate=6 * unit, vocab=8,
+                        context=32, eps=1e-6, theta=1e4)
     body = Slice(sizes, 1, 2)
     fill(body, random_weights(body), dtype, "cpu")
     compress(body, kind, dtype)
@@ -154,8 +193,9 @@ def test_products_of_the_same_rows_are_put_together_and_keep_their_weights(kind,
     x = torch.randn(MOST, 64, dtype=dtype)
     fuse(body)
     assert same(dict(body.named_parameters()), before)
-    blocks = body.layers["1"].self_attn, body.layers["1"].mlp
-    for block in blocks:
+    blocks = {name: getattr(body.layers["1"], name) for name in ("self_attn", "mlp")}
+    assert fused in (None, {name for name, block in blocks.items() if block.fused})
+    for block in filter(lambda block: block.fused, blocks.values()):
         parts = [getattr(block, name) for name in block.fusible]
         for rows in (1, 5, 16, MOST):
             apart = torch.cat([part(x[:rows]) for part in parts], -1)
@@ -192,6 +232,7 @@ def test_a_torch_without_kernels_is_named_at_the_start(toy, monkeypatch, capsys)
 
 @pytest.mark.parametrize("form, words, methods", [
     ("stages", ("temperature=0",), ("ar", "serial", "naive", "pruned", "continuous", "streaming", "pipedec")),
+    ("stages", ("temperature=0", "quant_head=int4"), ("ar", "serial", "continuous", "streaming")),
     ("stages", ("temperature=0.8", "seed=3"), ("ar", "naive", "continuous", "streaming")),
     ("shared", ("temperature=0",), ("tp", "continuous", "pruned")),
 ])

@@ -1,6 +1,7 @@
 """Requests that come, go and share what they have read write what each writes alone, whatever becomes of prunes."""
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from model.sample import Sampler
 from pipeline import decode as prefixes
+from pipeline import pacing
 from pipeline.decode import Request
 from tests.test_prunes import delaying, losing
-from tests.tiny import TINY, pipeline
+from tests.tiny import DEEP, SPECULATIVE, TINY, TREE, pipeline
 
 BEGINNINGS = [[], [5, 17, 40, 3, 28, 11], [5, 17, 40, 3, 28, 11, 9, 9, 21, 4]]
 SPOILED = {"as sent": lambda link: link, "all lost": losing(1.0, seed=8), "some lost": losing(0.5, seed=8),
@@ -53,6 +55,22 @@ def one(draw, beginning):
     return (*beginning, *ending), new, *chance, priority, given_up
 
 
+TWO = [((5, 17, 40, 3, 28), 12, 0.0, 0, 1.0, None), ((5, 17, 40, 9, 50, 2), 12, 1.0, 3, 1.0, None),
+       ((31, 7, 7, 19), 8, 0.7, 4, 1.0, 2)]
+
+
+@pytest.mark.parametrize("model, names, strategy", [
+    (DEEP, "block", "streaming"), (DEEP, "block", "continuous"), (TINY, "cascade", "streaming"),
+    (TINY, "other+suffix", "continuous")])
+def test_drafts_that_guess_several_levels_at_once_draft_for_several_requests(model, names, strategy):
+    with pipeline(model, 2, strategy, model.mixture(*names.split("+"))) as decoder:
+        for number, (answer, given_up) in run(decoder, TWO, 3).items():
+            prompt, new, temperature, seed, *_ = TWO[number]
+            text = model.text(list(prompt), new, Sampler(temperature, seed=seed))
+            whole = len(answer.token_ids) if given_up else new
+            assert answer.token_ids == text[:whole]
+
+
 def run(decoder, requests, together):
     """Let requests come one after the other, each once `together` are under way, and read them by turns; their texts.
     """
@@ -80,8 +98,7 @@ def run(decoder, requests, together):
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_requests_that_come_and_go_write_what_each_writes_alone(spoil, reuses, data):
-    strategy = data.draw(st.sampled_from(["streaming", "continuous", "serial", "naive", "pruned", "autoregressive",
-                                          "pipedec", "pipeinfer"]))
+    strategy = data.draw(st.sampled_from([*reversed(SPECULATIVE), "autoregressive"]))
     names = data.draw(st.sampled_from(DRAFTS))
     requests = data.draw(asked())
     places, together = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
@@ -96,6 +113,36 @@ def test_requests_that_come_and_go_write_what_each_writes_alone(spoil, reuses, d
         held = len(decoder._prefixes)
         assert all(not stage.caches and len(stage.ended) == held for stage in decoder.stages)
         assert held <= places and (reuses or not held)
+
+
+def test_of_texts_that_are_kept_the_one_used_least_recently_makes_room():
+    first, second, third = ([5 + number, *range(3, 30)] for number in range(3))
+    with pipeline(TINY, 3, "streaming", TINY.mixture("suffix")) as decoder:
+        decoder.places, decoder.reuses = 2, True
+
+        def reused(text):
+            answer = decoder.whole(Request(text, Sampler(), 4))
+            assert answer.token_ids == alone(tuple(text), 4, 0.0, 0)
+            return answer.reused_tokens
+
+        assert [reused(text) for text in (first, second)] == [0, 0]
+        assert reused(first) > 16 and reused(third) == 0, "the second makes room"
+        assert reused(first) > 16 and reused(second) == 0
+        decoder.forget()
+        assert reused(second) == 0
+
+
+@pytest.mark.parametrize("names", [("eagle",), ("eagle3", "suffix"), ("twin",)])
+def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(names, monkeypatch):
+    monkeypatch.setattr(pacing, "TRIAL", 1000)  # it rests for as long as the answers last
+    text = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4, 7, 1, 1, 30, 52, 18, 2, 6]
+    with pipeline(TINY, 3, "streaming", TINY.mixture(*names), replace(TREE, plain=1e-12)) as decoder:
+        decoder.reuses = True
+        for turn in range(3):
+            answer = decoder.whole(Request(text, Sampler(), 40))
+            assert answer.token_ids == alone(tuple(text), 40, 0.0, 0) and answer.plain_tokens > 20
+            assert answer.reused_tokens == 0 if turn == 0 else answer.reused_tokens >= len(text) - 5
+            text = [*text, *answer.token_ids, turn, 33]
 
 
 @pytest.mark.parametrize("spoil", SPOILED)

@@ -27,7 +27,8 @@ def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more
     return {"question_id": question, "method": method, "draft": "none" if method == "ar" else "eagle",
             "set": "qa", "temperature": 0.0, "repeat": 0, "seed": 0,
             "profile": "jetson-7b", "emulated": True, "scale": 1.0, "launch": "0-ar", "requests": list(range(turns)),
-            "choices": [{"index": 0, "new_tokens": list(tokens), "wall_time": list(seconds)}],
+            "choices": [{"index": 0, "new_tokens": list(tokens), "wall_time": list(seconds),
+                         "accept_lengths": [4, 3, 2]}],
             "target_passes": [3] * turns, "ttft": [0.5] * turns, "settled": [[[0.5, 1]]] * turns,
             "token_ids": [list(range(n)) for n in tokens], "first_difference": None, **more}
 
@@ -106,6 +107,16 @@ def test_the_mean_accepted_length_counts_the_bonus_token_and_not_that_of_the_pre
     assert metrics.acceptance_length([answer(tokens=(10, 7), seconds=(1.0, 1.0), target_passes=[3, 2])]) == (9 + 6) / 5
     assert metrics.acceptance_length([answer(tokens=(10,), target_passes=[9])]) == 1
     assert math.isnan(metrics.acceptance_length([answer(tokens=(1,), target_passes=[0])]))
+
+
+def test_acceptance_by_position_is_what_vllm_prints():
+    """Of four drafts of three tokens the first guess is accepted by three, the second by two and the third by one."""
+    choices = [{"index": 0, "new_tokens": [11], "wall_time": [1.0], "accept_lengths": lengths}
+               for lengths in ([4, 1], [3, 2])]
+    rates = metrics.acceptance_by_position([answer(choices=[choice]) for choice in choices])
+    assert rates == [0.75, 0.5, 0.25]
+    assert 1 + sum(rates) == (4 + 1 + 3 + 2) / 4, "the mean acceptance length"
+    assert metrics.acceptance_by_position([answer(choices=[{**choices[0], "accept_lengths": []}])]) == []
 
 
 def test_times_of_tokens():

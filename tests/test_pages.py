@@ -36,7 +36,7 @@ LISTS = ("requirements.txt", "serve/requirements.txt", "tests/requirements.txt")
 FIRST = "|".join(map(re.escape, ("bash", "sudo", "source", "until", *PYTHONS, *FOREIGN)))
 BEGINS = rf"\s*(?:[A-Z_]+=\S+ )*(?:{FIRST}) "
 USAGE = re.compile(r"\[|\bCOMMAND\b|\.NAME\b|^python -m dsi$")  # of commands that stand for others, or that are others'
-OWN = re.compile(r"check_\w+|push|netem|netns_cluster")  # scripts that read their words themselves
+OWN = re.compile(r"check_\w+|push|make_keys|netem|netns_cluster")  # scripts that read their words themselves
 STUB = f"""#!{shutil.which("bash")}
 name="${{0##*/}}"
 if [ "$name" = sudo ]; then exec env "$@"; fi
@@ -81,7 +81,7 @@ def typed(tmp_path_factory):
                 if callable(value) and getattr(value, "__hash__", None) and value in replaced:
                     patch.setattr(module, name, replaced[value])
         patch.setattr(argparse.ArgumentParser, "parse_args", reading(argparse.ArgumentParser.parse_args))
-        patch.setattr(subprocess, "run", reading(lambda words: words[1:]))
+        patch.setattr(subprocess, "run", reading(lambda words, **_: words[1:]))
         patch.setattr("signal.signal", lambda *_: None)
         patch.setattr("tempfile.tempdir", str(clone))
         patch.chdir(clone)

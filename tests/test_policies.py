@@ -16,7 +16,7 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import TreeDraft, at_once
 from model.sample import Sampler
 from model.tree import TokenTree
-from tests.tiny import CONFIG, TINY, TREE, pipeline, write
+from tests.tiny import CONFIG, SPECULATIVE, TINY, TREE, pipeline, write
 
 VOCAB = 5
 PUBLISHED = ("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001").split()
@@ -207,11 +207,10 @@ def test_a_drafter_of_few_likely_tokens_draws_no_more_than_there_are():
 PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 30
 POLICIES = {"static": TREE.init.shaped(STATIC), "expansion": TREE.init.shaped(expanded("2,2,1")),
             "opt": Growth(12, 4, 4, 4).adaptive(0.1)}
-STRATEGIES = ["serial", "naive", "pruned", "continuous", "pipedec", "pipeinfer", "streaming"]
 
 
 @pytest.mark.parametrize("strategy, policy, temperature", [
-    (*pair, temperature) for pair, temperature in zip(product(STRATEGIES, POLICIES), cycle([0.0, 1.0]))])
+    (*pair, temperature) for pair, temperature in zip(product(SPECULATIVE, POLICIES), cycle([0.0, 1.0]))])
 def test_every_strategy_writes_the_reference_text_with_trees_of_every_policy(strategy, policy, temperature):
     sampler = Sampler(temperature, seed=4)
     tree = replace(TREE, init=POLICIES[policy], expand=POLICIES[policy])

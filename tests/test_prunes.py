@@ -8,12 +8,12 @@ import pytest
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.messages import Prune
-from tests.tiny import TINY, Oracle, pipeline, write
+from tests.tiny import SPECULATIVE, TINY, Oracle, pipeline, write
 
 PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW = 24
 SAMPLER = Sampler(1.0, seed=11)
-PRUNING = ["naive", "pruned", "continuous", "pipedec", "pipeinfer", "streaming"]
+PRUNING = [strategy for strategy in SPECULATIVE if strategy != "serial"]
 MIXTURES = [["eagle"], ["drifting"], ["twin"], ["suffix"], ["eagle", "twin", "suffix"]]
 
 

@@ -194,6 +194,19 @@ def test_a_draft_is_quantized_only_when_asked(saved):
         assert kinds == ({quant.FourBit} if asked else {nn.Linear}) and isinstance(lm_head, nn.Linear)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_head_is_quantized_when_asked_and_its_plain_weight_given_up(kind, saved):
+    part = Part(saved / "0+2+2" / "stage_0")
+    plain, rough = (build_lm_head(RankSpec(RunConfig(quant_head=asked, dtype="float32"), part))
+                    for asked in ("none", kind))
+    assert type(rough.product) is quant.CLASSES[kind] and rough.weight is None
+    x_TD = torch.randn(7, plain.in_features)
+    off = (rough(x_TD) - plain(x_TD)).norm() / plain(x_TD).norm()
+    assert 0 < float(off) < quant.ERROR
+    if not quant.unfolded(rough):
+        assert torch.equal(rough(x_TD)[:1], rough(x_TD[:1])), "a row's bits do not depend on the rows beside it"
+
+
 def test_auto_is_what_the_split_holds(quantized):
     assert running_kind("auto", "nf4", "x") == running_kind("nf4", "nf4", "x") == "nf4"
     assert running_kind("nf4", "none", "x") == "nf4"

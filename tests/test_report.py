@@ -105,7 +105,8 @@ def test_what_is_missing_is_said(folder):
 
 
 def test_a_text_may_hold_any_separator(tmp_path):
-    put(tmp_path, choices=[{"index": 0, "turns": ["a\u2028b\x85c"], "new_tokens": [10], "wall_time": [2.0]}])
+    put(tmp_path, choices=[{"index": 0, "turns": ["a\u2028b\x85c"], "new_tokens": [10], "wall_time": [2.0],
+                           "accept_lengths": [4, 3, 2]}])
     assert [row["xi"] for row in summary.summary(results.read(tmp_path))] == [5.0]
 
 
@@ -160,7 +161,8 @@ def test_a_line_of_the_tally_that_is_junk_is_named_by_file_and_line(folder, junk
 
 
 @pytest.mark.parametrize("more", [
-    {"choices": []}, {"choices": [{"new_tokens": ["1"], "wall_time": [1.0]}]}, {"settled": [[[1.0]]]}, {"ttft": 1},
+    {"choices": []}, {"choices": [{"new_tokens": ["1"], "wall_time": [1.0], "accept_lengths": []}]},
+    {"choices": [{"new_tokens": [1], "wall_time": [1.0]}]}, {"settled": [[[1.0]]]}, {"ttft": 1},
     {"temperature": "0"}, {"question_id": [1]}, {"emulated": 1}, {"requests": None}, {"set": None}], ids=str)
 def test_an_answer_of_another_form_is_named_by_file_and_line(tmp_path, more, capsys):
     folder = tmp_path / "answers" / "naive"

@@ -15,7 +15,8 @@ from tests.tiny import TINY
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 30
 KEYS = ["prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds",
-        "ttft_seconds", "tokens_per_second", "target_passes", "mean_accepted_length", "config"]
+        "ttft_seconds", "tokens_per_second", "target_passes", "mean_accepted_length",
+        "acceptance_by_position", "config"]
 ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
 FAST = ("init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16")
 

@@ -6,10 +6,12 @@ import json
 import openai
 import pytest
 
-from tests.serving import QUESTION
-from tests.test_serve_tools import ASKED, WEATHER, check, server
+from tests.serving import QUESTION, live
+from tests.test_serve_tools import ASKED, STOP, WEATHER, check, server
 
 __all__ = ["server"]  # a fixture
+HI = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+KINDS = ("invalid_request_error", "authentication_error")  # of a wrong key, for OpenAI's clients and for Anthropic's
 SAMPLED = {"temperature": 1, "seed": 7}
 RESPONSES_TOOL = {"type": "function", **WEATHER["function"]}
 MESSAGES_TOOL = {"name": "weather", "description": "Says.", "input_schema": WEATHER["function"]["parameters"]}
@@ -99,16 +101,62 @@ def test_messages_call_tools_and_read_their_results(server):
 
 @pytest.mark.parametrize(("path", "fields", "words"), [
     ("/v1/messages", {"messages": ASKED["messages"]}, "max_tokens is missing"),
+    ("/v1/messages", {"max_tokens": 5}, "messages is no list of objects"),
+    ("/v1/messages", {"max_tokens": 5, "messages": []}, "messages is empty"),
+    ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "judge", "content": "hi"}]}, "messages.0.role is none of"),
+    ("/v1/messages", {"max_tokens": 5, "messages": [{"role": ["user"], "content": "hi"}]}, "messages.0.role is none"),
+    ("/v1/messages", {**HI, "system": 7}, "system is no list of objects"),
+    ("/v1/messages", {**HI, "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "is not custom"),
+    ("/v1/messages", {**HI, "tools": [{"name": 5}]}, "tools.0.function.name"),
+    ("/v1/messages", {**HI, "tool_choice": "any"}, "tool_choice is no object"),
+    ("/v1/messages", {**HI, "tool_choice": {"type": "some"}}, "tool_choice.type is none of auto, none, any"),
+    ("/v1/messages", {**HI, "tool_choice": {"type": "tool"}}, "nor tool with a name"),
+    ("/v1/messages", {**HI, "tool_choice": {"type": "any"}}, "tool_choice names no tool"),
+    ("/v1/messages", {**HI, "output_config": {"format": 3}}, "format is no object"),
+    ("/v1/messages", {**HI, "output_config": {"format": {"type": "json_schema", "schema": {"type": 1}}}}, "mend it"),
+    ("/v1/messages", {**HI, "messages": [{"role": "assistant", "content": "Well"}]}, "nothing to answer"),
+    ("/v1/messages/count_tokens", {"messages": 5}, "messages is no list of objects"),
     ("/v1/messages", {"max_tokens": 5, "messages": "hi"}, "messages is no list of objects"),
     ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "send text"),
     ("/v1/responses", {"input": "hi", "previous_response_id": "resp_1"}, "nothing is stored here"),
     ("/v1/responses", {"input": [{"type": "computer_call"}]}, "is not supported"),
     ("/v1/responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "other tools are not supported"),
-    ("/v1/responses", {"input": 5}, "input is no list")])
+    ("/v1/responses", {"input": 5}, "input is no list"), ("/v1/responses", {}, "input is missing"),
+    ("/v1/responses", {"input": "hi", "instructions": 5}, "instructions is no list"),
+    ("/v1/responses", {"input": [{"role": "tool", "content": "hi"}]}, "input.0.role is none of user, assistant"),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "image"}]}]}, "input.0.content has a part"),
+    ("/v1/responses", {"input": [{"type": ["message"]}]}, "input.0.type is not supported"),
+    ("/v1/responses", {"input": [{"type": "function_call", "arguments": "{}"}]}, "function.name"),
+    ("/v1/responses", {"input": "hi", "text": "json"}, "text is no object"),
+    ("/v1/responses", {"input": "hi", "text": {"format": {"type": "yaml"}}}, "response_format.type"),
+    ("/v1/responses", {"input": "hi", "tool_choice": "required"}, "tool_choice names no tool"),
+    ("/v1/responses", {"input": "hi", "tool_choice": 7}, "tool_choice"),
+    ("/v1/responses", {"input": "hi", "tools": {"a": 1}}, "tools is no list"),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": "many"}, "max_tokens")])
 def test_what_is_wrong_is_refused_in_the_form_of_the_protocol(server, path, fields, words):
     got = server.post(path, **fields)
-    assert got.status_code == 400 and words in got.json()["error"]["message"], got.text
-    assert (got.json().get("type") == "error") == (path == "/v1/messages")
+    said = got.json()["error"]["message"]
+    assert got.status_code == 400 and words in said and "\n" not in said, got.text
+    assert (got.json().get("type") == "error") == path.startswith("/v1/messages")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/no_such", "/v1/chat/completions"])
+def test_a_key_comes_in_either_header_and_errors_have_the_form_of_the_path(path):
+    with live("processes=false", "api_key=a-key") as started:
+        refused = started.client.post(path, content="{}", headers={"x-api-key": "another"})
+        kind = KINDS[path.startswith("/v1/messages")]
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, kind)
+        for headers in ({"x-api-key": "a-key"}, {"Authorization": "Bearer a-key"}):
+            assert started.client.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_a_schema_holds_a_message_and_its_prompt_is_counted(server):
+    form = {"type": "json_schema", "schema": WEATHER["function"]["parameters"]}
+    asked = {"model": "toy", "messages": ASKED["messages"], "system": "Be brief."}
+    got = server.post("/v1/messages", **asked, **SAMPLED, max_tokens=200, output_config={"format": form}).json()
+    check("weather", got["content"][0]["text"])
+    counted = server.post("/v1/messages/count_tokens", **asked)
+    assert counted.json() == {"input_tokens": got["usage"]["input_tokens"]}
 
 
 def test_anthropics_own_client_streams_and_calls(server, text):
@@ -125,3 +173,48 @@ def test_anthropics_own_client_streams_and_calls(server, text):
     check(block.name, json.dumps(block.input))
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(**{**asked, "max_tokens": 0})
+
+
+CALLED = {"name": "stop", "arguments": "{}"}
+CLOSED = {"type": "object", "properties": {}, "required": []}
+REPLAYED = {  # requests as these clients were seen to make them, in the midst of an agent's loop
+    "Open WebUI": ("/v1/chat/completions", {
+        "stream": True, "stream_options": {"include_usage": True}, "tools": [STOP], "tool_choice": None,
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION},
+                     {"role": "assistant", "content": "", "tool_calls": [
+                         {"index": 0, "id": "call_1", "type": "function", "function": CALLED}]},
+                     {"role": "tool", "tool_call_id": "call_1", "content": "Done."}]}),
+    "litellm": ("/v1/chat/completions", {
+        "tools": [STOP], "extra_body": {}, "messages": [
+            *ASKED["messages"],
+            {"role": "assistant", "content": None, "function_call": None, "provider_specific_fields": {"refusal": None},
+             "tool_calls": [{"id": "call_1", "type": "function", "function": CALLED}]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "Done.", "name": None}]}),
+    "langchain-anthropic": ("/v1/messages", {
+        "max_tokens": 5, "tools": [{"name": "stop", "input_schema": CLOSED, "description": "", "cache_control": None}],
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [*ASKED["messages"],
+                     {"role": "assistant", "content": [
+                         {"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "I stop."},
+                         {"type": "tool_use", "id": "call_1", "name": "stop", "input": {}, "caller": None}]},
+                     {"role": "user", "content": [
+                         {"type": "tool_result", "tool_use_id": "call_1", "content": None, "is_error": False}]}]}),
+    "openai-agents": ("/v1/responses", {
+        "include": [], "store": None, "instructions": "Be brief.", "max_output_tokens": 5, "tool_choice": "auto",
+        "tools": [{"type": "function", "name": "stop", "parameters": CLOSED, "strict": True, "description": ""}],
+        "input": [{"role": "user", "content": QUESTION},
+                  {"type": "reasoning", "id": "rs_1", "summary": []},
+                  {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [
+                      {"type": "output_text", "text": "I stop.", "annotations": [], "logprobs": []}]},
+                  {"type": "function_call", "id": "fc_1", "call_id": "call_1", "status": "completed", **CALLED},
+                  {"type": "function_call_output", "call_id": "call_1", "output": "Done."}]})}
+
+
+@pytest.mark.parametrize("client", REPLAYED)
+def test_requests_as_other_clients_make_them_are_answered(server, client):
+    path, fields = REPLAYED[client]
+    short = {"max_tokens": 5} if path == "/v1/chat/completions" else {}
+    got = server.post(path, model="toy", **short, **fields)
+    assert got.status_code == 200, got.text
+    written = got.text if fields.get("stream") else json.dumps(got.json())
+    assert '"content"' in written and "error\": {" not in written

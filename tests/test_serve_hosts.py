@@ -20,7 +20,7 @@ from tests.test_hosts import ends, meet_here, processes, said, starting
 
 __all__ = ["processes"]  # a fixture
 SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
-RUN = ("template=none", "ignore_eos=true", "dtype=float64", "timeout=2")
+RUN = ("recover=false", "template=none", "ignore_eos=true", "dtype=float64", "timeout=2")
 AGREED = ("max_requests=1", "reuse=true")  # what the server says of itself, and boards are sent
 HOST = socket.gethostname()
 

@@ -20,7 +20,7 @@ SCRIPT = re.search(r"<script>(.*)</script>", HTML, re.S)[1]
 
 @pytest.fixture(scope="module")
 def server():
-    with live("processes=false") as started:
+    with live("processes=false", "ablate=thrift") as started:  # where all is slow it would not guess
         yield started
 
 

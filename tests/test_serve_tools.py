@@ -2,13 +2,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import openai
 import pytest
 
-from config.presets import TOY
-from launch.split.write import split
 from tests.serving import QUESTION, live
 
 pytest.importorskip("llguidance", reason="grammars need llguidance (serve/requirements.txt)")
@@ -29,11 +26,8 @@ ASKED = {"model": "toy", "messages": MESSAGES, "temperature": 1, "seed": 7, "too
 
 
 def served(folder, template):
-    shutil.copytree(TOY / "llama", folder / "base")
-    settings = folder / "base" / "tokenizer_config.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
-    split(folder / "base", folder / "split", "0+8", progress=False)
-    return live("processes=false", "max_requests=2", f"model_dir={folder / 'split'}", "draft=suffix", "template=own")
+    (folder / "tools.jinja").write_text(template)
+    return live("processes=false", "max_requests=2", "draft=suffix", f"chat_template={folder / 'tools.jinja'}")
 
 
 @pytest.fixture(scope="module")

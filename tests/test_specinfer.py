@@ -25,11 +25,10 @@ from model.weights.parts import Part
 from pipeline.decode import Request
 from tests.forked import ranks
 from tests.saved import FORM, here, models, save_tokenizer
-from tests.tiny import CONFIG, DEEP, TINY, TREE, pipeline, weights, write
+from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, TREE, pipeline, weights, write
 
 PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 30
 SHAPED = replace(TREE, init=TREE.init.shaped(expanded("1,3,1,1")), expand=TREE.expand.shaped(expanded("2,1")))
-STRATEGIES = ["serial", "naive", "pruned", "continuous", "pipedec", "pipeinfer", "streaming"]
 ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
 
 
@@ -41,7 +40,7 @@ def reference(temperature: float) -> list[int]:
 # --- in memory --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("stages, temperature", [(1, 0.0), (4, 1.0)])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SPECULATIVE)
 def test_every_strategy_writes_the_reference_text_with_several_drafters(strategy, stages, temperature):
     with pipeline(TINY, stages, strategy, TINY.drafters(0.02, 0.03), SHAPED) as decoder:
         assert write(decoder, PROMPT, NEW, Sampler(temperature, seed=4)) == reference(temperature)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from config.presets import ROOT
-from model.text import LLAMA2_SYSTEM, Reader, Stream, Text, chosen
+from model.text import LLAMA2_SYSTEM, Reader, Stream, Text, chosen, own_template
 from tests.checkpoints import refused
 from tests.forked import CONTEXT
 
@@ -195,6 +195,18 @@ def test_a_template_that_is_left_open_is_the_tokenizers_own_or_else_vicunas(llam
     assert chosen("auto", tmp_path) == "vicuna" and chosen("none", llama3.folder) == "none"
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert chosen("auto", tmp_path) == "own"
+
+
+def test_a_template_in_a_file_is_read_in_place_of_the_tokenizers_own(folder, tmp_path):
+    pytest.importorskip("jinja2", reason="transformers needs it for templates")
+    file = tmp_path / "loud.jinja"
+    file.write_text("{% for m in messages %}{{ m.content | upper }}!{% endfor %}")
+    base = bytelevel(folder / "loud")
+    text = Text(base, str(file))
+    assert text.tokenizer.decode(text.prompt_ids(["Hi"], "own")) == "HI!"
+    assert chosen("auto", tmp_path, str(file)) == "own" and own_template(base, str(file)) == file.read_text()
+    with refused("chat_template=nowhere cannot be read (FileNotFoundError"):
+        Text(base, "nowhere")
 
 
 def test_every_end_token_that_the_model_names_counts(llama, llama3, folder):

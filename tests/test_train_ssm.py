@@ -107,6 +107,8 @@ def test_drawn_texts_depend_on_their_place_and_not_on_where_an_interruption_was(
     first = written(tmp_path / "texts.json")
     assert written(tmp_path / "texts.json") == first == written(tmp_path / "other.json")
     assert first != list(Writer(whole(pair[0]), [2], NEW, 0.0, 7).write(prompts, 0))
+    of_seeds = [Writer(whole(pair[0]), [2], NEW, 1.0, seed).write([[1, 5, 6]] * 4, 0) for seed in (7, 8)]
+    assert len({tuple(text.ids) for texts in of_seeds for text in texts}) == 8, "another seed, other texts"
 
 
 @pytest.mark.parametrize("taught", ["tokens", "distributions"])

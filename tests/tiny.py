@@ -1,21 +1,27 @@
 """Tiny random LLaMAs, drafts for them and pipelines of threads over both: what the tests decode with."""
 from __future__ import annotations
 
+import string
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
-from config.schema.heads import read_dialect, usual_layers
+from config.schema.heads import BlockForm, read_dialect, usual_layers
+from model.drafts.cascade import row
+from model.drafts.dflash import Block, DFlashHead
 from model.drafts.draft import Draft, NoDraft, Steps
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead
 from model.drafts.mixture import Mixture
-from model.drafts.network import ModelDraft, TreeDraft
+from model.drafts.network import ModelDraft, Network
+from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
@@ -31,7 +37,10 @@ CONFIG = LlamaConfig(hidden=32, layers=4, heads=4, kv_heads=2, head_dim=8, inter
 TREE = TreeConfig(init=Growth(20, 4, 4, 4), expand=Growth(16, 4, 4, None), idle=Growth(6, 1, 4),
                   layer=Growth(25, 1000, 5, 5), stream=Growth(24, 12, 4, 4, anywhere=True), chunk=5)
 CAPACITY = 2048  # every guess of a request, for when all prunes are lost
+SIGNS = (string.ascii_letters + string.digits)[:CONFIG.vocab]
 PLACES = 8  # for requests that are under way at once
+SPECULATIVE = list(dict.fromkeys(method.strategy for method in METHODS.values()
+                                 if method.target == "ring" and method.draft != "none"))
 
 
 def weights(module: torch.nn.Module, seed: int, scale: float = 0.25) -> dict[str, Tensor]:
@@ -40,6 +49,18 @@ def weights(module: torch.nn.Module, seed: int, scale: float = 0.25) -> dict[str
     return {name: torch.ones(p.shape, dtype=torch.float64) if p.dim() == 1 else
             torch.randn(p.shape, generator=generator, dtype=torch.float64) * scale
             for name, p in module.named_parameters()}
+
+
+def letters(order: Sequence[int]) -> Any:
+    """A tokenizer of single letters, in this order; it has one for each token of a tiny model."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = {SIGNS[sign]: token for token, sign in enumerate(order)}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token=SIGNS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return SimpleNamespace(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer))
 
 
 class Tiny:
@@ -75,6 +96,13 @@ class Tiny:
         head.shift = torch.tensor([i for i in range(CONFIG.vocab) if i not in absent]) - torch.arange(vocab)
         return Eagle(head, head.logits, CAPACITY)
 
+    def block(self) -> Block:
+        """A head of DFlash, for blocks of six tokens."""
+        sizes = replace(CONFIG, layers=2, family=replace(CONFIG.family, head_norms=True))
+        head = DFlashHead(sizes, BlockForm(usual_layers(self.config.layers), 6, CONFIG.vocab - 1))
+        fill(head, weights(head, seed=6), torch.float64, "cpu")
+        return Block(head, self.lm_head, CAPACITY)
+
     def twin(self, noise: float = 0.0) -> ModelDraft:
         """A model as draft: this one itself, its weights a little off."""
         model, off = Slice(self.config, 0, self.config.layers), weights(self.whole, seed=5, scale=noise)
@@ -82,6 +110,23 @@ class Tiny:
              "cpu")
         cache = self.config.cache(self.config.layers, CAPACITY, self.lm_head.weight)
         return ModelDraft(model, self.lm_head, cache)
+
+    def cascade(self, *noises: float) -> Network:
+        """Models in a row: the first one drafts, each further one verifies."""
+        models = [self.twin(noise) for noise in noises]
+        for number, model in enumerate(models, 1):
+            model.source = f"ssm{number}"
+        return row(models)
+
+    def other(self, noise: float = 0.02) -> Retokenized:
+        """A model with the same letters under other numbers, as draft."""
+        order = [*range(CONFIG.vocab)][::-1]
+        twin = self.twin(noise)
+        model = twin.model
+        assert isinstance(model, Slice), "the twin is a slice of all layers"
+        model.embed_tokens.weight.data = model.embed_tokens.weight.data[order]
+        small = ModelDraft(model, lambda out: self.lm_head(out)[:, order], twin.cache)
+        return Retokenized(small, letters(order), letters(range(CONFIG.vocab)), CONFIG.context)
 
     def drafters(self, *noises: float) -> Mixture:
         """Several models as one draft, each of them off in its own way."""
@@ -92,8 +137,11 @@ class Tiny:
 
     def mixture(self, *names: str) -> Mixture:
         """A draft out of sources by name: those above, `drifting` (a head that drifts) and `suffix`."""
-        makers: dict[str, Callable[[], TreeDraft]] = {
-            "eagle": self.eagle, "eagle3": self.eagle3, "drifting": self.eagle, "twin": partial(self.twin, 0.02)}
+        makers: dict[str, Callable[[], Network]] = {
+            "eagle": self.eagle, "eagle3": self.eagle3, "block": self.block, "drifting": self.eagle,
+            "twin": partial(self.twin, 0.02), "cascade": partial(self.cascade, 0.05, 0.02),
+            "row": partial(self.cascade, 0.05, 0.05, 0.02),
+            "other": self.other}
         networks = []
         for name in names:
             if name != "suffix":

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Sequence
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -68,5 +69,7 @@ class Writer:
             yield Text(prompt, answer.token_ids)
 
     def _request(self, prompt: list[int], place: int) -> Request:
-        sampler = Sampler(self.temperature, seed=(self.seed + place) % (1 << 64))
+        # not a sum: the texts of neighbouring seeds would be the same, moved by one place
+        own = np.random.SeedSequence((self.seed, place)).generate_state(1, np.uint64)
+        sampler = Sampler(self.temperature, seed=int(own[0]))
         return Request(prompt, sampler, self.limit, self.ends)

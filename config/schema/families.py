@@ -63,6 +63,7 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "mistral": Family("MistralForCausalLM"),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
     "qwen3": Family("Qwen3ForCausalLM", head_norms=True),
+    "mimo": Family("MiMoForCausalLM", qkv_bias=True),  # a Qwen2 with layers for multi-token prediction beside it
     "opt": Family("OPTForCausalLM", qkv_bias=True, bias=True, rotary=False, rms=False,
                   gated=False, tied=True, names=OPT),
     "smollm3": Family("SmolLM3ForCausalLM", tied=True, usual={"no_rope_layer_interval": 4}),

@@ -23,6 +23,8 @@ ONLY = {  # keys that change what a head computes, and the one thing that they m
 }
 FIRST_ONLY = {"num_hidden_layers": 1, "truncated_vocab_size": None, **dict.fromkeys(NORMS, False)}  # of EAGLE-1 and 2
 THIRD = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")  # what EAGLE-3 does alone
+BLOCK, BLOCK_NESTED = "DFlashDraftModel", "dflash_config"  # the architecture of DFlash's heads, and where some say more
+BLOCK_KEYS, BLOCK_SIZES = ("target_layer_ids", "block_size", "mask_token_id"), range(2, 65)
 INSIDE = frozenset((*LAYERS, *NORMS, COUNTED, "num_aux_hidden_states"))  # what may stand in `NESTED`, too
 READ = INSIDE.union("""
     model_type hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size rms_norm_eps
@@ -56,6 +58,15 @@ class Dialect:
     norm_output: bool = False  # what it feeds itself is normed, as what its LM head reads (EAGLE-3.1)
 
 
+@dataclass(frozen=True)
+class BlockForm:
+    """The form of a head that guesses a block in one pass, as DFlash's are."""
+
+    inner: tuple[int, ...]  # the target's layers whose inputs it reads
+    size: int  # tokens of a block, the one before it included
+    mask: int  # the token in the place of those that it guesses
+
+
 def usual_layers(layers: int) -> tuple[int, ...]:
     """The layers of a target whose inputs a head reads that names none; a target too small for that has none."""
     return (2, layers // 2, layers - 3) if layers >= 7 else ()
@@ -83,6 +94,37 @@ def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     if given.get(COUNTED):
         inputs = given[COUNTED] == "inputs"
     return ids if inputs else tuple(number + 1 for number in ids)
+
+
+def is_block(config: Mapping[str, Any]) -> bool:
+    """Whether a head says that it is one of DFlash's."""
+    return BLOCK in (config.get("architectures") or [])
+
+
+def read_block(config: Mapping[str, Any], layers: int, context: int) -> BlockForm:
+    """The form of DFlash's head for a target of so many layers, that looks back on `context` tokens.
+
+    Its `target_layer_ids` count outputs. Raises ValueError for what is computed otherwise, as the end of a sentence
+    that begins with its file.
+    """
+    inside = config.get(BLOCK_NESTED) or {}
+    ours = {BLOCK_NESTED, *BLOCK_KEYS, "num_target_layers"}
+    others = {key: value for key, value in config.items() if key not in ours}
+    strange = {key: value for key, value in inside.items() if key not in BLOCK_KEYS}
+    given: dict[str, Any] = {**config, **inside}
+    found: list[Any] = [given.get(key) for key in BLOCK_KEYS]
+    ids, size, mask = found
+    problems = [*head_problems({**others, **strange}, True, layers, context)]
+    rising = fits(ids, [int]) and ids == sorted(set(ids))
+    if not rising or not set(ids) <= set(range(layers - 1)) or not ids:
+        problems.append(_only(BLOCK_KEYS[0], ids, f"layers in rising order, from 0 to {layers - 2}"))
+    if not (fits(size, int) and size in BLOCK_SIZES):
+        problems.append(_only(BLOCK_KEYS[1], size, f"{BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}"))
+    if not (fits(mask, int) and mask in range(config["vocab_size"])):
+        problems.append(_only(BLOCK_KEYS[2], mask, "a token of the model"))
+    if problems:
+        raise ValueError(problems[0])
+    return BlockForm(tuple(number + 1 for number in ids), size, mask)
 
 
 def verifier(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer, Decoder, Request
@@ -22,9 +22,9 @@ def request(pipeline: Pipeline, question: str) -> Request:
     return pipeline.request(ids, config, config.stop)
 
 
-def decoders_of(pipeline: Pipeline, methods: Iterable[str]) -> dict[str, Decoder]:
-    """The decoders of these methods over one pipeline."""
-    runs = {method: replace(pipeline.config, pipeline_type=method) for method in methods}
+def decoders_of(pipeline: Pipeline, methods: Iterable[str], **changed: Any) -> dict[str, Decoder]:
+    """The decoders of these methods over one pipeline, with these keys `changed`."""
+    runs = {method: replace(pipeline.config, pipeline_type=method, **changed) for method in methods}
     return {method: pipeline.decoder_for(run) for method, run in runs.items()}
 
 

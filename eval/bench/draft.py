@@ -65,6 +65,8 @@ def measure(pipeline: Pipeline, own: DraftConfig) -> None:
                 bar.set_description(name)
                 assert isinstance(decoder.draft, Mixture), f"a {type(decoder.draft).__name__} has no networks"
                 [network] = decoder.draft.networks
+                if not isinstance(network, TreeDraft) or not network.by_level:
+                    raise ValueError(f"the draft {name} does not read a text token by token: take another")
                 tree = read_text(decoder, text)
                 found[name] = found[name] + hits(network, tree, len(prompt))
                 bar.update()

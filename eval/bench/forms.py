@@ -55,7 +55,8 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
         size = sum(p.numel() * p.element_size()
                    for p in stage.body.parameters())
         share = size / took[form, min(args.rows)] / speed
-        line = f"  {str(form):<16}{size / 1e6:7.0f}{errors[form]:9.4f}{100 * share:6.0f}%"
+        line = f"  {str(form):<16}{size / 1e6:7.0f}"
+        line += f"{errors[form]:9.4f}{100 * share:6.0f}%"
         for rows in args.rows:
             mine, plain = took[form, rows], took[PLAIN, rows]
             line += f"{1e3 * mine:10.2f}{mine / plain:7.2f}x"

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, Sequence
-from unittest import mock
 
 from tqdm import tqdm
 
-from config.keys import over
+from config.keys import over, raw_values
 from config.presets import SMOLLM2
+from config.run_config import RunConfig
 from eval.bench import decoders_of, request, speed
+from eval.tables import in_columns
 from launch.pipeline import Pipeline
-from model.drafts.forced import ForcedDraft
 from model.grammar import Guide
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Answer, Decoder, Request
 
 METHODS = ("ar", "naive", "continuous", "streaming")
 TEXT = {"type": "string", "maxLength": 24}
@@ -39,24 +39,45 @@ ASKED = {  # a question -> the schema of its answer
 
 
 def schema(argv: list[str]) -> int:
-    """The command `python -m scripts.bench schema`; its exit code."""
-    words = over(argv, {"max_new_tokens": "160", "profile": "jetson-7b", "time": "virtual"}, SMOLLM2)
-    preset, *options = words
-    keys = dict(word.split("=", 1) for word in options)
-    with Pipeline.open(preset, **keys) as pipeline:
-        decoders = decoders_of(pipeline, METHODS)
+    """The command `python -m scripts.bench schema`; its exit code, 1 if a text depends on the method."""
+    usual = {"max_new_tokens": "160", "profile": "jetson-7b", "time": "virtual"}
+    preset, *options = over(argv, usual, SMOLLM2)
+    with Pipeline.open(preset, **raw_values(options)) as pipeline:
         plain = [request(pipeline, question) for question in ASKED]
         guided = [replace(one, grammar=pipeline.grammar(Guide.json_schema(wanted)))
                   for one, wanted in zip(plain, ASKED.values())]
-        print("  tokens/s       without    schema   schema, nothing forced is guessed")
+        without = decoders_of(pipeline, METHODS, ablate=unforced(pipeline.config))
+        rows, texts = [], []
+        decoders = decoders_of(pipeline, METHODS)
         for method, decoder in tqdm(decoders.items(), unit="method", leave=False):
-            speeds = [_speed(pipeline, decoder, plain), _speed(pipeline, decoder, guided)]
-            with mock.patch.object(ForcedDraft, "_force", return_value=False):
-                speeds.append(_speed(pipeline, decoder, guided))
-            tqdm.write(f"  {method:<13}" + "".join(f"{one:10.2f}" for one in speeds))
-    return 0
+            answered = [_answers(pipeline, decoder, plain), _answers(pipeline, decoder, guided),
+                        _answers(pipeline, without[method], guided)]
+            rows.append((method, *(f"{speed(answers):.2f}" for answers in answered)))
+            texts.append([one.token_ids for answers in answered for one in answers])
+    print(in_columns(("tokens/s", "without", "schema", "schema, ablate=forced"), rows, 0))
+    print(f"\ntokens of the answers: {_lengths(texts[0])}")
+    _, forced, alike = parts(texts[0])
+    same = all(found == texts[0] for found in texts) and forced == alike
+    print(f"the texts are {'the same' if same else 'NOT the same'} for all methods")
+    return int(not same)
 
 
-def _speed(pipeline: Pipeline, decoder: Decoder, asked: Sequence[Request]) -> float:
+def unforced(config: RunConfig) -> str:
+    """The key `ablate` of the same run in which nobody guesses what a grammar forces."""
+    return ",".join((*config.ablated, "forced"))
+
+
+def parts(texts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
+    """The texts without a schema, with one, and with one whose forced tokens nobody guesses."""
+    size = len(ASKED)
+    return [texts[begin:begin + size] for begin in range(0, 3 * size, size)]
+
+
+def _lengths(texts: Sequence[Sequence[int]]) -> str:
+    without, guided, _ = parts(texts)
+    return f"{sum(map(len, without))} without, {sum(map(len, guided))} with a schema"
+
+
+def _answers(pipeline: Pipeline, decoder: Decoder, asked: Sequence[Request]) -> list[Answer]:
     pipeline.unlearn(same=True)
-    return speed([decoder.whole(one) for one in asked])
+    return [decoder.whole(one) for one in asked]

@@ -16,7 +16,7 @@ from launch.memory import GB, free
 from launch.spec import usable
 from model.cache import TreeCache
 from model.llama import LlamaConfig, Slice, fill
-from model.weights.quant import compress, fuse
+from model.weights.quant import compress, fuse, pack
 
 LARGEST_SIZE = 1 << 40  # what is more is no size, and memory would be short before
 ROWS = [1, 16, 64]  # of a segment, if nothing is said
@@ -142,6 +142,7 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
         fill(body, weights, form.dtype, args.device)
         compress(body, form.kind, form.dtype)
         fuse(body)
+        pack(body)
         made[form] = Stage(body, _cache(args, config, form.dtype),
                            x_TD.to(args.device, form.dtype))
     return made

@@ -16,13 +16,13 @@ from tqdm import tqdm
 from config.keys import WHOLE, listed, over, preset_of, raw_values
 from config.presets import TOY
 from config.questions import load
-from config.run_config import RunConfig
+from config.run_config import PENALTIES, RunConfig
 from eval.dsi.keys import COMMAND
 from eval.keys import AsksSets, problems_of_files
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
 from eval.prompts import problems as problems_of_sets
-from eval.recorded import PENALTIES, Recorded, check_room, keep, kept, sampler_of, settings_of
+from eval.recorded import Recorded, check_room, keep, kept, sampler_of, settings_of
 from model.cache import Admitted, TreeCache
 from model.drafts.network import ModelDraft
 from model.sample import Sampler

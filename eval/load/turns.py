@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import cycle, islice, product
 from typing import Any, Callable, Iterable, Iterator, Sequence
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from config.keys import over, raw_values
 from config.presets import TOY_PRESET
+from config.questions import bundled, by_turns
 from eval.bench import QUESTIONS, decoders_of
 from eval.load.arrivals import serve
 from eval.load.keys import LoadConfig
@@ -31,6 +33,7 @@ WARM = 2  # requests before anything is counted
 LINK = ("send", "recv", "rest", "broadcast")
 NETWORK = ("guess", "predict")  # what a network does beside the passes
 TURNS = 10  # of a conversation
+AROUND = 32  # tokens of a turn's question and template, about
 HEAD = ("temperature", "method", "at once", "turns", "own ms a turn", "more per request")
 
 
@@ -107,27 +110,69 @@ class Stopwatch:
 def conversation(argv: list[str]) -> int:
     """The command `python -m scripts.bench conversation`; its exit code, 1 if a text depends on what was reused."""
     usual = {"max_new_tokens": "48", "profile": "jetson-7b", "time": "virtual", "pipeline_type": "streaming"}
-    preset, *keys = over(argv, usual, TOY_PRESET)
-    options = {key: value for key, value in raw_values(keys).items() if key != "reuse"}
-    fresh, reused = (_answers(preset, options, reuse) for reuse in ("false", "true"))
-    kind = "simulated" if options["time"] == "virtual" else "in real time"
-    print(f"seconds to the first token of each turn ({kind}, {options['profile']}, {options['pipeline_type']})\n")
-    rows = [(f"{number}", f"{one.prompt_tokens}", f"{one.prefill_seconds:.2f}", f"{other.prefill_seconds:.2f}",
-             f"{other.reused_tokens}") for number, (one, other) in enumerate(zip(fresh, reused), 1)]
+    preset, *keys = over(argv, {**usual, "context": "0"}, TOY_PRESET)
+    options = raw_values(keys)
+    context = _tokens(options.pop("context"))
+    with Pipeline.open(preset, **{**options, "reuse": "true"}) as pipeline:
+        prompts, reused = _held(pipeline, context)
+        again = [0, TURNS - 1] if context else [*range(TURNS)]
+        fresh = _read_again(pipeline, [prompts[turn] for turn in again])
+    timed = f"simulated, {options['profile']}" if options["time"] == "virtual" else "in real time"
+    print(f"seconds to the first token of each turn ({timed}, {options['pipeline_type']})\n")
+    read = {turn: f"{one.prefill_seconds:.2f}" for turn, one in zip(again, fresh)}
+    rows = [(f"{turn + 1}", f"{one.prompt_tokens}", read.get(turn, ""), f"{one.prefill_seconds:.2f}",
+             f"{one.reused_tokens}") for turn, one in enumerate(reused)]
     print(in_columns(("turn", "prompt", "read again", "reuse=true", "of which held"), rows, 0))
-    same = [one.token_ids for one in fresh] == [one.token_ids for one in reused]
+    same = [one.token_ids for one in fresh] == [reused[turn].token_ids for turn in again]
     print(f"\nthe texts are {'the same' if same else 'NOT the same'}")
     return int(not same)
 
 
-def _answers(preset: str, options: dict[str, str], reuse: str) -> list[Answer]:
-    """The answers of one conversation."""
+def _tokens(given: str) -> int:
+    if not given.isdecimal():
+        raise ValueError(f"context={given} is no number of tokens: give that of the tenth prompt, as context=8000")
+    return int(given)
+
+
+def _held(pipeline: Pipeline, context: int) -> tuple[list[list[str]], list[Answer]]:
+    """The prompts of one conversation, and its answers, each of which begins behind what the ranks hold."""
     found: list[Answer] = []
+    prompts: list[list[str]] = []
     said: list[str] = []
-    with Pipeline.open(preset, **{**options, "reuse": reuse}) as pipeline:
-        questions = [*islice(cycle(QUESTIONS), TURNS)]
-        for question in tqdm(questions, unit="turn", desc=f"reuse={reuse}"):
-            generation = pipeline.generate([*said, question])
-            said += [question, generation.text]
-            found.append(generation.answer)
-    return found
+    for question in tqdm(_questions(pipeline, context), unit="turn", desc="reuse=true", leave=False):
+        prompts.append([*said, question])
+        generation = pipeline.generate(prompts[-1])
+        said += [question, generation.text]
+        found.append(generation.answer)
+    pipeline.decoder.forget()
+    return prompts, found
+
+
+def _read_again(pipeline: Pipeline, prompts: Sequence[Sequence[str]]) -> list[Answer]:
+    """The answers to these prompts where nothing is held."""
+    config = replace(pipeline.config, reuse=False)
+    decoder = pipeline.decoder_for(config)
+    asked = (pipeline.prompt_ids(prompt, config.template) for prompt in prompts)
+    requests = [pipeline.request(ids, config, "") for ids in asked]
+    shown = tqdm(requests, unit="turn", desc="reuse=false", leave=False)
+    return [decoder.whole(one) for one in shown]
+
+
+def _questions(pipeline: Pipeline, context: int) -> list[str]:
+    """What is said in each turn. With a `context` the tenth prompt has about so many tokens.
+
+    It is an agent's: half of it comes in the first turn, as instructions, and the rest as what its tools find.
+    """
+    questions = [*islice(cycle(QUESTIONS), TURNS)]
+    if not context:
+        return questions
+    folder = bundled(pipeline.spec.part.folder)
+    assert pipeline.text is not None, "a conversation is of texts"
+    names = sorted(path.stem for path in folder.glob("*.jsonl"))
+    ids = pipeline.prompt_ids("\n".join(by_turns(folder, names)), "none")
+    ids *= 1 + context // len(ids)
+    later = max(1, context // 2 // (TURNS - 1) - pipeline.config.max_new_tokens - AROUND)
+    ends = [context // 2 + later * turn for turn in range(TURNS)]
+    pieces = (ids[begin:end] for begin, end in zip([0, *ends], ends))
+    found = map(pipeline.text.decode, pieces)
+    return [f"{text}\n{question}" for text, question in zip(found, questions)]

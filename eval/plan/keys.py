@@ -45,7 +45,7 @@ class PlanConfig(AsksSets):
 
     # What may be chosen (commas between)
     splits: str = "any"  # any; first: over the first boards in their order, as keys alone can say; given: as split
-    methods: str = ""  # methods; empty: all but pipeinfer
+    methods: str = ""  # methods; empty: all but pipeinfer, pearl and ssd
     drafts: str = ""  # drafts, as the key draft takes them; empty: those that are there
 
     # What is recorded
@@ -82,9 +82,10 @@ class PlanConfig(AsksSets):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of networks that are there to draft."""
         run = self.run
-        head = "" if headless(run) else run.eagle_dir or run.model_dir
+        head = "" if headless(run) else run.eagle_dir or run.model_dir or run.base_dir
         there = {"eagle": head, "model": run.draft_dir, "ssm": run.ssm}
         asked = {source for name in listed(self.drafts) for source in name.split("+")}
+        asked.update({"ssm"} if "cascade" in asked else ())
         asked.update({METHODS[name].draft for name in self.chosen_methods} & {"ssm"})
         found = [kind for kind, folder in there.items() if folder]
         return tuple(kind for kind in found if not self.drafts or kind in asked)
@@ -94,7 +95,8 @@ class PlanConfig(AsksSets):
         """The drafts that may be chosen, as the key `draft` takes them."""
         mixed = (f"{kind}+suffix" for kind in self.kinds)
         possible = [name for name in mixed if name in CHOICES["draft"]]
-        return listed(self.drafts) or ("suffix", *self.kinds, *possible)
+        rows = ("cascade", "cascade+suffix") if len(self.run.small_models) > 1 else ()
+        return listed(self.drafts) or ("suffix", *self.kinds, *possible, *rows)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:

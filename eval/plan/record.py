@@ -1,5 +1,7 @@
 """The record that a plan is made of: what the target writes to some questions, and what each draft foresees of it.
 
+`read_record` reads one for other programs, and `accept_lengths` says what a chain would bring (docs/planner.md).
+
 Each network reads the texts of the target from every token on with features of its own, as deep as it is worth noting;
 its likeliest guesses at each place are kept, with what they claim, by how many of its own guesses it stands on there.
 In a trial they take the place of the network, and no model is computed.
@@ -18,8 +20,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from config.questions import by_turns
+from config.run_config import PENALTIES
 from eval.plan.keys import PlanConfig
-from eval.recorded import PENALTIES, check_room, keep, kept, sampler_of, settings_of
+from eval.recorded import check_room, keep, kept, sampler_of, settings_of
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -84,14 +87,50 @@ def book_of(config: PlanConfig) -> Book:
         lacking = set(config.kinds).difference(map(kind_of, found["networks"]))
         if lacking:
             raise ValueError(f"{config.traces} has no guesses of {', '.join(sorted(lacking))}: {OTHER}")
-        answers = [Written(**one) for one in found["answers"]]
-        networks = {name: Network(*values) for name, values in found["networks"].items()}
-        return Book(answers, networks, found["vocab"], found["ends"], found["layers"])
+        return _book(found)
     book = made(config)
     if config.traces:
         written = [one._asdict() for one in book.answers]
         keep(config.traces, settings, {**book._asdict(), "answers": written})
     return book
+
+
+def _book(found: Mapping[str, Any]) -> Book:
+    answers = [Written(**one) for one in found["answers"]]
+    networks = {name: Network(*values) for name, values in found["networks"].items()}
+    return Book(answers, networks, found["vocab"], found["ends"], found["layers"])
+
+
+def read_record(path: str) -> Book:
+    """The record in a file that `traces=` has written, whatever its keys. Its format is in docs/planner.md.
+
+    Raises ValueError if there is no such file, or if it was changed since.
+    """
+    found = kept(path, {}, "holds no record of drafts, or was changed", "let scripts.plan write it with traces=FILE")
+    if found is None:
+        raise ValueError(f"there is no file {path}: let scripts.plan write it with traces={path}")
+    return _book(found)
+
+
+def accept_lengths(one: Written, network: str, guesses: int) -> list[int]:
+    """Tokens of each verification of a chain of so many likeliest guesses of a network, the target's own included.
+
+    The first token of the text is the prefill's, and counts in none.
+    """
+    table, text, lengths, place = one.guesses[network], one.text, [], 1
+    while place < len(text):
+        ahead = zip(table[place:place + guesses], text[place:])
+        hits = (_likeliest(depths, depth) == said for depth, (depths, said) in enumerate(ahead))
+        right = sum(1 for _ in takewhile(bool, hits))
+        lengths.append(min(right + 1, len(text) - place))
+        place += right + 1
+    return lengths
+
+
+def _likeliest(depths: Sequence[Listed], depth: int) -> int:
+    """The likeliest token at a place, behind so many own guesses; the deepest that are noted count for deeper ones."""
+    tokens, *_ = depths[min(depth, len(depths) - 1)]
+    return int(tokens[0])
 
 
 def kind_of(network: str) -> str:
@@ -129,7 +168,9 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, 
     for kind in config.kinds:
         decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind, **APART))
         for network in decoder.draft.networks:
-            assert isinstance(network, TreeDraft), network
+            if not isinstance(network, TreeDraft) or not network.by_level:
+                raise ValueError(f"a plan records guesses token by token, and draft={kind} guesses several at once: "
+                                 "take drafts=suffix, or try it with profile=NAME time=virtual")
             yield decoder, network
 
 
@@ -190,8 +231,11 @@ class Replayed(TreeDraft):
             return list(takewhile(lambda node: above[node].hidden is not None, fresh))
         return [] if len(tree.unsent) > 1 else fresh
 
-    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+    def features(self, tree: TokenTree | None, fresh: list[int]) -> Tensor:
         return torch.full((len(fresh), 2), -1.0, dtype=torch.float64)
+
+    def carried(self, parents: list[int]) -> Tensor:
+        return super().carried(parents) if self.lag else self.features(None, parents)
 
     @property
     def network(self) -> object:

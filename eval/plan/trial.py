@@ -13,6 +13,7 @@ from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, Written, kind_of
 from eval.recorded import Recorded, sampler_of
 from launch.probe import round_trip
+from model.drafts.cascade import row
 from model.drafts.draft import NoDraft
 from model.drafts.mixture import Mixture
 from model.drafts.network import read_all
@@ -132,8 +133,7 @@ class Bench:
         stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
         tree = replace(tree, stream=stream)
         networks = self._networks(config, tree)
-        suffix = Suffix() if "suffix" in config.sources else None
-        draft = NoDraft() if METHODS[candidate.method].draft == "none" else Mixture(networks, suffix)
+        draft = NoDraft() if METHODS[candidate.method].draft == "none" else _mixture(networks, config.sources)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
         strategy = STRATEGIES[METHODS[candidate.method].strategy]
         decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
@@ -164,8 +164,9 @@ class Bench:
     def _networks(self, config: RunConfig, tree: TreeConfig) -> list[Replayed]:
         """The networks of the draft that a run names."""
         room = self._context + SPARE * max(config.init_total_token, tree.stream.nodes // SPARE)
-        named = (network for name, network in self.book.networks.items() if kind_of(name) in config.sources)
-        found = [Replayed(network, room) for network in named]
+        kinds = {"ssm" if source == "cascade" else source for source in config.sources}
+        networks = self.book.networks.items()
+        found = [Replayed(network, room) for name, network in networks if kind_of(name) in kinds]
         for number, network in enumerate(found):
             network.number = number
         return found
@@ -182,6 +183,12 @@ class Bench:
             for a, b, trace in zip([0, *leaders], receivers, traces):
                 busy[f"link {a}-{b}"] = self.site.link(a, b).transfer(trace.sent)
         return busy
+
+
+def _mixture(networks: list[Replayed], sources: Sequence[str]) -> Mixture:
+    """The draft of these networks, side by side or in a row."""
+    suffix = Suffix() if "suffix" in sources else None
+    return Mixture([row(networks)] if "cascade" in sources else networks, suffix)
 
 
 def values(keys: dict[str, str]) -> dict[str, Any]:

@@ -26,9 +26,9 @@ CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # what de
 LOCAL = frozenset({
     "model_dir", "base_dir", "eagle_dir", "draft_dir", "ssm", "models",  # its folders …
     "data", "output", "results", "hosts",  # … and files
-    "prompt", "prompt_ids", "question_file", "template",  # what rank 0 alone is asked
+    "prompt", "prompt_ids", "question_file", "template", "chat_template",  # what rank 0 alone is asked
     "device", "threads_per_rank", "debug",  # of one machine
-    "master", "wait",  # how it comes to the rendezvous
+    "master", "wait", "keys",  # how it comes to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0
 })
 GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
@@ -113,10 +113,10 @@ def _line(raw: bytes) -> bytes:
     return plain(raw.decode(errors="replace")).encode()
 
 
-def _digits_of(pattern: bytes) -> Clean:
+def _form_of(pattern: bytes, what: str = "number") -> Clean:
     def cleaned(raw: bytes) -> bytes:
         if not re.fullmatch(pattern, raw):
-            raise Junk("it is no number")
+            raise Junk(f"it is no {what}")
         return raw
 
     return cleaned
@@ -125,8 +125,8 @@ def _digits_of(pattern: bytes) -> Clean:
 OWN = r"(?P<own>\d{1,4})"  # the rank that alone may write the entry
 OF_ROOT = r"(?P<root>)"  # only rank 0 may; where neither is said, the rank that writes first
 BEFORE = r"(?:.*/)?"  # what torch.distributed puts before the names that it is given
-_count = _digits_of(rb"-?\d{1,18}")
-_number = _digits_of(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?")
+_count = _form_of(rb"-?\d{1,18}")
+_number = _form_of(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?")
 KINDS = (  # of a name that a pattern fits as a whole, the first one counts
     (rf"facts/{OWN}", _json(_is_facts)),
     (rf"ways/{OWN}", _json([RANK])),
@@ -134,8 +134,10 @@ KINDS = (  # of a name that a pattern fits as a whole, the first one counts
     (rf"{OF_ROOT}ways/verdict", _json((str, bool, [(RANK, [RANK])]))),
     (rf"(?:facts|ways)/heard/{OWN}", _count),
     (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
-    (rf"{BEFORE}heartbeat/losses", _count),
-    (rf"{BEFORE}heartbeat/lost", _line),
+    (rf"{BEFORE}heartbeat/losses(?:/\d+)?", _count),
+    (rf"{BEFORE}heartbeat/lost(?:/\d+)?", _line),
+    (rf"door/{OWN}", _form_of(rb"\d{1,9} (\d{1,3}\.){3}\d{1,3}:\d{1,5}", "door")),
+    (rf"{OF_ROOT}(?:epoch|open|hung/\d+)", _count),
     (rf"{BEFORE}split/{OWN}", _line),
     (rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),
     (rf"{OF_ROOT}{BEFORE}clock/\d+/time/\d+", _number),

@@ -11,11 +11,14 @@ import re
 import socket
 import struct
 import sys
+from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
+from config.presets import ROOT
 from config.run_config import RunConfig
 from config.schema.untrusted import decoded, read_bytes
 from launch.console import run
+from pipeline.keys import Keys, read_keys
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
 TYPED_AS = "FLOWSPEC_COMMAND"  # in the environment: what a person typed, for the help
@@ -50,6 +53,7 @@ class Board(NamedTuple):
     interface: str
     wait: float  # seconds for the others to come
     lines: Sequence[Line]  # of all ranks, if there is a hosts file
+    keys: Keys | None = None
 
     def named(self, rank: int, host: str = "", address: str = "") -> str:
         """A rank as messages name it: with its host and address, as far as they are known."""
@@ -163,7 +167,13 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
     interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if lines and not interface:
         interface = lines[rank].interface
-    return Board(rank, master, port or PORT, interface, config.wait, lines)
+    return Board(rank, master, port or PORT, interface, config.wait, lines, _keys(config))
+
+
+def _keys(config: RunConfig) -> Keys | None:
+    """Those in `keys`, or where make_keys.sh has put them; None if there are none."""
+    place = Path(config.keys) if config.keys else ROOT / "keys"
+    return read_keys(place) if config.keys or place.exists() else None
 
 
 def _rank(given: str, lines: Sequence[Line], path: str) -> int:

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import socket
+import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +25,15 @@ from config.cli import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import say
+from launch.epochs import EPOCH, Meeting
 from launch.hosts.agreement import Facts, Written, code_version, judge_facts, judge_ways, settings
 from launch.hosts.board import Board
-from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
+from launch.hosts.store import Entries, Store, StoreClient, StoreServer
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
 from launch.spec import RankSpec
-from pipeline.transport import PeerLost
+from pipeline.failure import PeerLost, first_loss
+from pipeline.sockets import BoardDoor, hang_up
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
 SEAT = 30  # seconds for a run to end that has this board in it still, since nobody has missed it there yet
@@ -67,6 +70,7 @@ class Rendezvous:
         config, host = keys.run, socket.gethostname()
         judge = partial(judge_facts, board=self.board)
         facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
+        returns = self._client is not None and self._read("facts/verdict") is not None
         with socket.socket() as door:
             try:
                 prepared = prepare(config)
@@ -78,18 +82,37 @@ class Rendezvous:
             self._write("facts", facts)
             world = prepared.placement.world
             written = self._agree("facts", world, judge)
-            self._try_ways(written)
+            for rank, other in written.items():
+                self.names.append(self.board.named(rank, other["host"], other["address"]))
+            if returns:
+                self._check_return(written, facts)
+            else:
+                self._try_ways(written)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         if self._client:
             self._client.names = self.names[0], self.names[self.board.rank]
             # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
             self._client.patience = SOONER * config.timeout
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
-        say(f"all {world} ranks are here")
+        say(f"all {world} ranks are here{self._safety(prepared)}")
+        self._address, self._shares = facts["address"], prepared.placement.shares
         return prepared
 
-    def connect(self) -> Any:
-        """Join the process group of all ranks. Returns the store in which they write their heartbeats."""
+    def _safety(self, prepared: Prepared) -> str:
+        """What strangers in the network can do, as a part of a sentence."""
+        if self.board.keys is None:
+            return ", without keys: trust all who are in this network, or see bash scripts/make_keys.sh --help"
+        open_sums = prepared.placement.shares
+        return ", and all is encrypted but the sums of ranks that share a stage" if open_sums else ", encrypted"
+
+    def connect(self) -> Meeting:
+        """Where all ranks meet. They are in a process group then if some of them share a stage."""
+        if self._shares:
+            self._begin_groups()
+        door = partial(BoardDoor, self._address, self.board.keys)
+        return Meeting(self._store, self.names, door, self._look_after, PATIENCE)
+
+    def _begin_groups(self) -> None:
         rank, world = self.board.rank, len(self.names)
         try:
             dist.init_process_group("gloo", store=self._store, rank=rank, world_size=world,
@@ -100,7 +123,10 @@ class Rendezvous:
             reason = str(error).splitlines()[0]
             raise PeerLost(f"{self.names[rank]} could not connect to the others: a board was lost just now, or a "
                            f"firewall is between them ({reason}); start all again") from error
-        return dist.distributed_c10d._get_default_store()
+
+    def _look_after(self) -> str:
+        """On rank 0: why some rank will not come to the next epoch; nothing if they may."""
+        return ""
 
     def _describe(self, keys: RunConfig | CommandKeys, spec: RankSpec, door: socket.socket) -> Facts:
         """What this rank holds, and where its door is, which is opened at the interface to the other boards."""
@@ -117,14 +143,18 @@ class Rendezvous:
                 "address": address, "interface": interface, "port": door.getsockname()[1]}
 
     def _try_ways(self, written: Written) -> None:
-        """Knock at the doors of all ranks, and agree that every knock is answered. From now on ranks have names."""
-        for rank, facts in written.items():
-            self.names.append(self.board.named(rank, facts["host"], facts["address"]))
+        """Knock at the doors of all ranks, and agree that every knock is answered."""
         self._deadline = time.monotonic() + PATIENCE
         with ThreadPoolExecutor(len(written)) as pool:
             reached = list(pool.map(reaches, written.values(), written))
         self._write("ways", [rank for rank in written if not reached[rank]])
         self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
+
+    def _check_return(self, written: Written, facts: Facts) -> None:
+        """Refuse to go on with a run in which this board was before, if anything has changed since."""
+        reason = judge_facts({0: written[0], self.board.rank: facts}, self.board)
+        if reason:
+            raise ValueError(reason)
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         """What all ranks have written about a topic, in the order of their numbers.
@@ -189,18 +219,40 @@ def reaches(facts: Facts, rank: int) -> bool:
 
 
 class Coordinator(Rendezvous):
-    """Rank 0's side: it keeps the store and judges what the others write."""
+    """Rank 0's side: it keeps the store and judges what the others write.
+
+    Once all are here, a board that is lost may come again.
+    """
 
     def __init__(self, board: Board) -> None:
         super().__init__(board)
         address, entries = board.listen_address(), Entries()
         self._unheard: Sequence[str] = ()  # counts of those who have heard the verdict that ends the rendezvous
         try:
-            self._server = StoreServer((address, board.port), entries)
+            self._server = StoreServer((address, board.port), entries, board.keys)
         except OSError as error:
             raise ValueError(f"port {board.port} of {address} cannot be used ({error.strerror}): choose another "
                              "with master=:PORT, the same on all boards") from error
         self._store = Store(entries.own)
+
+    def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
+        prepared = super().attend(keys)
+        if prepared.recovers:
+            self._server.patience = prepared.config.timeout
+        return prepared
+
+    def _look_after(self) -> str:
+        failed = first_loss(self._store, "")
+        if failed:
+            return failed
+        gone = [self.names[rank] for rank in self._server.gone()]
+        if gone and self._store.add(EPOCH, 0) == 1:
+            return f"{gone[0]} was lost: its program has ended"
+        missing = ", ".join(gone)
+        if missing not in ("", self._waited):
+            say(f"waiting for {missing}: start run_jetson.sh there again")
+        self._waited = missing
+        return ""
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
         world = max(world, 1)  # 0: rank 0's own folder could not say
@@ -263,13 +315,16 @@ class Participant(Rendezvous):
             wrong: Exception
             missing, patience = names[0], PATIENCE
             try:
-                client = StoreClient((board.master, board.port), names, PATIENCE)
+                client = StoreClient((board.master, board.port), names, PATIENCE, board.keys)
                 holder = client.greet(board.rank)
                 if not holder:
                     return client
                 missing, patience = f"the end of a run in which {holder} is rank {board.rank}", SEAT
                 wrong = ValueError(f"rank {board.rank} is there already, from {holder}: end the run of which it is, or "
                                    "give this board a NODE_RANK of its own")
+            except ssl.SSLError:
+                wrong = PeerLost(f"{names[0]} at {board.master}:{board.port} has no keys, or not those of the cluster "
+                                 f"of {names[1]}: bash scripts/make_keys.sh hosts=FILE makes them for all boards")
             except OSError as error:
                 if error.errno == errno.ECONNREFUSED:
                     since = time.monotonic()

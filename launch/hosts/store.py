@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import socket
 import socketserver
+import ssl
 import sys
 import threading
 import time
-from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Callable, Sequence
 
@@ -23,6 +24,8 @@ from config.schema.untrusted import plain
 from launch.console import say
 from launch.hosts.agreement import COUNT_LIMIT, ENTRY_BYTES, MOST_RANKS, Junk, clean, owner_of, parse
 from pipeline.failure import PeerLost
+from pipeline.keys import Keys, encrypted
+from pipeline.sockets import hang_up
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
 LINE = 6 * ENTRY_BYTES + 1024  # bytes of a request: JSON writes a byte of an entry with at most six
@@ -107,21 +110,38 @@ class Entries:
 
 # --- the server, in rank 0's process: it has a seat for each rank, and sends all others away --------------------------
 
+@dataclass
+class Seat:
+    """Who is a rank: a connection, the address from which it came, and when it was heard last."""
+
+    way: Any
+    address: str
+    heard: float = field(default_factory=time.monotonic)
+
+
 class StoreServer(socketserver.ThreadingTCPServer):
-    """Rank 0's end of the store: the first to name a rank has its seat, the others are sent away."""
+    """Rank 0's end of the store: the first to name a rank has its seat, the others are sent away.
+
+    With `patience` a rank that has hung up, or was silent for so many seconds, may come again from its address.
+    """
 
     allow_reuse_address = daemon_threads = True
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], entries: Entries) -> None:
-        self.entries = entries
-        self.seats: dict[int, str] = {}  # of each rank the address from which it came
+    def __init__(self, address: tuple[str, int], entries: Entries, keys: Keys | None = None) -> None:
+        self.entries, self._keys = entries, keys
+        self.seats: dict[int, Seat] = {}  # by rank
+        self.patience: float | None = None
         self._ways: dict[Any, bool] = {}  # all connections, the oldest first; whether it has not said who it is
         self._named: set[str] = set()  # addresses of strangers that were reported
         self._lock = threading.Lock()
         super().__init__(address, StoreConnection)
         threading.Thread(target=self.serve_forever, name="store", daemon=True).start()
+
+    def get_request(self) -> tuple[Any, Any]:
+        request, address = super().get_request()
+        return encrypted(request, self._keys.server, server=True) if self._keys else request, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -161,9 +181,23 @@ class StoreServer(socketserver.ThreadingTCPServer):
             if request not in self._ways:
                 return None
             self._ways[request] = False
-            holder = self.seats.get(rank, "")
-            self.seats.setdefault(rank, address)
-            return holder
+            seat = self.seats.get(rank)
+            if seat is not None:
+                if not self._may_return(seat, address):
+                    return seat.address
+                hang_up(seat.way)
+            self.seats[rank] = Seat(request, address)
+            return ""
+
+    def gone(self) -> list[int]:
+        """The ranks that have hung up."""
+        with self._lock:
+            return sorted(rank for rank, seat in self.seats.items() if seat.way not in self._ways)
+
+    def _may_return(self, seat: Seat, address: str) -> bool:
+        if self.patience is None or seat.address != address:
+            return False
+        return seat.way not in self._ways or time.monotonic() - seat.heard > self.patience
 
     def report(self, address: str, what: str) -> None:
         """Report that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
@@ -188,7 +222,7 @@ class StoreConnection(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         address = str(self.client_address[0])
         try:
-            greeting = self.rfile.readline(GREETING_BYTES)
+            greeting = self._greeting()
             if not greeting:
                 return
             rank = greeted(greeting)
@@ -202,8 +236,16 @@ class StoreConnection(socketserver.StreamRequestHandler):
         except Junk as junk:
             self.server.report(address, str(junk))
 
+    def _greeting(self) -> bytes:
+        try:
+            return self.rfile.readline(GREETING_BYTES)
+        except ssl.SSLError:
+            raise Junk("it has no key of this cluster") from None
+
     def _serve(self, rank: int, address: str) -> None:
+        seat = self.server.seats[rank]
         while line := self.rfile.readline(LINE):
+            seat.heard = time.monotonic()
             try:
                 self._say("ok", self.server.entries.reply(rank, parse(line)))
             except Junk as junk:
@@ -227,17 +269,13 @@ def greeted(line: bytes) -> int:
     return number
 
 
-def hang_up(way: socket.socket) -> None:
-    with suppress(OSError):  # it is gone already
-        way.shutdown(socket.SHUT_RDWR)
-
-
 # --- the ends ---------------------------------------------------------------------------------------------------------
 
 class StoreClient:
     """The end of the store on every rank but 0. Whatever breaks it is reported as the loss of rank 0, in a sentence."""
 
-    def __init__(self, address: tuple[str, int], names: tuple[str, str], patience: float) -> None:
+    def __init__(self, address: tuple[str, int], names: tuple[str, str], patience: float, keys: Keys | None = None
+                 ) -> None:
         self.names = names  # of rank 0 and of this rank, for messages
         self.patience = patience  # seconds for a reply
         self._address = address
@@ -245,6 +283,8 @@ class StoreClient:
         self._lock = threading.Lock()
         self._way = socket.create_connection(address, timeout=patience)
         self._way.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if keys:
+            self._way = encrypted(self._way, keys.client, server=False)
         self._replies = self._way.makefile("rb")
 
     def greet(self, rank: int) -> str:
@@ -276,7 +316,7 @@ class StoreClient:
         self._way.sendall(json.dumps(request).encode() + b"\n")
         line = self._replies.readline(LINE)
         if not line:
-            raise ConnectionError("it hung up")
+            raise ConnectionError("it hung up, as one with keys does to one without")
         try:
             reply = parse(line)
         except Junk:

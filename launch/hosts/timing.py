@@ -24,7 +24,7 @@ from config.schema.untrusted import parse_json
 from launch.console import run
 from launch.spec import number_type, usable
 from model.llama import LlamaConfig, Slice, fill
-from model.weights.quant import compress, fuse, probe
+from model.weights.quant import compress, fuse, pack, probe
 from pipeline.failure import guarded
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
@@ -93,6 +93,7 @@ def random_stage(sizes: LlamaConfig, layers: int, like: Tensor, quant: str, cont
     fill(body, random_weights(body), like.dtype, like.device)
     compress(body, quant, like.dtype)
     fuse(body)
+    pack(body)
     return Stage(body, lambda: inner.cache(layers, context + SPARE, like), OFF, [])
 
 

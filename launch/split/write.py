@@ -20,7 +20,7 @@ from config.run_config import USUAL_RANKS
 from config.schema.heads import usual_layers
 from config.schema.untrusted import Name
 from launch.split.gguf import is_gguf, unpack
-from model.drafts.eagle import MAPS, borrows_embedding, fit_head
+from model.drafts.eagle import MAPS, borrows_embedding, fit_head, held_ahead
 from model.llama import LlamaConfig
 from model.text import TOKENIZER_FILES
 from model.weights.checkpoint import Checkpoint, Writer, sample
@@ -116,7 +116,7 @@ class SplitPlan:
             source = ShardedSource(source, self.layout.shares, member)
         yield WEIGHTS, Recast(source, self.parts[rank], self.layout.quant, sound=True)
         if has_head and self.head:
-            names = {name: name for name in self.head.names()}
+            names = {name: name for name in held_ahead(self.head) or self.head.names()}
             yield HEAD_WEIGHTS, Recast(self.head, names, sound=True)
             yield HEAD_CONFIG, self.head.folder / "config.json"
 
@@ -133,7 +133,8 @@ def make_plan(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | Non
     """
     source = Unfolded(model_dir)
     check_model(source)
-    head = _draft_head(eagle_dir) if eagle_dir else None
+    own = Checkpoint(source.folder)
+    head = _draft_head(eagle_dir) if eagle_dir else own if held_ahead(own) else None
     borrows = head is not None and borrows_embedding(head, source.config)
     sizes = LlamaConfig.read(source.config)
     ranks = len(layout.shares)

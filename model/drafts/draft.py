@@ -56,8 +56,8 @@ class Draft:
     drifts = False  # whether its guesses get worse where they stand on many of its own
 
     @property
-    def networks(self) -> Sequence[Draft]:
-        """Those of its sources that take time, each as a draft of its own."""
+    def networks(self) -> Sequence[Any]:
+        """Those of its sources that take time, each as a draft of its own (`Network`, in network.py)."""
         return ()
 
     @property
@@ -69,6 +69,10 @@ class Draft:
     def held(self) -> int:
         """How many leading tokens of the text it could keep for a request that begins like this one: what was read."""
         return self.consumed
+
+    def catch_up(self, tree: TokenTree) -> Steps[None]:
+        """Read what is known of the text and was not read yet, without guessing."""
+        yield from ()
 
     def another(self) -> Draft:
         """A twin for another request."""

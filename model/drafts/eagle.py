@@ -1,4 +1,4 @@
-"""EAGLE's draft heads: those of EAGLE-1 and EAGLE-2, which share a form, and those of EAGLE-3.
+"""EAGLE's draft heads: those of EAGLE-1 and EAGLE-2, which share a form, and those of EAGLE-3; others are read beside.
 
 They know nothing about pipelines. A draft pair is a token and the feature of the token before it, at the position of
 that token (EAGLE, section 4.1). Pairs of settled nodes hold the target's features, pairs of guesses the head's own:
@@ -11,21 +11,24 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, Callable, Mapping, Union
+from typing import Any, Callable, Mapping, Sequence, Union
 
 import torch
 from torch import Tensor, nn
 
-from config.schema.heads import VOCAB, Dialect, head_problems, read_dialect, verifier
+from config.schema.heads import VOCAB, Dialect, head_problems, is_block, read_block, read_dialect, verifier
 from config.schema.untrusted import shown
 from model.cache import Admitted, Rows
+from model.drafts.dflash import DFlashHead
 from model.drafts.draft import Read, Steps
+from model.drafts.mtp import MtpHead, own_name
 from model.drafts.network import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, fill, linear
 from model.rotary import Rotary, Rotation
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
+from model.weights.unfold import AHEAD
 
 OWN_EMBEDDING = "embed_tokens.weight"
 UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
@@ -133,7 +136,8 @@ class Eagle3Head(nn.Module):
         return self.lm_head(out_TD if self.dialect.norm_output else self.norm(out_TD))  # type: ignore[no-any-return]
 
 
-Head = Union[EagleHead, Eagle3Head]
+Head = Union[EagleHead, Eagle3Head]  # which can be trained here
+AnyHead = Union[Head, MtpHead, DFlashHead]
 
 
 class Fit:
@@ -166,7 +170,8 @@ class Eagle(TreeDraft):
 
     source, lag = "eagle", 1
 
-    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int,
+    def __init__(self, head: Head | MtpHead,
+                 lm_head: Callable[[Tensor], Tensor], capacity: int,
                  fit: Fit | None = None) -> None:
         self.head, self.lm_head, self._fit = head, lm_head, fit
         self.inner = isinstance(head, Eagle3Head)
@@ -195,8 +200,9 @@ class Eagle(TreeDraft):
         super()._begin_behind(length)
         self._foreseen: tuple[int, int] | None = None  # a place in the text, and the token that was guessed for it
 
-    def _follow(self, tree: TokenTree) -> Steps[Read | None]:
-        read = yield from super()._follow(tree)
+    def _follow(self, tree: TokenTree,
+                ahead: Sequence[int] = ()) -> Steps[Read | None]:
+        read = yield from super()._follow(tree, ahead)
         if self._fit and self._fit.tried < TRIED and read is not None:
             place = len(tree.trunk)
             if self._foreseen and self._foreseen[0] < place:
@@ -210,8 +216,21 @@ class Eagle(TreeDraft):
         return place if self.head.shift is None else place + self.head.shift[place]
 
 
+def held_ahead(source: Checkpoint) -> list[str]:
+    """The tensors of a model's layer for multi-token prediction, in its checkpoint or alone; of several it is refused.
+    """
+    found = {name: match[1] for name in source.names() if (match := AHEAD.search(name))}
+    numbers = sorted(set(found.values()))
+    if len(numbers) > 1:
+        raise ValueError(f"{source.folder} has {len(numbers)} layers for multi-token prediction, each for one token "
+                         "further, and only one can guess: take a model with one, or a draft head of EAGLE")
+    return list(found)
+
+
 def own_names(source: Checkpoint) -> dict[str, str]:
     """The names of a head's tensors here, where the first layer of EAGLE-3 is `midlayer` -> those in its file."""
+    if ahead := held_ahead(source):
+        return {own_name(AHEAD.sub("", name)): name for name in ahead}
     held = [name for name in source.names() if not BUFFER.search(name) and not name.startswith("verifier_")]
     weights = {re.sub(r"^model\.", "", name): name for name in held}
     if "layers.0.hidden_norm.weight" not in weights:
@@ -219,10 +238,14 @@ def own_names(source: Checkpoint) -> dict[str, str]:
     return {name.replace("layers.0.", "midlayer."): theirs for name, theirs in weights.items()}
 
 
-def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
+def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> AnyHead:
     """The head that a file holds, still without weights; one that does not fit the base's config is refused."""
     names = own_names(source)
     forms = {name: source.form(names[name]).shape for name in names}
+    if "input_proj.weight" in forms:
+        return _fit_mtp(source, LlamaConfig.read(base))
+    if is_block(source.config):
+        return _fit_block(source, forms, LlamaConfig.read(base))
     third = any(name.startswith("midlayer.") for name in forms)
     if "fc.weight" not in forms and not third:
         raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
@@ -239,6 +262,32 @@ def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     head = EagleHead(sizes, bias="fc.bias" in forms)
     head.drifts = (source.config.get("unrolled_passes") or 1) < UNROLLED
     _check_names(source, head, set())
+    return head
+
+
+def _fit_mtp(source: Checkpoint, target: LlamaConfig) -> MtpHead:
+    """The layer for multi-token prediction that a file holds, still without weights."""
+    _check_sizes(source, target, third=False)
+    sizes = replace(read_sizes(source), layers=1, context=target.context, windows=())
+    head = MtpHead(sizes)
+    _check_names(source, head, {OWN_EMBEDDING})
+    return head
+
+
+def _fit_block(source: Checkpoint, forms: Mapping[str, Shape], target: LlamaConfig) -> DFlashHead:
+    """The head of DFlash that a file holds, still without weights."""
+    _check_sizes(source, target, third=False)
+    try:
+        form = read_block(source.config, target.layers, target.context)
+    except ValueError as error:
+        raise ValueError(f"{source.folder / 'config.json'} {error}") from None
+    sizes = read_sizes(source)
+    has_bias = any(name.endswith(".q_proj.bias") for name in forms)
+    has_norms = any(name.endswith(".q_norm.weight") for name in forms)
+    family = replace(sizes.family, qkv_bias=has_bias, head_norms=has_norms)
+    sizes = replace(sizes, context=target.context, family=family, windows=())
+    head = DFlashHead(sizes, form)
+    _check_names(source, head, {OWN_EMBEDDING})
     return head
 
 
@@ -310,7 +359,7 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
     return shift
 
 
-def _check_names(source: Checkpoint, head: Head, free: set[str]) -> None:
+def _check_names(source: Checkpoint, head: AnyHead, free: set[str]) -> None:
     """Refuse a file whose tensors are not those of the head; the `free` ones may be missing."""
     names = own_names(source)
     wanted: dict[str, Shape] = {name: tuple(p.shape) for name, p in head.named_parameters()}
@@ -324,7 +373,7 @@ def _check_names(source: Checkpoint, head: Head, free: set[str]) -> None:
 
 
 def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor],
-              dtype: torch.dtype, device: torch.device | str) -> Head:
+              dtype: torch.dtype, device: torch.device | str) -> AnyHead:
     """The head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
     head = fit_head(source, base)
     names = own_names(source)

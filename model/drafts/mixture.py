@@ -17,13 +17,15 @@ import torch
 
 from config.trees import Growth
 from model.drafts.draft import Draft, Guesses, Spares, Steps, always
-from model.drafts.network import TreeDraft
+from model.drafts.network import Network
+from model.drafts.outcomes import levels_left
 from model.drafts.suffix import NOTHING, SUFFIX, Match, Suffix
 from model.sample import Sampler
 from model.tree import Guess, TokenTree
 
 OFTEN, SELDOM = 16, 64  # tokens over which foresight is taken; and over which it is believed in again, untried
 EULER = 0.5772  # the mean of Gumbel noise
+HEARD = 64  # guesses at most whose children a level adds without reading them
 LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
 Given = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources that have guesses, and how long a match is
@@ -51,20 +53,22 @@ class Stand:
 class Mixture(Draft):
     """The sum of some networks and, if there is one, a suffix automaton."""
 
-    def __init__(self, networks: Sequence[TreeDraft], suffix: Suffix | None = None) -> None:
+    def __init__(self, networks: Sequence[Network], suffix: Suffix | None = None) -> None:
         self._networks, self._suffix = networks, suffix
         self._tree: TokenTree | None = None  # of the request, once there was a growth
         self._blend = Blend()  # learns from one request to the next
         self.inner = any(network.inner for network in networks)
+        self._blind = {SUFFIX, *(network.source for network in networks if network.blind)}
         self.reset()
 
     @property
     def _mixes(self) -> bool:
-        """Whether there is more to mix than one network, which can also grow level by level."""
-        return self._suffix is not None or len(self._networks) != 1
+        """Whether there is more to mix than one network that can also grow level by level."""
+        alone = len(self._networks) == 1 and self._networks[0].by_level
+        return self._suffix is not None or not alone
 
     @property
-    def networks(self) -> Sequence[TreeDraft]:
+    def networks(self) -> Sequence[Network]:
         return self._networks
 
     @property
@@ -85,6 +89,10 @@ class Mixture(Draft):
         self._sampler = sampler
         for network in self._networks:
             network.begin(sampler)
+
+    def catch_up(self, tree: TokenTree) -> Steps[None]:
+        for network in self._networks:
+            yield from network.catch_up(tree)
 
     def keep(self, length: int) -> None:
         self._forget()
@@ -138,7 +146,7 @@ class Mixture(Draft):
         least = tree.nodes[tree.tip].score + growth.worth
         if moved:  # there is room again for guesses that were not among the best
             self._offer(tree, list(self._stands), growth, least)
-        nodes = self._choose(tree, growth.width, least)
+        nodes = self._choose(tree, growth, least)
         if nodes and not spares(self._promise(tree, nodes)):
             return False
         read = yield from self._expand(tree, nodes, growth.width)
@@ -146,6 +154,7 @@ class Mixture(Draft):
             return False
         self._levels += 1
         self._offer(tree, read, growth, least)
+        self._hear(tree, growth, least)
         for node in read:
             self._run(tree, node, growth, least)
         return True
@@ -187,11 +196,13 @@ class Mixture(Draft):
 
     # --- a level ------------------------------------------------------------------------------------------------------
 
-    def _choose(self, tree: TokenTree, width: int, least: float) -> list[int]:
+    def _choose(self, tree: TokenTree, growth: Growth, least: float) -> list[int]:
         """The likeliest nodes that a source wants to read: the tip, and guesses below it."""
-        scores = {node: tree.nodes[node].score for node in tree.live}
+        left = levels_left(tree, growth.fan) if growth.fan else {}
+        useful = (node for node in tree.live if left.get(node, 1) > 0)
+        scores = {node: tree.nodes[node].score for node in useful}
         worthy = (node for node in scores if scores[node] >= least and self._wanted(tree, node))
-        best = heapq.nsmallest(width, worthy, key=lambda node: (-scores[node], node))
+        best = heapq.nsmallest(growth.width, worthy, key=lambda node: (-scores[node], node))
         return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
 
     def _promise(self, tree: TokenTree, nodes: Sequence[int]) -> float:
@@ -231,7 +242,7 @@ class Mixture(Draft):
         if not stand.given:
             return False
         mixed = self._blend.mix(stand.given, stand.match.length, stand.depth)
-        alone = stand.given.keys() == {SUFFIX}  # a network looks at the noise of all tokens
+        alone = stand.given.keys() <= self._blind  # other networks look at the noise of all tokens
         rest = 1 - sum(chance for _, chance in mixed) if alone else 0.0
         position = tree.nodes[node].pos + 1
         stand.children = self._foreseen(mixed, rest, position)[:width]
@@ -288,6 +299,28 @@ class Mixture(Draft):
             given = self._stands[parent].given
             tree.nodes[node].proposals = {source: score for source, said in given.items()
                                     if any(guess == token for guess, _ in said)}
+
+    def _hear(self, tree: TokenTree, growth: Growth, least: float) -> None:
+        """Offer what networks have said, unasked, of the tokens after guesses, the likeliest guess first.
+
+        With a network that says the marginals of a block, that is DDTree's growth (arXiv 2604.12989).
+        """
+        far = [network for network in self._networks if network.far]
+        live = tree.live if far else ()
+        heap = [(-tree.nodes[node].score, node) for node in live]
+        heapq.heapify(heap)
+        heard = 0
+        while heap and heard < HEARD:
+            _, node = heapq.heappop(heap)
+            if node not in tree.nodes or tree.nodes[node].pos + 1 >= tree.limit:
+                continue
+            found = {network.source: network.heard(tree, node, growth.width) for network in far}
+            said = {source: guesses for source, guesses in found.items() if guesses is not None}
+            if said and self._stand(tree, node, said, growth.width):
+                heard += 1
+                self._offer(tree, [node], growth, least)
+                for child in tree.nodes[node].children.values():
+                    heapq.heappush(heap, (-tree.nodes[child].score, child))
 
     def _run(self, tree: TokenTree, node: int, growth: Growth, least: float) -> None:
         """Go on behind a long match at once, along what followed it, without waiting for a network."""

@@ -26,15 +26,56 @@ from model.tree import TokenTree
 CHUNK = 256  # rows of a prompt that a draft reads at once
 
 
-class TreeDraft(Draft):
+class Network(Draft):
+    """A source that takes time: it reads nodes wherever they stand, and says what follows them."""
+
+    source = ""  # its name among the drafts of a tree
+    number = 0  # and its number among them, which keeps their draws apart
+    by_level = False  # whether it can also grow a tree level by level
+    far = False  # whether it may have said, unasked, what follows guesses that stand behind those it was asked about
+    blind = False  # whether it guesses without the noise by which the target's tokens are chosen
+
+    @property
+    def networks(self) -> Sequence[Network]:
+        return [self]
+
+    def another(self) -> Network:
+        raise NotImplementedError
+
+    def wants(self, tree: TokenTree, node: int) -> bool:
+        """Whether a node was not read yet and could be."""
+        raise NotImplementedError
+
+    def expand(self, tree: TokenTree, nodes: list[int],
+               width: int) -> Steps[list[Guesses] | None]:
+        """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
+
+        Above temperature 0 they are those that win most likely with the noise of their position. The last nodes are
+        left out if there is no room for them. None if the tip cannot be read yet.
+        """
+        raise NotImplementedError
+
+    def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
+        """What it has said, unasked, of the token after a node; None if that is nothing, or nothing new."""
+        return None
+
+    def restart(self) -> None:
+        """Read the text again at the next tip, with the target's features instead of the draft's own."""
+        raise NotImplementedError
+
+    def settle(self, tree: TokenTree) -> None:
+        """The text went on: forget what died."""
+        raise NotImplementedError
+
+
+class TreeDraft(Network):
     """A network that guesses, and EAGLE-2's growth; a kind of draft says how it reads and what it guesses then.
 
     `grow` drafts level by level. `expand` reads nodes wherever they stand, for growth that is best first
     (`model/drafts/mixture.py`); a request is drafted in one of both ways. Both yield what they want read.
     """
 
-    source = ""  # its name among the drafts of a tree
-    number = 0  # and its number among them, which keeps their draws apart
+    by_level = True
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
     lm_head: Callable[[Tensor], Tensor]  # makes logits of what the network makes
 
@@ -47,6 +88,9 @@ class TreeDraft(Draft):
     @property
     def consumed(self) -> int:
         return self._fed - self.lag
+
+    def catch_up(self, tree: TokenTree) -> Steps[None]:
+        yield from self._follow(tree)
 
     def keep(self, length: int) -> None:
         self.cache.truncate(length)
@@ -70,10 +114,6 @@ class TreeDraft(Draft):
         return twin
 
     @property
-    def networks(self) -> Sequence[TreeDraft]:
-        return [self]
-
-    @property
     def network(self) -> object:
         """What twins share."""
         raise NotImplementedError
@@ -85,6 +125,10 @@ class TreeDraft(Draft):
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
         """The target's features `[T, D]` of the tokens before these nodes of the text."""
         raise NotImplementedError
+
+    def carried(self, parents: list[int]) -> Tensor:
+        """The features `[T, D]` of guesses: what was made of their parents."""
+        return torch.stack([self._made[parent] for parent in parents])
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         """What the network makes `[T, D]` of rows that were admitted to `cache`, its own or that of several twins.
@@ -117,32 +161,25 @@ class TreeDraft(Draft):
     # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Read the text again at the next tip, with the target's features instead of the draft's own."""
         self._made: dict[int, Tensor] = {}  # what was made [D] of each node that was read
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        """Whether a node was not read yet and could be."""
         if node in self._made or tree.nodes[node].pos + 1 >= tree.limit:
             return False
         return node == tree.tip or tree.nodes[node].parent in self._made
 
-    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[Guesses] | None]:
-        """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
-
-        Above temperature 0 they are those that win most likely with the noise of their position. The last nodes are
-        left out if the cache has no room for them. None if the tip cannot be read yet.
-        """
+    def expand(self, tree: TokenTree, nodes: list[int],
+               width: int) -> Steps[list[Guesses] | None]:
         room = self.cache.room
         if tree.nodes[nodes[0]].parent in self._made:
             nodes = nodes[:room]
             if not nodes:
                 return []
             parents = [tree.nodes[node].parent for node in nodes]
-            feature_TD = torch.stack([self._made[parent] for parent in parents])
             self.cache.admit(nodes, parents, text=0)
-            read: Read = yield self._reading(tree, nodes, feature_TD, len(nodes))
+            read: Read = yield self._reading(tree, nodes, self.carried(parents), len(nodes))
         else:
-            followed = yield from self._follow(tree)
+            followed = yield from self._follow(tree, nodes[1:])
             if followed is None:
                 return None
             read = followed
@@ -173,7 +210,6 @@ class TreeDraft(Draft):
         return [[(token, probability) for token, probability in guesses if probability > 0] for guesses in guessed]
 
     def settle(self, tree: TokenTree) -> None:
-        """The text went on: forget what died."""
         kept = tree.live.union(tree.trunk[self._fed:])
         self.cache.retain(kept)
         self._made = {node: made for node, made in self._made.items() if node in kept or node == tree.tip}
@@ -219,19 +255,27 @@ class TreeDraft(Draft):
             self._offer(tree, read, growth)
         return True
 
-    def _follow(self, tree: TokenTree) -> Steps[Read | None]:
-        """Read newly settled text; what was made of the tip, or None if it could not be read yet."""
+    def _follow(self, tree: TokenTree,
+                ahead: Sequence[int] = ()) -> Steps[Read | None]:
+        """Read newly settled text; what was made of the tip, or None if it could not be read yet.
+
+        Guesses `ahead` of the tip are read in the same pass, as far as there is room, by a network that needs no
+        features.
+        """
         self.cache.drop()
         read: Read | None = None
         while self._fed < len(tree.trunk):
             fresh = self.known(tree, tree.trunk[self._fed:self._fed + CHUNK])
             if not fresh:
                 break
-            parents = [tree.nodes[node].parent for node in fresh]
-            self.cache.admit(fresh, parents, text=len(fresh))
             fed = self._fed + len(fresh)
             whole = fed == len(tree.trunk)
-            read = yield self._reading(tree, fresh, self.features(tree, fresh), int(whole))
+            ahead = ahead[:max(0, self.cache.room - len(fresh))]
+            rows = [*fresh, *ahead] if whole else fresh
+            parents = [tree.nodes[node].parent for node in rows]
+            self.cache.admit(rows, parents, text=len(fresh))
+            asked = 1 + len(ahead) if whole else 0
+            read = yield self._reading(tree, rows, self.features(tree, fresh), asked)
             self._fed = fed
         if read is None or self._fed < len(tree.trunk):
             return None
@@ -240,7 +284,7 @@ class TreeDraft(Draft):
         self._frontier, self._score = [tree.tip], read.out_TD.new_zeros(1)
         self._places = [0]
         self._pays, self._expected = True, 0.0
-        return read._replace(out_TD=read.out_TD[-1:])
+        return read._replace(out_TD=read.out_TD[-1 - len(ahead):])
 
     def _deepen(self, tree: TokenTree, alive: list[int]) -> Reading:
         """What is to be read: what lives of the frontier, the nodes at the places `alive`, with features of its own."""
@@ -346,6 +390,9 @@ class ModelDraft(TreeDraft):
         return [] if len(tree.unsent) > 1 else fresh
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+        return self._out
+
+    def carried(self, parents: list[int]) -> Tensor:
         return self._out
 
     def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:

@@ -22,7 +22,8 @@ GROUP = 32
 LEVELS = 15  # steps from the least to the largest weight of a group
 SMALLEST = 1e-20  # scale of a group whose weights are all alike
 UNITS = (1, 2, 4, 8, 16, 32)  # rows that a kernel may have to compute together
-TRIAL = (64, 1024)  # outputs and inputs of the trial: multiples of what any kernel wants
+BLOCKS = (16, 32, 64, 128)  # outputs that a kernel may pack together
+TRIAL = (2 * max(BLOCKS), 1024)  # outputs and inputs of the trial: multiples of what any kernel wants
 ROWS = (*range(1, 18), 31, 33, 64, 65)  # of the trial's batches
 CLOSE = 0.03  # of the trial's result, relative: ARM's kernel rounds a row to 8 bits
 ops = torch.ops.aten
@@ -70,8 +71,8 @@ def unfold(pairs: Tensor, scale_GN2: Tensor, inputs: int, dtype: torch.dtype) ->
 class Kernel:
     """How a device multiplies: `pack` makes of pairs and scales what `multiply` reads beside rows of type `dtype`.
 
-    Both tensors keep one row, or one column, per output: so those of several weights can be put together.
     `inputs` and `outputs` have to be multiples of what is said; numbers of rows are padded to multiples of `unit`.
+    Packed weights of multiples of `block` outputs can stand one behind the other; with 0 none can.
     """
 
     dtype: torch.dtype
@@ -80,6 +81,7 @@ class Kernel:
     pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     multiply: Callable[[Tensor, Tensor, Tensor], Tensor]
     unit: int = 1
+    block: int = 0
 
     def __call__(self, x_TK: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
         """The product `[T, N]` in the type of the rows."""
@@ -164,7 +166,8 @@ def fitting(device: str, dtype: torch.dtype, outputs: int, inputs: int) -> Kerne
 
 
 def tried(kernel: Kernel, device: str) -> Kernel | str:
-    """The kernel with the least `unit` at which a row's bits do not depend on the rows beside it, or what is wrong."""
+    """The kernel with the least `unit` at which a row's bits do not depend on the rows beside it and the least `block`,
+    or what is wrong."""
     outputs, inputs = TRIAL
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(outputs, inputs, generator=generator).to(device)
@@ -179,5 +182,16 @@ def tried(kernel: Kernel, device: str) -> Kernel | str:
             return "its result is wrong"
         if all(torch.equal(padded(x_TK[:rows], *packed), whole[:rows])
                for rows in ROWS):
-            return padded
+            blocks = (block for block in BLOCKS
+                      if torch.equal(padded(x_TK, *_in_parts(kernel, pairs, scale, block)), whole))
+            return replace(padded, block=next(blocks, 0))
     return "a row depends on the rows beside it"
+
+
+def _in_parts(kernel: Kernel, pairs: Tensor, scale: Tensor,
+              block: int) -> tuple[Tensor, Tensor]:
+    """A weight packed as the weights of so many outputs each, one behind the other."""
+    both = zip(pairs.split(block), scale.split(block, 1))
+    parts = [kernel.pack(*part) for part in both]
+    packed, scales = zip(*parts)
+    return torch.cat(packed), torch.cat(scales, 1)

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config.schema.untrusted import reason
-from model.llama import fill
+from model.llama import Logits, fill
 from model.weights import int4
 from model.weights.checkpoint import Checkpoint, Form
+from model.weights.onednn import Packed, packable
 
 KINDS = ("int8", "int4", "nf4", "fp4")
 BLOCK = 64  # weights that share a scale, of those in nf4 and fp4
@@ -239,6 +240,11 @@ class Int4(Quantized):
             self.weight = nn.Parameter(packed, requires_grad=False)
             self.scale = nn.Parameter(scale, requires_grad=False)
 
+    @property
+    def block(self) -> int:
+        """Outputs of which a multiple can be put together with others; 0 if this weight cannot."""
+        return 1 if isinstance(self.kernel, str) else self.kernel.block
+
     def forward(self, x_TD: Tensor) -> Tensor:
         return _multiplied(x_TD, self.kernel, self.weight, self.scale, self.bias)
 
@@ -294,9 +300,35 @@ def fuse(module: nn.Module) -> None:
         if all(type(part) is nn.Linear for part in parts):
             whole: dict[str, Any] = {name: _put_together(parts, name) for name in ("weight", "bias")}
             block.fused = partial(F.linear, **whole)  # type: ignore[assignment]
-        elif all(isinstance(part, Int4) and len(part.weight) == part.out_features for part in parts):
-            whole = {name: _put_together(parts, name, dim) for name, dim in (("weight", 0), ("scale", 1), ("bias", 0))}
+        elif all(isinstance(part, Int4) for part in parts) and _alike(parts):
+            rows = {"weight": 0, "scale": 1, "bias": 0}  # the dimension of a tensor that has a product's outputs
+            whole = {name: _put_together(parts, name, dim) for name, dim in rows.items()}
             block.fused = partial(_multiplied, kernel=parts[0].kernel, **whole)  # type: ignore[assignment]
+
+
+def pack(module: nn.Module) -> None:
+    """Bring the plain products of a filled and fused module into the order that their device's kernels read, if any.
+
+    The weights of a fused product's parts, and of an LM head, are given up.
+    """
+    for block in list(module.modules()):
+        fused = vars(block).get("fused")
+        if isinstance(fused, partial) and fused.func is F.linear and packable(fused.keywords["weight"]):
+            block.fused = Packed(**fused.keywords)
+            for name in block.fusible:  # type: ignore[union-attr]
+                setattr(block, name, None)
+        for name, child in list(block.named_children()):
+            if type(child) is nn.Linear and packable(child.weight):
+                setattr(block, name, Packed(child.weight, child.bias))
+        if isinstance(block, Logits) and block.product is None and packable(block.weight):
+            block.product, block.weight = Packed(block.weight), None  # type: ignore[assignment]
+
+
+def _alike(parts: Sequence[Int4]) -> bool:
+    """Whether one kernel reads all of these, and reads them one behind the other as it does alone."""
+    block, kernels = parts[0].block, {part.kernel for part in parts}
+    sizes = [part.out_features for part in parts]
+    return len(kernels) == 1 and block > 0 and all(size % block == 0 for size in sizes)
 
 
 def _put_together(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
@@ -327,6 +359,17 @@ def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
             tensors[f"{name}.bias"] = child.bias
         load(small, kind, tensors, dtype, device)
         setattr(owner, name, small[name])
+
+
+def compress_head(head: Logits, kind: str, dtype: torch.dtype) -> None:
+    """Quantize an LM head that is in memory already; its plain weight is given up."""
+    if kind == "none":
+        return
+    plain = nn.Linear(head.in_features, head.out_features, bias=False, device="meta")
+    plain.weight = head.weight
+    holder = nn.ModuleDict({"product": plain})
+    compress(holder, kind, dtype)
+    head.product, head.weight = holder["product"], None  # type: ignore[assignment]
 
 
 def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:

@@ -22,6 +22,7 @@ WRAPPED = (  # names of the text's part in a model that also sees
     (r"^language_model\.lm_head\.", "lm_head."), (r"^(model\.)?language_model\.(model\.)?", "model."))
 SEEING = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.")
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+AHEAD = re.compile(r"^model\.mtp_layers\.(\d+)\.")  # of layers for multi-token prediction: a draft head's
 PART = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
 PACKED = re.compile(r"\.(qweight|weight_packed)$")
 TOGETHER = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # of all experts
@@ -52,7 +53,8 @@ class Unfolded(Checkpoint):
         forms = {name: place[0] for name, place in self._place.items()}
         quantized = bool(self.config.get("quantization_config"))
         for theirs in self._place:
-            if BUFFER.search(theirs) or SEEING.search(theirs) or quantized and theirs.endswith(BESIDE):
+            beside = BUFFER.search(theirs) or SEEING.search(theirs) or AHEAD.search(theirs)
+            if beside or quantized and theirs.endswith(BESIDE):
                 continue
             name = theirs
             for pattern, ours in (*WRAPPED, *c.family.names):

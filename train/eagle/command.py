@@ -15,7 +15,9 @@ import torch
 from config.files import write_json
 from config.schema.heads import usual_layers
 from launch.spec import usable
+from model.drafts.dflash import DFlashHead
 from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head
+from model.drafts.mtp import MtpHead
 from model.llama import LlamaConfig
 from model.text import chosen
 from model.weights.checkpoint import Checkpoint
@@ -106,7 +108,11 @@ def look(args: Namespace) -> LlamaConfig:
     base = Checkpoint(args.model_dir)
     sizes = LlamaConfig.read(base.config)
     if args.given:
-        third = isinstance(fit_head(Checkpoint(args.given), base.config), Eagle3Head)
+        given = fit_head(Checkpoint(args.given), base.config)
+        if isinstance(given, (MtpHead, DFlashHead)):
+            raise ValueError(f"the head in {args.given} is none of EAGLE, and only those are trained here; leave out "
+                             "--from")
+        third = isinstance(given, Eagle3Head)
         if args.eagle3 and not third:
             raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out --eagle3")
     elif args.eagle3 and not usual_layers(sizes.layers):
@@ -151,7 +157,7 @@ def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
     """Write the head into OUT_DIR in the base's number type, or bfloat16 if that is what it was taught with; one that
     was given keeps its own, and an embedding of its own."""
     teacher, borrows = task.teacher, True
-    dtype = teacher.dtype if teacher.dtype == torch.bfloat16 else teacher.stored
+    dtype = teacher.written
     if args.given:
         source = Checkpoint(args.given)
         dtype = source.form("fc.weight").dtype

@@ -56,7 +56,7 @@ def describe(teacher: Teacher, vocab: int | None = None, dialect: str = "eagle3"
         found[field] = getattr(c, size)
     is_usual = c.scaling and c.rope != "longrope"  # whose waves are those of a head that turns in part
     found["rope_scaling"] = {"rope_type": c.rope, **c.scaling} if is_usual else None
-    found["torch_dtype"] = str(teacher.stored).partition(".")[2]
+    found["torch_dtype"] = str(teacher.written).partition(".")[2]
     for name in ("bos_token_id", "eos_token_id"):
         found[name] = files.get(name)
     if vocab is None:
@@ -130,6 +130,7 @@ def take(teacher: Teacher, source: Checkpoint) -> Head:
     frozen. Raises ValueError if it does not fit."""
     base, dtype = teacher.source.config, _learning(teacher)
     head = load_head(source, base, lambda: teacher.embedding, dtype, teacher.device)
+    assert isinstance(head, (EagleHead, Eagle3Head)), "what is taught on was looked at before"
     teacher.inner = head.inner or teacher.inner
     return _learner(head)
 

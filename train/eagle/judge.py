@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from config.run_config import Growth, TreeConfig
-from model.drafts.eagle import Eagle, Eagle3Head, load_head
+from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, load_head
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import serial
@@ -31,6 +31,7 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     """A decoder of the base with the head in `folder`, for texts of at most `length` tokens."""
     head = load_head(Checkpoint(folder), teacher.source.config, lambda: teacher.embedding, teacher.dtype,
                      teacher.device)
+    assert isinstance(head, (EagleHead, Eagle3Head)), "heads of EAGLE are judged"
     capacity = length + 8 * TREE.init.nodes
     ring = ring_of(teacher, capacity, head.inner)
     lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head

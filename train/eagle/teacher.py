@@ -35,6 +35,12 @@ class Teacher(Whole):
     def embedding(self) -> Tensor:
         return self.body.embed_tokens.weight  # type: ignore[return-value]
 
+    @property
+    def written(self) -> torch.dtype:
+        """How a head that it taught is written: as its file holds its own weights, or as it computes in half precision.
+        """
+        return self.dtype if self.dtype == torch.bfloat16 else self.stored
+
     def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """What the base makes of each token: the last hidden state, after the norm, `[N, D]`, the inner features that
         EAGLE-3 wants, `[N, inner * D]`, or None if the model is too small for them, and the likeliest next word,

@@ -1,0 +1,104 @@
+"""A model's LM head in every form: the time of a verdict, and how often it finds the same token likeliest."""
+from __future__ import annotations
+
+import argparse
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from config.presets import ROOT
+from eval.bench.stage import Form, number
+from eval.tables import in_columns
+from model.llama import Logits, fill
+from model.text import Text
+from model.weights.quant import compress_head, pack
+from model.weights.unfold import Unfolded
+from model.whole import Whole
+
+KINDS = ("none", "int8", "int4")
+FORMS = [Form(dtype, kind)
+         for dtype in (torch.float32, torch.bfloat16) for kind in KINDS]
+ROWS = (1, 16)
+PIECE = 256  # tokens that are read in one pass
+COLUMNS = ("form", "MB", "1 row, ms", "16 rows, ms", "same token likeliest")
+
+
+def head(argv: list[str]) -> int:
+    """The command `python -m scripts.bench head`."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench head")
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model in Hugging Face form")
+    parser.add_argument("--tokens", type=number, default=2000, metavar="N", help="tokens of text that it reads (2000)")
+    parser.add_argument("--repeats", type=number, default=20, metavar="N", help="verdicts per figure (20)")
+    args = parser.parse_args(argv)
+    torch.set_grad_enabled(False)
+    source = Unfolded(args.model)
+    whole = Whole(source, torch.float32, "cpu")
+    x_TD = _read(whole, _text(args.model, args.tokens))
+    exact_T = whole.lm_head(x_TD).argmax(-1)
+    weight = whole.lm_head.weight
+    heads = {form: _made(whole, weight, form)
+             for form in tqdm(FORMS, desc="quantizing", leave=False)}
+    took = _took(heads, x_TD, args.repeats)
+    print(f"LM head of {args.model.name}, {weight.shape[0]} x {weight.shape[1]}, {torch.get_num_threads()} thread(s), "
+          f"minimum of {args.repeats}; on {len(x_TD)} tokens of text, against float32")
+    table = []
+    for form, made in heads.items():
+        pieces = x_TD.to(form.dtype).split(PIECE)
+        found_T = torch.cat([made(piece).argmax(-1) for piece in pieces])
+        same = float((found_T == exact_T).double().mean())
+        size = sum(parameter.numel() * parameter.element_size()
+                   for parameter in made.parameters())
+        times = (f"{1e3 * took[form, rows]:.2f}" for rows in ROWS)
+        table.append((str(form), f"{size / 1e6:.0f}", *times, f"{100 * same:.2f} %"))
+    print(in_columns(COLUMNS, table, names=0))
+    return 0
+
+
+def _took(heads: dict[Form, Logits], x_TD: Tensor,
+          repeats: int) -> dict[tuple[Form, int], float]:
+    """The least seconds of a verdict, by form and rows; the first turn warms up."""
+    took: dict[tuple[Form, int], float] = {}
+    for turn in tqdm(range(repeats + 1), desc="verdicts", leave=False):
+        for form, made in heads.items():
+            for rows in ROWS:
+                start = time.perf_counter()
+                made(x_TD[:rows].to(form.dtype)).max(-1)
+                seconds = time.perf_counter() - start
+                before = took.get((form, rows), seconds) if turn > 1 else seconds
+                took[form, rows] = min(before, seconds)
+    return took
+
+
+def _made(whole: Whole, weight: Tensor, form: Form) -> Logits:
+    made = Logits(whole.config)
+    fill(made, {"weight": weight}, form.dtype, "cpu")
+    compress_head(made, form.kind, form.dtype)
+    pack(made)
+    return made
+
+
+def _text(folder: Path, tokens: int) -> list[int]:
+    """Token ids of questions of the bundled sets."""
+    text, found = Text(folder), []
+    for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
+        for line in islice(path.read_text().splitlines(), tokens):
+            found += text.tokenizer(line)["input_ids"]
+            if len(found) >= tokens:
+                return found[:tokens]
+    return found
+
+
+def _read(whole: Whole, ids: list[int]) -> Tensor:
+    """What the layers make of the text `[T, D]`, read in pieces that do not see each other."""
+    made = []
+    begins = range(0, len(ids), PIECE)
+    for begin in tqdm(begins, desc="reading", leave=False):
+        piece = ids[begin:begin + PIECE]
+        cache, places = whole.cache(len(piece)), list(range(len(piece)))
+        cache.admit(places, [0, *places[:-1]], len(piece))
+        made.append(whole.body(torch.tensor(piece), torch.tensor(places), cache))
+    return torch.cat(made)

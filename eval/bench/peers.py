@@ -1,0 +1,220 @@
+"""What people would take instead: llama.cpp and transformers beside ours, on this machine, in one process.
+
+All compute one model, out of one GGUF file, by turns. Times are those of the clock and of the processor: where other
+programs want the cores, only the latter says what a token costs.
+"""
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+
+import torch
+from tqdm import tqdm
+
+from eval.bench.stage import number
+from eval.tables import in_columns
+from launch.console import say
+from launch.pipeline import Pipeline
+from launch.split.gguf import unpack
+from launch.split.write import split
+
+LLAMA = "llama.cpp"
+# type, layers and LM head of ours; the plain ones are those of transformers
+FORMS = (("float32", "none", "none"), ("bfloat16", "none", "none"),
+         ("bfloat16", "int4", "none"), ("bfloat16", "int4", "int4"))
+ROWS = (16, 64)  # tokens of the prompts that are read
+WRITTEN = 32  # tokens of an answer, behind the shorter prompt
+CONTEXT = 512
+SEVEN_B = {"embedding_length": 4096, "feed_forward_length": 11008, "block_count": 2, "attention.head_count": 32,
+           "attention.head_count_kv": 32, "attention.key_length": 128, "attention.value_length": 128,
+           "rope.dimension_count": 128}  # as GGUF calls the sizes
+BLOCK = 32  # weights that share a scale and a least value in a GGUF file of kind Q4_1
+HEAD = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
+Ask = Callable[[List[int], int], None]  # reads a prompt of token ids, and writes so many tokens behind it
+Took = Dict[Tuple[str, int, int], List["Cost"]]  # by who, rows of the prompt and tokens of the answer
+
+
+class Cost(NamedTuple):
+    """Seconds of an answer, by the clock and of the processor."""
+
+    wall: float
+    processor: float
+
+
+def peers(argv: list[str]) -> int:
+    """The command `python -m scripts.bench peers`."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench peers")
+    parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
+    parser.add_argument("--shapes", choices=("own", "7b"), default="own",
+                        help="7b: random weights in place of the file's, two layers of a 7B model's shapes (own)")
+    parser.add_argument("--threads", type=number, nargs="+", default=[1, 2],
+                        metavar="N", help="of each (1 2)")
+    parser.add_argument("--repeats", type=number, default=5, metavar="N", help="turns of all (5)")
+    args = parser.parse_args(argv)
+    if find_spec("xllamacpp") is None:
+        say("llama.cpp is not there, and is left out: type pip install xllamacpp")
+    with tempfile.TemporaryDirectory(prefix="flowspec-") as place:
+        file = args.file
+        if args.shapes == "7b":
+            file = Path(place) / "random.gguf"
+            write_random(args.file, file)
+        whole = unpack(file, Path(place) / "whole")
+        split(whole, Path(place) / "split", "1")
+        for threads in args.threads:
+            with ExitStack() as open_ones:
+                asked = dict(_opened(file, Path(place), threads, open_ones))
+                took = by_turns(asked, args.repeats)
+            print(f"{args.file.name}, {args.shapes} shapes, {threads} thread(s), one process, minimum of "
+                  f"{args.repeats}; in brackets the speed over that of the first line")
+            print(in_columns(HEAD, table(took), names=0))
+    return 0
+
+
+# --- who is asked -----------------------------------------------------------------------------------------------------
+
+def _opened(file: Path, place: Path, threads: int,
+            open_ones: ExitStack) -> Iterator[tuple[str, Ask]]:
+    if find_spec("xllamacpp") is not None:
+        yield LLAMA, llama_cpp(file, threads)
+    torch.set_num_threads(threads)
+    for dtype, quant, head in FORMS:
+        if quant == "none":
+            yield f"transformers, {dtype}", of_transformers(place / "whole", dtype)
+        pipeline = open_ones.enter_context(Pipeline.open(
+            model_dir=str(place / "split"), stages="1", processes=False, pipeline_type="ar", dtype=dtype, quant=quant,
+            quant_head=head, max_length=CONTEXT, threads_per_rank=threads, ignore_eos=True, template="none"))
+        kinds = [f", {quant}"] * (quant != "none") + [f", head {head}"] * (head != "none")
+        yield f"ours, {dtype}{''.join(kinds)}", ours(pipeline)
+
+
+def llama_cpp(file: Path, threads: int) -> Ask:
+    """llama.cpp by the package `xllamacpp`, with the weights as they lie in the file."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx = str(file), CONTEXT
+    params.n_parallel, params.verbosity = 1, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    server = xllamacpp.Server(params)
+
+    def ask(prompt: list[int], tokens: int) -> None:
+        server.handle_completions({"prompt": prompt, "n_predict": tokens, "temperature": 0, "cache_prompt": False,
+                                   "ignore_eos": True})
+    return ask
+
+
+def of_transformers(folder: Path, dtype: str) -> Ask:
+    """The `generate` of transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+
+    def ask(prompt: list[int], tokens: int) -> None:
+        ids = torch.tensor([prompt])
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens,
+                       do_sample=False, pad_token_id=0)
+    return ask
+
+
+def ours(pipeline: Pipeline) -> Ask:
+    """Plain decoding over a pipeline of one stage."""
+    def ask(prompt: list[int], tokens: int) -> None:
+        pipeline.generate(prompt, max_new_tokens=tokens)
+    return ask
+
+
+# --- what they take ---------------------------------------------------------------------------------------------------
+
+def by_turns(asked: Mapping[str, Ask], repeats: int) -> Took:
+    """The costs of prompts of ROWS and of an answer, each turn in the order of the one before, reversed."""
+    took: Took = defaultdict(list)
+    jobs = [(ROWS[0], WRITTEN), *((rows, 1) for rows in ROWS)]
+    for turn in tqdm(range(repeats + 1), desc="turns", leave=False):
+        for name in list(asked)[::-1 if turn % 2 else 1]:
+            for rows, tokens in jobs:
+                wall, processor = time.perf_counter(), time.process_time()
+                asked[name]([*range(100, 100 + rows)], tokens)
+                cost = Cost(time.perf_counter() - wall, time.process_time() - processor)
+                took[name, rows, tokens].append(cost)
+    return {key: costs[1:] for key, costs in took.items()}  # the first turn warms up
+
+
+def table(took: Took) -> list[Sequence[str]]:
+    """A row for each: tokens/s of plain decoding and ms of prompts, by the clock and of the processor, with ratios."""
+    names = list(dict.fromkeys(name for name, _, _ in took))
+
+    def least(name: str, rows: int, tokens: int, by: int) -> float:
+        return min(cost[by] for cost in took[name, rows, tokens])
+
+    def seconds(name: str, by: int) -> list[float]:
+        read = [least(name, rows, 1, by) for rows in ROWS]
+        whole = least(name, ROWS[0], WRITTEN, by)
+        return [max(whole - read[0], 1e-9) / (WRITTEN - 1), *read]
+
+    first = [seconds(names[0], by) for by in (0, 1)]
+    made: list[Sequence[str]] = []
+    for name in names:
+        cells = [name]
+        for by in (0, 1):
+            pairs = zip(seconds(name, by), first[by])
+            for place, (mine, its) in enumerate(pairs):
+                shown = 1 / mine if place == by == 0 else 1e3 * mine
+                cells.append(f"{shown:.1f} ({its / mine:.2f})")
+        made.append(cells)
+    return made
+
+
+# --- a model of other shapes ------------------------------------------------------------------------------------------
+
+def write_random(like: Path, path: Path) -> None:
+    """A GGUF file of kind Q4_1 with SEVEN_B's sizes and random weights, and the tokenizer of `like`."""
+    import gguf
+    import numpy as np
+
+    sizes, reader, kind = SEVEN_B, gguf.GGUFReader(like), gguf.GGMLQuantizationType.Q4_1
+    writer = gguf.GGUFWriter(path, "llama")
+    _copy_fields(reader, writer)
+    wide, inner = sizes["embedding_length"], sizes["feed_forward_length"]
+    words = len(reader.fields["tokenizer.ggml.tokens"].contents())
+    chance = np.random.default_rng(1)
+
+    def matrix(name: str, outputs: int, inputs: int) -> None:
+        shape = outputs, inputs // BLOCK, 20
+        blocks = chance.integers(0, 256, shape, dtype=np.uint8)
+        step_and_least = 0.2 / inputs ** 0.5, -1.5 / inputs ** 0.5
+        scale = np.array(step_and_least, dtype=np.float16)
+        blocks[..., :4] = scale.view(np.uint8)
+        writer.add_tensor(name, blocks.reshape(outputs, -1), raw_dtype=kind)
+
+    def norm(name: str) -> None:
+        writer.add_tensor(name, np.ones(wide, dtype=np.float32))
+
+    matrix("token_embd.weight", words, wide)
+    norm("output_norm.weight")
+    for layer in range(sizes["block_count"]):
+        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            matrix(f"blk.{layer}.{part}.weight", wide, wide)
+        for part in ("ffn_gate", "ffn_up"):
+            matrix(f"blk.{layer}.{part}.weight", inner, wide)
+        matrix(f"blk.{layer}.ffn_down.weight", wide, inner)
+        norm(f"blk.{layer}.attn_norm.weight")
+        norm(f"blk.{layer}.ffn_norm.weight")
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+
+
+def _copy_fields(reader: Any, writer: Any) -> None:
+    """What a file says of its model and its tokenizer, with the sizes of SEVEN_B."""
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        of_sizes = name.removeprefix("llama.")
+        element = field.types[-1] if len(field.types) > 1 else None
+        value = SEVEN_B.get(of_sizes, field.contents())
+        writer.add_key_value(name, value, field.types[0], sub_type=element)

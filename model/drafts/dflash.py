@@ -1,0 +1,148 @@
+"""Draft heads that guess a block of tokens in one pass: DFlash's, as they are published.
+
+After DFlash (J. Chen, Y. Liang and Z. Liu, arXiv 2602.06036): the head reads the tip and a row of mask tokens behind,
+which see each other and, in every layer, keys and values made of the target's features of the text before the tip. What
+it says at a mask is the marginal law of the token there. Out of these marginals the tree is grown best first, as DDTree
+does (L. Ringel and Y. Romano, arXiv 2604.12989); `model/drafts/mixture.py` does that.
+
+Shapes: T rows, D model, N inner features side by side, V vocabulary.
+"""
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+from torch import Tensor, nn
+
+from config.schema.heads import BlockForm
+from model.cache import Admitted, Rows
+from model.drafts.draft import Guesses, Read, Reading, Steps
+from model.drafts.network import CHUNK, TreeDraft
+from model.llama import Layer, LlamaConfig, RMSNorm, embedding, linear
+from model.rotary import Rotary
+from model.tree import TokenTree
+
+TEXT = -1  # in the place of a token: a row of text, of which only the target's feature is read
+
+
+class DFlashHead(nn.Module):
+    """`fc` over inner features of the target, a norm, and layers in which the rows of a block see them and each other.
+
+    Embedding and LM head are the target's.
+    """
+
+    shift = None
+    drifts = False  # it stands on no guess of its own
+
+    def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
+        super().__init__()
+        self.config, self.form = c, form
+        self.inner = form.inner
+        self.embed_tokens = embedding(c.vocab, c.hidden)
+        self.fc = linear(len(form.inner) * c.hidden, c.hidden)
+        self.hidden_norm = RMSNorm(c.hidden, c.eps)
+        self.layers = nn.ModuleList([Layer(c) for _ in range(c.layers)])
+        self.norm = RMSNorm(c.hidden, c.eps)
+        self.rotary = Rotary(c.turns)
+
+    def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+        """What the head makes of each row of a block, `[T, D]`; rows of text only leave keys and values behind."""
+        of_text_T1 = (token_T == TEXT)[:, None]
+        feature_TD = self.hidden_norm(self.fc(feature_TN))
+        x_TD = self.embed_tokens(token_T.clamp(min=0))
+        rotation = self.rotary.at(pos_T, x_TD)
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer), layer
+            normed_TD = layer.input_layernorm(x_TD)
+            seen_TD = torch.where(of_text_T1, feature_TD, normed_TD)
+            x_TD = x_TD + layer.self_attn(seen_TD, rotation, cache, number)
+            x_TD = x_TD + layer.mlp(layer.post_attention_layernorm(x_TD))
+        return self.norm(x_TD)  # type: ignore[no-any-return]
+
+
+class Block(TreeDraft):
+    """A draft that reads the tip alone, and then has said what follows every guess as deep as its block.
+
+    A new tip is read again, with the features of the text before it. Until then guesses behind it have the marginals
+    of the block before.
+    """
+
+    source = "dflash"
+    by_level, far, inner = False, True, True
+
+    def __init__(self, head: DFlashHead, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
+        self.head, self.lm_head = head, lm_head
+        super().__init__(head.config.cache(head.config.layers, capacity, head.embed_tokens.weight))
+
+    @property
+    def network(self) -> object:
+        return self.head
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
+
+    def restart(self) -> None:
+        self._begun = -1  # the position of the tip that was read; below 0: none
+        self._said: list[Guesses] = []
+        self._logits = torch.empty(0)  # [T, V], of the positions behind it
+        self._given: set[int] = set()  # nodes whose next token was guessed out of this block
+
+    def settle(self, tree: TokenTree) -> None:
+        """Guesses behind the new tip still stand where the block says what follows."""
+
+    def wants(self, tree: TokenTree, node: int) -> bool:
+        position = tree.nodes[node].pos
+        return node == tree.tip and position != self._begun and position + 1 < tree.limit
+
+    def expand(self, tree: TokenTree, nodes: list[int],
+               width: int) -> Steps[list[Guesses] | None]:
+        fresh = tree.trunk[self._fed:-1]
+        if any(tree.nodes[node].hidden is None for node in fresh):
+            return None
+        self.cache.drop()
+        tip = tree.nodes[tree.tip]
+        rows = min(self.head.form.size, tree.limit - tip.pos)
+        if len(fresh) + rows > self.cache.room:
+            return []
+        while len(fresh) > CHUNK:
+            yield self._rows(tree, fresh[:CHUNK], 0)
+            self._fed += CHUNK
+            fresh = fresh[CHUNK:]
+        read: Read = yield self._rows(tree, fresh, rows)
+        self._fed += len(fresh)
+        self.cache.drop()
+        self._begun, self._logits = tip.pos, read.logits_AV
+        self._given = set()
+        positions = [tip.pos + 1 + place for place in range(rows - 1)]
+        self._said = [] if tree.law else self.predict(self._logits, positions, width)
+        return [self.heard(tree, node, width) or [] for node in nodes]
+
+    def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
+        position: int = tree.nodes[node].pos
+        row: int = position - self._begun
+        if self._begun < 0 or row not in range(len(self._logits)) or node in self._given:
+            return None
+        self._given.add(node)
+        if tree.law is None:
+            return self._said[row]
+        logits = self._shaped(tree, [node], self._logits[row:row + 1])
+        return self.predict(logits, [position + 1], width)[0]
+
+    def _rows(self, tree: TokenTree, fresh: list[int], rows: int) -> Reading:
+        """New rows of text, then so many rows of a block, the tip's first; their cache ids are below 0."""
+        block = [-1 - place for place in range(rows)]
+        parents = [tree.nodes[node].parent for node in fresh]
+        above = [fresh[-1] if fresh else tree.nodes[tree.tip].parent, *block[:-1]]
+        self.cache.admit([*fresh, *block], [*parents, *above[:rows]], text=len(fresh), mutual=True)
+        device, tip = self.cache.keys.device, tree.nodes[tree.tip]
+        masks = [tip.token, *[self.head.form.mask] * rows][:rows]
+        positions = [tree.nodes[node].pos for node in fresh]
+        places = range(tip.pos, tip.pos + rows)
+        token_T = torch.tensor([*[TEXT] * len(fresh), *masks], device=device)
+        pos_T = torch.tensor([*positions, *places], device=device)
+        wide = self.head.fc.in_features
+        feature_TN = self.cache.keys.new_zeros(len(fresh) + rows, wide)
+        if fresh:
+            hidden = [tree.nodes[node].hidden for node in fresh]
+            feature_TN[:len(fresh)] = torch.stack(hidden)
+        return Reading(self, token_T, feature_TN, pos_T, max(0, rows - 1))

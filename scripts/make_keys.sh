@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Makes the keys of a cluster, with which no stranger joins, reads or disturbs it, and brings each board its own:
+#
+#   bash scripts/make_keys.sh hosts=FILE [ranks=0,3] [keys=DIR] [push=false]
+#
+# DIR (cluster_keys) keeps the cluster's authority, cluster.key, which no board needs: guard it. A board's own keys go to
+# DIR/RANK, and over ssh to FOLDER/keys on the board of that rank, where run_jetson.sh finds them by itself; FOLDER is
+# folder= of its line (flowspec, in the home of its user, if there is none). With push=false copy them yourself.
+#
+# Type it again for boards that come later: keys that are there stay as they are. To shut out a board that was stolen,
+# delete DIR and make the keys of all others again. Needs openssl here, and ssh, with options in $SSH.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
+HOSTS="" RANKS="" KEYS="cluster_keys" PUSH=1
+
+for word in "$@"; do
+    case "$word" in
+        hosts=?*) HOSTS="${word#*=}" ;;
+        ranks=?*) RANKS="${word#*=}" ;;
+        keys=?*) KEYS="${word#*=}" ;;
+        push=false) PUSH="" ;;
+        push=true) ;;
+        -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+        *) fail "unknown word $word: give hosts=FILE, ranks=0,3, keys=DIR or push=false" ;;
+    esac
+done
+[ -n "$HOSTS" ] || fail "which boards? Give hosts=FILE, with a line for each rank, as 192.168.1.11 user=nvidia"
+check_ranks "$RANKS"
+command -v openssl >/dev/null || fail "openssl is missing: install it (sudo apt install openssl)"
+
+CURVE=(-pkeyopt ec_paramgen_curve:prime256v1)
+EVER=36500  # days
+umask 077
+TEMP="$(mktemp -d)"
+trap 'rm -rf "$TEMP"' EXIT
+PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$(find_python)" -m launch.hosts.board "$HOSTS" >"$TEMP/boards" || exit 2
+
+# made FOLDER: what was written into $TEMP/new is there as a whole, or not at all
+made() {
+    mkdir -p "$(dirname -- "$1")"
+    mv -T -- "$TEMP/new" "$1"
+}
+
+authority() {
+    mkdir "$TEMP/new"
+    openssl req -x509 -newkey ec "${CURVE[@]}" -nodes -days "$EVER" -subj "/CN=FlowSpec cluster" \
+        -keyout "$TEMP/new/cluster.key" -out "$TEMP/new/cluster.crt" 2>/dev/null ||
+        fail "openssl could not make a key (openssl version: $(openssl version)): install OpenSSL 1.1.1 or newer"
+    made "$KEYS"
+    echo "$KEYS: the authority of a new cluster; guard cluster.key"
+}
+
+# board RANK: its own key, and the certificate for it
+board() {
+    local own="$TEMP/new"
+    mkdir "$own"
+    openssl req -newkey ec "${CURVE[@]}" -nodes -subj "/CN=FlowSpec board $1" \
+        -keyout "$own/board.key" -out "$TEMP/request" 2>/dev/null
+    openssl x509 -req -in "$TEMP/request" -days "$EVER" -set_serial "0x$(openssl rand -hex 16)" \
+        -CA "$KEYS/cluster.crt" -CAkey "$KEYS/cluster.key" -out "$own/board.crt" 2>/dev/null ||
+        fail "$KEYS/cluster.key and cluster.crt do not go together: delete $KEYS to begin a new cluster"
+    cp -- "$KEYS/cluster.crt" "$own/"
+    made "$KEYS/$1"
+}
+
+# push BOARD FOLDER RANK: the files of $KEYS/RANK go to FOLDER/keys, readable by its user alone
+push() {
+    local there
+    there="'${2//\'/\'\\\'\'}'/keys"
+    tar -C "$KEYS/$3" -cf - board.key board.crt cluster.crt |
+        $SSH -- "$1" "umask 077 && mkdir -p $there && chmod 700 $there && tar -C $there -xf -" ||
+        fail "$1 did not take its keys (ssh says why above): type the same command again, or copy $KEYS/$3 to $2/keys there"
+}
+
+[ -f "$KEYS/cluster.key" ] || authority
+while read -r rank board folder <&3; do
+    case ",${RANKS:-$rank}," in *",$rank,"*) ;; *) continue ;; esac
+    [ -d "$KEYS/$rank" ] || board "$rank"
+    if [ -n "$PUSH" ]; then
+        push "$board" "$folder" "$rank"
+        echo "rank $rank: keys to $board:$folder/keys"
+    else
+        echo "rank $rank: copy $KEYS/$rank to keys in the program's folder on $board"
+    fi
+done 3<"$TEMP/boards"

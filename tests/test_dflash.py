@@ -1,0 +1,204 @@
+"""DFlash's heads: read as they are published, computed as plainly as they are defined, and grown into trees."""
+from __future__ import annotations
+
+import heapq
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from config.run_config import Growth
+from config.schema.heads import usual_layers
+from model.drafts.dflash import Block, DFlashHead
+from model.drafts.eagle import fit_head, load_head
+from model.drafts.mixture import Blend, Mixture
+from model.drafts.network import at_once
+from model.sample import Sampler
+from model.tree import TokenTree
+from model.weights.checkpoint import Checkpoint
+from pipeline.decode import Request
+from tests.checkpoints import refused
+from tests.saved import FORM, here, save_model
+from tests.tiny import CONFIG, DEEP, pipeline, weights
+
+IDS = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31]
+HEADS, SHARED, SIZE = CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim
+BASE = {**FORM, "num_hidden_layers": 8}
+
+
+def publish(folder, change=lambda tensors: None, **more):
+    """A head in a folder, in the form of the published ones; its tensors."""
+    folder.mkdir()
+    layers = usual_layers(8)
+    ids = [layer - 1 for layer in layers]
+    said = {**FORM, "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2,
+            "num_target_layers": 8, "block_size": 6, "layer_types": ["full_attention"] * 2, "sliding_window": None,
+            "use_sliding_window": False, "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+            "dflash_config": {"mask_token_id": 52, "target_layer_ids": ids}, **more}
+    (folder / "config.json").write_text(json.dumps(said))
+    held = weights(DEEP.block().head, seed=6)
+    held.pop("embed_tokens.weight")
+    change(held)
+    save_file(held, folder / "model.safetensors")
+    return held
+
+
+# What it computes
+
+
+def normed(x, weight):
+    return weight * x / (x.pow(2).mean(-1, keepdim=True) + CONFIG.eps).sqrt()
+
+
+def turned(x_THE, positions):
+    """Rotary positions, as Qwen3 has them."""
+    pairs = torch.arange(0, SIZE, 2, dtype=torch.float64) / SIZE
+    angle = torch.tensor(positions, dtype=torch.float64)[:, None] / CONFIG.theta ** pairs
+    cos, sin = (part.repeat(1, 2)[:, None] for part in (angle.cos(), angle.sin()))
+    first, second = x_THE.chunk(2, -1)
+    return x_THE * cos + torch.cat((-second, first), -1) * sin
+
+
+def plainly(held, embedding, context, block, begin):
+    """The rows of a block by the definition: in every layer they see keys of the context's features, and each other.
+
+    `context` are the target's features of the text, position by position from 0; the block begins at `begin`.
+    """
+    features = normed(context @ held["fc.weight"].T, held["hidden_norm.weight"])
+    x = embedding[torch.tensor(block)]
+    places = [*range(len(context)), *range(begin, begin + len(block))]
+    for number in range(2):
+        own = {name[len(f"layers.{number}."):]: tensor for name, tensor in held.items()
+               if name.startswith(f"layers.{number}.")}
+        row = normed(x, own["input_layernorm.weight"])
+        seen = torch.cat((features, row))
+        q = normed((row @ own["self_attn.q_proj.weight"].T).view(len(row), HEADS, SIZE), own["self_attn.q_norm.weight"])
+        k = normed((seen @ own["self_attn.k_proj.weight"].T).view(len(seen), SHARED, SIZE),
+                   own["self_attn.k_norm.weight"])
+        v = (seen @ own["self_attn.v_proj.weight"].T).view(len(seen), SHARED, SIZE)
+        q, k = turned(q, places[len(context):]), turned(k, places)
+        k, v = (each.repeat_interleave(HEADS // SHARED, 1) for each in (k, v))
+        score = torch.einsum("the,she->hts", q, k) / math.sqrt(SIZE)
+        out = torch.einsum("hts,she->the", score.softmax(-1), v).reshape(len(row), -1)
+        x = x + out @ own["self_attn.o_proj.weight"].T
+        row = normed(x, own["post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(row @ own["mlp.gate_proj.weight"].T) * (row @ own["mlp.up_proj.weight"].T)
+        x = x + gate @ own["mlp.down_proj.weight"].T
+    return normed(x, held["norm.weight"])
+
+
+def grown_tree(draft, features, ids=IDS, limit=99):
+    """A tree whose text has the target's features, but for the tip, after the draft has read it."""
+    tree = TokenTree(ids, limit)
+    tree.unsent.clear()
+    for node, feature in zip(tree.trunk[:-1], features):
+        tree.nodes[node].hidden = feature
+    at_once(draft.expand(tree, [tree.tip], 3))
+    return tree
+
+
+@pytest.mark.parametrize("begins", [0, 4])
+def test_a_published_head_says_what_its_definition_says(tmp_path, begins):
+    held = publish(tmp_path / "head")
+    embedding = torch.randn(CONFIG.vocab, CONFIG.hidden, dtype=torch.float64)
+    head = load_head(Checkpoint(tmp_path / "head"), BASE, lambda: embedding, torch.float64, "cpu")
+    assert isinstance(head, DFlashHead) and head.inner == (2, 4, 5) and head.form.size == 6
+    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    draft = Block(head, DEEP.lm_head, 64)
+    if begins:  # a part of the text was read before
+        grown_tree(draft, features, IDS[:begins])
+    grown_tree(draft, features)
+    block = [IDS[-1], *[52] * 5]
+    want = DEEP.lm_head(plainly(held, embedding, features, block, len(IDS) - 1))[1:]
+    torch.testing.assert_close(draft._logits, want, atol=1e-5, rtol=1e-5)  # tables of rotary positions are float32
+
+
+def test_a_block_ends_where_the_text_may():
+    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    draft = DEEP.block()
+    grown_tree(draft, features, limit=len(IDS) + 2)
+    assert len(draft._logits) == 2
+
+
+# The tree
+
+
+@pytest.fixture
+def unlearning(monkeypatch):
+    monkeypatch.setattr(Blend, "learn", lambda *message: None)
+
+
+@pytest.mark.parametrize("nodes, width", [(12, 3), (40, 5)])
+def test_the_tree_has_the_likeliest_paths_of_the_marginals(unlearning, nodes, width):
+    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    draft = DEEP.block()
+    tree = TokenTree(IDS, 99)
+    tree.unsent.clear()
+    for node, feature in zip(tree.trunk, features):
+        tree.nodes[node].hidden = feature
+    assert at_once(Mixture([draft]).grow(tree, Growth(nodes, 6, width)))
+    law = torch.log_softmax(draft._logits, -1)
+    heap, best = [(0.0, ())], []
+    while len(best) <= nodes:  # DDTree's heap, of paths instead of ranks
+        loss, path = heapq.heappop(heap)
+        best.append(path)
+        if len(path) < len(law):
+            for gain, token in zip(*(each.tolist() for each in law[len(path)].topk(width))):
+                heapq.heappush(heap, (loss - gain, (*path, token)))
+    found = {}
+    for node in sorted(tree.live):
+        found[node] = (*found.get(tree.nodes[node].parent, ()), tree.nodes[node].token)
+    assert set(found.values()) == set(best[1:])
+
+
+def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_marginals():
+    draft = DEEP.block()
+    with pipeline(DEEP, 2, "serial", Mixture([draft])) as decoder:
+        answer = decoder.whole(Request(IDS, Sampler(), 16))
+    assert answer.token_ids == DEEP.text(IDS, 16, Sampler())
+    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    tree = grown_tree(draft := DEEP.block(), features)
+    first = tree.add(tree.tip, 7, -1.0)
+    second = tree.add(first, 8, -2.0)
+    tree.settle(7)
+    draft.settle(tree)
+    assert draft.heard(tree, second, 3) and not draft.heard(tree, second, 3) and draft.wants(tree, tree.tip)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("more, said", [
+    ({"block_size": 1}, "says block_size=1, which is not supported (only 2 to 64)"),
+    ({"dflash_config": {"mask_token_id": 53, "target_layer_ids": [1, 3]}}, "says mask_token_id=53"),
+    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [3, 1]}}, "(only layers in rising order, from 0 to 6)"),
+    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 7]}}, "(only layers in rising order, from 0 to 6)"),
+    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "causal_head": True}}, "says 'causal_head'"),
+    ({"selector_rank": 3}, "says 'selector_rank', of which it is not known"),
+    ({"sliding_window": 64, "use_sliding_window": True}, "says sliding_window=64"),
+    ({"hidden_size": 64}, "has hidden_size 64, but the model has 32"),
+])
+def test_a_head_that_computes_otherwise_is_refused_by_name(tmp_path, more, said):
+    publish(tmp_path / "head", **more)
+    with refused(said):
+        fit_head(Checkpoint(tmp_path / "head"), BASE)
+
+
+def test_a_head_that_lacks_a_tensor_is_refused(tmp_path):
+    publish(tmp_path / "head", lambda held: held.pop("hidden_norm.weight"))
+    with refused("lacks hidden_norm.weight"):
+        fit_head(Checkpoint(tmp_path / "head"), BASE)
+
+
+def test_a_published_head_drafts_for_a_split_model(tmp_path, capsys):
+    save_model(tmp_path / "base", DEEP)
+    publish(tmp_path / "head")
+    asked = f"base_dir={tmp_path / 'base'}", f"eagle_dir={tmp_path / 'head'}", "stages=0+4+4", "max_new_tokens=16"
+    texts = []
+    for words in (["pipeline_type=ar"], ["draft=dflash"], ["draft=dflash+suffix", "pipeline_type=streaming"],
+                  ["draft=eagle", "temperature=0", "pipeline_type=pipedec"]):
+        assert here(*asked, "prompt=what is it?", *words) == 0, capsys.readouterr().err
+        texts.append(capsys.readouterr().out.splitlines()[0])
+    assert len(set(texts)) == 1

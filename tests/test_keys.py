@@ -1,0 +1,242 @@
+"""With keys only boards of one cluster join, and nobody else reads or disturbs what travels between them."""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from config.presets import ROOT
+from launch.hosts.store import Entries, Store, StoreClient, StoreServer
+from pipeline.keys import read_keys
+from pipeline.sockets import CONTROL, DATA, GREETING, MARK, BoardDoor, Connections
+from pipeline.transport import Peers
+from tests.checkpoints import refused
+from tests.saved import boards_of, models
+from tests.test_hosts import ASK, ends, meet_here, processes, reference, said, starting  # noqa: F401
+from tests.test_push import SSH
+
+HERE = "127.0.0.1"
+SECRET = b"what travels between boards"
+pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="there is no openssl here")
+
+
+def make_keys(folder, *words, **environment):
+    return subprocess.run(["bash", ROOT / "scripts" / "make_keys.sh", f"keys={folder / 'cluster'}", *words],
+                          capture_output=True, text=True, env={**os.environ, **environment})
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory):
+    """The keys of two boards in each of two clusters."""
+    found = []
+    for name in ("one", "other"):
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "hosts").write_text("127.0.0.1\n127.0.0.2\n127.0.0.3\n")
+        assert make_keys(folder, f"hosts={folder / 'hosts'}", "push=false").returncode == 0
+        found.append([read_keys(folder / "cluster" / str(rank)) for rank in range(2)])
+    return found
+
+
+@pytest.fixture
+def keeper(clusters):
+    found = StoreServer((HERE, 0), Entries(), clusters[0][0])
+    yield found
+    threading.Thread(target=lambda: (found.shutdown(), found.server_close())).start()
+
+
+def client(keeper, keys):
+    return StoreClient(keeper.server_address, ("rank 0", "rank 1"), 20, keys)
+
+
+@contextmanager
+def door_of(keys):
+    """The door of rank 1 in epoch 7, and what it has let in."""
+    with BoardDoor(HERE, keys, 7) as door:
+        made = Connections(1, [Peers(0, [], root=0)])
+        yield door, made
+        made.cut()
+        made.close()
+
+
+# --- the links --------------------------------------------------------------------------------------------------------
+
+def test_a_board_of_the_cluster_is_let_in_and_no_other(clusters):
+    (own, same), (other, _) = clusters
+    with door_of(own) as (door, made):
+        for keys in (None, other):
+            with BoardDoor(HERE, keys, 7) as stranger, stranger.reach(door.name) as way:
+                way.settimeout(20)
+                try:
+                    way.sendall(GREETING.pack(MARK, 7, DATA, 0))
+                    assert way.recv(1) != b"f"  # an alert of TLS, or the end
+                except OSError:
+                    pass
+        made.let_in(door)
+        assert made.missing == {(DATA, 0), (CONTROL, 0)}
+        with BoardDoor(HERE, same, 7) as friend, friend.reach(door.name) as way:
+            way.sendall(GREETING.pack(MARK, 7, DATA, 0))
+            while (DATA, 0) in made.missing:
+                made.let_in(door)
+            way.sendall(SECRET)
+            assert made.wires[DATA].back[0].recv(100) == SECRET
+
+
+@contextmanager
+def spied(name, heard):
+    """A place that passes all that comes on to the door of this name, and back, and notes it; the place's name."""
+    address, _, port = name.rpartition(":")
+    ways = []
+
+    def pass_on(source, target):
+        with suppress(OSError):  # it was closed
+            while data := source.recv(1 << 16):
+                heard.append(data)
+                target.sendall(data)
+
+    def accept():
+        source, _ = spy.accept()
+        target = socket.create_connection((address, int(port)))
+        ways.extend((source, target))
+        for each in ((source, target), (target, source)):
+            threading.Thread(target=pass_on, args=each, daemon=True).start()
+
+    with socket.create_server((HERE, 0)) as spy:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"{HERE}:{spy.getsockname()[1]}"
+        for way in ways:
+            way.close()
+
+
+def test_who_listens_reads_nothing_and_cannot_play_it_again(clusters):
+    own, same = clusters[0]
+    heard = []
+    with door_of(own) as (door, made), spied(door.name, heard) as place, BoardDoor(HERE, same, 7) as friend:
+        with friend.reach(place) as way:
+            way.sendall(GREETING.pack(MARK, 7, DATA, 0) + SECRET)
+            while (DATA, 0) in made.missing:
+                made.let_in(door)
+            assert made.wires[DATA].back[0].recv(100) == SECRET
+        said = b"".join(heard)
+        assert len(said) > 500 and SECRET not in said and MARK not in said
+        made.missing.add((DATA, 0))
+        with BoardDoor(HERE, None, 7) as stranger, stranger.reach(door.name) as again:
+            again.settimeout(20)
+            with suppress(OSError):
+                again.sendall(said)
+                while again.recv(1 << 16):
+                    pass
+        made.let_in(door)
+        assert (DATA, 0) in made.missing
+
+
+def test_idle_strangers_and_junk_hold_nobody_up(clusters):
+    own, same = clusters[0]
+    with door_of(own) as (door, made), BoardDoor(HERE, same, 7) as friend:
+        address, _, port = door.name.rpartition(":")
+        idle = [socket.create_connection((address, int(port))) for _ in range(300)]
+        for way in idle[::3]:
+            way.send(b"\x16\x03\x01 junk" * 9)
+        for way in idle[:50]:
+            way.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it is reset
+            way.close()
+        with friend.reach(door.name) as way:
+            way.sendall(GREETING.pack(MARK, 7, CONTROL, 0))
+            while (CONTROL, 0) in made.missing:
+                made.let_in(door)
+        for way in idle:
+            way.close()
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+def test_the_store_answers_boards_of_its_cluster_alone(clusters, keeper, capsys):
+    (_, same), (other, _) = clusters
+    for keys in (None, other):
+        with pytest.raises(OSError):
+            client(keeper, keys).greet(1)
+    assert client(keeper, same).greet(1) == ""
+    assert capsys.readouterr().err.count("it has no key of this cluster") == 1
+
+
+def test_a_board_writes_over_an_encrypted_way(clusters, keeper):
+    way = client(keeper, clusters[0][1])
+    assert way.greet(1) == ""
+    store = Store(way.ask)
+    store.set("heartbeat/1", "3")
+    assert store.add("heartbeat/1", 1) == 4
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def start(tmp_path, tmp_path_factory, processes):  # noqa: F811
+    own = boards_of(models(tmp_path_factory.getbasetemp() / "saved"), tmp_path / "own")
+    yield from starting(tmp_path, own, processes)
+
+
+def test_boards_with_keys_write_the_reference_text_and_one_without_cannot_join(start, tmp_path):
+    loopback = meet_here(tmp_path)
+    assert make_keys(tmp_path, loopback[0], "push=false").returncode == 0
+    keys = [f"keys={tmp_path / 'cluster' / str(rank)}" for rank in range(3)]
+    asked = [*loopback[:2], *ASK, f"output={tmp_path / 'out.json'}"]
+    runs = [start(rank, *asked, keys[rank]) for rank in range(2)]
+    assert ends([start(2, *asked, "wait=2")]) == [75]
+    runs.append(start(2, *asked, keys[2]))
+    assert ends(runs, 60) == [0, 0, 0], said(tmp_path, 0)
+    assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference()
+    assert said(tmp_path, 2) == "flowspec: all 3 ranks are here, encrypted"
+
+
+# --- keys that are wrong, and the command that makes them -------------------------------------------------------------
+
+def test_keys_that_are_not_whole_or_not_secret_are_refused(clusters, tmp_path):
+    with refused("has no cluster.crt, which a board's keys need"):
+        read_keys(tmp_path)
+    (tmp_path / "hosts").write_text("127.0.0.1\n127.0.0.2\n")
+    made = make_keys(tmp_path, f"hosts={tmp_path / 'hosts'}", "push=false")
+    assert made.returncode == 0 and made.stdout.count("\n") == 3, made.stderr
+    first, second = tmp_path / "cluster" / "0", tmp_path / "cluster" / "1"
+    secrets = first / "board.key", tmp_path / "cluster" / "cluster.key"
+    assert [path.stat().st_mode & 0o077 for path in secrets] == [0, 0]
+    (first / "board.key").chmod(0o644)
+    with refused("board.key: chmod 600"):
+        read_keys(first)
+    shutil.copy(first / "board.key", second / "board.key")
+    (second / "board.key").chmod(0o600)
+    with refused("make them again with bash scripts/make_keys.sh"):
+        read_keys(second)
+
+
+def test_keys_come_to_their_boards_and_stay_as_they_are(tmp_path):
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    for name in ("b0", "b1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "hosts").write_text("b0\nb1 folder=it's\n")
+    held = []
+    for _ in range(2):
+        made = make_keys(tmp_path, f"hosts={tmp_path / 'hosts'}", SSH=str(tmp_path / "ssh"))
+        assert made.returncode == 0, made.stderr
+        places = tmp_path / "b0" / "flowspec" / "keys", tmp_path / "b1" / "it's" / "keys"
+        held.append([(place / "board.key").read_bytes() for place in places])
+        assert all(read_keys(place) and not place.stat().st_mode & 0o077 for place in places)
+    assert held[0] == held[1] and held[0][0] != held[0][1]
+    assert not list(tmp_path.glob("b*/**/cluster.key"))
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ([], "which boards? Give hosts=FILE"),
+    (["hosts=none"], "there is no file none"),
+    (["key=x"], "unknown word key=x: give hosts=FILE"),
+    (["hosts=hosts", "ranks=a"], "ranks=a is not possible"),
+])
+def test_a_command_that_cannot_work_says_why(tmp_path, words, message):
+    made = make_keys(tmp_path, *words)
+    assert made.returncode == 2 and message in made.stderr and not (tmp_path / "cluster").exists(), made.stderr

@@ -1,0 +1,96 @@
+"""Weights that are packed for oneDNN: the same products, once in memory, wherever the processor has them."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from config.schema.families import FAMILIES
+from launch.hosts.timing import random_weights
+from model.llama import LlamaConfig, Logits, Slice, fill
+from model.weights import onednn
+from model.weights.onednn import Packed, packable
+from model.weights.quant import compress, fuse, pack
+from tests.checkpoints import same
+
+SIZES = LlamaConfig(hidden=64, layers=3, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=40, context=32,
+                    eps=1e-6, theta=1e4)
+BIASED = replace(SIZES, family=replace(FAMILIES["llama"], qkv_bias=True, bias=True))
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    torch.manual_seed(0)
+    onednn._works.cache_clear()
+    yield
+    onednn._works.cache_clear()
+
+
+def needed():
+    if not packable(torch.empty(1, 1, dtype=torch.bfloat16)):
+        pytest.skip("this processor, or torch, has no products with packed weights")
+
+
+def filled(module, dtype=torch.bfloat16):
+    fill(module, random_weights(module), dtype, "cpu")
+    return module
+
+
+@pytest.mark.parametrize("sizes", [SIZES, BIASED])
+def test_a_packed_slice_computes_what_the_plain_one_does(sizes):
+    needed()
+    body = filled(Slice(sizes, 1, 2))
+    x_TD, pos_T = torch.randn(7, 64).bfloat16(), torch.arange(7)
+
+    def computed():
+        cache = sizes.cache(1, 32, x_TD)
+        cache.admit([*range(7)], [0, *range(6)], 7)
+        return body(x_TD, pos_T, cache).float() - x_TD.float()
+
+    plain = computed()
+    fuse(body)
+    pack(body)
+    packed = [module for module in body.modules() if isinstance(module, Packed)]
+    assert len(packed) == 4, "query, key and value; their output; gate and up; down"
+    assert float((computed() - plain).norm()) < onednn.CLOSE * float(plain.norm())
+
+
+def test_packed_weights_are_in_memory_once():
+    needed()
+    body = filled(Slice(SIZES, 1, 2))
+    before = sum(parameter.numel() for parameter in body.parameters())
+    fuse(body)
+    pack(body)
+    assert sum(parameter.numel() for parameter in body.parameters()) == before
+
+
+def test_a_packed_head_says_what_the_plain_one_does():
+    needed()
+    head = filled(Logits(SIZES))
+    x_TD = torch.randn(5, 64).bfloat16()
+    plain = head(x_TD).float()
+    pack(head)
+    assert isinstance(head.product, Packed) and head.weight is None
+    assert float((head(x_TD).float() - plain).norm()) < onednn.CLOSE * float(plain.norm())
+
+
+@pytest.mark.parametrize("dtype, kind", [(torch.float32, "none"), (torch.float64, "none"), (torch.bfloat16, "int4")])
+def test_other_types_and_quantized_weights_stay_as_they_are(dtype, kind):
+    body = filled(Slice(SIZES, 1, 2), dtype)
+    compress(body, kind, dtype)
+    fuse(body)
+    before = dict(body.named_parameters())
+    pack(body)
+    assert same(dict(body.named_parameters()), before)
+
+
+@pytest.mark.parametrize("wrong", ["no such operator", "another product"])
+def test_where_it_does_not_work_nothing_is_packed(wrong, monkeypatch):
+    def failing(self, x_TK):
+        if wrong == "another product":
+            return torch.zeros(len(x_TK), self.out_features)
+        raise RuntimeError(wrong)
+
+    monkeypatch.setattr(Packed, "forward", failing)
+    assert not packable(torch.empty(1, 1, dtype=torch.bfloat16))

@@ -1,0 +1,204 @@
+"""A small model whose tokens are others than the target's: its text is guessed in the target's tokens."""
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerFast
+
+from config.run_config import Growth
+from model.drafts.mixture import Mixture
+from model.drafts.network import at_once
+from model.drafts.retokenized import Retokenized, encoded_behind
+from model.sample import Sampler
+from model.text import decoded
+from model.tree import TokenTree
+from model.weights.parts import EMBED, HEAD
+from pipeline.decode import Request
+from tests.saved import here, save_model
+from tests.test_mixture import grown
+from tests.tiny import CONFIG, TINY, pipeline
+
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+WORDS = "the baker bakes brown bread in the bakery, and the bread is good; Bäcker backen Brötchen für Möwen 🥐🥐 "
+
+
+def of_bytes(merges):
+    """A tokenizer of bytes with so many merges, learned on WORDS."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=256 + merges, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([WORDS] * 9, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+SHORT, LONG = of_bytes(4), of_bytes(60)
+
+
+# Text in other tokens
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_text_behind_tokens_prints_itself_behind_them(cut):
+    ids = LONG(WORDS)["input_ids"]
+    tail, text = ids[:cut], decoded(LONG, ids)[len(decoded(LONG, ids[:cut])):]
+    assert encoded_behind(LONG, tail, text) == ids[cut:]
+
+
+def test_a_word_that_was_begun_in_other_tokens_goes_on_where_it_is():
+    tail = SHORT("the ba")["input_ids"]
+    in_long = [LONG.get_vocab()[name] for name in SHORT.convert_ids_to_tokens(tail) if name in LONG.get_vocab()]
+    assert decoded(LONG, in_long) == "the ba"
+    ids = encoded_behind(LONG, in_long, "ker bakes")
+    assert decoded(LONG, [*in_long, *ids]) == "the baker bakes" and len(LONG("the baker")["input_ids"]) < len(in_long)
+
+
+class Lowered:
+    """A tokenizer of single letters without capitals."""
+
+    def decode(self, ids, **_):
+        return "".join(map(chr, ids)).lower()
+
+    def __call__(self, text, **_):
+        return {"input_ids": [ord(sign) for sign in text]}
+
+
+def test_nothing_is_guessed_where_the_tokens_would_print_something_else():
+    assert encoded_behind(Lowered(), [97], "b") == [98] and encoded_behind(Lowered(), [97], "B") == []
+
+
+class Writer:
+    """A small model that writes a text, token by token."""
+
+    def __init__(self, ids, prompt):
+        self.ids, self.prompt, self.passes = ids, prompt, 0
+        self.cache, self.held = SimpleNamespace(room=99, capacity=999), 999
+        self.kept = []
+
+    def expand(self, tree, nodes, width):
+        yield from ()
+        self.passes += 1
+        at = tree.nodes[nodes[0]].pos + 1
+        return [[(self.ids[at], 0.5)] if at < len(self.ids) else []]
+
+    def keep(self, length):
+        self.kept.append(length)
+
+    def begin(self, sampler):
+        pass
+
+    def reset(self):
+        self.kept = []
+
+
+def drafting(own, target, prompt=9):
+    """A draft that writes WORDS in tokens of its own, and a tree that holds the first words in the target's."""
+    small = Writer(own(WORDS)["input_ids"], prompt)
+    draft = Retokenized(small, SimpleNamespace(tokenizer=own), SimpleNamespace(tokenizer=target), 999)
+    tree = TokenTree(target(WORDS[:prompt])["input_ids"], 900)
+    tree.unsent.clear()
+    return draft, tree
+
+
+def chain(tree):
+    """The nodes of the branch that was guessed last."""
+    found, node = [], tree.tip
+    while tree.nodes[node].children:
+        *_, node = tree.nodes[node].children.values()
+        found.append(node)
+    return found
+
+
+@pytest.mark.parametrize("own, target", [(SHORT, LONG), (LONG, SHORT), (LONG, LONG)])
+@pytest.mark.parametrize("prompt", [len("the"), len("the baker"), len("the baker bakes brown bread in")])
+def test_a_drafted_text_is_a_chain_in_the_tokens_of_the_target(own, target, prompt):
+    draft, tree = drafting(own, target, prompt)
+    grown(Mixture([draft]), tree, Growth(40, 99, 3, anywhere=True))
+    nodes = chain(tree)
+    guessed = decoded(target, [tree.nodes[node].token for node in nodes])
+    assert len(nodes) >= 4 and WORDS[prompt:].startswith(guessed)
+    scores = [tree.nodes[node].score for node in nodes]
+    assert scores == sorted(scores, reverse=True) and scores[-1] < 0
+
+
+def test_the_last_token_waits_for_what_follows_it_and_so_does_half_a_character():
+    draft, tree = drafting(SHORT, LONG, WORDS.index(" Bäcker"))
+    ids = LONG(WORDS)["input_ids"]
+    mixture, seen = Mixture([draft]), []
+    growth = Growth(40, 99, 3, anywhere=True)
+    for _ in range(12):
+        assert at_once(mixture.grow(tree, growth))
+        seen.append([tree.nodes[node].token for node in chain(tree)])
+    rest = ids[len(tree.trunk):]
+    assert seen[0] == [] and seen[-1] == rest[:len(seen[-1])] and len(seen[-1]) == 2
+    assert all("\ufffd" not in decoded(LONG, tokens) for tokens in seen)
+
+
+def test_a_text_that_ends_in_half_a_character_is_not_gone_on_with():
+    draft, tree = drafting(LONG, SHORT)
+    for token in SHORT("🥐")["input_ids"][:2]:
+        tree.settle(token)
+    grown(Mixture([draft]), tree, Growth(40, 99, 3, anywhere=True))
+    assert not tree.live and not draft.small.passes
+
+
+def test_after_a_hit_the_chain_goes_on_and_after_a_miss_it_begins_again():
+    draft, tree = drafting(SHORT, LONG)
+    mixture, growth = Mixture([draft]), Growth(40, 4, 3, anywhere=True)
+    grown(mixture, tree, growth)
+    first = chain(tree)
+    assert first
+    tree.settle(tree.nodes[first[0]].token)
+    grown(mixture, tree, growth)
+    assert draft.small.kept == [0] and chain(tree)[:len(first) - 1] == first[1:], "the chain was begun again"
+    tree.settle(LONG("!")["input_ids"][0])
+    tree.unsent.clear()
+    grown(mixture, tree, growth)
+    both = len(SHORT("the baker")["input_ids"])
+    assert draft.small.kept[1:] == [both], "what both texts have in common was read again"
+
+
+# With models
+
+
+@pytest.mark.parametrize("temperature, least", [(0.0, 2.0), (1.0, 1.0)])
+def test_a_model_that_says_the_same_in_other_tokens_is_often_right(temperature, least):
+    sampler = Sampler(temperature, seed=4)
+    with pipeline(TINY, 2, "serial", Mixture([TINY.other(0.0)])) as decoder:
+        answer = decoder.whole(Request(PROMPT, sampler, 40))
+    assert answer.token_ids == TINY.text(PROMPT, 40, sampler)
+    assert answer.mean_accepted_length > least and answer.sources.get("model", 0) >= (temperature == 0)
+
+
+def wider(folder):
+    """The tiny model with one token more, in a folder of its own."""
+    save_model(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in (EMBED, HEAD):
+        tensors[name] = tensors[name][[*range(CONFIG.vocab), 0]].contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": CONFIG.vocab + 1}))
+    return folder
+
+
+def test_another_vocabulary_is_noticed_said_in_one_line_and_changes_no_text(tmp_path, capsys):
+    save_model(tmp_path / "base")
+    small = wider(tmp_path / "small")
+    asked = f"base_dir={tmp_path / 'base'}", "stages=0+2+2", "prompt=what is it?", "max_new_tokens=24"
+    assert here(*asked, "pipeline_type=ar") == 0
+    plain = capsys.readouterr().out.splitlines()[0]
+    for words in (["pipeline_type=serial"], ["temperature=0", "pipeline_type=streaming"]):
+        assert here(*asked, "draft=model", f"draft_dir={small}", *words) == 0
+        shown = capsys.readouterr()
+        assert shown.out.splitlines()[0] == plain
+        [line] = [line for line in shown.err.splitlines() if "has vocab_size 54, but the model has 53" in line]
+        assert line.endswith("what that model writes is decoded, and guessed in the tokens of the target")
+    assert here(*asked, "draft=ssm", f"ssm={small}") == 2
+    assert "take one with the same tokenizer" in capsys.readouterr().err
