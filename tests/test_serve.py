@@ -323,8 +323,9 @@ def test_a_reader_who_is_slow_stalls_nobody_and_loses_nothing(server):
         assert server.chat(max_tokens=8).status_code == 200
         assert idle(server)  # the slow reader's answer is whole, though nobody has read it
         read = b"".join(iter(lambda: slow.recv(1 << 16), b""))
-    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in read.splitlines() if line.startswith(b"data: {")]
-    text = "".join(delta.get("content", "") for delta in deltas)
+    events = [json.loads(line[6:]) for line in read.splitlines() if line.startswith(b"data: {")]
+    choices = [choice for event in events for choice in event.get("choices", [])]
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
     assert text == server.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"]
     assert b"data: [DONE]" in read
 
