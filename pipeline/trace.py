@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, ContextManager, Iterator, Protocol
 
 from config.files import fits, lines
+from config.schema.untrusted import plain
 
 RECENT = 2.0  # seconds of which a share of work is given
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
@@ -156,14 +158,11 @@ class Trace(NoTrace):
             with writable(self._path):
                 self._file.writelines(json.dumps(span) + "\n" for span in spans)
                 self._file.flush()
-        except ValueError:
-            self._give_up()
-            raise
-
-    def _give_up(self) -> None:
-        """Close the file, so that one failure to write is reported once."""
-        with suppress(OSError):
-            self._file.close()
+        except ValueError as error:  # no answer is given up for its trace
+            with suppress(OSError):
+                self._file.close()
+            with suppress(OSError):  # the terminal may be gone
+                print(plain(f"flowspec: {error}; the trace of rank {self.rank} ends here"), file=sys.stderr)
 
 
 @contextmanager
