@@ -54,7 +54,7 @@ class Ranks:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], numbers: Sequence[int]) -> None:
         self.numbers = numbers
-        self._pids: dict[int, int] = {}  # of the ranks that have been forked
+        self.pids: dict[int, int] = {}  # of the ranks that have been forked
         self._ended: dict[int, int] = {}
         self.deaths: dict[int, int] = {}  # exit codes of ranks that were started again
         self._hung: dict[int, int] = {}  # how often each rank was killed since it hung
@@ -110,8 +110,8 @@ class Ranks:
 
     def send_signal(self, one: int, number: int) -> None:
         """Send a signal to a rank, if it has been forked and has not ended."""
-        if one not in self.ended() and one in self._pids:
-            os.kill(self._pids[one], number)
+        if one not in self.ended() and one in self.pids:
+            os.kill(self.pids[one], number)
 
     def wait(self, seconds: float) -> None:
         """Give the ranks so much time to end in good order."""
@@ -123,7 +123,7 @@ class Ranks:
         """End the ranks that are still there, at once."""
         for rank in self.numbers:
             self.send_signal(rank, signal.SIGKILL)
-        if len(self._pids) < len(self.numbers):
+        if len(self.pids) < len(self.numbers):
             self._server.kill()  # else it would fork the others
         self._order(LAST)
         self._server.wait()
@@ -141,7 +141,7 @@ class Ranks:
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             rank, pid, *code = map(int, line.split())
-            self._pids[rank] = pid
+            self.pids[rank] = pid
             if code:
                 self._ended[rank] = code[0]
 

@@ -1,9 +1,9 @@
 """Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench overhead|clocks|real_time|load|server|turns|conversation|acceptance|draft|schema [PRESET]
-                               [key=value ...]
+Usage: python -m scripts.bench overhead|clocks|accidents|real_time|load|server|turns|conversation|acceptance|draft
+                               |schema [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
-       python -m scripts.bench stages|layers|head|tp [--help]
+       python -m scripts.bench stages|layers|head|links|tp [--help]
        python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench thrift
@@ -32,8 +32,13 @@ draft       how often the next token of the target's greedy text is among a draf
             question_end and max_new_tokens choose the texts
 schema      answers with and without a JSON schema, in virtual time: tokens/s by method, and with ablate=forced, without
             the guesses that a schema forces; whether all methods write the same texts
-accidents   ranks that are killed or stopped at random moments, for each method and for one and four answers at once:
-            how many answers are lost or have another text, and how long they wait; often=N accidents of each case
+accidents   accidents (100) at random moments, by method, for one and four answers at once: a rank is killed or stopped,
+            its cable cut, packets lost, a disk full under a trace, a board back with another split; how many answers
+            are lost or have another text, and how long they wait. places=processes,namespaces: of one machine, and
+            boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE. soak=MINUTES: with an
+            accident a minute, whether what processes hold grows
+links       messages of a 7B model over gloo, our sockets, and these with keys, on loopback and over 1 Gbit/s between
+            network namespaces: time and processor time of each, and what that adds to a step (see --help)
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
             among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
             multi-step sampling
@@ -66,6 +71,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "overhead": "eval.bench.overhead:overhead",
     "clocks": "eval.bench.clocks:clocks",
     "accidents": "eval.bench.accidents:accidents",
+    "links": "eval.bench.links:links",
     "real_time": "eval.bench.real_time:real_time",
     "acceptance": "eval.bench.acceptance:acceptance",
     "draft": "eval.bench.draft:draft",

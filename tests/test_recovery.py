@@ -9,7 +9,8 @@ import socket
 import pytest
 
 from config.methods import METHODS, SHARINGS
-from eval.bench.accidents import accidents
+from eval.bench import places
+from eval.bench.accidents import accidents, cells, growth, pauses
 from launch import processes
 from launch.pipeline import Pipeline
 from launch.processes import Ranks
@@ -286,10 +287,42 @@ def test_a_tree_begins_again_with_the_answer_so_far_and_its_counts():
     assert min(shorter.trunk) > max(tree.trunk)
 
 
-def test_the_bench_of_accidents_counts_what_was_lost_or_changed(saved, capsys):
-    words = [f"model_dir={saved / '0+2+2'}", "template=none", "max_new_tokens=12", "dtype=float64"]
-    assert accidents([*words, "pipeline_type=pruned", "often=1"]) == 0
-    _, *lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:6] for line in lines] == ["pruned 1 1 1 0 0".split(), "pruned 4 1 4 0 0".split()]
-    with pytest.raises(ValueError, match="often=x is not possible"):
-        accidents([*words, "often=x"])
+# --- the measurement of it --------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("place", ["processes", "loopback"])
+def test_the_bench_of_accidents_counts_what_was_lost_or_changed(saved, tmp_path, capsys, monkeypatch, place):
+    monkeypatch.setattr(places, "run", lambda *words: False)  # no disk of its own and no keys, so ranks are killed only
+    monkeypatch.setattr(places.Place, "kinds", ("kill",))
+    words = [f"model_dir={saved / '0+2+2'}", "stages=0+2+2", "template=none", "max_new_tokens=24", "timeout=60",
+             f"places={place}", "pipeline_type=pruned", "accidents=1", f"csv={tmp_path / 'all.csv'}"]
+    assert accidents(words) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split()[:5] == "all 1 4 0 0".split()
+    rows = [line.split(",") for line in (tmp_path / "all.csv").read_text().splitlines()]
+    assert [row[1:5] for row in rows[1:]] == [[place, "pruned", "4", "kill"]]
+
+
+@pytest.mark.parametrize("wrong", ["accidents=x", "accidents=0", "places=moon", "soak=x"])
+def test_accidents_that_cannot_be_had_are_refused(wrong):
+    with pytest.raises(ValueError, match=wrong.partition("=")[0]):
+        accidents([wrong])
+
+
+def test_pauses_are_the_gaps_in_which_accidents_lie():
+    settled = [0.0, 1.0, 5.0, 5.5, 9.0]
+    assert pauses([1.5, 5.2], settled) == [4.0, 3.5]
+    assert pauses([4.9, 4.95, 9.5], settled) == [4.0, 4.0, None]
+
+
+def test_a_text_that_differs_or_is_lost_is_counted():
+    row = {"place": "boards", "method": "ar", "kind": "kill", "rank": 1, "pause": 2.0}
+    rows = [{**row, "round": 0, "at_once": 4, "lost": 4, "changed": 0},
+            {**row, "round": 1, "at_once": 1, "lost": 0, "changed": 1},
+            {**row, "round": 1, "at_once": 1, "lost": 0, "changed": 1, "pause": None}]
+    assert cells(rows) == ["3", "5", "4", "1", "2.0", "2.0"]
+
+
+def test_what_grows_in_a_soak_is_named():
+    first = {"rank 0": (100.0, 20, 9), "rank 1": (100.0, 20, 9)}
+    last = {"rank 0": (104.0, 20, 9), "rank 1": (106.0, 21, 8)}
+    assert [line[-1] for line in growth(first, last)] == ["flat", "memory, files"]

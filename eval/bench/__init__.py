@@ -4,6 +4,7 @@ Here is what they share: questions, the decoders of methods, how fast answers co
 """
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Iterable, Sequence
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer, Decoder, Request
 
+MIB = 1024.0  # KiB
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
 
@@ -41,3 +43,11 @@ def process_tree(process: int) -> list[int]:
         for children in Path(f"/proc/{each}/task").glob("*/children"):
             found += map(int, children.read_text().split())
     return found
+
+
+def of_one(process: int) -> tuple[float, int, int]:
+    """What a process holds: MiB of memory, open files and threads."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    said = dict(line.split(":", 1) for line in lines)
+    files = len(os.listdir(f"/proc/{process}/fd"))
+    return int(said["VmRSS"].split()[0]) / MIB, files, int(said["Threads"])

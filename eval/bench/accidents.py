@@ -1,105 +1,257 @@
-"""Accidents: ranks that are killed or stopped at random moments while answers are made, and what becomes of those.
+"""Accidents at random moments of answers, and what becomes of those: over processes and over boards.
 
-Every method answers one question at a time and four at once. Each answer is compared with the text that it has without
-an accident.
+Every method makes one answer and four at once. Each is compared with the text that it has without an accident. A soak
+makes answers for some minutes, with an accident in each, and compares what the processes hold.
 """
 from __future__ import annotations
 
+import math
 import random
-import signal
+import sys
+import tempfile
 import time
+from collections import defaultdict
+from functools import partial
+from itertools import chain, cycle, islice
+from pathlib import Path
 from statistics import median
-from threading import Timer
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.keys import over, raw_values
+from config.keys import NUMBER, number, over, raw_values
 from config.methods import METHODS, SHARINGS
 from config.presets import TOY_PRESET
-from eval.bench import QUESTIONS
-from launch import processes
+from eval.bench import QUESTIONS, of_one
+from eval.bench.places import PLACES, PROCESSES, Place, opened
+from eval.tables import NOT_MEASURED, in_columns, save
 from launch.pipeline import Generation, Pipeline
-from pipeline.failure import PeerLost
+from pipeline.failure import PeerLost, guarded
 
-USUAL = {"max_new_tokens": "48", "max_length": "1024", "timeout": "2", "temperature": "1", "threads_per_rank": "1"}
-MORE: dict[str, dict[str, Any]] = {  # keys that a method needs
+USUAL = {"max_new_tokens": "64", "max_length": "1024", "timeout": "3", "recover_seconds": "180", "temperature": "1",
+         "threads_per_rank": "1", "dtype": "float64", "stages": "0+4+4"}
+MORE: dict[str, dict[str, str]] = {  # keys that a method needs
     "dsi": {"replicas": "2", "lookahead": "4"}, "specinfer": {"ssm": "toy/draft_a"}}
 TOGETHER = 1, 4  # answers under way at once
-STOPS = 4  # every so many accidents a rank is stopped instead of killed
-OFTEN = 5  # accidents of each case, where the key `often` gives no other number
+OWN = {"accidents": "100", "soak": "0", "places": f"{PROCESSES},{PLACES[1]}", "csv": ""}  # keys of the command
+SOON = 0.25  # of the accidents behind another one, the share of those that come before all have recovered from it
+NEAR = 2.0  # seconds within which these come
+LATEST = 0.8  # share of the tokens by which the last accident happens
+EVERY = 60.0  # seconds between two accidents of a soak
+WARM = 0.1  # of a soak, after which what processes hold is noted first
+GROWTH = 1.05  # of memory, up to which it counts as flat
+COLUMNS = "round", "place", "method", "at_once", "kind", "rank", "pause", "lost", "changed"
+HEADING = "place", "accident", "accidents", "answers", "lost", "changed", "pause: median, s", "worst, s"
+Texts = Dict[int, List[int]]  # the text of each question, as it was written first: all methods write one
+Row = Dict[str, Any]  # an accident, by COLUMNS
 
 
-class Outcome(NamedTuple):
-    """What became of the answers of one accident: how many were lost, or have another text."""
+class Accident(NamedTuple):
+    """An accident of some kind to a rank: after how many tokens of all answers, and how many seconds later."""
 
-    lost: int
-    changed: int
-    pause: float  # seconds: the longest without a token of any of them
+    kind: str
+    rank: int
+    tokens: int
+    later: float
 
+
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 def accidents(argv: list[str]) -> int:
-    """The command `python -m scripts.bench accidents`; its exit code."""
-    preset, *words = over(argv, USUAL, TOY_PRESET)
-    options = dict(raw_values(words))
-    chosen, often = options.pop("pipeline_type", ""), options.pop("often", str(OFTEN))
-    if not often.isdigit() or not int(often):
-        raise ValueError(f"often={often} is not possible: give the number of accidents of a case, from 1")
-    methods = [chosen] if chosen else [method for method in METHODS if method not in SHARINGS]
-    print(f"  {'method':<14}{'at once':>8}{'accidents':>11}{'answers':>9}{'lost':>6}{'changed':>9}"
-          f"{'pause, median':>15}{'worst':>8}")
-    bad = 0
-    for method in methods:
-        for together in TOGETHER:
-            keys = {**MORE.get(method, {}), **options}
-            keys.update(pipeline_type=method, max_requests=str(together))
-            with Pipeline.open(preset, **keys) as pipeline:
-                numbers = tqdm(range(int(often)), desc=method)
-                outcomes = [struck(pipeline, together, number) for number in numbers]
-            lost = sum(outcome.lost for outcome in outcomes)
-            changed = sum(outcome.changed for outcome in outcomes)
-            answers, pauses = int(often) * together, [outcome.pause for outcome in outcomes]
-            print(f"  {method:<14}{together:>8}{often:>11}{answers:>9}{lost:>6}{changed:>9}{median(pauses):>13.1f} s"
-                  f"{max(pauses):>6.1f} s", flush=True)
-            bad += lost + changed
-    return 1 if bad else 0
+    """The command `python -m scripts.bench accidents`; its exit code, 1 if an answer was lost or changed."""
+    preset, *words = over(argv, {**USUAL, **OWN}, TOY_PRESET)
+    options = raw_values(words)
+    own = {key: options.pop(key) for key in OWN}
+    places, count = own["places"].split(","), own["accidents"]
+    if not set(places) <= set(PLACES):
+        raise ValueError(f"places={own['places']} is not possible: choose among {', '.join(PLACES)}")
+    if not count.isdigit() or not int(count):
+        raise ValueError(f"accidents={count} is not possible: give how many there shall be, from 1")
+    if not NUMBER.fullmatch(own["soak"]) or number(own["soak"]) < 0:
+        raise ValueError(f"soak={own['soak']} is not possible: give minutes, as soak=120")
+    method = options.pop("pipeline_type", "")
+    if number(own["soak"]):
+        return soak(places[-1], words_of(preset, method or "continuous", options), 60 * number(own["soak"]))
+    methods = [method] if method else [method for method in METHODS if method not in SHARINGS]
+    cases = [(place, method, together) for place in places for method in methods for together in TOGETHER]
+    rows: list[Row] = []
+    texts: Texts = {}
+    with tqdm(total=int(count), unit="accident", file=sys.stderr) as bar:
+        for i, (place, method, together) in enumerate(cases):
+            share = int(count) * (i + 1) // len(cases) - int(count) * i // len(cases)
+            bar.set_description(f"{place}, {method}, {together} at once")
+            for row in case(place, words_of(preset, method, options), (i, together, share), texts) if share else ():
+                rows.append({"round": i, "place": place, "method": method, "at_once": together, **row})
+                bar.update()
+            if own["csv"]:
+                save(Path(own["csv"]), COLUMNS, rows)
+    print(table(rows))
+    return int(any(row["lost"] or row["changed"] for row in rows))
 
 
-def struck(pipeline: Pipeline, together: int, number: int) -> Outcome:
-    """Let a rank be struck at a random moment while answers are made; the number of the accident is its seed."""
-    chance = random.Random(number)
-    undisturbed = asked(pipeline, together, number)
-    begin = time.monotonic()
-    longest_wait(undisturbed)
-    seconds = time.monotonic() - begin
-    ranks, = processes.started
-    sent = signal.SIGSTOP if number % STOPS == STOPS - 1 else signal.SIGKILL
-    moment = chance.random() * seconds
-    timer = Timer(moment, ranks.send_signal, (chance.choice(ranks.numbers), sent))
-    timer.start()
-    answers = asked(pipeline, together, number)
-    try:
-        pause = longest_wait(answers)
-    except PeerLost:
-        return Outcome(together, 0, 0.0)
-    finally:
-        timer.join()
-    pairs = zip(answers, undisturbed)
-    changed = sum(answer.answer.token_ids != whole.answer.token_ids for answer, whole in pairs)
-    return Outcome(0, changed, pause)
+def words_of(preset: str, method: str, options: Mapping[str, str]) -> list[str]:
+    """The words of a pipeline of this method."""
+    keys = {**MORE.get(method, {}), **options, "pipeline_type": method, "max_requests": str(max(TOGETHER))}
+    return [preset, *(f"{key}={value}" for key, value in keys.items())]
 
 
-def asked(pipeline: Pipeline, together: int, number: int) -> Sequence[Generation]:
-    """Answers to so many questions, which are made at once."""
-    questions = [QUESTIONS[(number + i) % len(QUESTIONS)] for i in range(together)]
-    return [pipeline.submit(question, seed=number, ignore_eos=True) for question in questions]
+def table(rows: Sequence[Row]) -> str:
+    """A line for each kind of accident in each place, for the answers at once there, and for all."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for key in ("kind", "at_once"):
+        for row in rows:
+            groups[row["place"], f"{row[key]}{' at once' * (key == 'at_once')}"].append(row)
+    lines = [[*names, *cells(found)] for names, found in groups.items()]
+    return in_columns(HEADING, [*lines, ["all", "", *cells(rows)]], 2)
 
 
-def longest_wait(answers: Sequence[Generation]) -> float:
-    """Read answers to their ends; returns the longest time without a token, in seconds."""
-    longest, last = 0.0, time.monotonic()
+def cells(rows: Sequence[Row]) -> list[str]:
+    """How many accidents, answers that they met, lost and changed ones of these, and the pauses."""
+    met = {row["round"]: [row["at_once"], row["lost"], row["changed"]] for row in rows}
+    answers, lost, changed = map(sum, zip(*met.values()))
+    pauses = [row["pause"] for row in rows if row["pause"] is not None]
+    times = [f"{median(pauses):.1f}", f"{max(pauses):.1f}"] if pauses else [NOT_MEASURED] * 2
+    return [*map(str, (len(rows), answers, lost, changed)), *times]
+
+
+# --- answers, and accidents that happen to them -----------------------------------------------------------------------
+
+def case(place: str, words: Sequence[str], numbers: tuple[int, int, int], texts: Texts) -> Iterator[Row]:
+    """So many answers at once in a pipeline of their own, and a row for each of the accidents that happen to them.
+
+    `numbers` are that of the case, which is the seed of its accidents, of answers and of accidents.
+    """
+    seed, together, count = numbers
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder, opened(place, words, Path(folder)) as (pipeline, there):
+        asked = [(seed + i) % len(QUESTIONS) for i in range(together)]
+        if not texts.keys() >= {*asked}:
+            for question, answer in zip(asked, undisturbed(pipeline, asked)):
+                texts.setdefault(question, answer.answer.token_ids)
+        kinds = chance.sample(there.kinds, len(there.kinds))
+        tokens = sum(len(texts[each]) for each in asked)
+        plan = planned(there, list(islice(cycle(kinds), count)), chance, tokens)
+        found = struck(pipeline, there, plan, asked, chance)
+        changed = [texts[each] != text for each, text in zip(asked, found.texts)]
+        for accident, pause in zip(plan, found.pauses):
+            yield {"kind": accident.kind, "rank": accident.rank, "pause": pause,
+                   "lost": together if found.lost else 0, "changed": 0 if found.lost else sum(changed)}
+
+
+def planned(place: Place, kinds: Sequence[str], chance: random.Random, tokens: int) -> list[Accident]:
+    """Accidents of these kinds at random moments of answers with so many tokens, the first one first."""
+    found: list[Accident] = []
+    for kind, moment in zip(kinds, sorted(chance.randrange(int(LATEST * tokens) or 1) for _ in kinds)):
+        soon = bool(found) and chance.random() < SOON
+        found.append(Accident(kind, place.victim(kind, chance), found[-1].tokens if soon else moment,
+                              chance.uniform(0.0, NEAR) if soon else 0.0))
+    return found
+
+
+class Story(NamedTuple):
+    """What became of answers: their texts, whether they were lost, and the pause of each accident in seconds, the
+    longest time without a token of any answer from then on; None if none came any more."""
+
+    texts: list[list[int]]
+    lost: bool
+    pauses: list[float | None]
+
+
+def undisturbed(pipeline: Pipeline, asked: Sequence[int]) -> list[Generation]:
+    """Answers to questions by their numbers, made at once."""
+    answers = submitted(pipeline, asked)
     for answer in answers:
         for _ in answer:
-            now = time.monotonic()
-            longest, last = max(longest, now - last), now
-    return longest
+            pass
+    return answers
+
+
+def submitted(pipeline: Pipeline, asked: Sequence[int]) -> list[Generation]:
+    """The same, of which nothing has been read."""
+    return [pipeline.submit(QUESTIONS[question], seed=0, ignore_eos=True) for question in asked]
+
+
+def struck(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Sequence[int],
+           chance: random.Random) -> Story:
+    """Make answers to which these accidents happen."""
+    failed: list[BaseException] = []
+    moments: dict[Accident, float] = {}  # when accidents happened
+    settled: list[float] = [time.monotonic()]  # moments at which tokens came
+    threads, tokens, lost = [], -1, False
+
+    def happen(accident: Accident, own: random.Random) -> None:
+        time.sleep(accident.later)
+        moments[accident] = time.monotonic()
+        place.strike(accident.kind, accident.rank, own)
+
+    answers = submitted(pipeline, asked)
+    try:
+        for _ in chain([""], *answers):
+            now = sum(answer.answer.new_tokens for answer in answers)
+            for accident in plan:
+                if tokens < accident.tokens <= now:
+                    run = partial(happen, accident, random.Random(chance.random()))
+                    threads.append(guarded("accident", run, lambda thread, error: failed.append(error)))
+            if now > tokens:
+                settled.append(time.monotonic())
+            tokens = max(tokens, now)
+    except PeerLost as loss:
+        lost = True
+        tqdm.write(f"lost: {loss}", file=sys.stderr)
+    finally:
+        for thread in threads:
+            thread.join()
+    if failed:
+        raise failed[0]
+    struck_at = [moments[accident] for accident in plan if accident in moments]
+    return Story([answer.answer.token_ids for answer in answers], lost, pauses(struck_at, settled))
+
+
+def pauses(moments: Sequence[float], settled: Sequence[float]) -> list[float | None]:
+    """For each moment of an accident the longest gap between two tokens that ends behind it, and begins before the next
+    accident."""
+    gaps = list(zip(settled, settled[1:]))
+    found = []
+    for moment in moments:
+        following = min((other for other in moments if other > moment), default=math.inf)
+        found.append(max((end - begin for begin, end in gaps if end > moment and begin < following), default=None))
+    return found
+
+
+# --- a soak -----------------------------------------------------------------------------------------------------------
+
+def soak(place: str, words: Sequence[str], seconds: float) -> int:
+    """Make answers for so long, with an accident a minute. Prints what each process held at the start and at the end.
+
+    Returns the exit code, 1 if an answer was lost or changed.
+    """
+    samples: list[dict[str, tuple[float, int, int]]] = []  # what processes hold while nothing is asked
+    texts: Texts = {}
+    bad = rounds = happened = 0
+    with tempfile.TemporaryDirectory() as folder, opened(place, words, Path(folder)) as (pipeline, there), \
+            tqdm(total=round(seconds), unit="s", file=sys.stderr) as bar:
+        begin, chance, kinds = time.monotonic(), random.Random(0), cycle(there.kinds)
+        while (now := time.monotonic() - begin) < seconds and not bad:
+            asked = [(rounds + i) % len(QUESTIONS) for i in range(max(TOGETHER))]
+            due = int(now / EVERY) >= happened and all(each in texts for each in asked)
+            tokens = sum(len(texts[each]) for each in asked) if due else 0
+            plan = planned(there, [next(kinds)], chance, tokens) if due else []
+            found = struck(pipeline, there, plan, asked, chance)
+            bad += found.lost or sum(texts.setdefault(each, text) != text for each, text in zip(asked, found.texts))
+            rounds, happened = rounds + 1, happened + len(plan)
+            if not plan and now > WARM * seconds:
+                samples.append({name: of_one(process) for name, process in there.pids().items()})
+            bar.update(min(round(now) - bar.n, bar.total - bar.n))
+        lasted = time.monotonic() - begin
+    print(f"{lasted / 60:.0f} minutes: {rounds} rounds of {max(TOGETHER)} answers, {happened} accidents, {bad} bad")
+    print(in_columns(("process", "MiB", "open files", "threads", ""), list(growth(samples[0], samples[-1])), 1))
+    return int(bool(bad))
+
+
+def growth(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequence[float]]) -> Iterator[list[str]]:
+    """What each process held at the start and at the end, and whether that is flat."""
+    for name, before in first.items():
+        after = last[name]
+        grown = [what for what, most, held in zip(("memory", "files", "threads"),
+                                                  (GROWTH * before[0], before[1], before[2]), after) if held > most]
+        yield [name, *(f"{old:.0f} to {new:.0f}" for old, new in zip(before, after)), ", ".join(grown) or "flat"]

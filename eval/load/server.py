@@ -6,7 +6,6 @@ question gets alone.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from itertools import cycle
-from pathlib import Path
 from statistics import median
 from typing import Any, Iterator, NamedTuple, Sequence
 from urllib.parse import urlsplit
@@ -27,7 +25,7 @@ from config.cli import parse
 from config.keys import over
 from config.presets import TOY_PRESET
 from config.questions import by_turns
-from eval.bench import process_tree
+from eval.bench import of_one, process_tree
 from eval.load.arrivals import TAIL
 from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.metrics import quantile
@@ -42,7 +40,6 @@ PATIENCE = 600.0  # seconds for the server to come up, and for an answer beyond 
 LOOK = 0.25  # seconds between two looks at a server that comes up
 SAMPLE = 2.0  # seconds between two looks at what its processes hold
 SETTLED = 0.1  # the share of a measurement after which what they hold is noted for the first time
-MIB = 1024.0
 OK = 200
 
 
@@ -202,15 +199,8 @@ def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence
 
 def holds(process: int) -> Held:
     """What a process holds at this moment, and all that it and they have started."""
-    memory, files, threads = zip(*map(_of_one, process_tree(process)))
+    memory, files, threads = zip(*map(of_one, process_tree(process)))
     return Held(memory[0], sum(memory[1:]), sum(files), sum(threads))
-
-
-def _of_one(process: int) -> tuple[float, int, int]:
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    said = dict(line.split(":", 1) for line in lines)
-    files = len(os.listdir(f"/proc/{process}/fd"))
-    return int(said["VmRSS"].split()[0]) / MIB, files, int(said["Threads"])
 
 
 @dataclass(frozen=True)

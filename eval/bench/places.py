@@ -1,0 +1,325 @@
+"""Where ranks are struck: in processes of one machine, or on boards, each of which run_jetson.sh starts by itself.
+
+Boards are processes in network namespaces with cables of their own where those can be made, or at loopback addresses.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from threading import Event
+from typing import Iterator, Sequence
+
+from config.keys import raw_values
+from config.presets import ROOT
+from config.run_config import RunConfig
+from launch import processes
+from launch.pipeline import Pipeline
+from launch.prepare import prepare
+from launch.processes import Ranks
+from launch.ranks import environment_kept
+from launch.split.write import split
+from launch.words import resolve
+from pipeline.failure import guarded
+
+PLACES = PROCESSES, NAMESPACES, LOOPBACK = "processes", "namespaces", "loopback"
+KILL, STOP, CUT, LOSS, DISK, SPLIT = "kill", "stop", "cut", "loss", "disk", "split"
+DISK_SIZE = 32 << 20  # bytes
+LOOK = 0.05  # seconds between two looks at who has ended
+REFUSED = 2  # exit code of a board that does not fit
+START = 60.0  # seconds for a board to come up
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+# Random loss, or where the kernel has none, a wire of 1 Mbit/s that drops whatever would have to wait.
+LOSSES = ("netem", "loss", "20%"), ("tbf", "rate", "1mbit", "burst", "2kb", "limit", "4kb")
+
+
+def run(*words: object) -> bool:
+    """Whether a command of the system has done what it should; what it says is left out."""
+    with suppress(OSError):
+        return subprocess.run([str(word) for word in words], capture_output=True).returncode == 0
+    return False
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Make a folder a disk of its own, which can be filled; yields whether that is allowed."""
+    folder.mkdir()
+    mounted = run("mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "flowspec", folder)
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            run("umount", "-l", folder)
+
+
+def fill(disk: Path, seconds: float) -> None:
+    """Leave no room on a disk for so long."""
+    junk = disk / "junk"
+    with suppress(OSError), open(junk, "wb", buffering=0) as file:
+        while file.write(bytes(1 << 16)):
+            pass
+    time.sleep(seconds)
+    junk.unlink()
+
+
+class Place:
+    """Ranks beside rank 0, which is this process, and what can happen to them; `ranks` can be struck."""
+
+    kinds: tuple[str, ...] = (KILL, STOP)
+
+    def __init__(self, timeout: float, ranks: Sequence[int], disk: Path | None) -> None:
+        self.timeout, self.ranks, self.disk = timeout, ranks, disk
+        if disk:
+            self.kinds = (*self.kinds, DISK)
+
+    def victim(self, kind: str, chance: random.Random) -> int:
+        """A rank to which an accident of this kind can happen; rank 0's end would end all."""
+        return chance.choice([0, *self.ranks] if kind in (CUT, LOSS) else [*self.ranks])
+
+    def strike(self, kind: str, rank: int, chance: random.Random) -> None:
+        """Let an accident of this kind happen to a rank; returns when it is over, but for what others have to mend."""
+        assert kind in self.kinds, (kind, self.kinds)
+        if kind == DISK and self.disk:
+            fill(self.disk, chance.uniform(0.5, 2.0))
+        elif kind == KILL:
+            self.signal(rank, signal.SIGKILL)
+        elif kind == STOP:
+            self.stop(rank, chance)
+
+    def stop(self, rank: int, chance: random.Random) -> None:
+        """Stop a rank for longer than the others wait for it."""
+        self.signal(rank, signal.SIGSTOP)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to the process of a rank, if it runs."""
+        raise NotImplementedError
+
+    def pids(self) -> dict[str, int]:
+        """The processes that run, by what they are."""
+        return {"rank 0": os.getpid()}
+
+
+class Processes(Place):
+    """Ranks of one machine, whose launcher starts them again."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.timeout, place.ranks, place.disk)
+
+    @property
+    def _started(self) -> Ranks:
+        ranks, = processes.started
+        return ranks
+
+    def signal(self, rank: int, number: int) -> None:
+        self._started.send_signal(rank, number)
+
+    def pids(self) -> dict[str, int]:
+        started = {f"rank {rank}": pid for rank, pid in self._started.pids.items()}
+        return {**super().pids(), **started}
+
+
+class Boards(Place):
+    """Ranks that run_jetson.sh starts; whose ends is started again, as by a person or a service.
+
+    `spaces` are the network namespaces of the ranks, if they have any.
+    """
+
+    def __init__(self, place: Place, words: Sequence[str], folder: Path, spaces: Sequence[str]) -> None:
+        super().__init__(place.timeout, place.ranks, place.disk)
+        self._words, self._folder, self._spaces = words, folder, spaces
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._held: set[int] = set()  # ranks that are not started again for now
+        self._over = Event()
+        if spaces:
+            self.kinds = (*self.kinds, CUT, LOSS)
+
+    def split_otherwise(self, config: RunConfig, shares: Sequence[int]) -> None:
+        """Make a split of the model with other shares, if it has others, with which boards come back by mistake."""
+        if len(shares) < 3:
+            return
+        others = [shares[0], shares[1] - 1, shares[2] + 1, *shares[3:]]
+        split(config.base_dir, self._folder / "other", "+".join(map(str, others)), config.eagle_dir or None,
+              progress=False)
+        self.kinds = (*self.kinds, SPLIT)
+
+    def begin(self) -> None:
+        """Start all boards, and look after them until `end`."""
+        for rank in self.ranks:
+            self._running[rank] = self._start(rank)
+        self._keeper = guarded("keeper", self._keep, lambda thread, error: print(error, file=sys.stderr))
+
+    def end(self, patience: float = 10.0) -> None:
+        """Let all boards end, which they do with rank 0."""
+        self._over.set()
+        self._keeper.join()
+        until = time.monotonic() + patience
+        for board in self._running.values():
+            with suppress(subprocess.TimeoutExpired):
+                board.wait(max(0.0, until - time.monotonic()))
+            board.kill()
+            board.wait()
+
+    def strike(self, kind: str, rank: int, chance: random.Random) -> None:
+        if kind == CUT:
+            self._without_cable(rank, chance.uniform(0.3, 2 * self.timeout + 1))
+        elif kind == LOSS:
+            self._lossy(rank, chance.uniform(1.0, 2 * self.timeout))
+        elif kind == SPLIT:
+            self._with_another_split(rank)
+        else:
+            super().strike(kind, rank, chance)
+
+    def stop(self, rank: int, chance: random.Random) -> None:
+        super().stop(rank, chance)
+        time.sleep(self.timeout + chance.uniform(1.0, 3.0))
+        self.signal(rank, chance.choice([signal.SIGCONT, signal.SIGKILL]))
+
+    def signal(self, rank: int, number: int) -> None:
+        if rank not in self._held:
+            self._running[rank].send_signal(number)
+
+    def pids(self) -> dict[str, int]:
+        return {**super().pids(), **{f"rank {rank}": board.pid for rank, board in self._running.items()}}
+
+    def last_words(self) -> Iterator[str]:
+        """What each board has printed last."""
+        for path in sorted(self._folder.glob("board_*.log")):
+            yield f"{path.name}: {' | '.join(path.read_text(errors='replace').strip().splitlines()[-3:])}"
+
+    def _without_cable(self, rank: int, seconds: float) -> None:
+        switch = self._spaces[0].rpartition("-")[0] + "-switch"
+        run("ip", "-n", switch, "link", "set", f"port{rank}", "down")
+        time.sleep(seconds)
+        run("ip", "-n", switch, "link", "set", f"port{rank}", "up")
+
+    def _lossy(self, rank: int, seconds: float) -> None:
+        tc = "tc", "-n", self._spaces[rank], "qdisc"
+        assert any(run(*tc, "add", "dev", "eth0", "root", *loss) for loss in LOSSES), "no wire can lose packets here"
+        time.sleep(seconds)
+        run(*tc, "del", "dev", "eth0", "root")
+
+    def _with_another_split(self, rank: int) -> None:
+        """A board ends, and comes back with the part of another split; it must be refused, and then the right one may
+        come."""
+        self._held.add(rank)
+        self._running[rank].kill()
+        self._running[rank].wait()
+        wrong = self._start(rank, f"model_dir={self._folder / 'other'}")
+        self._running[rank] = wrong
+        try:
+            assert wrong.wait(2 * START) == REFUSED, f"rank {rank} came back with another split, and ended otherwise"
+        finally:
+            wrong.kill()
+            self._held.discard(rank)
+
+    def _keep(self) -> None:
+        while not self._over.wait(LOOK):
+            for rank, board in self._running.items():
+                if rank not in self._held and board.poll() is not None:
+                    self._running[rank] = self._start(rank)
+
+    def _start(self, rank: int, *more: str) -> subprocess.Popen[bytes]:
+        own = {word.partition("=")[0] for word in more}
+        words = [*(word for word in self._words if word.partition("=")[0] not in own), *more]
+        if (self._folder / "keys").is_dir():
+            words.append(f"keys={self._folder / 'keys' / str(rank)}")
+        space = ["ip", "netns", "exec", self._spaces[rank]] if self._spaces else []
+        environment = {**os.environ, "NODE_RANK": str(rank), "PYTHON": sys.executable}
+        with open(self._folder / f"board_{rank}.log", "ab") as log:
+            return subprocess.Popen([*space, "bash", str(ROOT / "run_jetson.sh"), *words], env=environment,
+                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+@contextmanager
+def network(count: int, folder: Path, rate: int | None = 0) -> Iterator[list[str]]:
+    """The network namespaces of so many boards, of which this thread enters the first; none where they cannot be made.
+
+    `folder/hosts` lists their addresses. `rate` is that of their wires in Mbit/s, 0 for no limit; None: boards at
+    loopback addresses are wanted.
+    """
+    hosts = folder / "hosts"
+    script = ["bash", str(ROOT / "scripts" / "netns_cluster.sh"), f"boards={count}", f"rate_mbps={rate}",
+              f"logs={folder}"]
+    with subprocess.Popen(["true"] if rate is None else script, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True) as made:
+        assert made.stdout is not None
+        lines = [line for _, line in zip(range(count + 1), made.stdout)]
+        spaces = [line.split()[2] for line in lines if line.startswith("rank ")]
+        if not spaces:
+            hosts.write_text("".join(f"127.0.0.{rank + 1}\n" for rank in range(count)))
+            yield []
+            return
+        try:
+            with open("/proc/thread-self/ns/net", "rb") as home:
+                enter(spaces[0])
+                try:
+                    yield spaces
+                finally:
+                    _set(home.fileno())
+        finally:
+            made.terminate()
+
+
+def enter(space: str) -> None:
+    """Let this thread, and those that it starts from now on, be in the network namespace of this name."""
+    with open(f"/run/netns/{space}", "rb") as file:
+        _set(file.fileno())
+
+
+def _set(space: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(space, NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), "a network namespace cannot be entered")
+
+
+def free_port() -> int:
+    """A port that nobody uses at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+# --- a pipeline, and where its ranks are ------------------------------------------------------------------------------
+
+@contextmanager
+def opened(name: str, words: Sequence[str], folder: Path) -> Iterator[tuple[Pipeline, Place]]:
+    """The pipeline that the words of a command name, in the place of this name; `folder` is for its files."""
+    config = resolve(words).keys.run
+    prepared = prepare(config)
+    # On boards a part that is another split's is to be refused since it is not rank 0's, and not since it was named.
+    keys = {**raw_values(words[1:]), "model_dir": str(prepared.folder), "stages": ""}
+    ranks = range(1, prepared.placement.world)
+    with ExitStack() as ends:
+        disk = folder / "disk"
+        if ends.enter_context(small_disk(disk)):
+            keys["trace"] = str(disk / "trace")
+        place = Place(config.timeout, ranks, disk if "trace" in keys else None)
+        if name == PROCESSES:
+            yield ends.enter_context(Pipeline.open(words[0], **keys)), Processes(place)
+            return
+        spaces = ends.enter_context(network(len(ranks) + 1, folder, 0 if name == NAMESPACES else None))
+        keys.update(hosts=str(folder / "hosts"), master=f":{free_port()}", wait=str(START))
+        own_keys = make_keys(folder)
+        boards = Boards(place, [words[0], *(f"{key}={value}" for key, value in keys.items())], folder, spaces)
+        if config.base_dir and not config.model_dir:
+            boards.split_otherwise(config, prepared.spec(0).part.stages)
+        ends.callback(boards.end)
+        boards.begin()
+        with environment_kept("NODE_RANK"):
+            os.environ["NODE_RANK"] = "0"
+            pipeline = ends.enter_context(Pipeline.open(words[0], **keys, **own_keys))
+        yield pipeline, boards
+
+
+def make_keys(folder: Path) -> dict[str, str]:
+    """Make the keys of a cluster, if this machine can; returns the key that names those of rank 0, if there are any."""
+    made = run("bash", ROOT / "scripts" / "make_keys.sh", f"hosts={folder / 'hosts'}", f"keys={folder / 'keys'}",
+               "push=false")
+    return {"keys": str(folder / "keys" / "0")} if made else {}
