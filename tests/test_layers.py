@@ -26,12 +26,12 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
     "config": 2781,
-    "model": 6496,
-    "pipeline": 4174,
+    "model": 6500,
+    "pipeline": 4175,
     "tp": 928,
     "sim": 1131,
     "launch": 6190,
-    "eval": 5384,
+    "eval": 5385,
     "serve": 2829,
     "eval/dsi": 2986,
     "eval/load": 832,
