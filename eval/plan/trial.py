@@ -127,13 +127,8 @@ class Bench:
             ring: Ring = Replicas(cluster.links, head, stages, clock=clock)
         else:
             ring = VirtualRing(cluster.links[0], head, 1 + stages, clock=clock)
-        tree, method = config.tree, METHODS[candidate.method]
-        if tree.thrifty and method.falls_back:
-            tree = replace(tree, plain=round_trip(ring))
-        if method.measured and not config.subseq_token:
-            tree = tree.in_segments(segment_rows(ring, self._context))
-        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
-        tree = replace(tree, stream=stream)
+        method = METHODS[candidate.method]
+        tree = self._tree(config, ring, guesses)
         networks = self._networks(config, tree)
         draft = NoDraft() if method.draft == "none" else _mixture(networks, config.sources)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
@@ -151,6 +146,16 @@ class Bench:
         busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}
         whole = clock.now()
         return Trial(candidate, tuple(spent), {name: took / whole for name, took in busy.items()})
+
+    def _tree(self, config: RunConfig, ring: Ring, guesses: int) -> TreeConfig:
+        """The trees of a run, with at most so many guesses in streaming's."""
+        tree, method = config.tree, METHODS[config.pipeline_type]
+        if tree.thrifty and method.falls_back:
+            tree = replace(tree, plain=round_trip(ring))
+        if method.measured and not config.subseq_token:
+            tree = tree.in_segments(segment_rows(ring, self._context))
+        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
+        return replace(tree, stream=stream)
 
     def _works(self, candidate: Candidate) -> list[list[Work]]:
         """What the stages do, ring by ring."""
