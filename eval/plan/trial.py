@@ -132,7 +132,8 @@ class Bench:
         networks = self._networks(config, tree)
         draft = NoDraft() if method.draft == "none" else _mixture(networks, config.sources)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
-        decoder = Decoder(ring, draft, STRATEGIES[method.strategy], tree, Limits(self._context), passes)
+        strategy = STRATEGIES[method.strategy]
+        decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
         spent = []
         for one in answers:
             recorded.prompt, recorded.text = one.prompt, one.text
