@@ -18,7 +18,7 @@ from typing import Callable, NoReturn, Sequence
 from config.cli import CommandKeys
 from launch.console import EXIT_STOPPED, die, ended_by, interrupt, say
 from launch.hosts.board import TYPED_AS, find_board
-from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
+from launch.hosts.rendezvous import Rendezvous, rendezvous_of
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
 from launch.processes import launched, note, spawn
@@ -72,7 +72,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     if board is None:
         prepared = prepare(config)
     else:
-        rendezvous = Participant(board) if board.rank else Coordinator(board)
+        rendezvous = rendezvous_of(board)
         prepared = rendezvous.attend(keys)
     if command.trace:
         prepared = prepared._replace(trace=partial(command.trace, keys))
