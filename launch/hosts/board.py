@@ -71,13 +71,13 @@ class Board(NamedTuple):
     @property
     def is_spare(self) -> bool:
         """Whether this board waits until it may stand in for another one."""
-        return 0 < self.world <= self.rank
+        return bool(self.lines) and self.lines[self.rank].spare is not None
 
     def named(self, rank: int, host: str = "", address: str = "") -> str:
         """A rank as messages name it: with its host and address, as far as they are known."""
-        known = self.lines[rank].address if self.lines else ""
-        where = ", ".join(dict.fromkeys(word for word in (host, address or known) if word))
-        own = "spare" if 0 < self.world <= rank else f"rank {rank}"
+        line = self.lines[rank] if self.lines else Line("")
+        where = ", ".join(dict.fromkeys(word for word in (host, address or line.address) if word))
+        own = f"rank {rank}" if line.spare is None else "spare"
         return f"{own} ({where})" if where else own
 
     def listen_address(self) -> str:

@@ -263,7 +263,7 @@ class Coordinator(Rendezvous):
             return failed
         first = self._store.add(EPOCH, 0) == 1
         patience = math.inf if first else self._server.patience or math.inf
-        gone = [rank for rank in self._server.gone(patience) if rank < len(self.names)]
+        gone = [seat for seat in self._server.gone(patience) if seat in range(len(self.names))]
         if gone and first:
             return f"{self.names[gone[0]]} was lost: its program has ended"
         missing = ", ".join(self.names[rank] for rank in gone)
@@ -439,10 +439,3 @@ class Spare(Participant):
         self._host += ", a spare"
         os.environ["RANK"] = str(rank)
         return True
-
-
-def rendezvous_of(board: Board) -> Rendezvous:
-    """This board's side of the rendezvous."""
-    if board.is_spare:
-        return Spare(board)
-    return Participant(board) if board.rank else Coordinator(board)
