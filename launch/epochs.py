@@ -42,7 +42,8 @@ class Epochs:
     def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], recovers: bool
                  ) -> None:
         assert meeting.door is not None, "ranks without doors cannot meet in epochs"
-        self._store, self._door, self._attend, self._met = meeting.store, meeting.door, meeting.attend, meeting.met
+        self._store, self._door = meeting.store, meeting.door
+        self._attend, self._met = meeting.attend, meeting.met
         self._own, self._heartbeat, self._peers = own, heartbeat, peers
         self._recovers = recovers
         self._made: Connections | None = None

@@ -36,7 +36,7 @@ def test_spares_stand_behind_the_ranks_and_are_found_by_their_lines(tmp_path, ca
     text = "b0\n127.0.0.1 spare\nb1\nb2 folder=/f\nb3 user=me spare=2,1\n"
     board = found({}, text, tmp_path, master="b0")
     assert (board.rank, board.world, board.is_spare) == (3, 3, True) and board.named(3) == "spare (127.0.0.1)"
-    assert [line.stands_in(3) for line in board.lines] == [(), (), (), range(1, 3), (2, 1)]
+    assert [line.stands_in(3) for line in board.lines] == [(), (), (), range(1, 3), [2, 1]]
     assert not found({"NODE_RANK": "2"}, text, tmp_path).is_spare
     assert main([str(tmp_path / "hosts")]) == 0
     assert capsys.readouterr().out == ("0 0 b0 flowspec\n1 1 b1 flowspec\n2 2 b2 /f\n3 1,2 127.0.0.1 flowspec\n"

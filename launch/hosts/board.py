@@ -49,7 +49,8 @@ class Line(NamedTuple):
         """The ranks, of so many, for which it may stand in; none if it is the board of a rank."""
         if self.spare is None:
             return ()
-        return tuple(int(rank) for rank in self.spare.split(",") if rank) or range(1, world)
+        typed = [int(rank) for rank in self.spare.split(",") if rank]
+        return typed or range(1, world)
 
 
 class Board(NamedTuple):
@@ -272,7 +273,8 @@ def main(argv: Sequence[str]) -> int:
     world = sum(line.spare is None for line in lines)
     for number, line in enumerate(lines):
         board = f"{line.user}@{line.address}" if line.user else line.address
-        print(number, ",".join(map(str, line.stands_in(world) or [number])), board, line.folder)
+        ranks = line.stands_in(world) or [number]
+        print(number, ",".join(map(str, ranks)), board, line.folder)
     return 0
 
 

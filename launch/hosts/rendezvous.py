@@ -93,7 +93,8 @@ class Rendezvous:
                 self._try_ways(written)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         if self._client:
-            self._client.names = self.names[0], self.board.named(self.board.rank, host, facts["address"])
+            own = self.board.named(self.board.rank, host, facts["address"])
+            self._client.names = self.names[0], own
             # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
             self._client.patience = SOONER * config.timeout
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
@@ -118,11 +119,12 @@ class Rendezvous:
     def _rename(self) -> None:
         """Name the boards that are here now, of which some may stand in for others."""
         facts = [self._read(f"facts/{rank}") for rank in range(len(self.names))]
-        boards = len({each["address"] for each in facts})
-        for rank, before in enumerate(self.names):
-            self.names[rank] = now = self.board.named(rank, facts[rank]["host"], facts[rank]["address"])
+        addresses = [each.get("address", "") for each in facts]
+        for rank, before in enumerate(list(self.names)):
+            now = self.board.named(rank, facts[rank]["host"], addresses[rank])
+            self.names[rank] = now
             if now != before:
-                say(f"{now} stands in for {before}: {len(facts)} ranks on {boards} boards", "\n")
+                say(f"{now} stands in for {before}: {len(facts)} ranks on {len({*addresses})} boards", "\n")
 
     def _begin_groups(self) -> None:
         rank, world = self.board.rank, len(self.names)
@@ -263,7 +265,8 @@ class Coordinator(Rendezvous):
             return failed
         first = self._store.add(EPOCH, 0) == 1
         patience = math.inf if first else self._server.patience or math.inf
-        gone = [seat for seat in self._server.gone(patience) if seat in range(len(self.names))]
+        ranks = range(len(self.names))
+        gone = [seat for seat in self._server.gone(patience) if seat in ranks]
         if gone and first:
             return f"{self.names[gone[0]]} was lost: its program has ended"
         missing = ", ".join(self.names[rank] for rank in gone)
@@ -276,12 +279,13 @@ class Coordinator(Rendezvous):
         """What the spares that are here can do for these ranks, as a part of a sentence."""
         here = self._server.seats.keys() - self._server.gone()
         said = ""
-        for number in sorted(here - set(range(len(self.names)))):
-            facts = self._read(f"spare/{number}")
+        for number in range(len(self.names), len(self.board.lines)):
+            facts = self._read(f"spare/{number}") if number in here else None
             lacks = facts["lacks"] if facts else {}
             for rank in [rank for rank in gone if str(rank) in lacks]:
-                reason, name = lacks[str(rank)], self.board.named(number, facts["host"], facts["address"])
-                said += f"; {name} " + (f"cannot stand in: {reason}" if reason else f"stands in soon for rank {rank}")
+                reason = lacks[str(rank)]
+                can = f"cannot stand in: {reason}" if reason else f"stands in soon for rank {rank}"
+                said += f"; {self.board.named(number, facts['host'], facts['address'])} {can}"
         return said
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
