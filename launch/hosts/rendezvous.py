@@ -281,9 +281,8 @@ class Coordinator(Rendezvous):
         said = ""
         for number in range(len(self.names), len(self.board.lines)):
             facts = self._read(f"spare/{number}") if number in here else None
-            lacks = facts["lacks"] if facts else {}
-            for rank in [rank for rank in gone if str(rank) in lacks]:
-                reason = lacks[str(rank)]
+            for rank in gone if facts else ():
+                reason = facts["lacks"].get(str(rank), "its line is for other ranks")
                 can = f"cannot stand in: {reason}" if reason else f"stands in soon for rank {rank}"
                 said += f"; {self.board.named(number, facts['host'], facts['address'])} {can}"
         return said
