@@ -52,7 +52,8 @@ class Stage(NamedTuple):
         nodes = list(range(1 << 20, (1 << 20) + rows))
         self.cache.admit(nodes, [0, *nodes[:-1]], 0)
         pos_T = torch.arange(rows, device=self.x_TD.device) + self.cache.settled
-        out: Tensor = self.body(self.x_TD[:rows], pos_T, self.cache)
+        with torch.inference_mode():
+            out: Tensor = self.body(self.x_TD[:rows], pos_T, self.cache)
         self.cache.drop()
         return out
 
