@@ -280,7 +280,7 @@ class Coordinator(Rendezvous):
         here = self._server.seats.keys() - self._server.gone()
         said = ""
         for number in range(len(self.names), len(self.board.lines)):
-            facts = self._read(f"spare/{number}") if number in here else None
+            facts: Any = self._read(f"spare/{number}") if number in here else None
             for rank in gone if facts else ():
                 reason = facts["lacks"].get(str(rank), "its line is for other ranks")
                 can = f"cannot stand in: {reason}" if reason else f"stands in soon for rank {rank}"
