@@ -26,11 +26,11 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
     "config": 2781,
-    "model": 6520,
+    "model": 6546,
     "pipeline": 4175,
     "tp": 928,
     "sim": 1131,
-    "launch": 6190,
+    "launch": 6349,
     "eval": 5412,
     "serve": 2829,
     "eval/dsi": 2986,
