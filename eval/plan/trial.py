@@ -10,7 +10,7 @@ from config.run_config import RunConfig
 from config.trees import MOST_GUESSES, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
-from eval.plan.record import Book, Replayed, Written, kind_of
+from eval.plan.record import Book, Replayed, ReplayedBlock, Written, kind_of
 from eval.recorded import Recorded, sampler_of
 from launch.probe import round_trip, segment_rows
 from model.drafts.cascade import row
@@ -173,7 +173,8 @@ class Bench:
         room = self._context + SPARE * max(config.init_total_token, tree.stream.nodes // SPARE)
         kinds = {"ssm" if source == "cascade" else source for source in config.sources}
         networks = self.book.networks.items()
-        found = [Replayed(network, room) for name, network in networks if kind_of(name) in kinds]
+        found = [(ReplayedBlock if network.block else Replayed)(network, room)
+                 for name, network in networks if kind_of(name) in kinds]
         for number, network in enumerate(found):
             network.number = number
         return found
