@@ -30,7 +30,7 @@ class Stage:
         self.caches: dict[int, TreeCache] = {}  # of the requests that are open here
         self.ended: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
         self._new_cache = new_cache
-        self._spare = [new_cache() for _ in range(requests)]  # now, so that a lack of memory shows at the start
+        self._spare = [new_cache() for _ in range(requests)]
         self._early: dict[int, Prune] = {}  # the newest prune of each request of which nothing else has come
         self._newest = -1  # the highest number of a request whose segments or Reset have come
         self.device = self._spare[0].keys.device

@@ -26,12 +26,12 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
     "config": 2781,
-    "model": 6520,
+    "model": 6546,
     "pipeline": 4175,
     "tp": 928,
     "sim": 1131,
-    "launch": 6343,
-    "eval": 5412,
+    "launch": 6349,
+    "eval": 5477,
     "serve": 2829,
     "eval/dsi": 2986,
     "eval/load": 832,
@@ -39,7 +39,7 @@ BUDGET = {  # lines of Python that a room may have: lower it when the room has s
     "eval/specinfer": 736,
     "train": 2203,
     "toy/corpus": 1585,
-    "scripts": 743,
+    "scripts": 745,
     "toy": 439,
     "split_and_save_models": 98,
 }

@@ -157,9 +157,9 @@ def _cache(args: Namespace, config: LlamaConfig, dtype: torch.dtype) -> TreeCach
     """A KV cache in which a text of `--context` tokens has been settled, with random keys and values."""
     cache = config.cache(args.layers, config.context,
                          torch.empty(0, dtype=dtype, device=args.device))
+    text = list(range(args.context))
+    cache.admit(text, [0, *text[:-1]], args.context)
     for stored in (cache.keys, cache.values):
         generator = torch.Generator().manual_seed(1)
         stored.copy_(torch.randn(stored.shape, generator=generator))
-    text = list(range(args.context))
-    cache.admit(text, [0, *text[:-1]], args.context)
     return cache
