@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -15,6 +16,7 @@ from launch.hosts.discovery import Announced, board_of, hosts_text, read_announc
 from pipeline.failure import PeerLost
 from tests.saved import boards_of, models
 
+BOARD_OF = ContextVar("the board that a thread is", default=1)
 WAY = {BOARD: "1", "GLOO_SOCKET_IFNAME": "eth0"}
 
 
@@ -28,17 +30,14 @@ def network(monkeypatch):
     """A zeroconf whose announcements reach all who listen in this process, and who listens."""
     services, listening = {}, []
 
-    def register(info):
-        services[info.name] = info
-        for browser in list(listening):
-            browser(info.name)
-
     class Zeroconf:
         def __init__(self, interfaces):
             self.heard = None
 
         def register_service(self, info):
-            register(info)
+            services[info.name] = info
+            for heard in list(listening):
+                heard(info.name)
 
         def get_service_info(self, kind, name):
             return services[name]
@@ -62,15 +61,19 @@ def network(monkeypatch):
     module.Zeroconf, module.ServiceBrowser, module.ServiceInfo = Zeroconf, browser, info
     monkeypatch.setitem(sys.modules, "zeroconf", module)
     monkeypatch.setattr(discovery, "SETTLE", 0.5)
-    monkeypatch.setattr(discovery, "addresses", lambda: {"eth0": f"10.0.0.{threading.current_thread().name}"})
-    monkeypatch.setattr(discovery.socket, "gethostname", lambda: threading.current_thread().name)
+    monkeypatch.setattr(discovery, "addresses", lambda: {"eth0": f"10.0.0.{BOARD_OF.get()}"})
+    monkeypatch.setattr(discovery.socket, "gethostname", lambda: str(BOARD_OF.get()))
     monkeypatch.setattr(discovery.getpass, "getuser", lambda: "me")
     return listening
 
 
 def as_board(number, work):
     """Do this on a thread that is the board 10.0.0.NUMBER."""
-    thread = threading.Thread(target=work, name=str(number))
+    def begin():
+        BOARD_OF.set(number)
+        work()
+
+    thread = threading.Thread(target=begin)
     thread.start()
     return thread
 

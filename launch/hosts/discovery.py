@@ -79,19 +79,21 @@ def _write_hosts(config: RunConfig, environment: Mapping[str, str]) -> None:
 
 def _network(interface: str) -> tuple[str, str]:
     """The address at which other boards find this one, and the interface, if it was named."""
-    here = {name: address for name, address in addresses().items() if name == interface or not interface}
-    outside = here if interface else {name: each for name, each in here.items() if not each.startswith("127.")}
+    here = addresses()
+    outside = [address for address in here.values() if not address.startswith("127.")]
+    if interface:
+        outside = [address for name, address in here.items() if name == interface]
     if len(outside) != 1:
-        raise ValueError(f"over which network do the other boards come? This board has {listed(addresses())}: name the "
+        raise ValueError(f"over which network do the other boards come? This board has {listed(here)}: name the "
                          "interface of the cable, as GLOO_SOCKET_IFNAME=eth0")
-    return next(iter(outside.values())), interface
+    return outside[0], interface
 
 
 def announcement(config: RunConfig, given: str, address: str, interface: str) -> tuple[Announced, int]:
     """What this board announces, by the folders that it holds or the rank that it was `given`; and how many ranks
     there are. Raises ValueError if that leaves open what it is."""
-    held = sorted(int(path.name[6:]) for path in Path(config.model_dir or os.devnull).glob("stage_*")
-                  if re.fullmatch(r"stage_\d{1,4}", path.name))
+    names = [path.name for path in Path(config.model_dir or os.devnull).glob("stage_*")]
+    held = sorted(int(name[6:]) for name in names if re.fullmatch(r"stage_\d{1,4}", name))
     if not held:
         raise ValueError("a board announces the folders that it holds: give model_dir=FOLDER, with stage_RANK in it")
     part = Part(Path(config.model_dir) / f"stage_{held[0]}")
@@ -99,23 +101,25 @@ def announcement(config: RunConfig, given: str, address: str, interface: str) ->
     if not given and len(held) > 1 and held[0] == 0:
         raise ValueError(f"{config.model_dir} has the folders of ranks {', '.join(map(str, held))}: say which of them "
                          "this board is, as NODE_RANK=0")
-    rank = given or (str(held[0]) if len(held) == 1 else "")
-    if rank and (not re.fullmatch(r"\d{1,4}", rank) or str(int(rank)) not in map(str, range(world))):
-        raise ValueError(f"NODE_RANK={rank} is not possible: give a number from 0 to {world - 1}")
+    own = given or (str(held[0]) if len(held) == 1 else "")
+    if own not in ("", *map(str, range(world))):
+        raise ValueError(f"NODE_RANK={own} is not possible: give a number from 0 to {world - 1}")
     folder = str(ROOT)
     with suppress(ValueError, RuntimeError):
         folder = ROOT.relative_to(Path.home()).as_posix()
     words = {"user": getpass.getuser(), "folder": "" if folder == FOLDER else folder, "interface": interface,
-             "spare": "" if rank else ",".join(map(str, held))}
-    line = " ".join([address, *(f"{key}={value}" for key, value in words.items() if value)])
+             "spare": "" if own else ",".join(map(str, held))}
+    typed = [f"{key}={value}" for key, value in words.items() if value]
+    line = " ".join([address, *typed])
     if read_line(line.split()) is None:
         raise ValueError(f"{line!a} would be no line of a hosts file: {BY_HAND.format(USUAL)[3:]}")
-    return Announced(part.split_id, rank and str(int(rank)), line), world
+    return Announced(part.split_id, own, line), world
 
 
 def hosts_text(found: Sequence[Announced]) -> str:
     """The hosts file of these boards; raises ValueError if two of them are one rank."""
-    ranks = sorted((each for each in found if each.rank), key=lambda each: int(each.rank))
+    ranks = [each for each in found if each.rank]
+    ranks.sort(key=lambda each: int(each.rank))
     for one, other in zip(ranks, ranks[1:]):
         if one.rank == other.rank:
             raise ValueError(f"two boards say that they are rank {one.rank}: {one.line} and {other.line}; give one of "
@@ -141,7 +145,8 @@ class Neighbours:
 
     def alike(self) -> list[Announced]:
         """The boards of the same split."""
-        return [each for each in list(self._heard.values()) if each.split == self._own.split]
+        heard = list(self._heard.values())
+        return [each for each in heard if each.split == self._own.split]
 
     def add_service(self, found: Any, kind: str, name: str) -> None:
         """Called by zeroconf, on a thread of its own, for each announcement."""
@@ -161,8 +166,8 @@ class Neighbours:
 
 def read_announcement(places: Sequence[str], said: Mapping[bytes, bytes | None]) -> Announced | None:
     """What a board has announced from its address; None for what anybody else made up."""
-    texts = [(said.get(key) or b"").decode(errors="replace") for key in (b"split", b"rank", b"line")]
-    announced = Announced(*texts)
+    found = [said.get(key) or b"" for key in (b"split", b"rank", b"line")]
+    announced = Announced(*(raw.decode(errors="replace") for raw in found))
     words = announced.line.split()
     line = read_line(words) if words and announced.line.isprintable() else None
     if line is None or line.address not in places or not re.fullmatch(r"\d{0,4}", announced.rank):
