@@ -6,7 +6,6 @@ makes answers for some minutes, with an accident in each, and compares what the 
 from __future__ import annotations
 
 import math
-import random
 import sys
 import tempfile
 import time
@@ -14,8 +13,9 @@ from collections import defaultdict
 from functools import partial
 from itertools import chain, cycle, islice
 from pathlib import Path
+from random import Random
 from statistics import median
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from tqdm import tqdm
 
@@ -44,6 +44,10 @@ COLUMNS = "round", "place", "method", "at_once", "kind", "rank", "pause", "lost"
 HEADING = "place", "accident", "accidents", "answers", "lost", "changed", "pause: median, s", "worst, s"
 Texts = Dict[int, List[int]]  # the text of each question, as it was written first: all methods write one
 Row = Dict[str, Any]  # an accident, by COLUMNS
+Sample = Mapping[str, Tuple[float, int, int]]  # what each process holds
+Numbers = Tuple[int, int, int]
+Words = Sequence[str]
+Options = Mapping[str, str]
 
 
 class Accident(NamedTuple):
@@ -71,16 +75,18 @@ def accidents(argv: list[str]) -> int:
         raise ValueError(f"soak={own['soak']} is not possible: give minutes, as soak=120")
     method = options.pop("pipeline_type", "")
     if number(own["soak"]):
-        return soak(places[-1], words_of(preset, method or "continuous", options), 60 * number(own["soak"]))
+        words = words_of(preset, method or "continuous", options)
+        return soak(places[-1], words, 60 * number(own["soak"]))
     methods = [method] if method else [method for method in METHODS if method not in SHARINGS]
     cases = [(place, method, together) for place in places for method in methods for together in TOGETHER]
     rows: list[Row] = []
     texts: Texts = {}
     with tqdm(total=int(count), unit="accident", file=sys.stderr) as bar:
         for i, (place, method, together) in enumerate(cases):
-            share = int(count) * (i + 1) // len(cases) - int(count) * i // len(cases)
+            before, until = (int(count) * place // len(cases) for place in (i, i + 1))
             bar.set_description(f"{place}, {method}, {together} at once")
-            for row in case(place, words_of(preset, method, options), (i, together, share), texts) if share else ():
+            words, numbers = words_of(preset, method, options), (i, together, until - before)
+            for row in case(place, words, numbers, texts) if until > before else ():
                 rows.append({"round": i, "place": place, "method": method, "at_once": together, **row})
                 bar.update()
             if own["csv"]:
@@ -89,9 +95,10 @@ def accidents(argv: list[str]) -> int:
     return int(any(row["lost"] or row["changed"] for row in rows))
 
 
-def words_of(preset: str, method: str, options: Mapping[str, str]) -> list[str]:
+def words_of(preset: str, method: str, options: Options) -> list[str]:
     """The words of a pipeline of this method."""
-    keys = {**MORE.get(method, {}), **options, "pipeline_type": method, "max_requests": str(max(TOGETHER))}
+    keys = {**MORE.get(method, {}), **options, "pipeline_type": method}
+    keys["max_requests"] = str(max(TOGETHER))
     return [preset, *(f"{key}={value}" for key, value in keys.items())]
 
 
@@ -107,7 +114,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def cells(rows: Sequence[Row]) -> list[str]:
     """How many accidents, answers that they met, lost and changed ones of these, and the pauses."""
-    met = {row["round"]: [row["at_once"], row["lost"], row["changed"]] for row in rows}
+    what = "at_once", "lost", "changed"
+    met = {row["round"]: [row[key] for key in what] for row in rows}
     answers, lost, changed = map(sum, zip(*met.values()))
     pauses = [row["pause"] for row in rows if row["pause"] is not None]
     times = [f"{median(pauses):.1f}", f"{max(pauses):.1f}"] if pauses else [NOT_MEASURED] * 2
@@ -116,13 +124,13 @@ def cells(rows: Sequence[Row]) -> list[str]:
 
 # --- answers, and accidents that happen to them -----------------------------------------------------------------------
 
-def case(place: str, words: Sequence[str], numbers: tuple[int, int, int], texts: Texts) -> Iterator[Row]:
+def case(place: str, words: Words, numbers: Numbers, texts: Texts) -> Iterator[Row]:
     """So many answers at once in a pipeline of their own, and a row for each of the accidents that happen to them.
 
     `numbers` are that of the case, which is the seed of its accidents, of answers and of accidents.
     """
     seed, together, count = numbers
-    chance = random.Random(seed)
+    chance = Random(seed)
     with tempfile.TemporaryDirectory() as folder, opened(place, words, Path(folder)) as (pipeline, there):
         asked = [(seed + i) % len(QUESTIONS) for i in range(together)]
         if not texts.keys() >= {*asked}:
@@ -138,13 +146,16 @@ def case(place: str, words: Sequence[str], numbers: tuple[int, int, int], texts:
                    "lost": together if found.lost else 0, "changed": 0 if found.lost else sum(changed)}
 
 
-def planned(place: Place, kinds: Sequence[str], chance: random.Random, tokens: int) -> list[Accident]:
+def planned(place: Place, kinds: Words, chance: Random, tokens: int) -> list[Accident]:
     """Accidents of these kinds at random moments of answers with so many tokens, the first one first."""
     found: list[Accident] = []
-    for kind, moment in zip(kinds, sorted(chance.randrange(int(LATEST * tokens) or 1) for _ in kinds)):
+    most = int(LATEST * tokens) or 1
+    moments = sorted(chance.randrange(most) for _ in kinds)
+    for kind, moment in zip(kinds, moments):
         soon = bool(found) and chance.random() < SOON
-        found.append(Accident(kind, place.victim(kind, chance), found[-1].tokens if soon else moment,
-                              chance.uniform(0.0, NEAR) if soon else 0.0))
+        rank = place.victim(kind, chance)
+        tokens = found[-1].tokens if soon else moment
+        found.append(Accident(kind, rank, tokens, chance.uniform(0.0, NEAR) if soon else 0.0))
     return found
 
 
@@ -172,14 +183,14 @@ def submitted(pipeline: Pipeline, asked: Sequence[int]) -> list[Generation]:
 
 
 def struck(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Sequence[int],
-           chance: random.Random) -> Story:
+           chance: Random) -> Story:
     """Make answers to which these accidents happen."""
     failed: list[BaseException] = []
     moments: dict[Accident, float] = {}  # when accidents happened
     settled: list[float] = [time.monotonic()]  # moments at which tokens came
     threads, tokens, lost = [], -1, False
 
-    def happen(accident: Accident, own: random.Random) -> None:
+    def happen(accident: Accident, own: Random) -> None:
         time.sleep(accident.later)
         moments[accident] = time.monotonic()
         place.strike(accident.kind, accident.rank, own)
@@ -190,7 +201,7 @@ def struck(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Se
             now = sum(answer.answer.new_tokens for answer in answers)
             for accident in plan:
                 if tokens < accident.tokens <= now:
-                    run = partial(happen, accident, random.Random(chance.random()))
+                    run = partial(happen, accident, Random(chance.random()))
                     threads.append(guarded("accident", run, lambda thread, error: failed.append(error)))
             if now > tokens:
                 settled.append(time.monotonic())
@@ -214,7 +225,8 @@ def pauses(moments: Sequence[float], settled: Sequence[float]) -> list[float | N
     found = []
     for moment in moments:
         following = min((other for other in moments if other > moment), default=math.inf)
-        found.append(max((end - begin for begin, end in gaps if end > moment and begin < following), default=None))
+        within = [end - begin for begin, end in gaps if begin < following and end > moment]
+        found.append(max(within, default=None))
     return found
 
 
@@ -225,33 +237,40 @@ def soak(place: str, words: Sequence[str], seconds: float) -> int:
 
     Returns the exit code, 1 if an answer was lost or changed.
     """
-    samples: list[dict[str, tuple[float, int, int]]] = []  # what processes hold while nothing is asked
+    samples: list[Sample] = []  # what processes hold while nothing is asked
     texts: Texts = {}
     bad = rounds = happened = 0
     with tempfile.TemporaryDirectory() as folder, opened(place, words, Path(folder)) as (pipeline, there), \
             tqdm(total=round(seconds), unit="s", file=sys.stderr) as bar:
-        begin, chance, kinds = time.monotonic(), random.Random(0), cycle(there.kinds)
+        begin, chance, kinds = time.monotonic(), Random(0), cycle(there.kinds)
         while (now := time.monotonic() - begin) < seconds and not bad:
             asked = [(rounds + i) % len(QUESTIONS) for i in range(max(TOGETHER))]
             due = int(now / EVERY) >= happened and all(each in texts for each in asked)
             tokens = sum(len(texts[each]) for each in asked) if due else 0
             plan = planned(there, [next(kinds)], chance, tokens) if due else []
             found = struck(pipeline, there, plan, asked, chance)
-            bad += found.lost or sum(texts.setdefault(each, text) != text for each, text in zip(asked, found.texts))
+            pairs = zip(asked, found.texts)
+            changed = [texts.setdefault(each, text) != text for each, text in pairs]
+            bad += found.lost or sum(changed)
             rounds, happened = rounds + 1, happened + len(plan)
             if not plan and now > WARM * seconds:
-                samples.append({name: of_one(process) for name, process in there.pids().items()})
+                pids = there.pids()
+                samples.append({name: of_one(pids[name]) for name in pids})
             bar.update(min(round(now) - bar.n, bar.total - bar.n))
         lasted = time.monotonic() - begin
     print(f"{lasted / 60:.0f} minutes: {rounds} rounds of {max(TOGETHER)} answers, {happened} accidents, {bad} bad")
-    print(in_columns(("process", "MiB", "open files", "threads", ""), list(growth(samples[0], samples[-1])), 1))
+    heading = "process", "MiB", "open files", "threads", ""
+    lines = list(growth(samples[0], samples[-1]))
+    print(in_columns(heading, lines, 1))
     return int(bool(bad))
 
 
-def growth(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequence[float]]) -> Iterator[list[str]]:
+def growth(first: Sample, last: Sample) -> Iterator[list[str]]:
     """What each process held at the start and at the end, and whether that is flat."""
     for name, before in first.items():
         after = last[name]
-        grown = [what for what, most, held in zip(("memory", "files", "threads"),
-                                                  (GROWTH * before[0], before[1], before[2]), after) if held > most]
-        yield [name, *(f"{old:.0f} to {new:.0f}" for old, new in zip(before, after)), ", ".join(grown) or "flat"]
+        memory, files, threads = before
+        most = {"memory": GROWTH * memory, "files": files, "threads": threads}
+        grown = [what for what, held in zip(most, after) if held > most[what]]
+        figures = [f"{old:.0f} to {new:.0f}" for old, new in zip(before, after)]
+        yield [name, *figures, ", ".join(grown) or "flat"]

@@ -47,6 +47,7 @@ class Took(NamedTuple):
     processor: float
 
 
+Words = Sequence[str]
 Times = Dict[Tuple[str, str, int], List[Took]]  # by way, link and rows
 
 
@@ -95,7 +96,8 @@ def measured(way: str, repeats: int, times: Times) -> bool:
             return False
         names = [GLOO, SOCKETS, *([TLS] if make_keys(place) else [])]
         here, there = context.Pipe()
-        other = context.Process(target=answer, args=(there, place, spaces, names, repeats), daemon=True)
+        own = there, place, spaces, names, repeats
+        other = context.Process(target=answer, args=own, daemon=True)
         other.start()
         ends.callback(other.join)
         wires = ends.enter_context(connected(0, here, place, spaces, names))
@@ -105,11 +107,12 @@ def measured(way: str, repeats: int, times: Times) -> bool:
                     since, worked = time.perf_counter(), time.process_time()
                     exchange(wire, 1, rows, asks=True)
                     took = time.perf_counter() - since, time.process_time() - worked + here.recv()
-                    times[way, name, rows].append(Took(*(1e3 * each / MESSAGES for each in took)))
+                    scaled = [1e3 * each / MESSAGES for each in took]
+                    times[way, name, rows].append(Took(*scaled))
     return True
 
 
-def answer(pipe: Connection, place: Path, spaces: Sequence[str], names: Sequence[str], repeats: int) -> None:
+def answer(pipe: Connection, place: Path, spaces: Words, names: Words, repeats: int) -> None:
     """The other end: hear each message, and answer it; after each turn say what that took of the processor."""
     if spaces:
         enter(spaces[1])
@@ -124,7 +127,8 @@ def answer(pipe: Connection, place: Path, spaces: Sequence[str], names: Sequence
 
 def exchange(wire: Wire, peer: int, rows: int, asks: bool) -> None:
     """A turn's messages of so many rows in half precision, one after another, and a short one back for each."""
-    message, short = torch.zeros(rows * WIDTH * 2, dtype=torch.uint8), torch.zeros(HEADER, dtype=torch.uint8)
+    message = torch.zeros(rows * WIDTH * 2, dtype=torch.uint8)
+    short = torch.zeros(HEADER, dtype=torch.uint8)
     for _ in range(MESSAGES):
         if asks:
             wire.send(message, peer)
@@ -135,13 +139,13 @@ def exchange(wire: Wire, peer: int, rows: int, asks: bool) -> None:
 
 
 @contextmanager
-def connected(own: int, pipe: Connection, place: Path, spaces: Sequence[str], names: Sequence[str]
-              ) -> Iterator[dict[str, Wire]]:
+def connected(own: int, pipe: Connection, place: Path, spaces: Words, names: Words) -> Iterator[dict[str, Wire]]:
     """The wires of one of the two ends, by the names of their links."""
     address = (place / "hosts").read_text().split()[own]
     with ExitStack() as ends, environment_kept("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0" if spaces else "lo"
-        dist.init_process_group("gloo", store=dist.FileStore(str(place / "gloo"), 2), rank=own, world_size=2)
+        store = dist.FileStore(str(place / "gloo"), 2)
+        dist.init_process_group("gloo", store=store, rank=own, world_size=2)
         ends.callback(leave_groups)
         wires: dict[str, Wire] = {GLOO: GroupWire(dist.group.WORLD)}
         for epoch, name in enumerate(names[1:], 1):

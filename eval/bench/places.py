@@ -81,7 +81,8 @@ class Place:
 
     def victim(self, kind: str, chance: random.Random) -> int:
         """A rank to which an accident of this kind can happen; rank 0's end would end all."""
-        return chance.choice([0, *self.ranks] if kind in (CUT, LOSS) else [*self.ranks])
+        first = [0] if kind in (CUT, LOSS) else []
+        return chance.choice([*first, *self.ranks])
 
     def strike(self, kind: str, rank: int, chance: random.Random) -> None:
         """Let an accident of this kind happen to a rank; returns when it is over, but for what others have to mend."""
@@ -144,16 +145,17 @@ class Boards(Place):
         """Make a split of the model with other shares, if it has others, with which boards come back by mistake."""
         if len(shares) < 3:
             return
-        others = [shares[0], shares[1] - 1, shares[2] + 1, *shares[3:]]
-        split(config.base_dir, self._folder / "other", "+".join(map(str, others)), config.eagle_dir or None,
-              progress=False)
+        none, first, second, *rest = shares
+        stages = "+".join(map(str, [none, first - 1, second + 1, *rest]))
+        head = config.eagle_dir or None
+        split(config.base_dir, self._folder / "other", stages, head, progress=False)
         self.kinds = (*self.kinds, SPLIT)
 
     def begin(self) -> None:
         """Start all boards, and look after them until `end`."""
         for rank in self.ranks:
             self._running[rank] = self._start(rank)
-        self._keeper = guarded("keeper", self._keep, lambda thread, error: print(error, file=sys.stderr))
+        self._keeper = guarded("keeper", self._keep, self._failed)
 
     def end(self, patience: float = 10.0) -> None:
         """Let all boards end, which they do with rank 0."""
@@ -182,11 +184,12 @@ class Boards(Place):
         self.signal(rank, chance.choice([signal.SIGCONT, signal.SIGKILL]))
 
     def signal(self, rank: int, number: int) -> None:
-        if rank not in self._held:
+        if not self._held.intersection([rank]):
             self._running[rank].send_signal(number)
 
     def pids(self) -> dict[str, int]:
-        return {**super().pids(), **{f"rank {rank}": board.pid for rank, board in self._running.items()}}
+        boards = {f"rank {rank}": board.pid for rank, board in self._running.items()}
+        return {**super().pids(), **boards}
 
     def last_words(self) -> Iterator[str]:
         """What each board has printed last."""
@@ -219,15 +222,19 @@ class Boards(Place):
             wrong.kill()
             self._held.discard(rank)
 
+    def _failed(self, thread: str, error: BaseException) -> None:
+        print(f"the boards are not looked after any more: {error}", file=sys.stderr)
+
     def _keep(self) -> None:
         while not self._over.wait(LOOK):
             for rank, board in self._running.items():
-                if rank not in self._held and board.poll() is not None:
+                if board.poll() is not None and not self._held.intersection([rank]):
                     self._running[rank] = self._start(rank)
 
     def _start(self, rank: int, *more: str) -> subprocess.Popen[bytes]:
         own = {word.partition("=")[0] for word in more}
-        words = [*(word for word in self._words if word.partition("=")[0] not in own), *more]
+        others = [word for word in self._words if word.partition("=")[0] not in own]
+        words = [*others, *more]
         if (self._folder / "keys").is_dir():
             words.append(f"keys={self._folder / 'keys' / str(rank)}")
         space = ["ip", "netns", "exec", self._spaces[rank]] if self._spaces else []
@@ -294,7 +301,8 @@ def opened(name: str, words: Sequence[str], folder: Path) -> Iterator[tuple[Pipe
     config = resolve(words).keys.run
     prepared = prepare(config)
     # On boards a part that is another split's is to be refused since it is not rank 0's, and not since it was named.
-    keys = {**raw_values(words[1:]), "model_dir": str(prepared.folder), "stages": ""}
+    keys = raw_values(words[1:])
+    keys.update(model_dir=str(prepared.folder), stages="")
     ranks = range(1, prepared.placement.world)
     with ExitStack() as ends:
         disk = folder / "disk"
@@ -304,10 +312,12 @@ def opened(name: str, words: Sequence[str], folder: Path) -> Iterator[tuple[Pipe
         if name == PROCESSES:
             yield ends.enter_context(Pipeline.open(words[0], **keys)), Processes(place)
             return
-        spaces = ends.enter_context(network(len(ranks) + 1, folder, 0 if name == NAMESPACES else None))
+        rate = 0 if name == NAMESPACES else None
+        spaces = ends.enter_context(network(len(ranks) + 1, folder, rate))
         keys.update(hosts=str(folder / "hosts"), master=f":{free_port()}", wait=str(START))
         own_keys = make_keys(folder)
-        boards = Boards(place, [words[0], *(f"{key}={value}" for key, value in keys.items())], folder, spaces)
+        typed = [f"{key}={value}" for key, value in keys.items()]
+        boards = Boards(place, [words[0], *typed], folder, spaces)
         if config.base_dir and not config.model_dir:
             boards.split_otherwise(config, prepared.spec(0).part.stages)
         ends.callback(boards.end)
