@@ -28,9 +28,8 @@ from eval.summary import BASELINES, BOUNDS, MEAN, View  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
-HATCHES = ("", "////", "....", "xxx", "\\\\\\\\", "", "++", "oo", "--", "**")
-TONES = ("#f2f2f2", "#bcdff5", "#fde8b0", "#cfe8cf", "#e8603c", "#5b6fb5", "#d9c2e9", "#8c8c8c", "#f7c6d0", "#ffffff")
-MARKERS = "osD^vP*Xd<"
+LOOKS = [about.look for about in METHODS.values()]  # tones and hatches
+MARKERS = "osD^vP*Xd<>ph8"  # as many as there are methods
 LONG, DENSE = (0, (5, 1)), (0, (1, 1))  # offset, and lengths of strokes and gaps
 MIXED = (0, (3, 1, 1, 1))
 DASHES = ("-", "--", ":", "-.", LONG, DENSE, MIXED, "--", ":", "-.")
@@ -75,16 +74,17 @@ class Look(NamedTuple):
     dashes: Any
 
 
-def _looks(names: Sequence[str]) -> dict[str, Look]:
+def looks_of(names: Sequence[str]) -> dict[str, Look]:
     """How the contenders of a plot are drawn, by their labels, in the order in which all plots have them."""
     looks: dict[str, Look] = {}
     drafts: Counter[str] = Counter()
     for name in names:
         method = name.partition(", ")[0]
         number = list(METHODS).index(method) if method in METHODS else sum(map(ord, method))
-        i = number % len(HATCHES)
-        j = (i + 3 * drafts[method]) % len(HATCHES)
-        looks[name] = Look(i, TONES[i], HATCHES[j], MARKERS[i], DASHES[j])
+        i = number % len(LOOKS)
+        j = (i + 3 * drafts[method]) % len(LOOKS)
+        tone, hatch = LOOKS[i][0], LOOKS[j][1]
+        looks[name] = Look(i, tone, hatch, MARKERS[i], DASHES[j % len(DASHES)])
         drafts[method] += 1
     return looks
 
@@ -108,7 +108,7 @@ def bars(path: Path, series: Lines, places: Sequence[str], title: str, labels: L
     """Draw groups of bars with whiskers; those of the last group are labelled, all of them if there are few."""
     count = len(series) * len(places)
     width, few = 0.82 / len(series), count <= 16
-    looks = _looks([one.name for one in series])
+    looks = looks_of([one.name for one in series])
     with drawn(path, (max(6.0, 0.22 * count + 2.5), 3.8)) as axes:
         for i, one in enumerate(series):
             x = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width
@@ -149,7 +149,7 @@ def _head(axes: Any, title: str) -> None:
 
 def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels: Labels) -> None:
     """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
-    looks = _looks([one.name for one in series])
+    looks = looks_of([one.name for one in series])
     with drawn(path, LINE_SIZE) as axes:
         for one in series:
             look = looks[one.name]
@@ -230,7 +230,7 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
 
 def _progress(view: View, path: Path, where: str) -> bool:
     """How the text grows: tokens settled after so many seconds, the mean over the turns of all answers."""
-    looks = _looks(list(view.answers))
+    looks = looks_of(list(view.answers))
     with drawn(path, LINE_SIZE) as axes:
         for label, answers in view.answers.items():
             if any(turn for answer in answers for turn in answer["settled"]):

@@ -349,7 +349,7 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
     assert len(os.listdir(f"/proc/{process.pid}/fd")) == 4, "the standard ones, and its link"
     del text
     gc.collect()
-    assert set(multiprocessing.active_children()) == before
+    assert process not in multiprocessing.active_children()
 
 
 def test_a_long_prompt_is_made_into_tokens_elsewhere_and_they_are_the_same(llama3, monkeypatch):
@@ -358,7 +358,7 @@ def test_a_long_prompt_is_made_into_tokens_elsewhere_and_they_are_the_same(llama
     prompt = "How long is a dog, please? " * 200
     for template in ("none", "vicuna"):
         found = text.prompt_ids([prompt], template)
-        assert set(multiprocessing.active_children()) == before
+        assert not set(multiprocessing.active_children()) - before
         with monkeypatch.context() as patch:
             patch.setattr("model.text.LONG", 100)
             assert text.prompt_ids([prompt], template) == found
