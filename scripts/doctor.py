@@ -6,8 +6,8 @@ It looks at Python, torch with gloo, one small kernel on each device, an all-red
 the network interface that ranks would use, disk, memory, and the packages; without torch also at what a first start
 needs to install it. It starts nothing that stays, and imports torch only after printing whether it can.
 
-With the words of a run, as of bash run_pipe.sh, it also loads that model on this machine and writes a short text, to say
-how many of the first tokens the model's draft head foresees.
+With the words of a run, as of bash run_pipe.sh, it also loads that model on this machine and writes a short text, to
+say how many of the first tokens the model's draft head foresees.
 """
 from __future__ import annotations
 
