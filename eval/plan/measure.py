@@ -97,8 +97,8 @@ def measure(config: PlanConfig, model: str) -> Profile:
     where, level = "over ssh" if hosts else "here", min(levels.values(), default=0.0)
     return Profile(
         f"measured {where} with {model}", sizes.layers, row_bytes, whole, row, free, token, level, verdict,
-        latency, rate, step=latency + STEP, weights=sum(map(_gigabytes, parts)), factors=factors, levels=tuple(levels.items()),
-        links=links, model_of=model, expert=expert, experts=kinds[0], chosen=kinds[1])
+        latency, rate, step=latency + STEP, weights=sum(map(_gigabytes, parts)), factors=factors,
+        levels=tuple(levels.items()), links=links, model_of=model, expert=expert, experts=kinds[0], chosen=kinds[1])
 
 
 def _gigabytes(spec: RankSpec) -> float:
