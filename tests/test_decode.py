@@ -8,11 +8,10 @@ import pytest
 from model.sample import Sampler
 from pipeline.decode import Request, Settled
 from pipeline.failure import PeerLost
-from pipeline.strategies import autoregressive
+from pipeline.strategies import STRATEGIES, autoregressive
 from tests.tiny import TINY, Oracle, pipeline
 
 PROMPT = [6, 21, 44, 3]
-STRATEGIES = ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"]
 
 
 def text():

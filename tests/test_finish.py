@@ -12,13 +12,13 @@ from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler
 from pipeline.decode import Request
+from pipeline.strategies import STRATEGIES
 from scripts import generate
 from tests.forked import command
 from tests.saved import here, models
 from tests.tiny import TINY, pipeline
 
 PROMPT = [6, 21, 44, 3]
-STRATEGIES = ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"]
 ASK = ("prompt_ids=5,17,40", "ignore_eos=true", "threads_per_rank=1")
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import count
 
 import pytest
@@ -10,10 +11,13 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from config.presets import ROOT
-from config.schema.heads import usual_layers
+from config.schema.heads import BlockForm, usual_layers
 from launch.split.write import split
+from model.drafts.dflash import Block, DFlashHead
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head
+from model.drafts.network import at_once
 from model.text import Text
+from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
 from pipeline.decode import Request
@@ -28,6 +32,7 @@ from train.course import Course, rate_at
 from train.data import Row, draw, make_row, read_conversations
 from train.eagle import command as train_eagle
 from train.eagle import heads
+from train.eagle.block import BlockTask, block_part
 from train.eagle.judge import answered, open_decoder
 from train.eagle.loss import Objective, Task, WordTask, own_part, part_at
 from train.eagle.options import parser
@@ -182,6 +187,68 @@ def test_agreement_is_counted_by_the_guesses_that_the_head_stands_on(teacher, th
     right = [right for _, right in by_hand(task, row, third, starts=starts)]
     asked = [len(ANSWERED), 6, 4, 2]  # two runs of four words
     assert task.agreement([row], [0, 1, 3]) == [right[i] / asked[i] for i in (0, 1, 3)]
+
+
+def make_block_task(teacher, starts=100):
+    config = heads.describe_block(teacher, BlockForm(teacher.inner, 4, 50), 2)
+    return BlockTask(teacher, heads.begin(teacher, config, None, seed=1), block_part(4, starts, 1))
+
+
+def drafted(task, ids, feature, tip):
+    """Logits `[places, V]` of the block that a draft reads whose text ends in the token `tip`."""
+    tree, draft = TokenTree(ids[:tip + 1].tolist(), 99), Block(task.head, task.teacher.lm_head, 99)
+    tree.unsent.clear()
+    for node, one in zip(tree.trunk[:-1], feature):
+        tree.nodes[node].hidden = one
+    at_once(draft.expand(tree, [tree.tip], 3))
+    return draft._logits
+
+
+def test_a_block_reads_and_learns_what_the_draft_would_read_there(teacher):
+    task, row = make_block_task(teacher), make_rows()[0]
+    ids = row.ids.long()
+    last, feature, _ = teacher.read(ids)
+    starts = task.starts(row, (0,))
+    assert starts.tolist() == [8, 9, 10, 15, 16, 17]
+    made = list(task.passes(ids, feature, starts))
+    loss, right = 0.0, [[] for _ in range(3)]
+    for number, start in enumerate(starts.tolist()):
+        logits = drafted(task, ids, feature, start + 1)
+        for place, (_, logits_AV) in enumerate(made):
+            torch.testing.assert_close(logits_AV[number], logits[place], atol=1e-6, rtol=1e-6)
+            word = start + 2 + place
+            if word < len(ids) and row.answers[word]:  # weights fall by place, to 1/e after half a block
+                said = teacher.lm_head(last[word - 1])
+                loss -= math.exp(-(place + 1) / 2) * (said.softmax(-1) * logits[place].log_softmax(-1)).sum()
+                right[place].append(bool(logits[place].argmax() == said.argmax()))
+    assert task.learn([row], (0,))["loss"] == pytest.approx(float(loss.detach()) / len(ANSWERED), abs=1e-6)
+    assert task.agreement([row], [0, 2]) == [sum(right[place]) / len(right[place]) for place in (0, 2)]
+    assert all(p.grad is not None and p.grad.any() for p in task.head.parameters() if p.requires_grad)
+    assert task.head.embed_tokens.weight.grad is None
+
+
+def test_a_block_at_the_end_of_the_context_learns(teacher):
+    task, row = make_block_task(teacher), make_rows()[0]
+    answers = torch.ones(512, dtype=torch.bool)
+    assert task.learn([Row(row.ids[:8].repeat(64), answers)], (0,))["loss"] > 0
+
+
+def test_a_head_of_blocks_is_written_as_it_is_published_and_drafts(base_and_talks, tmp_path, monkeypatch):
+    base, talks = base_and_talks
+    monkeypatch.setattr(train_eagle, "NEW_TOKENS", 40)
+    command = [str(base), str(tmp_path / "whole"), "--data", str(talks), "--template", "vicuna", "--block", "4",
+               "--epochs", "1", "--starts", "2", "--judged", "1", "--held-out", "0.2", "--threads", "1"]
+    assert train_eagle.main(command) == 0
+    written = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert written["dflash_config"]["target_layer_ids"] == [layer - 1 for layer in usual_layers(7)]
+    assert written["architectures"] == ["DFlashDraftModel"] and "unrolled_passes" not in written
+    head = fit_head(Checkpoint(tmp_path / "whole"), Checkpoint(base).config)
+    assert isinstance(head, DFlashHead) and head.form.size == 4 and len(head.layers) == 2
+    record = json.loads((tmp_path / "whole" / "training.json").read_text())
+    assert record["steps"] == 2 and list(record["held_out_agreement"]) == ["0", "1", "2"]
+    drafts_the_text_of_ar(base, tmp_path)
+    with refused("--block makes a new head of DFlash"):
+        train_eagle.train(parser().parse_args([*command, "--eagle3"]))
 
 
 def test_the_rate_falls_in_each_part():

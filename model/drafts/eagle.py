@@ -136,8 +136,8 @@ class Eagle3Head(nn.Module):
         return self.lm_head(out_TD if self.dialect.norm_output else self.norm(out_TD))  # type: ignore[no-any-return]
 
 
-Head = Union[EagleHead, Eagle3Head]  # which can be trained here
-AnyHead = Union[Head, MtpHead, DFlashHead]
+Head = Union[EagleHead, Eagle3Head, DFlashHead]  # which can be trained here
+AnyHead = Union[Head, MtpHead]
 
 
 class Fit:

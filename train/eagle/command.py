@@ -13,10 +13,10 @@ from typing import Any, Sequence
 import torch
 
 from config.files import write_json
-from config.schema.heads import usual_layers
+from config.schema.heads import BlockForm, usual_layers
 from launch.spec import usable
 from model.drafts.dflash import DFlashHead
-from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head
+from model.drafts.eagle import Eagle3Head, EagleHead, Head, borrows_embedding, fit_head
 from model.drafts.mtp import MtpHead
 from model.llama import LlamaConfig
 from model.text import chosen
@@ -26,6 +26,7 @@ from train.command import begin, run
 from train.course import Course, Hyperparameters
 from train.data import Rows, batch_at
 from train.eagle import heads
+from train.eagle.block import BlockTask, block_part
 from train.eagle.judge import DEPTHS, answered, open_decoder
 from train.eagle.lessons import LESSON_FILES, NEW_TOKENS, Lessons, read_lessons
 from train.eagle.loss import PASSES, Objective, Task, WordTask, own_part, part_at, teacher_parts
@@ -42,6 +43,7 @@ FAST = {"avx512_bf16", "amx_bf16"}  # flags of processors that multiply in bfloa
 RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
 NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "keep_features", "own", "save_every", "device",
              "threads")
+KINDS: dict[type, type[Task]] = {EagleHead: Task, Eagle3Head: WordTask, DFlashHead: BlockTask}
 FEATURES = "features"  # the folder of what the base made of each conversation
 
 
@@ -65,7 +67,15 @@ def open_teacher(args: Namespace) -> Teacher:
 
 
 def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Head]:
-    """The `config.json` of the head that learns, and the head: the one that was given, or a new one."""
+    """The `config.json` of the head that learns, and the head: the one that was given, or a new one.
+
+    The mask of a block is the token that answers use least.
+    """
+    if args.block:
+        mask = int(heads.counts(rows, teacher.config.vocab).argmin())
+        form = BlockForm(teacher.inner, args.block, mask)
+        config = heads.describe_block(teacher, form, args.layers)
+        return config, heads.begin(teacher, config, None, args.seed)
     if args.given:
         source = Checkpoint(args.given)
         return dict(source.config), heads.take(teacher, source)
@@ -78,6 +88,8 @@ def open_parts(args: Namespace, rows: int, third: bool) -> list[Objective]:
     """What is taught, part by part, for so many conversations and a head of EAGLE-3 or not."""
     first, own = (math.ceil(epochs * rows / args.batch) or 1
                   for epochs in (args.epochs, args.own_epochs))
+    if args.block:
+        return [block_part(args.block, args.starts, first)]
     noise = 0.0 if third else args.noise
     if args.authors and third:
         return [Objective(args.passes or 7, decay=0.8, steps=first)]
@@ -97,7 +109,7 @@ def terms(args: Namespace, teacher: Teacher) -> dict[str, Any]:
 def hyperparameters(args: Namespace, parts: list[Objective], hidden: int, third: bool) -> Hyperparameters:
     """Those of a training in these parts, for a head of this size."""
     steps = sum(part.steps for part in parts)
-    own = 0 if args.authors else parts[-1].steps
+    own = 0 if args.authors or args.block else parts[-1].steps
     rate = args.rate or (RATE_EAGLE3 if third else RATE) / hidden
     warm_up = max(1, steps // 20)
     return Hyperparameters("head", steps, rate, warm_up=warm_up, own=own, saved_every=args.save_every)
@@ -115,9 +127,10 @@ def look(args: Namespace) -> LlamaConfig:
         third = isinstance(given, Eagle3Head)
         if args.eagle3 and not third:
             raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out --eagle3")
-    elif args.eagle3 and not usual_layers(sizes.layers):
-        raise ValueError(f"a head of EAGLE-3 needs a model of 7 layers or more, and the one in {args.model_dir} has "
-                         f"{sizes.layers}; leave out --eagle3")
+    elif (args.eagle3 or args.block) and not usual_layers(sizes.layers):
+        asked = "--block" if args.block else "--eagle3"
+        raise ValueError(f"a head of {asked} needs a model of 7 layers or more, and the one in {args.model_dir} has "
+                         f"{sizes.layers}; leave out {asked}")
     return sizes
 
 
@@ -133,10 +146,10 @@ def train(args: Namespace) -> None:
     rows = lessons.rows
     teacher = open_teacher(args)
     config, head = open_head(args, teacher, rows)
-    third = isinstance(head, Eagle3Head)
+    kind = KINDS[type(head)]
+    third = kind is not Task
     parts = open_parts(args, len(rows), third)
-    tasks = [WordTask(teacher, head, part) if isinstance(head, Eagle3Head) else Task(teacher, head, part)
-             for part in parts]
+    tasks = [kind(teacher, head, part) for part in parts]
     plan = hyperparameters(args, parts, sizes.hidden, third)
     course = Course(plan, head, args.out_dir / CHECKPOINT, terms(args, teacher))
 
@@ -145,7 +158,8 @@ def train(args: Namespace) -> None:
         return tasks[part_at(step, parts)].learn(some, (args.seed, step))
 
     course.run(lesson)
-    config["unrolled_passes"] = parts[-1].passes
+    if not args.block:
+        config["unrolled_passes"] = parts[-1].passes
     write(args, tasks[-1], config)
     report(args, lessons, tasks[-1], course)
     for path in args.out_dir.glob(LESSON_FILES):
@@ -183,12 +197,14 @@ def judge(args: Namespace, lessons: Lessons, task: Task) -> dict[str, Any]:
     teacher = task.teacher
     decoder = open_decoder(teacher, args.out_dir, min(teacher.config.context, args.length))
     rows, length = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
-    agreement = task.agreement(rows, DEPTHS)
-    print("  held out, own guesses that the head stands on  " + " ".join(f"{depth:>5}" for depth in DEPTHS))
+    depths = range(task.method.passes) if args.block else DEPTHS
+    agreement = task.agreement(rows, depths)
+    behind = "place in the block, from the first guess on   " if args.block else "own guesses that the head stands on"
+    print(f"  held out, {behind}  " + " ".join(f"{depth:>5}" for depth in depths))
     print("  its best guess is the model's                  " + " ".join(f"{found:5.3f}" for found in agreement))
     print(f"  mean accepted length                           {length:5.2f}  (with the model's own token; {len(rows)} "
           "answers, trees of 60 nodes)")
-    by_depth = zip(map(str, DEPTHS), agreement)
+    by_depth = zip(map(str, depths), agreement)
     return {
         "held_out_agreement": {depth: round(found, 4) for depth, found in by_depth},
         "held_out_accepted_length": round(length, 3),

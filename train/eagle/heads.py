@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from config.schema.heads import KIND, LAYERS, NORMS, read_dialect
+from config.schema.heads import BLOCK, BLOCK_NESTED, KIND, LAYERS, NORMS, BlockForm, is_block, read_block, read_dialect
 from launch.split.write import WEIGHTS, store
+from model.drafts.dflash import DFlashHead
 from model.drafts.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, load_head
 from model.llama import LlamaConfig, RMSNorm
 from model.weights.checkpoint import Checkpoint
@@ -77,12 +78,24 @@ def nested(config: Config, base: Config) -> Config:
             "transformer_layer_config": inside}
 
 
+def describe_block(teacher: Teacher, form: BlockForm, layers: int) -> Config:
+    """The `config.json` of a head of DFlash for this base, whose layers are Qwen3's."""
+    inside = {"mask_token_id": form.mask, "target_layer_ids": [number - 1 for number in form.inner]}
+    return {**describe(teacher), "architectures": [BLOCK], "model_type": "qwen3", "num_hidden_layers": layers,
+            "num_target_layers": teacher.config.layers, "block_size": form.size, BLOCK_NESTED: inside}
+
+
+def counts(rows: Iterable[Row], known: int) -> Tensor:
+    """How often answers use each of `known` tokens."""
+    found = torch.zeros(known, dtype=torch.long)
+    for row in rows:
+        found += torch.bincount(row.ids[row.answers].long(), minlength=known)
+    return found
+
+
 def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
     """The `size` tokens of `known` that answers use most, in the order of their ids; ties go to the lower id."""
-    counts = torch.zeros(known, dtype=torch.long)
-    for row in rows:
-        counts += torch.bincount(row.ids[row.answers].long(), minlength=known)
-    return counts.argsort(descending=True, stable=True)[:size].sort().values
+    return counts(rows, known).argsort(descending=True, stable=True)[:size].sort().values
 
 
 def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Head:
@@ -92,7 +105,9 @@ def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> He
     """
     c = LlamaConfig.read(config)
     head: Head
-    if own is None:
+    if is_block(config):
+        head = DFlashHead(c, read_block(config, teacher.config.layers, c.context))
+    elif own is None:
         head = EagleHead(c, bias=True)
     else:
         dialect = read_dialect(config, teacher.config.layers)

@@ -12,7 +12,11 @@ import torch
 from tqdm import tqdm
 
 from config.run_config import Growth, TreeConfig
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, load_head
+from model.drafts.dflash import Block, DFlashHead
+from model.drafts.draft import Draft
+from model.drafts.eagle import Eagle, Eagle3Head, load_head
+from model.drafts.mixture import Mixture
+from model.drafts.mtp import MtpHead
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import serial
@@ -31,11 +35,16 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     """A decoder of the base with the head in `folder`, for texts of at most `length` tokens."""
     head = load_head(Checkpoint(folder), teacher.source.config, lambda: teacher.embedding, teacher.dtype,
                      teacher.device)
-    assert isinstance(head, (EagleHead, Eagle3Head)), "heads of EAGLE are judged"
+    assert not isinstance(head, MtpHead), "which is not trained here"
     capacity = length + 8 * TREE.init.nodes
     ring = ring_of(teacher, capacity, head.inner)
     lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
-    return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, Limits(length))
+    draft: Draft
+    if isinstance(head, DFlashHead):
+        draft = Mixture([Block(head, lm_head, capacity)])
+    else:
+        draft = Eagle(head, lm_head, capacity)
+    return Decoder(ring, draft, serial, TREE, Limits(length))
 
 
 @torch.no_grad()

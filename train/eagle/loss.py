@@ -13,7 +13,7 @@ import math
 import sys
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Sequence, Tuple
+from typing import Iterator, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -102,12 +102,14 @@ class Task:
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         """Compare what the head made with what was wanted."""
-        logits_MV = self.known(out_MD.to(self.teacher.dtype)).float()
         off_MD = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none")
-        features = off_MD.mean(-1).sum()
-        words = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum()
-        right_M = logits_MV.argmax(-1) == wanted.word_M
-        return features + self.method.word_weight * words, right_M
+        words, right_M = self.words(self.known(out_MD.to(self.teacher.dtype)), wanted)
+        return off_MD.mean(-1).sum() + self.method.word_weight * words, right_M
+
+    def words(self, logits_MV: Tensor, wanted: Wanted) -> Mark:
+        """Compare logits of the words that the head knows with what was wanted."""
+        loss = -(wanted.chance_MV * logits_MV.float().log_softmax(-1)).sum()
+        return loss, logits_MV.argmax(-1) == wanted.word_M
 
     def marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
         """The mark of each pass, in the arithmetic of the teacher; `seed` is that of the noise and the starts."""
@@ -123,15 +125,20 @@ class Task:
         feature_ND = self.given(last_ND, inner_ND).to(self.head.fc.weight.dtype)
         if self.method.noise:
             feature_ND = feature_ND + self._noise(feature_ND, seed)
-        first_T, starts_A = torch.arange(len(ids_N) - 1), self.starts(row, seed)
-        first_T, starts_A = first_T.to(ids_N.device), starts_A.to(ids_N.device)
+        starts_A = self.starts(row, seed).to(ids_N.device)
         marks = []
-        passes = unroll(self.head, ids_N[1:], feature_ND[:-1], self.method.passes, starts_A)
-        for number, out_TD in enumerate(passes):
-            pairs_T = starts_A if number else first_T
+        for number, (pairs_T, out_TD) in enumerate(self.passes(ids_N, feature_ND, starts_A)):
             asked_M, asked = wanted.among(pairs_T[:len(out_TD)] + number + 1)
             marks.append(self.judge(out_TD[asked_M], asked))
         return marks
+
+    def passes(self, ids_N: Tensor, feature_ND: Tensor,
+               starts_A: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The pairs that each pass starts at, and what the head makes behind them."""
+        first_T = torch.arange(len(ids_N) - 1, device=ids_N.device)
+        made = unroll(self.head, ids_N[1:], feature_ND[:-1], self.method.passes, starts_A)
+        for number, out_TD in enumerate(made):
+            yield starts_A if number else first_T, out_TD
 
     def starts(self, row: Row, seed: Sequence[int]) -> Tensor:
         """The pairs `[A]` at which later passes start; those of an answer that guess two words of it at least, if not
@@ -142,7 +149,7 @@ class Task:
         chosen = np.random.default_rng(seed).permutation(len(places))[:self.method.starts]
         return places[torch.from_numpy(chosen).sort().values]
 
-    def _weights(self, row: Row, passes: int) -> list[float]:
+    def weights(self, row: Row, passes: int) -> list[float]:
         """What each pass over a row counts in the loss; a start stands for the places that were not drawn, too."""
         method = self.method
         later = 1.0
@@ -170,7 +177,7 @@ class Task:
         right = asked = 0
         for number, row in enumerate(rows):
             marks = self.marks(row, (*seed, number))
-            weights = self._weights(row, len(marks))
+            weights = self.weights(row, len(marks))
             losses = [loss * weight for (loss, _), weight in zip(marks, weights)]
             total = torch.stack(losses).sum() / size
             total.backward()  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+from config.schema.heads import BLOCK_SIZES
 from model.text import AUTO, CONVERSATIONS
 from model.weights.checkpoint import SOURCES
 from train.command import Options
@@ -18,6 +19,7 @@ EXAMPLE = """\
 examples:
   python -m scripts.train_eagle toy/llama my_head --data talks.jsonl
   python -m scripts.train_eagle models/smollm2 my_head --own 20000 --eagle3 --draft-vocab 8192 --keep-features
+  python -m scripts.train_eagle toy/llama my_blocks --data talks.jsonl --block 8
   python -m scripts.train_eagle models/vicuna-7b my_head3 --data talks.jsonl --eagle3 --device cuda
   python -m scripts.train_eagle models/vicuna-7b mended --data talks.jsonl --from models/EAGLE-Vicuna-7B --device cuda
 
@@ -51,6 +53,9 @@ def parser() -> Options:
     add("--keep-features", action="store_true", help="what the model makes of each conversation stays in "
         "OUT_DIR/features until the training ends (about 8 bytes a token and size): it is read once, not every epoch")
     add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
+    made.number("--block", (BLOCK_SIZES[0], BLOCK_SIZES[-1]), None, "instead a head of DFlash (7 layers, too), whose "
+                "blocks have so many tokens, the one before the guesses included; it has one part, of --epochs")
+    made.number("--layers", (1, 64), 2, "of a head of DFlash (2; its authors have 5)")
     add("--dialect", choices=list(DIALECTS), help="the form of a head of EAGLE-3, which this makes: eagle3 as EAGLE, "
         "SpecForge and AngelSlim publish it; eagle3.1 with its norms; vllm; speculators, nested and with its norms")
     add("--template", choices=[AUTO, *CONVERSATIONS, "own"], default=AUTO,
@@ -77,8 +82,8 @@ def _add_parts(made: Options) -> None:
            "5e-5), and in inverse proportion to the size for others", "R")
     number("--passes", (1, 64), None, "of the second part: the first reads the model's features, each other one what "
            "the head made in the one before (8; --authors: 1, with --eagle3 7)")
-    number("--starts", (1, 1 << 20), STARTS, "places of a conversation, drawn by chance, where the later passes start "
-           "(10; --authors: all)")
+    number("--starts", (1, 1 << 20), STARTS, "places of a conversation, drawn by chance, where the later passes start, "
+           "or blocks (10; --authors: all)")
     number("--noise", (0, 1e3), 0.1, "on the features in the first part, EAGLE-1/2: at most so much (0.1)", "X")
     number("--word-weight", (0, 1e6), 0.1, "of words beside features in the first part, EAGLE-1/2 (0.1)", "X")
 
@@ -104,6 +109,8 @@ def check(args: Namespace) -> None:
     if args.dialect and args.given:
         raise ValueError("--from keeps the form of the head that it mends; leave out --dialect")
     args.eagle3 = args.eagle3 or bool(args.dialect)
+    if args.block and (args.eagle3 or args.given or args.authors):
+        raise ValueError("--block makes a new head of DFlash; leave out --eagle3, --dialect, --from and --authors")
     if not 0 < args.held_out < 1:
         raise ValueError(f"--held-out {args.held_out} is no share; give a number between 0 and 1")
     if args.given and args.authors:

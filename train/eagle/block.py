@@ -1,0 +1,80 @@
+"""How a head that guesses a block at once learns: DFlash's way, along rows of text.
+
+After DFlash (arXiv 2602.06036, section 4): blocks begin at places of answers drawn by chance, each with a token of the
+text and masks behind it. A block sees the target's features of the text before, and itself. Words near its beginning
+count most, since a wrong guess makes all behind it worthless.
+
+Shapes: T pairs of a row, A of them at which blocks begin, B tokens of a block, K key/value heads, S keys,
+E head dimension.
+"""
+from __future__ import annotations
+
+import math
+from typing import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.cache import PLAIN, Look, attend
+from model.drafts.dflash import TEXT, DFlashHead
+from train.data import Row
+from train.eagle.loss import LIKELIEST, Mark, Objective, Task, Wanted
+
+FADING = 2  # after a block's size by this, a place counts 1/e of the first one: 4 of 8, as in the paper
+
+
+class Blocks:
+    """A cache of rows of text and of the blocks behind them, which see the text up to `starts_A`, and themselves."""
+
+    def __init__(self, text: int, starts_A: Tensor, size: int) -> None:
+        block_R = torch.arange(len(starts_A), device=starts_A.device).repeat_interleave(size)
+        slot_T = torch.arange(text, device=starts_A.device)
+        before_RT = slot_T <= starts_A[block_R][:, None]
+        within_RR = block_R[:, None] == block_R
+        nothing_TS = torch.eye(text, text + len(block_R), dtype=torch.bool, device=starts_A.device)
+        blocks_RS = torch.cat((before_RT, within_RR), 1)
+        self._sees_TS = torch.cat((nothing_TS, blocks_RS))  # what rows of text say is not asked
+
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
+               look: Look = PLAIN) -> Tensor:
+        """The attention `[H, T, E]` of these queries."""
+        return attend(q_HTE, k_KTE, v_KTE, self._sees_TS, look)
+
+
+def block_part(size: int, starts: int, steps: int) -> Objective:
+    """Blocks of `size` tokens, the one before the guesses included."""
+    decay = math.exp(-FADING / size)
+    return Objective(size - 1, decay, starts=starts, likeliest=LIKELIEST, steps=steps)
+
+
+class BlockTask(Task):
+    """Soft cross-entropy of the words of blocks; a pass is a place of them, behind the token that they begin with."""
+
+    head: DFlashHead
+
+    def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
+        assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no features for blocks"
+        return inner_ND
+
+    def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
+        return self.words(out_MD, wanted)  # which `passes` has made logits of, for all places at once
+
+    def weights(self, row: Row, passes: int) -> list[float]:
+        return super().weights(row, passes + 1)[1:]
+
+    def passes(self, ids_N: Tensor, feature_ND: Tensor,
+               starts_A: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        form, text = self.head.form, len(ids_N) - 1
+        place_B = torch.arange(form.size, device=ids_N.device)
+        pos_AB = (starts_A[:, None] + 1 + place_B).clamp(max=self.head.config.context - 1)
+        token_AB = torch.full_like(pos_AB, form.mask)
+        token_AB[:, 0] = ids_N[starts_A + 1]
+        token_T = torch.cat((torch.full_like(ids_N[1:], TEXT), token_AB.flatten()))
+        pos_T = torch.cat((torch.arange(text, device=ids_N.device), pos_AB.flatten()))
+        feature_TN = F.pad(feature_ND[:-1], (0, 0, 0, token_AB.numel()))
+        out_TD = self.head(token_T, feature_TN, pos_T, Blocks(text, starts_A, form.size))
+        out_BAD = out_TD[text:].view(*token_AB.shape, -1).transpose(0, 1)[1:]
+        logits_RV = self.known(out_BAD.flatten(0, 1).to(self.teacher.dtype))
+        for logits_AV in logits_RV.split(len(starts_A)):
+            yield starts_A, logits_AV
