@@ -118,6 +118,11 @@ class TreeConfig:
     thrifty: bool = True  # whether only what pays is sent and drafted, by recent measurements
     plain: float = 0.0  # seconds of a token by plain decoding, to which thrift falls back; 0: never
 
+    def in_segments(self, rows: int) -> TreeConfig:
+        """The same trees, which go in segments of so many rows at most."""
+        init, expand, stream = (replace(growth, segment=rows) for growth in (self.init, self.expand, self.stream))
+        return replace(self, init=init, expand=expand, stream=stream)
+
     @property
     def outcomes(self) -> Growth:
         """The tree of ssd: that of streaming below each outcome of what was sent, as deep as a first tree."""

@@ -363,9 +363,7 @@ class Pipeline:
         if tree.thrifty and method.falls_back:
             tree = replace(tree, plain=self.round_trip)
         if method.measured and not config.subseq_token:
-            init, expand, stream = (
-                replace(growth, segment=self.segment_rows) for growth in (tree.init, tree.expand, tree.stream))
-            tree = replace(tree, init=init, expand=expand, stream=stream)
+            tree = tree.in_segments(self.segment_rows)
         if config.growth_policy == "opt" and not config.opt_threshold and draft.networks:
             network, = draft.networks
             share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)

@@ -6,6 +6,7 @@ Usage: python -m scripts.bench overhead|clocks|real_time|load|server|turns|conve
        python -m scripts.bench stages|layers|head|tp [--help]
        python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
+       python -m scripts.bench profiles [PRESET] [key=value ...]
        python -m scripts.bench thrift
 
 Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
@@ -50,6 +51,9 @@ planner     plans for many drawn clusters, each made with some questions and jud
             choice reaches of the best, and of plain decoding
 planner_map  which method a plan chooses by the time of a stage and the cost of a row or of a message: table and map
 planner_emulated  plans for a few of the drawn clusters, and what they take in virtual time beside real time
+profiles    every method with every draft on every emulated cluster, in virtual time: tokens/s by set, and streaming
+            beside the best other; it takes the keys of scripts.plan: traces=FILE keeps the record, profile=NAME
+            takes one cluster
 thrift      streaming with and without ablate=thrift over plain decoding, in virtual time: with devices on which guesses
             are costly, with guesses for another text, and with a board that gets slower in the midst of an answer
 """
@@ -83,6 +87,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "planner": "eval.plan.bench:planner",
     "planner_map": "eval.plan.map:planner_map",
     "planner_emulated": "eval.plan.bench:planner_emulated",
+    "profiles": "eval.plan.profiles:profiles",
     "thrift": "eval.plan.bench:thrift",
 }
 

@@ -23,6 +23,7 @@ from eval.plan.hosts import answered, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.measure import Checked, Passed, fit, measured, times_as_long
 from eval.plan.plan import Plan, cluster, plan, planned
+from eval.plan.profiles import Row, compared, profiles, tried
 from eval.plan.record import SETTINGS, Book, Network, Written, book_of, made
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Spent, Trial
@@ -429,3 +430,21 @@ def test_what_cannot_be_planned_is_refused_with_the_fix(word, message, capsys):
     given = ["profile=jetson-7b"] if not word.startswith("profile") else []
     assert command.main([*given, "boards=3", word] if not word.startswith("boards") else [*given, word]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_profiles_compare_every_method_set_by_set(monkeypatch, capsys):
+    asked = ("methods=ar,streaming", "drafts=eagle", "sets=qa,gsm8k", "max_new_tokens=16")
+    monkeypatch.setattr("eval.plan.profiles.book_of", lambda config: book(answers=4))
+    assert profiles(["toy", *asked]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[1:11:2]] == [line.split(",")[0] for line in printed[11:]] == [*PROFILES]
+    plain, _ = tried(config_of(*asked), {"wifi": PROFILES["wifi"]})
+    on_wifi = replace(PROFILES["wifi"], factors=(1.0,) * 4)
+    trial = bench_of(on_wifi, book(answers=4)).trial(Candidate("ar", "none", tuple(zip(range(1, 5))), (8,) * 4),
+                                                     book(answers=4).answers, 16)
+    assert plain.speeds == [sum(one.tokens for one in trial.spent[place::2]) / sum(
+        one.seconds for one in trial.spent[place::2]) for place in (0, 1)]
+    rows = [Row("a", "none", "ar", (2.0, 2.0)), Row("a", "eagle", "pruned", (4.0, 1.0)),
+            Row("a", "eagle", "streaming", (3.6, 3.0)), Row("a", "suffix", "naive", (9.0, 9.0))]
+    assert list(compared(rows)) == ["a, eagle: streaming is 1.320 times the best other in the mean, 0.900 on its worst "
+                                    "set (simulated)"]

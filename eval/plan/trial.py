@@ -12,7 +12,7 @@ from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, Written, kind_of
 from eval.recorded import Recorded, sampler_of
-from launch.probe import round_trip
+from launch.probe import round_trip, segment_rows
 from model.drafts.cascade import row
 from model.drafts.draft import NoDraft
 from model.drafts.mixture import Mixture
@@ -127,15 +127,17 @@ class Bench:
             ring: Ring = Replicas(cluster.links, head, stages, clock=clock)
         else:
             ring = VirtualRing(cluster.links[0], head, 1 + stages, clock=clock)
-        tree = config.tree
-        if tree.thrifty and METHODS[candidate.method].falls_back:
+        tree, method = config.tree, METHODS[candidate.method]
+        if tree.thrifty and method.falls_back:
             tree = replace(tree, plain=round_trip(ring))
+        if method.measured and not config.subseq_token:
+            tree = tree.in_segments(segment_rows(ring, self._context))
         stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
         tree = replace(tree, stream=stream)
         networks = self._networks(config, tree)
-        draft = NoDraft() if METHODS[candidate.method].draft == "none" else _mixture(networks, config.sources)
+        draft = NoDraft() if method.draft == "none" else _mixture(networks, config.sources)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
-        strategy = STRATEGIES[METHODS[candidate.method].strategy]
+        strategy = STRATEGIES[method.strategy]
         decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
         spent = []
         for one in answers:
