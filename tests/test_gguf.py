@@ -254,8 +254,8 @@ FAMILY = {  # llama.cpp's name: transformers' name, config, more facts, and whet
     "gpt-oss": ("GptOss", {**SIZES, "num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 32,
                            "sliding_window": 16, "rope_scaling": YARN},
                 {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": 96,
-                 "attention.key_length": 32, "attention.sliding_window": 16, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
-                 "rope.scaling.original_context_length": 40}, False),
+                 "attention.key_length": 32, "attention.sliding_window": 16, "rope.scaling.type": "yarn",
+                 "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 40}, False),
 }
 FUSED = {"phi3": (("[qkv]_proj", "qkv_proj"), ("(gate|up)_proj", "gate_up_proj")),
          "glm4": (("(gate|up)_proj", "gate_up_proj"),)}
