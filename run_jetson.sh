@@ -17,7 +17,8 @@ A hosts file has one line for the board of each rank, rank 0 first; a board find
 
   192.168.1.11  user=nvidia  folder=flowspec  interface=eth0
 
-user and folder, the repository on the board, are for scripts/push.sh. Without a hosts file, or beside it:
+user and folder, the repository on the board, are for scripts/push.sh. A line with "spare" (or "spare=2,3", for these
+ranks) is a board that waits for another one to be lost, and then takes its place. Without a hosts file, or beside it:
 
   NODE_RANK            this board's rank, from 0 (hosts file: the line that has an address of this board)
   MASTER_ADDR          address of rank 0's board, also master=HOST (hosts file: the first line)
@@ -25,6 +26,7 @@ user and folder, the repository on the board, are for scripts/push.sh. Without a
   GLOO_SOCKET_IFNAME   the network interface to the other boards (the one that leads to rank 0's board)
   PYTHON               a Python with torch (board/bin/python, else python3, else .venv/bin/python)
 
+With discover=true (and the package zeroconf) the boards find each other, and write the hosts file if it is not there.
 A board needs only its own folder of the split model: model_dir=FOLDER has stage_RANK in it. Step by step: docs/jetson.md.
 
 END

@@ -11,7 +11,9 @@ from typing import Iterator, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from model.drafts.network import TreeDraft
+from model.drafts.dflash import Block
+from model.drafts.draft import Read, Reading, Steps
+from model.drafts.network import TreeDraft, at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.decode import Decoder, Limits, Request
@@ -47,6 +49,31 @@ def unrolled(draft: TreeDraft, tree: TokenTree, prompt: int, deepest: int) -> It
                            out_TD[i:i + at_once], deepest)
         draft.cache.retain(set(text))
     draft.reset()
+
+
+def blocks(draft: Block, tree: TokenTree, prompt: int) -> Iterator[Unrolled]:
+    """The same of a draft that guesses blocks, each of which begins at a token of the text with the target's features
+    of those before it; the guesses of a block stand on those that come first in it."""
+    draft.reset()
+    text, size = tree.trunk, draft.form.size
+    if prompt > 1:
+        at_once(_one(draft.rows(tree, text[:prompt - 1], text[prompt - 1], 0)))
+    made = []
+    for begin in range(prompt - 1, len(text) - 1):
+        fresh = text[begin - 1:begin] if begin >= prompt else []
+        read = at_once(_one(draft.rows(tree, fresh, text[begin], size)))
+        made.append(read.out_TD[1 - size:])
+        draft.cache.drop()
+    for depth in range(size - 1):
+        places = range(prompt - 1 + depth, len(text) - 1)
+        out = [out_TD[depth] for out_TD in made[:len(places)]]
+        if out:
+            yield Unrolled(depth, places, torch.stack(out))
+    draft.reset()
+
+
+def _one(reading: Reading) -> Steps[Read]:
+    return (yield reading)
 
 
 def _read_text(draft: TreeDraft, tree: TokenTree, nodes: Sequence[int], settled: bool) -> Tensor:

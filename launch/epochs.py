@@ -22,12 +22,13 @@ HUNG = "hung/{}"  # how often rank 0 has found a rank hung, which its launcher t
 
 class Meeting(NamedTuple):
     """Where a rank meets the others: a store in which all write, their names if they have hosts, how a rank opens its
-    door in an epoch (if not, torch.distributed connects them), and on rank 0 what looks after the others, and for how
-    many seconds it waits for all to come first."""
+    door in an epoch (if not, torch.distributed connects them), what it does once all have come to one, and on rank 0
+    what looks after the others, and for how many seconds it waits for all to come first."""
 
     store: Any
     names: Sequence[str] = ()
     door: Callable[[int], Door] | None = None
+    met: Callable[[], object] = str
     attend: Attend = str
     patience: float = math.inf
 
@@ -41,7 +42,8 @@ class Epochs:
     def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], recovers: bool
                  ) -> None:
         assert meeting.door is not None, "ranks without doors cannot meet in epochs"
-        self._store, self._door, self._attend = meeting.store, meeting.door, meeting.attend
+        self._store, self._door = meeting.store, meeting.door
+        self._attend, self._met = meeting.attend, meeting.met
         self._own, self._heartbeat, self._peers = own, heartbeat, peers
         self._recovers = recovers
         self._made: Connections | None = None
@@ -60,6 +62,7 @@ class Epochs:
                 self._store.set(f"door/{self._own}", f"{self.number} {door.name}")
                 if not self._all_come(until):
                     continue
+                self._met()
                 self._heartbeat.begin(self._suffix)
                 self._made = made = Connections(self._own, self._peers)
                 try:
@@ -88,7 +91,7 @@ class Epochs:
 
     def _connect(self, made: Connections, door: Door) -> None:
         for kind, peer in sorted(made.to):
-            made.reach(door, kind, peer, self._entry(peer)[1])
+            made.reach(door, kind, peer, door_of(self._store, peer)[1])
         while made.missing:
             made.let_in(door)
             if self._heartbeat.lost or self._over:
@@ -111,14 +114,15 @@ class Epochs:
     def _suffix(self) -> str:
         return f"/{self.number}" if self._recovers else ""
 
-    def _entry(self, rank: int) -> tuple[int, str]:
-        """The epoch to which a rank has come last, 0 if to none, and its door there."""
-        entry = self._store.look(f"door/{rank}") or b"0"
-        number, _, name = entry.decode().partition(" ")
-        return int(number), name
-
     def _came(self, rank: int) -> int:
-        return self._entry(rank)[0]
+        return door_of(self._store, rank)[0]
+
+
+def door_of(store: Any, rank: int) -> tuple[int, str]:
+    """The epoch to which a rank has come last, 0 if to none, and its door there."""
+    entry = store.look(f"door/{rank}") or b"0"
+    number, _, name = entry.decode().partition(" ")
+    return int(number), name
 
 
 class Coming(Epochs):

@@ -16,6 +16,7 @@ import torch
 
 from config.cli import HEADS
 from launch.spec import RankSpec
+from model.cache import BLOCK
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
@@ -42,19 +43,21 @@ SMALLER = (  # what takes less memory, as keys; that which changes the text leas
 
 
 class Need(NamedTuple):
-    """Bytes that a rank takes beside Python and torch themselves."""
+    """Bytes that a rank takes at most beside Python and torch themselves; `begins` is how much of the cache is there
+    before a text is."""
 
     weights: int = 0
     cache: int = 0
     workspace: int = 0
+    begins: int = 0
 
     @property
     def total(self) -> int:
-        return sum(self)
+        return self.weights + self.cache + self.workspace
 
     def __str__(self) -> str:
-        return (f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache {self.cache / GB:.2f}, workspace "
-                f"{self.workspace / GB:.2f})")
+        return (f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache {self.begins / GB:.2f} growing to "
+                f"{self.cache / GB:.2f}, workspace {self.workspace / GB:.2f})")
 
 
 def together(needs: Iterable[Need]) -> Need:
@@ -89,7 +92,8 @@ def _stage(spec: RankSpec) -> Need:
         kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
     step = _step(spec, sizes, spec.quant, _rows(spec))
     workspace = max(step, _loading(part.weights, spec.quantizes))
-    return Need(weights, _cache(spec, sizes, spec.layers), workspace + kept)
+    cache, begins = _cache(spec, sizes, spec.layers)
+    return Need(weights, cache, workspace + kept, begins)
 
 
 def _head(spec: RankSpec) -> Need:
@@ -121,10 +125,10 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     if eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
         forms[EMBED] = part.weights.form(HEAD)
     layers = 1 if eagle and any(map(AHEAD.search, forms)) else sizes.layers
-    cache = _cache(spec, sizes, layers)
+    cache, begins = _cache(spec, sizes, layers)
     rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all of them at once
     workspace = max(_step(spec, sizes, "none", rows), _loading(source, "none"))
-    return Need(_loaded(forms, spec), cache, workspace)
+    return Need(_loaded(forms, spec), cache, workspace, begins)
 
 
 def _width(spec: RankSpec) -> int:
@@ -156,9 +160,11 @@ def _loading(source: Checkpoint, making: str) -> int:
     return 2 * largest.bytes + SCRATCH * piece
 
 
-def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> int:
-    numbers = layers * sizes.kv_heads * spec.slots * sizes.head_dim
-    return 2 * numbers * _width(spec) * spec.config.max_requests
+def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> tuple[int, int]:
+    """The bytes of the caches of all requests: at most, where CUDA holds the keys twice for a while, and at first."""
+    slot = 2 * layers * sizes.kv_heads * sizes.head_dim * _width(spec) * spec.config.max_requests
+    grown = spec.slots + (spec.slots // 3 if spec.device.type == "cuda" else 0)
+    return slot * grown, slot * min(BLOCK, spec.slots)
 
 
 def _rows(spec: RankSpec) -> int:

@@ -17,8 +17,9 @@ from typing import Callable, NoReturn, Sequence
 
 from config.cli import CommandKeys
 from launch.console import EXIT_STOPPED, die, ended_by, interrupt, say
-from launch.hosts.board import TYPED_AS, find_board
-from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
+from launch.hosts.board import TYPED_AS, Board
+from launch.hosts.discovery import board_of
+from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous, Spare
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
 from launch.processes import launched, note, spawn
@@ -67,12 +68,12 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     resolved = resolve(argv, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
     keys, config = resolved.keys, resolved.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
-    board = find_board(config, os.environ)
+    board = board_of(config, os.environ)
     rendezvous = None
     if board is None:
         prepared = prepare(config)
     else:
-        rendezvous = Participant(board) if board.rank else Coordinator(board)
+        rendezvous = _rendezvous(board)
         prepared = rendezvous.attend(keys)
     if command.trace:
         prepared = prepared._replace(trace=partial(command.trace, keys))
@@ -87,6 +88,13 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     if config.virtual:
         raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add time=real")
     return _be_rank(prepared, rendezvous, main)
+
+
+def _rendezvous(board: Board) -> Rendezvous:
+    """This board's side of the rendezvous."""
+    if board.is_spare:
+        return Spare(board)
+    return Participant(board) if board.rank else Coordinator(board)
 
 
 # --- one process for each rank ----------------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
     return x.to(device)
 
 
+BLOCK = 256  # slots with which a cache begins
+
+
 class Look(NamedTuple):
     """How a layer's attention differs from the plain one."""
 
@@ -53,7 +56,9 @@ def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
         out = weights[..., :k_KSE.shape[1]] @ v_KSE
     elif hasattr(F, "scaled_dot_product_attention"):
         fused = F.scaled_dot_product_attention
-        out = fused(q[None], k_KSE[None], v_KSE[None], mask)[0]
+        if q.shape[1] == 1 and q.dtype == torch.bfloat16:  # on a processor two rows take a third of the time of one
+            q = q.repeat(1, 2, 1)
+        out = fused(q[None], k_KSE[None], v_KSE[None], mask)[0, :, :group * rows]
     else:  # torch 1.11, the wheel of JetPack 5
         scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
         out = torch.softmax(scores + mask, -1) @ v_KSE
@@ -109,26 +114,29 @@ class Rows(Protocol):
 
 
 class TreeCache:
-    """Preallocated keys and values `[layers, K, capacity, E]`, and who sees whom in the tail."""
+    """Keys and values `[layers, K, slots, E]`, and who sees whom in the tail.
+
+    There is memory for a block of slots, and for half more than needed where they are not enough, up to the capacity.
+    """
 
     def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype,
                  device: torch.device | str) -> None:
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty_like(self.keys)
-        self.capacity = shape[2]
+        self.shape, self.capacity = shape, shape[2]
+        self.keys = torch.empty(0, dtype=dtype, device=device)
         self._sees = np.zeros((64, 64), dtype=bool)
-        # The additive mask. Left of `settled` it is zero for good, so a step writes the columns of the tail only.
-        self._mask = torch.zeros(64, self.capacity, dtype=dtype, device=device)
         self.clear()
 
     def another(self) -> TreeCache:
         """An empty one of the same shape, type and place."""
-        layers, heads, capacity, dim = self.keys.shape
-        return TreeCache((layers, heads, capacity, dim), self.keys.dtype, self.keys.device)
+        return TreeCache(self.shape, self.keys.dtype, self.keys.device)
 
     def clear(self) -> None:
-        """Forget the request."""
-        self._mask.zero_()
+        """Forget the request, and give back all memory but the first block."""
+        layers, heads, capacity, dim = self.shape
+        self.keys = self.keys.new_empty(layers, heads, min(BLOCK, capacity), dim)
+        self.values = torch.empty_like(self.keys)
+        # The additive mask. Left of `settled` it is zero for good, so a step writes the columns of the tail only.
+        self._mask = self.keys.new_zeros(len(self._sees), self.keys.shape[2])
         self.settled = 0
         self._survivors = Survivors()
         self._hold([])
@@ -145,9 +153,10 @@ class TreeCache:
         source._ripen()
         assert length <= source.settled, f"{source.settled} slots are settled, fewer than {length}"
         self.drop()
+        self._reserve(length)
+        self._mask.zero_()
         self.keys[:, :, :length] = source.keys[:, :, :length]
         self.values[:, :, :length] = source.values[:, :, :length]
-        self._mask.zero_()
         self.settled = length
 
     def end(self, last: int) -> None:
@@ -194,6 +203,7 @@ class TreeCache:
             raise ValueError(f"the KV cache has {self.capacity} slots and needs {end}: "
                              "raise max_length or draft fewer tokens")
         self._grow(start + rows)
+        self._reserve(end)
         for i, (node, parent) in enumerate(zip(nodes, parents), start):
             above = self._place.get(parent)  # a parent that is not in the tail is settled: all see it
             self._sees[i] = False if above is None else self._sees[above]
@@ -306,7 +316,25 @@ class TreeCache:
             sees = np.zeros((new, new), dtype=bool)
             sees[:old, :old] = self._sees
             self._sees = sees
-            self._mask = self._mask.new_zeros(new, self.capacity)
+            self._mask = self._mask.new_zeros(new, self._mask.shape[1])
+
+    def _reserve(self, end: int) -> None:
+        """Memory for the slots up to `end`; one tensor after the other, so that little is held twice."""
+        held = self.keys.shape[2]
+        if end <= held:
+            return
+        size = min(self.capacity, end + end // 2)
+        self.keys = _longer(self.keys, size)
+        self.values = _longer(self.values, size)
+        self._mask = self._mask.new_zeros(len(self._mask), size)
+
+
+def _longer(old_LKSE: Tensor, slots: int) -> Tensor:
+    """The same in so many slots, of which those behind it are not written."""
+    layers, heads, held, dim = old_LKSE.shape
+    new = old_LKSE.new_empty(layers, heads, slots, dim)
+    new[:, :, :held] = old_LKSE
+    return new
 
 
 class Together:

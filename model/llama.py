@@ -189,7 +189,7 @@ class Attention(nn.Module):
         super().__init__()
         self.fused: Product | None = None
         self.head_dim = c.head_dim
-        self.widths = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
+        self.turning = [c.heads, c.kv_heads]  # queries and keys
         self.look = Look(c.window(number), c.scales.score_cap)
         sinks = torch.empty(c.heads, device="meta")
         self.sinks = nn.Parameter(sinks, requires_grad=False) if c.family.sinks else None
@@ -202,34 +202,36 @@ class Attention(nn.Module):
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         heads = (c.heads, c.kv_heads) if self.wide_norms else (1, 1)  # those that are normed together
-        if c.family.head_norms or self.wide_norms:
+        self.normed = c.family.head_norms or self.wide_norms
+        if self.normed:
             sizes = (count * c.head_dim for count in heads)
             self.q_norm, self.k_norm = (RMSNorm(size, c.eps, c.family.one_more)
                                         for size in sizes)
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
         if self.fused is None:
-            q_TN, k_TN, v_TN = self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)
+            all_TN = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), -1)
         else:
-            q_TN, k_TN, v_TN = self.fused(x_TD).split(self.widths, -1)
-        q = self._normed(q_TN, self.q_norm)
-        k = self._normed(k_TN, self.k_norm)
-        v = self._heads(v_TN)
+            all_TN = self.fused(x_TD)
+        all_THE = all_TN.view(len(all_TN), -1, self.head_dim)
+        heads, kv_heads = self.turning
+        both, v = all_THE.split((heads + kv_heads, kv_heads), 1)
+        if self.normed:
+            q, k = both.split(self.turning, 1)
+            both = torch.cat((self._normed(q, self.q_norm), self._normed(k, self.k_norm)), 1)
         if rotation is not None:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
+            both = rotate(both, *rotation)
+        q, k = both.transpose(0, 1).split(self.turning)
         if self.louder:
             q = q * self.louder
         look = self.look if self.sinks is None else self.look._replace(sinks=self.sinks)
-        out_HTE = cache.attend(layer, q, k, v, look)
+        out_HTE = cache.attend(layer, q, k, v.transpose(0, 1), look)
         return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
 
-    def _normed(self, x_TN: Tensor, norm: nn.Module) -> Tensor:
-        """Queries or keys as heads, normed one by one or all together."""
-        return self._heads(norm(x_TN)) if self.wide_norms else norm(self._heads(x_TN))
-
-    def _heads(self, x_TN: Tensor) -> Tensor:
-        """Rows `[T, heads * E]` as heads `[heads, T, E]`."""
-        return x_TN.view(len(x_TN), -1, self.head_dim).transpose(0, 1)
+    def _normed(self, x_THE: Tensor, norm: nn.Module) -> Tensor:
+        """Queries or keys, normed head by head or all heads together."""
+        normed: Tensor = norm(x_THE.flatten(1)).view_as(x_THE) if self.wide_norms else norm(x_THE)
+        return normed
 
 
 class MLP(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any, Mapping, NamedTuple, Tuple
 import torch
 from torch import Tensor, nn
 
-Rotation = Tuple[Tensor, Tensor]  # the cosines and the sines `[T, R]` of rotary positions
+Rotation = Tuple[Tensor, Tensor]  # the cosines and the sines `[T, 1, R]` of rotary positions
 
 
 class Turns(NamedTuple):
@@ -94,13 +94,13 @@ class Rotary(nn.Module):
             cos, sin = angle.cos() * loudness, angle.sin() * loudness
             sin[:, :len(frequency)] *= -1  # so that `rotate` is one roll and two products
             self.cos, self.sin = cos.to(like), sin.to(like)
-        return self.cos[pos_T], self.sin[pos_T]
+        return self.cos[pos_T, None], self.sin[pos_T, None]
 
 
-def rotate(x_HTE: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """Queries or keys at their rotary positions; the sign of the swapped halves is in `sin_TR`."""
-    size = cos_TR.shape[-1]
-    if size < x_HTE.shape[-1]:
-        turned_HTR = rotate(x_HTE[..., :size], cos_TR, sin_TR)
-        return torch.cat((turned_HTR, x_HTE[..., size:]), -1)
-    return x_HTE * cos_TR + x_HTE.roll(size // 2, -1) * sin_TR
+def rotate(x_THE: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
+    """Queries and keys at their rotary positions; the sign of the swapped halves is in `sin_T1R`."""
+    size = cos_T1R.shape[-1]
+    if size < x_THE.shape[-1]:
+        turned_THR = rotate(x_THE[..., :size], cos_T1R, sin_T1R)
+        return torch.cat((turned_THR, x_THE[..., size:]), -1)
+    return x_THE * cos_T1R + x_THE.roll(size // 2, -1) * sin_T1R

@@ -7,7 +7,7 @@ Usage: python -m scripts.bench overhead|clocks|real_time|load|server|turns|conve
        python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench profiles [PRESET] [key=value ...]
-       python -m scripts.bench thrift
+       python -m scripts.bench thrift|spd
 
 Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
 
@@ -56,6 +56,7 @@ profiles    every method with every draft on every emulated cluster, in virtual 
             takes one cluster
 thrift      streaming with and without ablate=thrift over plain decoding, in virtual time: with devices on which guesses
             are costly, with guesses for another text, and with a board that gets slower in the midst of an answer
+spd         one guess for each step of a stage (arXiv 2605.30852), from published acceptance: in lock step and without
 """
 from __future__ import annotations
 
@@ -73,6 +74,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "real_time": "eval.bench.real_time:real_time",
     "acceptance": "eval.bench.acceptance:acceptance",
     "draft": "eval.bench.draft:draft",
+    "spd": "eval.bench.spd:spd",
     "schema": "eval.bench.schema:schema",
     "stages": "eval.bench.forms:stages",
     "layers": "eval.bench.layers:layers",

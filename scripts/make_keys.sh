@@ -73,7 +73,7 @@ push() {
 }
 
 [ -f "$KEYS/cluster.key" ] || authority
-while read -r rank board folder <&3; do
+while read -r rank _ board folder <&3; do
     case ",${RANKS:-$rank}," in *",$rank,"*) ;; *) continue ;; esac
     [ -d "$KEYS/$rank" ] || board "$rank"
     if [ -n "$PUSH" ]; then

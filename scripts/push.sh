@@ -5,8 +5,9 @@
 #   bash scripts/push.sh hosts=FILE code=true [split=DIR] [ranks=0,3] [dry=true]
 #
 # DIR/stage_RANK goes to FOLDER/splits/NAME/stage_RANK on the board of that rank: FOLDER is folder= of its line (flowspec,
-# in the home of its user, if there is none), NAME is DIR's own. Afterwards the board compares every byte with the hashes
-# of the manifest. With replicas=true the ranks above those of the split get copies, in the same order, as
+# in the home of its user, if there is none), NAME is DIR's own. A spare gets those of all ranks but 0, or of those in
+# spare=; in ranks= its number is that of its line among the spares, behind the ranks. Afterwards the board compares every
+# byte with the hashes of the manifest. With replicas=true the ranks above those of the split get copies, in the same order, as
 # pipeline_type=dsi wants them. With ssm=DIR,DIR the last boards hold a small model each, as ssm_ranks=true wants them:
 # each gets its own DIR as FOLDER/ssm/NAME, and the part of rank 0, whose tokens the small model has to have. With
 # code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
@@ -100,7 +101,7 @@ name_of_split() {
 
 # small_of RANK: the folder of the small model that this rank holds, if it does
 small_of() {
-    local place=$(($1 - $(wc -l <"$TEMP/boards") + ${#SMALL[@]}))
+    local place=$(($1 - WORLD + ${#SMALL[@]}))
     if [ "$place" -ge 0 ]; then realpath -m -- "${SMALL[$place]}"; fi
 }
 
@@ -123,18 +124,20 @@ own_ranks() {
     if [ -n "$names" ]; then echo " pipeline_type=specinfer ssm_ranks=true ssm=${names#,}"; fi
 }
 
-# push RANK BOARD FOLDER: what this rank's board needs
+# push_program BOARD FOLDER
+push_program() {
+    look "$1"
+    [ -n "$CODE" ] || return 0
+    echo "the program to $1:$2"
+    push_code "$1" "$2" || fail "copying the program to $1 failed (rsync says why above): type it again to go on"
+}
+
+# push RANK BOARD FOLDER: the part of this rank
 push() {
     local rank="$1" board="$2" folder="$3" number part there small
     number="$(number_of "$rank")"
     part="$(realpath -m -- "${SPLIT:-.}/stage_$number")"  # a colon in a relative path would be another host's for rsync
     there="$folder/splits/$(name_of_split)/stage_$number"
-    look "$board"
-    if [ -n "$CODE" ]; then
-        echo "rank $rank: the program to $board:$folder"
-        push_code "$board" "$folder" || fail "copying the program to $board failed (rsync says why above): type it again to go on"
-    fi
-    [ -n "$SPLIT" ] || return 0
     small="$(small_of "$rank")"
     if [ -n "$small" ]; then
         echo "rank $rank: $small to $board:$folder/ssm/$(basename -- "$small")"
@@ -160,8 +163,9 @@ TEMP="$(mktemp -d)"
 trap 'rm -rf "$TEMP"' EXIT
 LIST="$TEMP/list" HOSTS_COPY="$TEMP/hosts.txt"
 PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -m launch.hosts.board "$HOSTS" >"$TEMP/boards" || exit 2
+WORLD="$(awk '$1 == $2' "$TEMP/boards" | wc -l)"
 cp -- "$HOSTS" "$HOSTS_COPY"
-[ "${#SMALL[@]}" -lt "$(wc -l <"$TEMP/boards")" ] || fail "$HOSTS has no more boards than small models: add lines for the ranks of the target, which come first"
+[ "${#SMALL[@]}" -lt "$WORLD" ] || fail "$HOSTS has no more boards than small models: add lines for the ranks of the target, which come first"
 for small in ${SMALL[@]+"${SMALL[@]}"}; do
     [ -f "$small/config.json" ] || fail "there is no model in $small: name small models in Hugging Face form, as ssm=DIR,DIR"
 done
@@ -169,11 +173,15 @@ check_ranks "$RANKS"
 for rank in ${RANKS//,/ }; do
     grep -q "^$rank " "$TEMP/boards" || fail "ranks=$RANKS: $HOSTS has no line for rank $rank, only for 0 to $(($(wc -l <"$TEMP/boards") - 1))"
 done
-while read -r rank board folder <&3; do
-    case ",${RANKS:-$rank}," in *",$rank,"*) ;; *) continue ;; esac
-    [ -z "$SPLIT" ] || [ -f "$SPLIT/stage_$(number_of "$rank")/manifest.json" ] ||
-        fail "there is no whole folder $SPLIT/stage_$(number_of "$rank") for rank $rank of $HOSTS: split the model for $(wc -l <"$TEMP/boards") ranks first"
-    push "$rank" "$board" "$folder"
+while read -r line ranks board folder <&3; do
+    case ",${RANKS:-$line}," in *",$line,"*) ;; *) continue ;; esac
+    push_program "$board" "$folder"
+    [ -n "$SPLIT" ] || continue
+    for rank in ${ranks//,/ }; do
+        [ -f "$SPLIT/stage_$(number_of "$rank")/manifest.json" ] ||
+            fail "there is no whole folder $SPLIT/stage_$(number_of "$rank") for rank $rank of $HOSTS: split the model for $WORLD ranks first"
+        push "$rank" "$board" "$folder"
+    done
 done 3<"$TEMP/boards"
 if [ -n "$SPLIT" ]; then
     echo "Type on each board, in its folder, with the preset and the number type of your model if it has them:"

@@ -8,8 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model import cache as caches
 from model.tree import TokenTree, verify
 from tests.tiny import CONFIG, TINY
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_blocks():
+    """Every cache here grows several times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caches, "BLOCK", 4)
+        yield
 
 
 def run(cache, tree, nodes, text=None):
@@ -95,6 +104,21 @@ def test_an_older_prune_that_comes_late_revives_and_kills_nothing():
     cache.prune(tip=7, parent=3, keep=[9], horizon=12)
     cache.prune(tip=4, parent=3, keep=[5, 7, 9], horizon=10)
     assert cache.alive([5, 7, 9, 11]) == [1, 2]
+
+
+def test_a_cache_grows_with_its_text_and_gives_the_memory_back():
+    cache = CONFIG.cache(1, 20, TINY.lm_head.weight)
+    sizes = []
+    for node in range(20):
+        cache.admit([node], [max(0, node - 1)], 1)
+        sizes.append(cache.keys.shape[2])
+    assert sizes == [4] * 4 + [7] * 3 + [12] * 5 + [19] * 7 + [20]
+    assert cache.values.shape == cache.keys.shape
+    another = CONFIG.cache(1, 20, TINY.lm_head.weight)
+    another.copy(cache, 8)
+    assert torch.equal(another.keys[:, :, :8], cache.keys[:, :, :8])
+    cache.clear()
+    assert cache.keys.shape[2] == 4
 
 
 def test_a_full_cache_says_what_to_do():

@@ -115,6 +115,16 @@ def test_a_published_head_says_what_its_definition_says(tmp_path, begins):
     torch.testing.assert_close(draft._logits, want, atol=1e-5, rtol=1e-5)  # tables of rotary positions are float32
 
 
+def test_a_text_is_read_to_its_end_once_its_request_is_over():
+    features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
+    plain, kept = DEEP.block(), DEEP.block()
+    tree = grown_tree(plain, features)
+    at_once(kept.catch_up(tree))
+    assert kept.consumed == len(IDS) - 1
+    at_once(kept.expand(tree, [tree.tip], 3))
+    torch.testing.assert_close(kept._logits, plain._logits)
+
+
 def test_a_block_ends_where_the_text_may():
     features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
     draft = DEEP.block()

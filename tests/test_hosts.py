@@ -57,6 +57,7 @@ def be_board(words, environment, space, files):
     if space:
         with open(f"/run/netns/{space}", "rb") as file:
             assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0  # CLONE_NEWNET
+    rendezvous.AT_ONCE = 1.0
     if environment.get("OTHER_CODE"):
         rendezvous.code_version = lambda: "d"
     code = run(generate.GENERATE, words)
@@ -343,24 +344,36 @@ def test_a_board_that_is_killed_or_stopped_by_hand_in_mid_run_is_named_on_all_ot
     assert said(stopped, 0) == said(stopped, 2) == f"flowspec: rank 1 ({host}, 127.0.0.1) failed: it was stopped"
 
 
-def test_a_board_that_is_started_again_in_mid_run_goes_on_with_the_answer(start, saved, tmp_path, loopback):
+def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_answer(start, saved, own, tmp_path,
+                                                                                       loopback):
+    with (tmp_path / "hosts").open("a") as hosts:
+        hosts.write("127.0.0.4 spare\n127.0.0.1 spare=2\n")
     words = ["prompt_ids=5,17,40", "seed=4", "temperature=0.7", "ignore_eos=true", "max_new_tokens=1000"]
     assert here(f"model_dir={saved / '0+2+2'}", *words, f"output={tmp_path / 'alone.json'}") == 0
     asked = [*loopback, *words, "dtype=float64", f"output={tmp_path / 'out.json'}"]
+    spares = [start(number, *asked, f"model_dir={own / 'board2'}") for number in (3, 4)]
     runs = [start(rank, *asked) for rank in range(3)]
-    out = tmp_path / "out0"
-    for lost in (2, 1):
-        printed = out.stat().st_size if lost == 1 else 0
+    out, err, host = tmp_path / "out0", tmp_path / "err0", socket.gethostname()
+    for number in (3, 4):
+        waits = (tmp_path / f"err{number}").read_text
+        assert wait_until(lambda waits=waits: "waiting until rank 2 (127.0.0.3) is lost" in waits(), 60)
+    for lost in (1, 2):
+        printed = out.stat().st_size if lost == 2 else 0
         assert wait_until(lambda printed=printed: out.is_file() and out.stat().st_size > printed + 50, 60)
         runs[lost].kill()
-        assert wait_until(lambda lost=lost: f"waiting for rank {lost} (" in (tmp_path / "err0").read_text(), 30)
-        other = start(lost, *asked, "max_length=77")
-        assert ends([other]) == [2] and f"rank {lost} (" in said(tmp_path, lost), "it has other keys than before"
-        runs[lost] = start(lost, *asked)
-    assert ends(runs, 120) == [0, 0, 0], said(tmp_path, 0)
+        assert wait_until(lambda lost=lost: f"waiting for rank {lost} ({host}" in err.read_text(), 30)
+        if lost == 1:
+            other = start(lost, *asked, "max_length=77")
+            assert ends([other]) == [2] and f"rank {lost} (" in said(tmp_path, lost), "it has other keys than before"
+            runs[lost] = start(lost, *asked)
+    assert ends([runs[0], runs[1], *spares], 120) == [0, 0, 0, 0], said(tmp_path, 0)
+    assert said(tmp_path, 4) == "flowspec: rank 0 (127.0.0.1) has ended, and this spare was not needed"
+    line = f"flowspec: rank 2 ({host}, a spare, 127.0.0.1) stands in for rank 2 ({host}, 127.0.0.1): 3 "
+    assert [(tmp_path / f"err{rank}").read_text().count(line) for rank in (0, 1, 3)] == [1, 1, 1]
+    assert f"cannot stand in: there is no folder {own / 'board2' / 'stage_1'}" in err.read_text()
     found, alone = (json.loads((tmp_path / f"{name}.json").read_text())["token_ids"] for name in ("out", "alone"))
     assert found == alone and len(alone) == 1000
-    assert (tmp_path / "err0").read_text().count("; all ranks are connected again, and answers go on") == 2
+    assert err.read_text().count("; all ranks are connected again, and answers go on") == 2
 
 
 def test_an_error_of_a_boards_own_ends_all_at_once(start, loopback, tmp_path):

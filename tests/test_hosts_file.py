@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from config.run_config import RunConfig
-from launch.hosts.board import BOARD, Board, Line, find_board, read_hosts
+from launch.hosts.board import BOARD, Board, Line, find_board, main, read_hosts
 
 
 def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
@@ -23,12 +23,24 @@ def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
     ("b0\nb1 user=-l\n", "line 2 of"), ("b0\nb1 folder=-x\n", "line 2 of"), ("b0\nb1 user=a user=b\n", "line 2 of"),
     ("b0\n\0b1\n", "line 2 of"), ("b0\nb1\x1b[2J\n", "line 2 of"), ("b0\nb..1\n", "line 2 of"),
     ("b0\n" + "b" * 64 + "\n", "line 2 of"), ("b0\nb1/x\n", "line 2 of"), ("b0\nb1:22\n", "line 2 of"),
-    ("b0\nb1\u2028b2\n", "line 2 of"),
+    ("b0\nb1\u2028b2\n", "line 2 of"), ("b0\nb1\nb2 spare=0\n", "line 3 of"),
+    ("b0\nb1 spare\n", "names 1 boards"), ("b0\nb1\nb2 spare=1,2\n", "spare for rank 2, but lines for ranks 0 to 1"),
 ])
 def test_a_line_that_is_no_board_is_named(tmp_path, text, message):
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         read_hosts(str(tmp_path / "hosts"))
+
+
+def test_spares_stand_behind_the_ranks_and_are_found_by_their_lines(tmp_path, capsys):
+    text = "b0\n127.0.0.1 spare\nb1\nb2 folder=/f\nb3 user=me spare=2,1\n"
+    board = found({}, text, tmp_path, master="b0")
+    assert (board.rank, board.world, board.is_spare) == (3, 3, True) and board.named(3) == "spare (127.0.0.1)"
+    assert [line.stands_in(3) for line in board.lines] == [(), (), (), range(1, 3), [2, 1]]
+    assert not found({"NODE_RANK": "2"}, text, tmp_path).is_spare
+    assert main([str(tmp_path / "hosts")]) == 0
+    assert capsys.readouterr().out == ("0 0 b0 flowspec\n1 1 b1 flowspec\n2 2 b2 /f\n3 1,2 127.0.0.1 flowspec\n"
+                                       "4 2,1 me@b3 flowspec\n")
 
 
 def test_a_hosts_file_of_another_editor_is_read_or_refused(tmp_path):

@@ -34,6 +34,13 @@ def held(module):
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
+def filled(cache):
+    """The cache with a text in every slot."""
+    nodes = list(range(cache.capacity))
+    cache.admit(nodes, [max(0, node - 1) for node in nodes], len(nodes))
+    return cache
+
+
 def total(config, parts):
     return sum(need(RankSpec(config, part)).total for part in parts)
 
@@ -47,8 +54,11 @@ def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
     for part in parts[1:]:
         stated, stage = need(RankSpec(config, part)), build_stage(RankSpec(config, part), OFF)
         assert stated.weights == held(stage.part)
-        assert stated.cache == 2 * stage.cache(0).keys.numel() * stage.cache(0).keys.element_size()
-        assert stated.workspace > stage.cache(0)._mask.numel() * stage.cache(0)._mask.element_size()
+        cache = stage.cache(0)
+        width = cache.keys.element_size()
+        assert stated.begins == 2 * cache.keys.numel() * width
+        assert stated.cache == 2 * filled(cache).keys.numel() * width
+        assert stated.workspace > cache._mask.numel() * width
 
 
 def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):
@@ -56,14 +66,14 @@ def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):
     lm_head = build_lm_head(with_head)
     [eagle] = build_draft(with_head, lm_head).networks
     assert need(with_head).weights == held(lm_head) + held(eagle.head)
-    assert need(with_head).cache == 2 * eagle.cache.keys.numel() * 4
+    assert need(with_head).cache == 2 * filled(eagle.cache).keys.numel() * 4
     alone = RankSpec(RunConfig(dtype="float32", draft="none"), parts[0])
     assert need(alone).weights == held(lm_head) and need(alone).cache == 0
     small = RunConfig(dtype="float32", draft="model", draft_dir=str(saved / "base"), max_length=200)
     with_model = RankSpec(small, parts[0])
     [draft] = build_draft(with_model, lm_head).networks
     assert need(with_model).weights == held(lm_head) + held(draft.model) + held(draft.lm_head)
-    assert need(with_model).cache == 2 * draft.cache.keys.numel() * 4
+    assert need(with_model).cache == 2 * filled(draft.cache).keys.numel() * 4
 
 
 def test_each_of_several_requests_has_a_cache_in_every_stage_and_every_draft(parts):
@@ -74,7 +84,7 @@ def test_each_of_several_requests_has_a_cache_in_every_stage_and_every_draft(par
         assert several.weights == single.weights and several.workspace > single.workspace
     stage = build_stage(RankSpec(three, parts[1]), OFF)
     caches = [stage.cache(request) for request in range(3)]
-    assert need(RankSpec(three, parts[1])).cache == sum(2 * cache.keys.numel() * 4 for cache in caches)
+    assert need(RankSpec(three, parts[1])).cache == sum(2 * filled(cache).keys.numel() * 4 for cache in caches)
 
 
 def test_fewer_requests_at_once_are_advised_where_they_fit(parts, monkeypatch):

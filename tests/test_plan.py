@@ -108,6 +108,20 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(method, d
     assert trial.speed == pytest.approx(expected, rel=1e-9 if method == "ar" else 0.1)
 
 
+def test_a_head_of_blocks_is_tried_with_its_record():
+    found = book()
+    for one in found.answers:
+        one.guesses["dflash"] = [depths[:5] for depths in one.guesses["eagle"]]
+    found.networks["dflash"] = Network("dflash", 0, False, 6)
+    bench = bench_of(SITE, found)
+    speeds = {}
+    for method, draft in (("ar", "none"), ("serial", "eagle"), ("serial", "dflash"), ("streaming", "dflash+suffix")):
+        candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), ())
+        speeds[method, draft] = bench.trial(candidate, found.answers, 99).speed
+    assert max(speeds, key=speeds.get)[1] == "dflash+suffix" and min(speeds, key=speeds.get)[0] == "ar"
+    assert speeds["serial", "dflash"] > speeds["serial", "eagle"], "a block is one pass for five levels"
+
+
 def test_a_slow_board_and_a_slow_link_take_their_time():
     site = replace(SITE, factors=(1.0, 3.0), links=((2, 1, 11.0, 1000.0),))
     candidate = Candidate(PLAIN_METHOD, "none", ((1,), (2,)), (2, 6))

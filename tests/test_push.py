@@ -63,6 +63,15 @@ def test_each_board_gets_its_own_part_which_it_compares_with_the_hashes(saved, t
 
 
 @needs_rsync
+def test_a_spare_gets_the_parts_for_which_it_may_stand_in(saved, tmp_path, push):
+    (tmp_path / "b3").mkdir()
+    done = push(f"split={saved / '0+2+2'}", "ranks=0,3", hosts="b0\nb1\nb3 spare\nb2\n")
+    assert done.returncode == 0 and done.stdout.count("all the same") == 3, done.stderr
+    parts = [sorted(path.name for path in tmp_path.glob(f"b{rank}/flowspec/splits/0+2+2/*")) for rank in range(4)]
+    assert parts == [["stage_0"], [], [], ["stage_1", "stage_2"]]
+
+
+@needs_rsync
 def test_the_last_boards_get_a_small_model_each_and_the_part_of_rank_0(saved, tmp_path, push):
     split_dir, small = f"split={saved / '0+4'}", saved / "base"
     done = push(split_dir, f"ssm={small}")

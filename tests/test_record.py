@@ -7,8 +7,14 @@ import re
 import pytest
 
 from config.presets import ROOT
-from eval.plan.record import Written, accept_lengths, read_record
+from eval.plan.record import Network, ReplayedBlock, Written, _table, accept_lengths, read_record
 from eval.recorded import keep
+from eval.self_feeding import read_text
+from model.drafts.mixture import Mixture
+from model.drafts.network import at_once
+from model.sample import Sampler
+from model.tree import TokenTree
+from tests.tiny import DEEP, pipeline
 
 TEXT = [7, 8, 9, 7, 8, 9]
 
@@ -35,7 +41,7 @@ def test_a_record_is_read_as_it_was_written_and_not_if_it_was_changed(tmp_path):
     keep(str(path), {"sets": "qa"}, content)
     book = read_record(str(path))
     assert book.answers == [Written([1, 2], TEXT, {"eagle": TABLE})]
-    assert book.networks["eagle"] == ("eagle", 1, True) and (book.vocab, book.ends, book.layers) == (10, [2], 8)
+    assert book.networks["eagle"] == ("eagle", 1, True, 0) and (book.vocab, book.ends, book.layers) == (10, [2], 8)
     shown = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
     assert set(json.loads(path.read_text())) == set(re.findall(r"^ +- `(\w+)`:", shown, re.M))
     path.write_text(path.read_text().replace("10", "11"))
@@ -48,3 +54,33 @@ def test_a_record_is_read_as_it_was_written_and_not_if_it_was_changed(tmp_path):
 def test_accepted_lengths_are_those_of_a_chain_verified_whole(guesses, lengths):
     """Behind the prefill's token two guesses are right, and the third, on two of its own, is wrong."""
     assert accept_lengths(Written([1, 2], TEXT, {"eagle": TABLE}), "eagle", guesses) == lengths
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_block_is_recorded_and_replayed_as_it_guesses(temperature):
+    sampler, prompt = Sampler(temperature, seed=4), [5, 17, 40, 3]
+    text = DEEP.text(prompt, 14, sampler)
+    with pipeline(DEEP, 2, "serial", Mixture([DEEP.block()])) as decoder:
+        table = _table(decoder, DEEP.block(), prompt, text, sampler)
+        tree = read_text(decoder, [*prompt, *text])
+        features = [tree.nodes[node].hidden for node in tree.trunk]
+    assert [len(depths) for depths in table] == [1, 2, 3, 4, *[5] * 10]
+    replayed = ReplayedBlock(Network("dflash", 0, False, 6), 64)
+    replayed.open(len(prompt), table)
+    for known in (0, 1, 6):
+        said = []
+        for draft in (DEEP.block(), replayed):
+            tree = TokenTree([*prompt, *text[:known]], 99)
+            for node, feature in zip(tree.trunk[:-1], features):
+                tree.nodes[node].hidden = feature
+            draft.reset()
+            draft.begin(sampler)
+            [guesses] = at_once(draft.expand(tree, [tree.tip], 3))
+            node, found = tree.tip, [guesses]
+            for token in text[known:known + 4]:
+                node = tree.add(node, token, -1.0)
+                found.append(draft.heard(tree, node, 3))
+            said.append(found)
+        for ours, theirs in zip(*said):
+            assert [token for token, _ in ours] == [token for token, _ in theirs]
+            assert [chance for _, chance in ours] == pytest.approx([chance for _, chance in theirs])

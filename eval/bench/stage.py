@@ -52,7 +52,8 @@ class Stage(NamedTuple):
         nodes = list(range(1 << 20, (1 << 20) + rows))
         self.cache.admit(nodes, [0, *nodes[:-1]], 0)
         pos_T = torch.arange(rows, device=self.x_TD.device) + self.cache.settled
-        out: Tensor = self.body(self.x_TD[:rows], pos_T, self.cache)
+        with torch.inference_mode():
+            out: Tensor = self.body(self.x_TD[:rows], pos_T, self.cache)
         self.cache.drop()
         return out
 
@@ -156,9 +157,9 @@ def _cache(args: Namespace, config: LlamaConfig, dtype: torch.dtype) -> TreeCach
     """A KV cache in which a text of `--context` tokens has been settled, with random keys and values."""
     cache = config.cache(args.layers, config.context,
                          torch.empty(0, dtype=dtype, device=args.device))
+    text = list(range(args.context))
+    cache.admit(text, [0, *text[:-1]], args.context)
     for stored in (cache.keys, cache.values):
         generator = torch.Generator().manual_seed(1)
         stored.copy_(torch.randn(stored.shape, generator=generator))
-    text = list(range(args.context))
-    cache.admit(text, [0, *text[:-1]], args.context)
     return cache

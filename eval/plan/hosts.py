@@ -39,7 +39,7 @@ ANSWER = {"passes": [(int, int, float)]}
 
 def boards_of(path: str) -> list[Line]:
     """The boards of the ranks behind rank 0."""
-    return read_hosts(path)[1:]
+    return [line for line in read_hosts(path)[1:] if line.spare is None]
 
 
 # --- whether they answer ----------------------------------------------------------------------------------------------

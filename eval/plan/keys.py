@@ -83,8 +83,9 @@ class PlanConfig(AsksSets):
         """The kinds of networks that are there to draft."""
         run = self.run
         head = "" if headless(run) else run.eagle_dir or run.model_dir or run.base_dir
-        there = {"eagle": head, "model": run.draft_dir, "ssm": run.ssm}
         asked = {source for name in listed(self.drafts) for source in name.split("+")}
+        blocks = head if "dflash" in asked else ""
+        there = {"eagle": head, "dflash": blocks, "model": run.draft_dir, "ssm": run.ssm}
         asked.update({"ssm"} if "cascade" in asked else ())
         asked.update({METHODS[name].draft for name in self.chosen_methods} & {"ssm"})
         found = [kind for kind, folder in there.items() if folder]

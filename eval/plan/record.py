@@ -21,13 +21,15 @@ from tqdm import tqdm
 
 from config.questions import by_turns
 from config.run_config import PENALTIES
+from config.schema.heads import BlockForm
 from eval.plan.keys import PlanConfig
 from eval.recorded import check_room, keep, kept, sampler_of, settings_of
-from eval.self_feeding import read_text, unrolled
+from eval.self_feeding import blocks, read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.cache import Admitted, TreeCache
+from model.drafts.dflash import Block
 from model.drafts.draft import Guesses
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
@@ -53,6 +55,7 @@ class Network(NamedTuple):
     source: str
     lag: int
     drifts: bool
+    block: int = 0  # tokens of a block that it guesses at once; 0: it guesses token by token
 
 
 class Written(NamedTuple):
@@ -159,7 +162,7 @@ def made(config: PlanConfig) -> Book:
             text = pipeline.decoder.whole(request).token_ids
             guesses = {network.source: _table(decoder, network, prompt, text, sampler) for decoder, network in readers}
             answers.append(Written(prompt, text, guesses))
-        networks = {one.source: Network(one.source, one.lag, one.drifts) for _, one in readers}
+        networks = {one.source: Network(one.source, one.lag, one.drifts, _block(one)) for _, one in readers}
         return Book(answers, networks, sizes.vocab, sorted(ends), sizes.layers)
 
 
@@ -168,10 +171,16 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, 
     for kind in config.kinds:
         decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind, **APART))
         for network in decoder.draft.networks:
-            if not isinstance(network, TreeDraft) or not network.by_level:
+            if not isinstance(network, TreeDraft) or not (network.by_level or _block(network)):
                 raise ValueError(f"a plan records guesses token by token, and draft={kind} guesses several at once: "
                                  "take drafts=suffix, or try it with profile=NAME time=virtual")
+            if kind_of(network.source) != kind:
+                raise ValueError("the head of this model guesses blocks: plan with drafts=suffix,dflash,dflash+suffix")
             yield decoder, network
+
+
+def _block(network: Any) -> int:
+    return network.form.size if isinstance(network, Block) else 0
 
 
 def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Sequence[int], sampler: Sampler
@@ -179,8 +188,11 @@ def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Se
     """What a network guesses at each place of a text, by how many of its own guesses it stands on."""
     tree = read_text(decoder, [*prompt, *text])
     found: list[list[Any]] = [[] for _ in text]
-    deepest = DEEPEST if network.lag else 0
-    for depth, places, out_TD in unrolled(network, tree, len(prompt), deepest):
+    if isinstance(network, Block):
+        read = blocks(network, tree, len(prompt))
+    else:
+        read = unrolled(network, tree, len(prompt), DEEPEST if network.lag else 0)
+    for depth, places, out_TD in read:
         for place, listed in zip(places, _listed(network, out_TD, places, sampler)):
             at = place + 1 - len(prompt)
             if at < len(text):
@@ -216,8 +228,8 @@ class Replayed(TreeDraft):
     """
 
     def __init__(self, network: Network, slots: int) -> None:
-        self.source, self.lag, self.drifts = network
-        super().__init__(TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
+        self.source, self.lag, self.drifts, _ = network
+        TreeDraft.__init__(self, TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
         self._prompt = 0
         self._table: Table = []
 
@@ -267,3 +279,23 @@ class Replayed(TreeDraft):
             depths = self._table[max(0, place)]
             found.append(depths[min(depth, len(depths) - 1)])
         return found
+
+
+class ReplayedBlock(Replayed, Block):
+    """The same of a network that guesses blocks; a mask's place in its block is the number of guesses before it."""
+
+    inner = False
+
+    def __init__(self, network: Network, slots: int) -> None:
+        self.form = BlockForm((), network.block, 0)
+        super().__init__(network, slots)
+
+    def blank(self, rows: int) -> Tensor:
+        place_T = torch.arange(rows, dtype=torch.float64) - 1
+        return torch.stack((place_T, place_T), -1)
+
+    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        return Block.known(self, tree, fresh)
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        return torch.stack((feature_TD[:, 0], pos_T - 1.0), -1)  # a mask says the token at its own place

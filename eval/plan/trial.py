@@ -10,7 +10,7 @@ from config.run_config import RunConfig
 from config.trees import MOST_GUESSES, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
-from eval.plan.record import Book, Replayed, Written, kind_of
+from eval.plan.record import Book, Replayed, ReplayedBlock, Written, kind_of
 from eval.recorded import Recorded, sampler_of
 from launch.probe import round_trip, segment_rows
 from model.drafts.cascade import row
@@ -127,13 +127,8 @@ class Bench:
             ring: Ring = Replicas(cluster.links, head, stages, clock=clock)
         else:
             ring = VirtualRing(cluster.links[0], head, 1 + stages, clock=clock)
-        tree, method = config.tree, METHODS[candidate.method]
-        if tree.thrifty and method.falls_back:
-            tree = replace(tree, plain=round_trip(ring))
-        if method.measured and not config.subseq_token:
-            tree = tree.in_segments(segment_rows(ring, self._context))
-        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
-        tree = replace(tree, stream=stream)
+        method = METHODS[candidate.method]
+        tree = self._tree(config, ring, guesses)
         networks = self._networks(config, tree)
         draft = NoDraft() if method.draft == "none" else _mixture(networks, config.sources)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
@@ -153,6 +148,16 @@ class Bench:
         whole = clock.now()
         return Trial(candidate, tuple(spent), {name: took / whole for name, took in busy.items()})
 
+    def _tree(self, config: RunConfig, ring: Ring, guesses: int) -> TreeConfig:
+        """The trees of a run, with at most so many guesses in streaming's."""
+        tree, method = config.tree, METHODS[config.pipeline_type]
+        if tree.thrifty and method.falls_back:
+            tree = replace(tree, plain=round_trip(ring))
+        if method.measured and not config.subseq_token:
+            tree = tree.in_segments(segment_rows(ring, self._context))
+        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
+        return replace(tree, stream=stream)
+
     def _works(self, candidate: Candidate) -> list[list[Work]]:
         """What the stages do, ring by ring."""
         total, tiles = sum(candidate.layers), candidate.method == "galaxy"
@@ -168,7 +173,8 @@ class Bench:
         room = self._context + SPARE * max(config.init_total_token, tree.stream.nodes // SPARE)
         kinds = {"ssm" if source == "cascade" else source for source in config.sources}
         networks = self.book.networks.items()
-        found = [Replayed(network, room) for name, network in networks if kind_of(name) in kinds]
+        found = [(ReplayedBlock if network.block else Replayed)(network, room)
+                 for name, network in networks if kind_of(name) in kinds]
         for number, network in enumerate(found):
             network.number = number
         return found

@@ -28,7 +28,7 @@ LOCAL = frozenset({
     "data", "output", "results", "hosts",  # … and files
     "prompt", "prompt_ids", "question_file", "template", "chat_template",  # what rank 0 alone is asked
     "device", "threads_per_rank", "debug",  # of one machine
-    "master", "wait", "keys",  # how it comes to the rendezvous
+    "master", "wait", "keys", "discover",  # how it comes to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0
 })
 GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
@@ -136,6 +136,7 @@ KINDS = (  # of a name that a pattern fits as a whole, the first one counts
     (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
     (rf"{BEFORE}heartbeat/losses(?:/\d+)?", _count),
     (rf"{BEFORE}heartbeat/lost(?:/\d+)?", _line),
+    (rf"spare/{OWN}", _json({"host": str, "address": _is_address, "lacks": _is_settings})),
     (rf"door/{OWN}", _form_of(rb"\d{1,9} (\d{1,3}\.){3}\d{1,3}:\d{1,5}", "door")),
     (rf"{OF_ROOT}(?:epoch|open|hung/\d+)", _count),
     (rf"{BEFORE}split/{OWN}", _line),

@@ -29,6 +29,7 @@ WORDS = {  # that may follow it; what begins with - would be an option of ssh or
     "user": re.compile(r"[\w.][\w.+$-]*"),
     "folder": re.compile(r"[^-].*"),
     "interface": re.compile(r"[^-].*"),
+    "spare": re.compile(r"([1-9]\d{0,3}(,[1-9]\d{0,3})*)?"),
 }
 ADDRESS_OF = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 MOST = 1 << 20  # bytes of a hosts file
@@ -42,6 +43,14 @@ class Line(NamedTuple):
     user: str = ""
     folder: str = FOLDER
     interface: str = ""
+    spare: str | None = None  # of a spare, the ranks for which it may stand in, with commas; empty: all but rank 0
+
+    def stands_in(self, world: int) -> Sequence[int]:
+        """The ranks, of so many, for which it may stand in; none if it is the board of a rank."""
+        if self.spare is None:
+            return ()
+        typed = [int(rank) for rank in self.spare.split(",") if rank]
+        return typed or range(1, world)
 
 
 class Board(NamedTuple):
@@ -52,14 +61,25 @@ class Board(NamedTuple):
     port: int
     interface: str
     wait: float  # seconds for the others to come
-    lines: Sequence[Line]  # of all ranks, if there is a hosts file
+    lines: Sequence[Line]  # of all ranks, and then of spares, if there is a hosts file
     keys: Keys | None = None
+
+    @property
+    def world(self) -> int:
+        """The ranks of the hosts file."""
+        return sum(line.spare is None for line in self.lines)
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this board waits until it may stand in for another one."""
+        return bool(self.lines) and self.lines[self.rank].spare is not None
 
     def named(self, rank: int, host: str = "", address: str = "") -> str:
         """A rank as messages name it: with its host and address, as far as they are known."""
-        known = self.lines[rank].address if self.lines else ""
-        where = ", ".join(dict.fromkeys(word for word in (host, address or known) if word))
-        return f"rank {rank} ({where})" if where else f"rank {rank}"
+        line = self.lines[rank] if self.lines else Line("")
+        where = ", ".join(dict.fromkeys(word for word in (host, address or line.address) if word))
+        own = f"rank {rank}" if line.spare is None else "spare"
+        return f"{own} ({where})" if where else own
 
     def listen_address(self) -> str:
         """On rank 0's board, the one address at which the store listens.
@@ -99,7 +119,10 @@ class Board(NamedTuple):
 
 
 def read_hosts(path: str) -> list[Line]:
-    """A line for each rank, rank 0 first: `[USER@]ADDRESS [user=..] [folder=..] [interface=..]`; # begins a remark."""
+    """A line for each rank, rank 0 first, and then one for each spare; # begins a remark.
+
+    Each is `[USER@]ADDRESS [user=..] [folder=..] [interface=..] [spare[=RANK,RANK]]`.
+    """
     found = []
     data = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE}", MOST)
     whole = decoded(data, path, "save it again as plain text in UTF-8")
@@ -107,17 +130,23 @@ def read_hosts(path: str) -> list[Line]:
         words = text.partition("#")[0].split()
         if not words:
             continue
-        line = _line(words) if text.replace("\t", " ").isprintable() else None
+        line = read_line(words) if text.replace("\t", " ").isprintable() else None
         if line is None:
             raise ValueError(f"line {number} of {path} is no board: write [USER@]ADDRESS, then what is needed of "
-                             f"user=, folder= and interface=, as {EXAMPLE}; none of them begins with -")
+                             f"user=, folder=, interface= and spare, as {EXAMPLE}; none of them begins with -")
         found.append(line)
-    if len(found) < 2:
-        raise ValueError(f"{path} names {len(found)} boards: write one line for each rank, rank 0 first")
+    found.sort(key=lambda line: line.spare is not None)
+    world = sum(line.spare is None for line in found)
+    if world < 2:
+        raise ValueError(f"{path} names {world} boards: write one line for each rank, rank 0 first")
+    beyond = [rank for line in found for rank in line.stands_in(world) if rank >= world]
+    if beyond:
+        raise ValueError(f"{path} has a spare for rank {beyond[0]}, but lines for ranks 0 to {world - 1} only")
     return found
 
 
-def _line(words: Sequence[str]) -> Line | None:
+def read_line(words: Sequence[str]) -> Line | None:
+    """A board as these words name it; None if they name none."""
     user, at, address = words[0].rpartition("@")
     pairs = [word.partition("=")[::2] for word in words[1:]]
     if at:
@@ -240,10 +269,13 @@ def way_to(address: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print `RANK [USER@]ADDRESS FOLDER` for each line of a hosts file."""
-    for rank, line in enumerate(read_hosts(os.path.expanduser(argv[0]))):
+    """Print `NUMBER RANKS [USER@]ADDRESS FOLDER` for each line of a hosts file: a spare has the folders of RANKS."""
+    lines = read_hosts(os.path.expanduser(argv[0]))
+    world = sum(line.spare is None for line in lines)
+    for number, line in enumerate(lines):
         board = f"{line.user}@{line.address}" if line.user else line.address
-        print(rank, board, line.folder)
+        ranks = line.stands_in(world) or [number]
+        print(number, ",".join(map(str, ranks)), board, line.folder)
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import errno
 import json
+import math
 import os
 import socket
 import ssl
@@ -25,20 +26,21 @@ from config.cli import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.epochs import EPOCH, Meeting
+from launch.epochs import EPOCH, OPEN, Meeting, door_of
 from launch.hosts.agreement import Facts, Written, code_version, judge_facts, judge_ways, settings
 from launch.hosts.board import Board
 from launch.hosts.store import Entries, Store, StoreClient, StoreServer
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
 from launch.spec import RankSpec
-from pipeline.failure import PeerLost, first_loss
+from pipeline.failure import LOSS_KEY, PeerLost, first_loss
 from pipeline.sockets import BoardDoor, hang_up
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
 SEAT = 30  # seconds for a run to end that has this board in it still, since nobody has missed it there yet
 LOOK = 0.2  # seconds between two looks into the store
 SOONER = 0.8  # of the heartbeat's patience
+AT_ONCE = 5.0  # seconds for a lost board to be back by itself, before the first spare stands in; then for each spare
 LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
         "with wait=")
 SILENT = "{} fell silent during the rendezvous: look at its board and network, then start all again"
@@ -55,19 +57,20 @@ class Rendezvous:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.names: list[str] = []
+        self._host = socket.gethostname()
         self._waited = ""  # for whom, as was printed last
         os.environ["RANK"] = str(board.rank)
         if board.lines:
-            os.environ["WORLD_SIZE"] = str(len(board.lines))
+            os.environ["WORLD_SIZE"] = str(board.world)
         interface = plain(board.interface) or "the interface that leads there"
-        say(f"this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
+        say(f"this is {board.named(board.rank, self._host)}; the rendezvous of all ranks is "
             f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
             f"{board.wait:g} seconds (wait=)")
         self._deadline = time.monotonic() + board.wait
 
     def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
         """The run, once all ranks are here and belong together; raises ValueError or PeerLost."""
-        config, host = keys.run, socket.gethostname()
+        config, host = keys.run, self._host
         judge = partial(judge_facts, board=self.board)
         facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
         returns = self._client is not None and self._read("facts/verdict") is not None
@@ -77,7 +80,7 @@ class Rendezvous:
                 facts.update(self._describe(keys, prepared.spec(self.board.rank), door))
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
-                self._agree("facts", len(self.board.lines), judge)
+                self._agree("facts", self.board.world, judge)
                 raise
             self._write("facts", facts)
             world = prepared.placement.world
@@ -90,7 +93,8 @@ class Rendezvous:
                 self._try_ways(written)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         if self._client:
-            self._client.names = self.names[0], self.names[self.board.rank]
+            own = self.board.named(self.board.rank, host, facts["address"])
+            self._client.names = self.names[0], own
             # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
             self._client.patience = SOONER * config.timeout
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
@@ -110,7 +114,17 @@ class Rendezvous:
         if self._shares:
             self._begin_groups()
         door = partial(BoardDoor, self._address, self.board.keys)
-        return Meeting(self._store, self.names, door, self._look_after, PATIENCE)
+        return Meeting(self._store, self.names, door, self._rename, self._look_after, PATIENCE)
+
+    def _rename(self) -> None:
+        """Name the boards that are here now, of which some may stand in for others."""
+        facts = [self._read(f"facts/{rank}") for rank in range(len(self.names))]
+        addresses = [each.get("address", "") for each in facts]
+        for rank, before in enumerate(list(self.names)):
+            now = self.board.named(rank, facts[rank]["host"], addresses[rank])
+            self.names[rank] = now
+            if now != before:
+                say(f"{now} stands in for {before}: {len(facts)} ranks on {len({*addresses})} boards", "\n")
 
     def _begin_groups(self) -> None:
         rank, world = self.board.rank, len(self.names)
@@ -130,17 +144,13 @@ class Rendezvous:
 
     def _describe(self, keys: RunConfig | CommandKeys, spec: RankSpec, door: socket.socket) -> Facts:
         """What this rank holds, and where its door is, which is opened at the interface to the other boards."""
-        config = keys.run
         interface, address = self.board.network()
         door.bind((address, 0))
         door.listen()
         opening = partial(open_door, door, self.board.rank)
         threading.Thread(target=opening, name="door", daemon=True).start()
-        found = {"dtype": str(spec.dtype).rpartition(".")[2]}
-        if config.drafting_ranks:
-            found["ssm"] = f"{config.drafting_ranks} folders"
-        return {"split": spec.part.split_id, "world": spec.part.world, "settings": settings(keys, **found),
-                "address": address, "interface": interface, "port": door.getsockname()[1]}
+        port = door.getsockname()[1]
+        return {**held(keys, spec), "address": address, "interface": interface, "port": port}
 
     def _try_ways(self, written: Written) -> None:
         """Knock at the doors of all ranks, and agree that every knock is answered."""
@@ -200,6 +210,15 @@ class Rendezvous:
         time.sleep(LOOK)
 
 
+def held(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
+    """What a rank holds, and was asked for, which must fit rank 0's."""
+    found = {"dtype": str(spec.dtype).rpartition(".")[2]}
+    if keys.run.drafting_ranks:
+        found["ssm"] = f"{keys.run.drafting_ranks} folders"
+    return {"code": code_version(), "split": spec.part.split_id, "world": spec.part.world,
+            "settings": settings(keys, **found)}
+
+
 def open_door(door: socket.socket, rank: int) -> None:
     """Say to everybody who knocks which rank this is, until the door is closed."""
     while door.fileno() >= 0:
@@ -221,7 +240,7 @@ def reaches(facts: Facts, rank: int) -> bool:
 class Coordinator(Rendezvous):
     """Rank 0's side: it keeps the store and judges what the others write.
 
-    Once all are here, a board that is lost may come again.
+    Once all are here, a board that is lost may come again, or another one in its place.
     """
 
     def __init__(self, board: Board) -> None:
@@ -245,14 +264,29 @@ class Coordinator(Rendezvous):
         failed = first_loss(self._store, "")
         if failed:
             return failed
-        gone = [self.names[rank] for rank in self._server.gone()]
-        if gone and self._store.add(EPOCH, 0) == 1:
-            return f"{gone[0]} was lost: its program has ended"
-        missing = ", ".join(gone)
+        first = self._store.add(EPOCH, 0) == 1
+        patience = math.inf if first else self._server.patience or math.inf
+        ranks = range(len(self.names))
+        gone = [seat for seat in self._server.gone(patience) if seat in ranks]
+        if gone and first:
+            return f"{self.names[gone[0]]} was lost: its program has ended"
+        missing = ", ".join(self.names[rank] for rank in gone)
         if missing not in ("", self._waited):
-            say(f"waiting for {missing}: start run_jetson.sh there again")
+            say(f"waiting for {missing}: start run_jetson.sh there again{self._spares(gone)}", "\n")
         self._waited = missing
         return ""
+
+    def _spares(self, gone: Sequence[int]) -> str:
+        """What the spares that are here can do for these ranks, as a part of a sentence."""
+        here = self._server.seats.keys() - self._server.gone()
+        said = ""
+        for number in range(len(self.names), len(self.board.lines)):
+            facts: Any = self._read(f"spare/{number}") if number in here else None
+            for rank in gone if facts else ():
+                reason = facts["lacks"].get(str(rank), "its line is for other ranks")
+                can = f"cannot stand in: {reason}" if reason else f"stands in soon for rank {rank}"
+                said += f"; {self.board.named(number, facts['host'], facts['address'])} {can}"
+        return said
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
         world = max(world, 1)  # 0: rank 0's own folder could not say
@@ -309,7 +343,7 @@ class Participant(Rendezvous):
         Its board must answer sooner than its program, if only to refuse the connection.
         """
         board = self.board
-        names = board.named(0), board.named(board.rank, socket.gethostname())
+        names = board.named(0), board.named(board.rank, self._host)
         since = time.monotonic()
         while True:
             wrong: Exception
@@ -337,3 +371,75 @@ class Participant(Rendezvous):
             if now > min(since + patience, self._deadline):
                 raise wrong
             self._wait_for(missing)
+
+
+class Spare(Participant):
+    """A board that waits until another one is lost and does not return at once, and then is that rank."""
+
+    def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
+        written = self._agree("facts", self.board.world, str)
+        lacks = self._lacking(keys, written[0])
+        _, address = self.board.network()
+        by_name = {str(rank): reason for rank, reason in lacks.items()}
+        self._write("spare", {"host": self._host, "address": address, "lacks": by_name})
+        able = [rank for rank, reason in lacks.items() if not reason]
+        for rank, reason in lacks.items():
+            if reason:
+                say(f"this spare cannot stand in for rank {rank}: {reason}")
+        if not able:
+            raise ValueError("this spare can stand in for no rank, for the reasons above")
+        names = " and ".join(self.board.named(rank) for rank in able)
+        say(f"waiting until {names} is lost; then this spare stands in")
+        try:
+            self._stand_by(able)
+        except PeerLost:
+            if self._client and self._client.ended:
+                say(f"{self._client.names[0]} has ended, and this spare was not needed")
+                raise SystemExit(0) from None
+            raise
+        return super().attend(keys)
+
+    def _lacking(self, keys: RunConfig | CommandKeys, root: Facts) -> dict[int, str]:
+        """Why this board cannot stand in for a rank, with what to do, for each of its line; empty if it can."""
+        lacks = {}
+        for rank in self.board.lines[self.board.rank].stands_in(self.board.world):
+            os.environ["RANK"] = str(rank)
+            try:
+                facts = {"host": "", **held(keys, prepare(keys.run).spec(rank))}
+                lacks[rank] = judge_facts({0: root, self.board.rank: facts}, self.board)
+            except (ValueError, OSError) as error:
+                lacks[rank] = f"{error}; bash scripts/push.sh brings a spare the folders of a split"
+        return lacks
+
+    def _stand_by(self, able: Sequence[int]) -> None:
+        """Wait, and take the seat of one of these ranks; the spares that come first in the hosts file are sooner."""
+        since = time.monotonic()
+        patience = AT_ONCE * (1 + self.board.rank - self.board.world)
+        while self.board.is_spare:
+            time.sleep(LOOK)
+            noted = self._store.look(LOSS_KEY)
+            if noted is not None:
+                raise PeerLost(plain(noted.decode(errors="replace")))
+            epoch, now = self._store.add(EPOCH, 0), time.monotonic()
+            if epoch < 2 or self._store.add(OPEN, 0) == epoch:
+                since = now
+            lost = [rank for rank in able if door_of(self._store, rank)[0] < epoch]
+            if now > since + patience:
+                any(map(self._take, lost))
+
+    def _take(self, rank: int) -> bool:
+        """Be this rank from now on, if its seat is free."""
+        board = self.board._replace(rank=rank)
+        before = self._client
+        assert before is not None, "a spare is in no store"
+        try:
+            client = StoreClient((board.master, board.port), before.names, PATIENCE, board.keys)
+            if client.greet(rank):
+                return False
+        except OSError:
+            return False
+        before.close()
+        self.board, self._client, self._store = board, client, Store(client.ask)
+        self._host += ", a spare"
+        os.environ["RANK"] = str(rank)
+        return True

@@ -7,6 +7,7 @@ each. It knows nothing about what entries mean: `agreement.py` has their form.
 from __future__ import annotations
 
 import json
+import math
 import socket
 import socketserver
 import ssl
@@ -122,7 +123,7 @@ class Seat:
 class StoreServer(socketserver.ThreadingTCPServer):
     """Rank 0's end of the store: the first to name a rank has its seat, the others are sent away.
 
-    With `patience` a rank that has hung up, or was silent for so many seconds, may come again from its address.
+    With `patience` a rank that has hung up, or was silent for so many seconds, may come again, also as another board.
     """
 
     allow_reuse_address = daemon_threads = True
@@ -183,21 +184,19 @@ class StoreServer(socketserver.ThreadingTCPServer):
             self._ways[request] = False
             seat = self.seats.get(rank)
             if seat is not None:
-                if not self._may_return(seat, address):
+                if self.patience is None or not self._is_gone(seat, self.patience):
                     return seat.address
                 hang_up(seat.way)
             self.seats[rank] = Seat(request, address)
             return ""
 
-    def gone(self) -> list[int]:
-        """The ranks that have hung up."""
+    def gone(self, patience: float = math.inf) -> list[int]:
+        """The ranks that have hung up, or were silent for so many seconds."""
         with self._lock:
-            return sorted(rank for rank, seat in self.seats.items() if seat.way not in self._ways)
+            return sorted(rank for rank, seat in self.seats.items() if self._is_gone(seat, patience))
 
-    def _may_return(self, seat: Seat, address: str) -> bool:
-        if self.patience is None or seat.address != address:
-            return False
-        return seat.way not in self._ways or time.monotonic() - seat.heard > self.patience
+    def _is_gone(self, seat: Seat, patience: float) -> bool:
+        return seat.way not in self._ways or time.monotonic() - seat.heard > patience
 
     def report(self, address: str, what: str) -> None:
         """Report that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
@@ -279,6 +278,7 @@ class StoreClient:
         self.names = names  # of rank 0 and of this rank, for messages
         self.patience = patience  # seconds for a reply
         self._address = address
+        self.ended = False  # whether rank 0's program has ended
         self._lost = ""  # why the store is lost, if it is
         self._lock = threading.Lock()
         self._way = socket.create_connection(address, timeout=patience)
@@ -304,12 +304,17 @@ class StoreClient:
                 except socket.timeout:
                     self._lost = self._silence()
                 except OSError:
+                    self.ended = True
                     self._lost = f"{self.names[0]} was lost: its program has ended, and says why on its board"
             if self._lost:
                 raise PeerLost(self._lost)
         if word != "ok":
             raise RuntimeError(f"{self.names[0]} does not take this rank's entry: {plain(str(found))}")
         return found
+
+    def close(self) -> None:
+        """Leave the seat."""
+        hang_up(self._way)
 
     def _swap(self, request: Sequence[Any]) -> Sequence[Any]:
         self._way.settimeout(self.patience)

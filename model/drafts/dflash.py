@@ -9,6 +9,7 @@ Shapes: T rows, D model, N inner features side by side, V vocabulary.
 """
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Callable
 
 import torch
@@ -72,6 +73,7 @@ class Block(TreeDraft):
 
     def __init__(self, head: DFlashHead, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
         self.head, self.lm_head = head, lm_head
+        self.form, self.wide = head.form, head.fc.in_features
         super().__init__(head.config.cache(head.config.layers, capacity, head.embed_tokens.weight))
 
     @property
@@ -80,6 +82,26 @@ class Block(TreeDraft):
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
+
+    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        return list(takewhile(lambda node: tree.nodes[node].hidden is not None, fresh))
+
+    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+        hidden = [tree.nodes[node].hidden for node in fresh]
+        return torch.stack(hidden)  # type: ignore[arg-type]
+
+    def blank(self, rows: int) -> Tensor:
+        """Features `[rows, N]` of a block, which has none."""
+        return self.cache.keys.new_zeros(rows, self.wide)
+
+    def catch_up(self, tree: TokenTree) -> Steps[None]:
+        self.cache.drop()
+        while True:
+            fresh = self.known(tree, tree.trunk[self._fed:-1][:CHUNK])
+            if not fresh:
+                return
+            yield self.rows(tree, fresh, tree.tip, 0)
+            self._fed += len(fresh)
 
     def restart(self) -> None:
         self._begun = -1  # the position of the tip that was read; below 0: none
@@ -97,18 +119,18 @@ class Block(TreeDraft):
     def expand(self, tree: TokenTree, nodes: list[int],
                width: int) -> Steps[list[Guesses] | None]:
         fresh = tree.trunk[self._fed:-1]
-        if any(tree.nodes[node].hidden is None for node in fresh):
+        if self.known(tree, fresh) != fresh:
             return None
         self.cache.drop()
         tip = tree.nodes[tree.tip]
-        rows = min(self.head.form.size, tree.limit - tip.pos)
+        rows = min(self.form.size, tree.limit - tip.pos)
         if len(fresh) + rows > self.cache.room:
             return []
         while len(fresh) > CHUNK:
-            yield self._rows(tree, fresh[:CHUNK], 0)
+            yield self.rows(tree, fresh[:CHUNK], tree.tip, 0)
             self._fed += CHUNK
             fresh = fresh[CHUNK:]
-        read: Read = yield self._rows(tree, fresh, rows)
+        read: Read = yield self.rows(tree, fresh, tree.tip, rows)
         self._fed += len(fresh)
         self.cache.drop()
         self._begun, self._logits = tip.pos, read.logits_AV
@@ -128,21 +150,19 @@ class Block(TreeDraft):
         logits = self._shaped(tree, [node], self._logits[row:row + 1])
         return self.predict(logits, [position + 1], width)[0]
 
-    def _rows(self, tree: TokenTree, fresh: list[int], rows: int) -> Reading:
-        """New rows of text, then so many rows of a block, the tip's first; their cache ids are below 0."""
+    def rows(self, tree: TokenTree, fresh: list[int], begin: int, rows: int) -> Reading:
+        """New rows of text, then so many rows of the block behind the node `begin`, its own first; their cache ids are
+        below 0."""
         block = [-1 - place for place in range(rows)]
         parents = [tree.nodes[node].parent for node in fresh]
-        above = [fresh[-1] if fresh else tree.nodes[tree.tip].parent, *block[:-1]]
+        above = [fresh[-1] if fresh else tree.nodes[begin].parent, *block[:-1]]
         self.cache.admit([*fresh, *block], [*parents, *above[:rows]], text=len(fresh), mutual=True)
-        device, tip = self.cache.keys.device, tree.nodes[tree.tip]
-        masks = [tip.token, *[self.head.form.mask] * rows][:rows]
+        device, first = self.cache.keys.device, tree.nodes[begin]
+        masks = [first.token, *[self.form.mask] * rows][:rows]
         positions = [tree.nodes[node].pos for node in fresh]
-        places = range(tip.pos, tip.pos + rows)
+        places = range(first.pos, first.pos + rows)
         token_T = torch.tensor([*[TEXT] * len(fresh), *masks], device=device)
         pos_T = torch.tensor([*positions, *places], device=device)
-        wide = self.head.fc.in_features
-        feature_TN = self.cache.keys.new_zeros(len(fresh) + rows, wide)
-        if fresh:
-            hidden = [tree.nodes[node].hidden for node in fresh]
-            feature_TN[:len(fresh)] = torch.stack(hidden)
+        features = [self.features(tree, fresh)] if fresh else []
+        feature_TN = torch.cat((*features, self.blank(rows)))
         return Reading(self, token_T, feature_TN, pos_T, max(0, rows - 1))

@@ -85,11 +85,11 @@ class Kernel:
 
     def __call__(self, x_TK: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
         """The product `[T, N]` in the type of the rows."""
-        rows = len(x_TK)
-        x = x_TK.to(self.dtype).contiguous()
-        if rows % self.unit:
-            x = F.pad(x, (0, 0, 0, -rows % self.unit))
-        return self.multiply(x, packed, scale)[:rows].to(x_TK.dtype)
+        x, missing = x_TK.to(self.dtype).contiguous(), -len(x_TK) % self.unit
+        if missing:
+            x = F.pad(x, (0, 0, 0, missing))
+            return self.multiply(x, packed, scale)[:-missing].to(x_TK.dtype)
+        return self.multiply(x, packed, scale).to(x_TK.dtype)
 
 
 # --- the kernels there are --------------------------------------------------------------------------------------------
