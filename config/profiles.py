@@ -101,8 +101,9 @@ class Profile:
     def stage(self, share: float, rows: int, context: int) -> float:
         """Seconds that a stage with this share of the layers needs for `rows` rows behind `context` tokens of text."""
         paid = max(0, rows - self.free)
-        more = self.expert * (touched(self.experts, self.chosen, rows) - self.chosen) if self.expert else 0.0
-        whole_model = self.model + self.row * paid + self.token * context + more
+        whole_model = self.model + self.row * paid + self.token * context
+        if self.expert:
+            whole_model += self.expert * (touched(self.experts, self.chosen, rows) - self.chosen)
         return share * whole_model / 1e3
 
     def draft(self, asked: Sequence[int]) -> float:

@@ -283,8 +283,9 @@ def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
     for name in source.names():
         weights = source.read(name).float()
         if architecture in ("llama", "granite", "smollm3", "glm4") and re.search(r"\.[qk]_proj\.", name):
-            heads, turned = weights.unflatten(0, (-1, sizes.head_dim)).clone(), int(sizes.head_dim * sizes.turned)
-            heads[:, :turned] = heads[:, :turned].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+            heads = weights.unflatten(0, (-1, sizes.head_dim)).clone()
+            waves = heads[:, :int(sizes.head_dim * sizes.turned)]
+            waves[:] = waves.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
             weights = heads.flatten(0, 1)
         if sizes.family.one_more and published(name, sizes.family).endswith("norm.weight"):
             weights = weights + 1
@@ -292,7 +293,8 @@ def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
         for part, together in FUSED.get(architecture, ()):
             theirs = re.sub(rf"\b{part}\b", together, theirs)
         own = theirs if theirs.endswith("sinks") else theirs.rpartition(".")[0]
-        tensors.setdefault(names.get_name(own) + (theirs[len(own):] or ".weight"), []).append(weights)
+        ending = theirs[len(own):] or ".weight"
+        tensors.setdefault(names.get_name(own) + ending, []).append(weights)
     writer = gguf.GGUFWriter(str(path), architecture)
     for key, value in {**FACTS, **FAMILY[architecture][2]}.items():
         add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
@@ -303,6 +305,11 @@ def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     writer.add_pad_token_id(0)
+    put(writer, architecture, tensors, kind)
+
+
+def put(writer: gguf.GGUFWriter, architecture: str, tensors: dict[str, Any], kind: Kind) -> None:
+    """Write tensors to the end; experts, and products that are one here, are given in parts."""
     for name, held in tensors.items():
         whole = torch.stack(held) if "_exps" in name else torch.cat(held)
         matrix = whole.dim() > 1 and "_inp" not in name
@@ -327,12 +334,14 @@ def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, 
     file.write_weights(whole / "model.safetensors", progress=False)
     (whole / "config.json").write_text(json.dumps(file.config))
     new = Unfolded(whole)
-    assert str(LlamaConfig.read(new.config)) == str(replace(LlamaConfig.read(old.config), eps=np.float32(1e-5).item()))
+    sizes = LlamaConfig.read(old.config)
+    assert str(LlamaConfig.read(new.config)) == str(replace(sizes, eps=float(np.float32(1e-5))))
     assert set(new.names()) == set(old.names())
     loss = 0.02 * max(float(old.read(name).abs().max()) for name in old.names())
     for name in old.names():
         exact = new.read(name).dim() == 1 or "router" in name
-        assert torch.allclose(new.read(name), old.read(name).float(), atol=1e-6 if exact else loss), name
+        expected = old.read(name).float()
+        assert torch.allclose(new.read(name), expected, atol=1e-6 if exact else loss), name
     if architecture != "gpt-oss":  # whose experts are written one by one
         again, report = AutoModelForCausalLM.from_pretrained(whole, output_loading_info=True)
         assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -366,7 +375,7 @@ def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path: Path
         writer.close()
         return GgufFile(tmp_path / f"{pre}.gguf")
 
-    for pre, pieces in (("refact", ["1", "1", "1", "1"]), ("llama-bpe", ["111", "1"])):
+    for pre, pieces in {"refact": ["1"] * 4, "llama-bpe": ["111", "1"]}.items():
         cut(pre).write_text(tmp_path / "base")
         made = AutoTokenizer.from_pretrained(tmp_path / "base")
         assert made.convert_ids_to_tokens(made("hello1111<|end|>")["input_ids"]) == [

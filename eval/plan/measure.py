@@ -98,7 +98,8 @@ def measure(config: PlanConfig, model: str) -> Profile:
     return Profile(
         f"measured {where} with {model}", sizes.layers, row_bytes, whole, row, free, token, level, verdict,
         latency, rate, step=latency + STEP, weights=sum(map(_gigabytes, parts)), factors=factors,
-        levels=tuple(levels.items()), links=links, model_of=model, expert=expert, experts=kinds[0], chosen=kinds[1])
+        levels=tuple(levels.items()), links=links, model_of=model,
+        expert=expert, experts=kinds[0], chosen=kinds[1])
 
 
 def _gigabytes(spec: RankSpec) -> float:
@@ -118,7 +119,8 @@ def _passes(spec: RankSpec) -> list[Passed]:
     """Passes of one stage of this machine."""
     first, last = spec.part.layers
     share = spec.sizes.layers / (last - first)
-    return list(passes(build_stage(spec, OFF), inputs(spec.sizes, spec.like, first == 0), share, spec.context))
+    rows = inputs(spec.sizes, spec.like, first == 0)
+    return list(passes(build_stage(spec, OFF), rows, share, spec.context))
 
 
 def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
@@ -136,7 +138,9 @@ def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0) -> tuple[fl
     """
     asked, context, took = np.array(passes).T
     target = np.ones_like(took)
-    more = [touched(experts, chosen, rows) - chosen if experts else 0.0 for rows in asked]
+    more = np.zeros_like(took)
+    if experts:
+        more = np.array([touched(experts, chosen, rows) for rows in asked]) - chosen
     found = []
     for free in FREE:
         rows = np.maximum(0, asked - free)

@@ -184,7 +184,8 @@ class GgufFile:
         config: dict[str, Any] = {"model_type": own.kind, "architectures": [FAMILIES[own.kind].architecture]}
         found = {name: self._said(key) for name, key in {**FIELDS, **own.fields}.items()}
         found.update((name, self._word(key)) for name, key in WORDS.items())
-        config.update({name: value for name, value in found.items() if value is not None}, **own.says)
+        known = {name: value for name, value in found.items() if value is not None}
+        config.update(known, **own.says)
         config["vocab_size"] = int(self._tensors["token_embd.weight"].shape[1])
         config["tie_word_embeddings"] = "output.weight" not in self._tensors
         if own.kind == "llama" and config.get("sliding_window"):
@@ -201,7 +202,7 @@ class GgufFile:
         if turned != width:
             config["partial_rotary_factor"] = turned / width
         if own.kind in ("glm4", "gpt_oss"):
-            config["attention_bias"] = "blk.0.attn_q.bias" in self._tensors or "blk.0.attn_qkv.bias" in self._tensors
+            config["attention_bias"] = any(name.endswith("attn_q.bias") for name in self._tensors)
         config["rope_scaling"] = self._scaling(config)
         check(config, CONFIG, "its metadata")
         return config
@@ -239,7 +240,8 @@ class GgufFile:
         """Write all tensors to a safetensors file."""
         forms = self._forms()
         found = {name: self._find(name) for name in forms}
-        left = self._tensors.keys() - {place.tensor.name for place in found.values()} - {FACTORS, *LONG}
+        read = {place.tensor.name for place in found.values()}
+        left = self._tensors.keys() - read - {FACTORS, *LONG}
         if left:
             raise ValueError(f"it holds {min(left)}, which no {self._name} model has")
         need, free = sum(form.bytes for form in forms.values()), shutil.disk_usage(path.parent).free
@@ -247,7 +249,8 @@ class GgufFile:
             raise ValueError(f"it unpacks to {need / 1e9:.2f} GB, but the disk of {path.parent} has {free / 1e9:.2f}")
         bar = tqdm(total=need, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}", disable=not progress)
         family = self._sizes.family
-        with bar, Writer(path, {published(name, family): form for name, form in forms.items()}) as file:
+        theirs = {published(name, family): form for name, form in forms.items()}
+        with bar, Writer(path, theirs) as file:
             for name, form in forms.items():
                 file.write(published(name, family), self._weights(name, found[name], form))
                 bar.update(form.bytes)
@@ -267,8 +270,11 @@ class GgufFile:
         forms: dict[str, Form] = {}
         for name, shape in shapes(self._sizes):
             for together, parts in FUSED.items():
-                part = next((part for part in parts if f".{part}." in name and "experts" not in name), "")
-                if part and self._theirs(name.replace(part, parts[0]))[0] not in self._tensors:
+                if "experts" in name or name.split(".")[-2] not in parts:
+                    continue
+                part = name.split(".")[-2]
+                first, _ = self._theirs(name.replace(part, parts[0]))
+                if first not in self._tensors:
                     name = name.replace(part, together)
             rows = forms[name].shape[0] if name in forms else 0
             forms[name] = Form(torch.float32, (rows + shape[0], *shape[1:]))
@@ -328,7 +334,8 @@ class GgufFile:
             if kind in (SPECIAL, ADDED):
                 made.add_tokens([AddedToken(token, normalized=False, special=kind == SPECIAL)])
         numbers = {name: self._word(key) for name, key in WORDS.items()}
-        named = {name[:-len("_id")]: tokens[number] for name, number in numbers.items() if number is not None}
+        given = {name: number for name, number in numbers.items() if number is not None}
+        named = {name[:-len("_id")]: tokens[number] for name, number in given.items()}
         if self._word("add_bos_token") and "bos_token" in named:
             first = named["bos_token"], numbers["bos_token_id"]
             made.post_processor = processors.TemplateProcessing(f"{first[0]} $A", special_tokens=[first])
