@@ -19,7 +19,8 @@ from launch import processes
 from launch.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
 from launch.epochs import Coming, Epochs, Meeting, Opening
 from launch.folder import Folder, hold, private_folder
-from launch.hosts.board import Board, find_board
+from launch.hosts.board import Board
+from launch.hosts.discovery import board_of
 from launch.hosts.rendezvous import Coordinator
 from launch.prepare import Prepared, check_split, prepare
 from launch.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, RENDEZVOUS, Ranks, launched
@@ -250,7 +251,7 @@ def rank_0(resolved: Resolved) -> ContextManager[Rank]:
     The other ranks are on other boards, in processes, in threads, or simulated.
     """
     config = resolved.keys.run
-    board = find_board(config, os.environ)
+    board = board_of(config, os.environ)
     if board is not None:
         return _beside_boards(resolved, board)
     prepared = prepare(config)

@@ -130,7 +130,7 @@ def read_hosts(path: str) -> list[Line]:
         words = text.partition("#")[0].split()
         if not words:
             continue
-        line = _line(words) if text.replace("\t", " ").isprintable() else None
+        line = read_line(words) if text.replace("\t", " ").isprintable() else None
         if line is None:
             raise ValueError(f"line {number} of {path} is no board: write [USER@]ADDRESS, then what is needed of "
                              f"user=, folder=, interface= and spare, as {EXAMPLE}; none of them begins with -")
@@ -145,7 +145,8 @@ def read_hosts(path: str) -> list[Line]:
     return found
 
 
-def _line(words: Sequence[str]) -> Line | None:
+def read_line(words: Sequence[str]) -> Line | None:
+    """A board as these words name it; None if they name none."""
     user, at, address = words[0].rpartition("@")
     pairs = [word.partition("=")[::2] for word in words[1:]]
     if at:

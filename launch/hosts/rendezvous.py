@@ -149,7 +149,8 @@ class Rendezvous:
         door.listen()
         opening = partial(open_door, door, self.board.rank)
         threading.Thread(target=opening, name="door", daemon=True).start()
-        return {**held(keys, spec), "address": address, "interface": interface, "port": door.getsockname()[1]}
+        port = door.getsockname()[1]
+        return {**held(keys, spec), "address": address, "interface": interface, "port": port}
 
     def _try_ways(self, written: Written) -> None:
         """Knock at the doors of all ranks, and agree that every knock is answered."""
