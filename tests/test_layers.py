@@ -27,10 +27,10 @@ TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
     "config": 2782,
     "model": 6546,
-    "pipeline": 4175,
+    "pipeline": 4190,
     "tp": 928,
     "sim": 1131,
-    "launch": 6528,
+    "launch": 6530,
     "eval": 5625,
     "serve": 2829,
     "eval/dsi": 2986,
