@@ -44,7 +44,8 @@ stages      types and quantized weights side by side: the time per segment of a 
 layers      where a layer's time goes: kernels, torch's dispatch, Python; by width, form and rows
 head        a model's LM head in every form: the time of a verdict, and how often it finds the same token likeliest
 peers       llama.cpp, transformers and this project on one GGUF file, by turns: plain decoding, and prompts of 16 and
-            64 tokens, with their ratios; --shapes 7b: with random weights of a 7B model's shapes, two layers
+            64 tokens, with their ratios; --shapes 7b: with random weights of a 7B model's shapes, two layers; --over 4:
+            plain decoding over four processes, beside llama.cpp's RPC
 tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
             how often the members of a group meet in each layer
 planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the

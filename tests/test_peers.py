@@ -1,9 +1,12 @@
 """The comparison with what people would take instead: everyone reads the same file, and missing ones are named."""
 from __future__ import annotations
 
+from argparse import Namespace
+from pathlib import Path
+
 import pytest
 
-from eval.bench import peers
+from eval.bench import peers, rpc
 from eval.bench.peers import Cost, table, write_random
 from launch.split.gguf import unpack
 from model.weights.parts import read_sizes
@@ -55,3 +58,26 @@ def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(tmp_
     found = read_sizes(Unfolded(unpack(made, tmp_path / "whole", progress=False)))
     assert (found.hidden, found.intermediate, found.layers, found.heads, found.kv_heads) == (64, 96, 1, 2, 2)
     assert found.vocab == len(TOKENS) and found.tied
+
+
+def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_said(tmp_path, monkeypatch, capsys):
+    args = Namespace(over=2, wires=None, repeats=1, binaries=str(tmp_path), file=Path("m.gguf"))
+    monkeypatch.setattr(rpc, "ours", lambda args, folder, method: {"ar": 2.0, "streaming": 6.0}[method])
+    rpc.over(args, tmp_path / "m.gguf", tmp_path)
+    said = capsys.readouterr()
+    assert "llama-bench or ggml-rpc-server is not there" in said.err and "RPC" not in said.out
+    asked = tmp_path / "asked"
+    for name, line in (("rpc-server", "exec sleep 60"),
+                       ("llama-bench", f'echo "$@" > {asked}; echo \'[{{"avg_ts": 4.0}}]\'')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    rpc.over(args, tmp_path / "m.gguf", tmp_path)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert [row[-2:] for row in rows] == [["4.0", "1.00"], ["2.0", "0.50"], ["6.0", "1.50"]]
+    places = asked.read_text().split("-rpc ")[1].split()[0].split(",")
+    assert len(set(places)) == 2 and all(place.startswith("127.0.0.1:") for place in places)
+
+
+def test_wires_without_processes_are_refused():
+    with pytest.raises(ValueError, match="--wires is only possible with --over: add --over 4"):
+        peers.peers(["m.gguf", "--wires", "1000", "1.5"])

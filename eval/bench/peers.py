@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Seq
 import torch
 from tqdm import tqdm
 
+from eval.bench.rpc import over
 from eval.bench.stage import number
 from eval.tables import in_columns
 from launch.console import say
@@ -56,8 +57,16 @@ def peers(argv: list[str]) -> int:
     parser.add_argument("--threads", type=number, nargs="+", default=[1, 2],
                         metavar="N", help="of each (1 2)")
     parser.add_argument("--repeats", type=number, default=5, metavar="N", help="turns of all (5)")
+    parser.add_argument("--over", type=number, metavar="N",
+                        help="compare plain decoding over N processes instead, by llama.cpp's llama-bench and "
+                             "ggml-rpc-server, at 1 thread each, with quant=int4 of ours")
+    parser.add_argument("--wires", type=float, nargs=2, metavar=("MBPS", "MS"),
+                        help="with --over: each process in a network namespace whose wire is so quick and late")
+    parser.add_argument("--binaries", metavar="DIR", help="where they are, if not in PATH")
     args = parser.parse_args(argv)
-    if find_spec("xllamacpp") is None:
+    if args.wires and not args.over:
+        raise ValueError("--wires is only possible with --over: add --over 4")
+    if find_spec("xllamacpp") is None and not args.over:
         say("llama.cpp is not there, and is left out: type pip install xllamacpp")
     with tempfile.TemporaryDirectory(prefix="flowspec-") as place:
         file = args.file
@@ -65,7 +74,10 @@ def peers(argv: list[str]) -> int:
             file = Path(place) / "random.gguf"
             write_random(args.file, file)
         whole = unpack(file, Path(place) / "whole")
-        split(whole, Path(place) / "split", "1")
+        split(whole, Path(place) / "split", str(args.over or 1))
+        if args.over:
+            over(args, file, Path(place) / "split")
+            return 0
         for threads in args.threads:
             with ExitStack() as open_ones:
                 asked = dict(_opened(file, Path(place), threads, open_ones))
