@@ -25,21 +25,21 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
-    "config": 2782,
-    "model": 6546,
+    "config": 2805,
+    "model": 6558,
     "pipeline": 4190,
     "tp": 928,
     "sim": 1131,
-    "launch": 6530,
+    "launch": 6709,
     "eval": 5625,
     "serve": 2829,
     "eval/dsi": 2986,
     "eval/load": 832,
-    "eval/plan": 2553,
+    "eval/plan": 2561,
     "eval/specinfer": 736,
     "train": 2203,
     "toy/corpus": 1585,
-    "scripts": 746,
+    "scripts": 777,
     "toy": 439,
     "split_and_save_models": 98,
 }
