@@ -181,8 +181,10 @@ class GgufFile:
     def _read_config(self) -> dict[str, Any]:
         """What the model's `config.json` would say; ValueError if that is not supported."""
         own = self._architecture
-        config: dict[str, Any] = {"model_type": own.kind, "architectures": [FAMILIES[own.kind].architecture]}
-        found = {name: self._said(key) for name, key in {**FIELDS, **own.fields}.items()}
+        family = FAMILIES[own.kind]
+        config: dict[str, Any] = {"model_type": own.kind, "architectures": [family.architecture]}
+        fields = {**FIELDS, **own.fields}
+        found = {name: self._said(key) for name, key in fields.items()}
         found.update((name, self._word(key)) for name, key in WORDS.items())
         known = {name: value for name, value in found.items() if value is not None}
         config.update(known, **own.says)
@@ -335,7 +337,7 @@ class GgufFile:
                 made.add_tokens([AddedToken(token, normalized=False, special=kind == SPECIAL)])
         numbers = {name: self._word(key) for name, key in WORDS.items()}
         given = {name: number for name, number in numbers.items() if number is not None}
-        named = {name[:-len("_id")]: tokens[number] for name, number in given.items()}
+        named = {name.replace("_id", ""): tokens[number] for name, number in given.items()}
         if self._word("add_bos_token") and "bos_token" in named:
             first = named["bos_token"], numbers["bos_token_id"]
             made.post_processor = processors.TemplateProcessing(f"{first[0]} $A", special_tokens=[first])
