@@ -25,7 +25,7 @@ SLOWEST = 1e4  # times as long as usual, or as short
 Level = Tuple[str, float]  # a source of guesses, milliseconds
 Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
 Throttle = Tuple[int, float, float]  # a rank, seconds of computing, a factor
-STRETCHED = ("model", "row", "token", "level", "verdict", "latency", "step", "jitter")  # times in slow motion
+STRETCHED = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter")  # times in slow motion
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Profile:
     """One cluster and the model on it; rank 0's board drafts, and the others hold layers.
 
     A stage with all layers needs `model + row * max(0, rows - free) + token * n` milliseconds for a segment of `rows`
-    rows behind `n` tokens of text. A message of b bytes needs `latency`, and the time of b bytes at `mbps`. These are
+    rows behind `n` tokens of text, and `expert` for each expert of a layer beyond those that one row goes through. A
+    message of b bytes needs `latency`, and the time of b bytes at `mbps`. These are
     the times of a board with factor 1, and of all wires but `links`.
     """
 
@@ -51,6 +52,9 @@ class Profile:
     step: float  # ms: latency of one step of a collective
     jitter: float = 0.0  # ms: a message's latency is uniformly up to so much longer
     vocab: int = 32_000  # tokens of the model
+    expert: float = 0.0  # ms: of an expert more in every layer, whose weights are read
+    experts: int = 0  # of a layer
+    chosen: int = 0  # those that a row goes through
     weights: float = 0.0  # GB: of all layers; 0: not known
     factors: tuple[float, ...] = ()  # of the boards of rank 1, 2 ...: how many times as long their layers take
     memory: tuple[float, ...] = ()  # GB: of the boards of rank 1, 2 ...; empty: not known
@@ -72,7 +76,7 @@ class Profile:
         factor = dict(enumerate(self.factors, 1)).get(rank, 1.0)
         throttles = tuple(throttle for throttle in self.throttles if throttle[:1] == (rank,))
         return replace(self, throttles=throttles, model=self.model * factor, row=self.row * factor,
-                       token=self.token * factor)
+                       token=self.token * factor, expert=self.expert * factor)
 
     @property
     def heat(self) -> Sequence[tuple[float, float]]:
@@ -98,6 +102,8 @@ class Profile:
         """Seconds that a stage with this share of the layers needs for `rows` rows behind `context` tokens of text."""
         paid = max(0, rows - self.free)
         whole_model = self.model + self.row * paid + self.token * context
+        if self.expert:
+            whole_model += self.expert * (touched(self.experts, self.chosen, rows) - self.chosen)
         return share * whole_model / 1e3
 
     def draft(self, asked: Sequence[int]) -> float:
@@ -113,6 +119,11 @@ class Profile:
     def transfer(self, size: int) -> float:
         """Seconds for which `size` bytes occupy a wire."""
         return size * 8 / (self.mbps * 1e6)
+
+
+def touched(experts: int, chosen: int, rows: int) -> float:
+    """How many experts so many rows go through, in the mean, if each row chooses by itself and none is preferred."""
+    return experts * (1 - (1 - chosen / experts) ** rows)
 
 
 # Weights of all layers: 12 hidden^2 numbers each, of two bytes, or of half a byte.
@@ -168,6 +179,7 @@ FORMS: dict[str, Kind] = {
     "like": one_of(*PROFILES), "about": TEXT, "model_of": TEXT, "layers": COUNT, "free": whole(0, MOST),
     "model": number(1 / LONGEST, LONGEST), "mbps": RATE, **dict.fromkeys((*STRETCHED[1:], "weights"), TIME),
     **dict.fromkeys(("row_bytes", "vocab"), whole(1, (1 << 30) - 1)),
+    **dict.fromkeys(("experts", "chosen"), whole(0, MOST)),
     "factors": list_of(FACTOR, MOST), "memory": list_of(TIME, MOST),
     "levels": _rows(("draft", SOURCE), ("ms", TIME)),
     "links": _rows(END, END, ("ms", TIME), ("Mbit/s", RATE)),
@@ -214,6 +226,8 @@ def _problems(cluster: Profile) -> Iterator[str]:
     known = max(there, memory)
     if there and memory and there != memory:
         yield f"has factors of {there} boards and memory of {memory}: give both for every board"
+    if cluster.chosen > cluster.experts or cluster.expert and not cluster.chosen:
+        yield f"has {cluster.chosen} of {cluster.experts} experts chosen: give experts, and chosen between 1 and those"
     seen = set()
     for a, b, *_ in cluster.links:
         pair = frozenset((a, b))

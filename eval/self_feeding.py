@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from model.drafts.dflash import Block
-from model.drafts.draft import Read, Reading, Steps
-from model.drafts.network import TreeDraft, at_once
+from model.drafts.network import TreeDraft, read_all
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.decode import Decoder, Limits, Request
@@ -57,11 +56,11 @@ def blocks(draft: Block, tree: TokenTree, prompt: int) -> Iterator[Unrolled]:
     draft.reset()
     text, size = tree.trunk, draft.form.size
     if prompt > 1:
-        at_once(_one(draft.rows(tree, text[:prompt - 1], text[prompt - 1], 0)))
+        read_all([draft.rows(tree, text[:prompt - 1], text[prompt - 1], 0)])
     made = []
     for begin in range(prompt - 1, len(text) - 1):
         fresh = text[begin - 1:begin] if begin >= prompt else []
-        read = at_once(_one(draft.rows(tree, fresh, text[begin], size)))
+        [read] = read_all([draft.rows(tree, fresh, text[begin], size)])
         made.append(read.out_TD[1 - size:])
         draft.cache.drop()
     for depth in range(size - 1):
@@ -70,10 +69,6 @@ def blocks(draft: Block, tree: TokenTree, prompt: int) -> Iterator[Unrolled]:
         if out:
             yield Unrolled(depth, places, torch.stack(out))
     draft.reset()
-
-
-def _one(reading: Reading) -> Steps[Read]:
-    return (yield reading)
 
 
 def _read_text(draft: TreeDraft, tree: TokenTree, nodes: Sequence[int], settled: bool) -> Tensor:

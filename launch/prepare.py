@@ -22,7 +22,7 @@ from model.text import Text
 from model.weights.parts import HEAD, Part, plan_stages
 from model.weights.split import is_split_as
 from model.weights.unfold import Unfolded
-from pipeline.trace import Clock, NoTrace, rank_files
+from pipeline.trace import Clock, NoTrace, forget
 from tp.links import Placement
 
 
@@ -114,8 +114,7 @@ def _empty_trace(folder: str) -> None:
     """Make sure that traces can be written, and forget those of an earlier run, which may have had more ranks."""
     if folder:
         check_folder(folder, "choose another trace=")
-        for old in rank_files(folder):
-            old.unlink()
+        forget(folder)
 
 
 def _check_threads(asked: int) -> None:

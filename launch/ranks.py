@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from launch import processes
 from launch.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
-from launch.epochs import Coming, Epochs, Meeting, Opening
+from launch.epochs import Coming, Epochs, Meeting, Opening, door_of
 from launch.folder import Folder, hold, private_folder
 from launch.hosts.board import Board
 from launch.hosts.discovery import board_of
@@ -31,7 +31,7 @@ from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
 from pipeline.failure import Heartbeat, PeerLost, explain, guarded
 from pipeline.sockets import FolderDoor
-from pipeline.trace import OFF, REAL, NoTrace
+from pipeline.trace import OFF, REAL, NoTrace, forget
 from pipeline.transport import group_wires
 from tp.links import Placement
 
@@ -135,6 +135,9 @@ class Member:
         config, placement, number = self._prepared.config, self._prepared.placement, self._rank
         store = meeting.store
         self.heartbeat = Heartbeat(store, number, placement.world, config.timeout, meeting.names)
+        comes_again = meeting.door is not None and door_of(store, number)[0] > 0
+        if config.trace and not comes_again:
+            forget(config.trace, number)
         self.trace = self._prepared.trace(number, REAL)
         self.wires = wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
         self._begin(wires, meeting, lost)
@@ -143,7 +146,7 @@ class Member:
         check_split(spec.part, store.get("split/0").decode())
         if config.trace and number == 0:
             send_time(store, range(1, placement.world), machine())
-        elif config.trace:
+        elif config.trace and not comes_again:  # rank 0 says the time at its own start
             learn_time(store, number, machine(), self.trace)
         return Rank(spec, wires, self.trace, busy=self.heartbeat.busy, rejoin=self.rejoin)
 

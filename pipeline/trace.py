@@ -21,7 +21,7 @@ from config.schema.untrusted import plain
 
 RECENT = 2.0  # seconds of which a share of work is given
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
-RANK_FILE = re.compile(r"rank_[0-9]+\.jsonl")
+RANK_FILE = re.compile(r"rank_([0-9]+)(_[0-9]+)?\.jsonl")
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
 SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # what each has; see config/files.py
 DELETE = "delete this line, or trace once more"
@@ -115,11 +115,15 @@ OFF = NoTrace()
 
 
 class Trace(NoTrace):
-    """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of `clock`."""
+    """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of `clock`.
+
+    What is there stays, as a rank that was started again goes on in a file of its own, `rank_<rank>_<number>.jsonl`.
+    """
 
     def __init__(self, folder: str, rank: int, clock: Clock = REAL) -> None:
         self.rank, self._clock = rank, clock
-        self._path = Path(folder) / f"rank_{rank}.jsonl"
+        before = len(rank_files(folder, rank))
+        self._path = Path(folder) / (f"rank_{rank}_{before}.jsonl" if before else f"rank_{rank}.jsonl")
         with writable(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "w", encoding="utf-8")
@@ -175,21 +179,32 @@ def writable(path: Path) -> Iterator[None]:
                          ) from error
 
 
-def rank_files(folder: str | Path) -> list[Path]:
-    """The files of all ranks in the folder of a trace; what else lies there is somebody else's."""
-    files = Path(folder).glob("rank_*.jsonl")
-    return sorted(path for path in files if RANK_FILE.fullmatch(path.name))
+def rank_files(folder: str | Path, rank: int | str = "*") -> list[Path]:
+    """The files of all ranks, or of one, in the folder of a trace; what else lies there is somebody else's."""
+    found = []
+    for path in Path(folder).glob("rank_*.jsonl"):
+        match = RANK_FILE.fullmatch(path.name)
+        if match and str(rank) in ("*", match[1]):
+            found.append(path)
+    return sorted(found)
+
+
+def forget(folder: str | Path, rank: int | str = "*") -> None:
+    """Delete the files of all ranks, or of one."""
+    for path in rank_files(folder, rank):
+        path.unlink()
 
 
 def read(folder: str | Path) -> list[dict[str, Any]]:
     """The spans of all ranks by the clock of rank 0, in the order of their beginnings."""
-    spans: list[dict[str, Any]] = []
-    for path in rank_files(folder):
-        mine = list(_spans(path))
-        ahead = next((span["ahead"] for span in mine if span["name"] == CLOCK), 0.0)
-        spans += [{**span, "t0": span["t0"] + ahead, "t1": span["t1"] + ahead}
-                  for span in mine if span["name"] != CLOCK]
-    return sorted(spans, key=lambda span: span["t0"])
+    spans = [span for path in rank_files(folder) for span in _spans(path)]
+    ahead = {span["rank"]: span["ahead"] for span in spans if span["name"] == CLOCK}
+    found = []
+    for span in spans:
+        more = ahead.get(span["rank"], 0.0)
+        if span["name"] != CLOCK:
+            found.append({**span, "t0": span["t0"] + more, "t1": span["t1"] + more})
+    return sorted(found, key=lambda span: span["t0"])
 
 
 def _spans(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,13 @@
 """Prints what this machine lacks to run FlowSpec, one line for each thing: "ok: ..." or "missing: ...; do ...".
 
-Usage: python -m scripts.doctor. The exit code is 0 if all that is needed is there.
+Usage: python -m scripts.doctor [PRESET] [key=value ...]. The exit code is 0 if all that is needed is there.
 
 It looks at Python, torch with gloo, one small kernel on each device, an all-reduce in this process and between two,
 the network interface that ranks would use, disk, memory, and the packages; without torch also at what a first start
-needs to install it. It knows nothing about models, starts nothing that stays, and imports torch only after printing
-whether it can.
+needs to install it. It starts nothing that stays, and imports torch only after printing whether it can.
+
+With the words of a run, as of bash run_pipe.sh, it also loads that model on this machine and writes a short text, to
+say how many of the first tokens the model's draft head foresees.
 """
 from __future__ import annotations
 
@@ -23,11 +25,13 @@ import sys
 import tempfile
 import warnings
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple, Sequence
 
-from config.presets import ROOT
+from config.presets import PROMPT, ROOT
 from config.schema.untrusted import reason
+from launch.console import EXIT_WRONG, say
 from launch.hosts.board import addresses as _addresses
 
 GIB = 1 << 30
@@ -38,6 +42,8 @@ PATIENCE = 60  # seconds for two processes to start and find each other
 GPU_NODES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")  # on a PC, on JetPack 5, on JetPack 6
 INSTALL = ("start bash run_pipe.sh, which installs requirements.txt, or install requirements_jetson.txt on a Jetson "
            "board (docs/jetson.md)")
+WRITES = {"processes": "false", "pipeline_type": "serial", "temperature": "0", "max_new_tokens": "128",
+          "ignore_eos": "true"}  # the text by which a head is judged
 CUDA = "several more with CUDA's libraries"
 TMPDIR = "name a folder with room: export TMPDIR=FOLDER"
 PACKAGES = (("numpy", "numpy"), ("transformers", "transformers"), ("sentencepiece", "sentencepiece"),
@@ -257,7 +263,25 @@ def bitsandbytes() -> Iterator[Finding]:
                       needed=False)
 
 
-def examine() -> Iterator[Finding]:
+def head(words: Sequence[str]) -> Iterator[Finding]:
+    """How well the draft head fits the model that these words name; ValueError for a model that cannot run."""
+    from launch.pipeline import Pipeline
+
+    presets = [word for word in words if "=" not in word]
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    with Pipeline.open(*presets, **{"draft": "eagle", **options, **WRITES}) as pipeline:
+        fits = [network.fit for draft in pipeline.drafts.values() for network in draft.networks
+                if getattr(network, "fit", None)]
+        for fit in fits:
+            fit.report = lambda sentence: None  # it is printed below
+        pipeline.generate(pipeline.config.prompt or PROMPT)
+    for fit in fits:
+        yield Finding(fit.misfit or fit.counted, fit.remedy if fit.misfit else "")
+    if not fits:
+        yield Finding("this model drafts without a head of EAGLE, so there is none to look at")
+
+
+def examine(words: Sequence[str] = ()) -> Iterator[Finding]:
     """All findings, each as soon as it is known; what stands on torch only where torch can be imported."""
     yield from python()
     stands = True
@@ -267,6 +291,8 @@ def examine() -> Iterator[Finding]:
     checks: list[Check] = [first_start, interface, room, packages]
     if stands:
         checks = [kernels, all_reduces, interface, room, packages, bitsandbytes]
+    if stands and words:
+        checks.append(partial(head, words))
     for check in checks:
         yield from check()
 
@@ -274,13 +300,18 @@ def examine() -> Iterator[Finding]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args(argv)
+    parser.add_argument("words", nargs="*", metavar="word", help="of a run with a draft head, as model_dir=FOLDER")
+    words = parser.parse_args(argv).words
     warnings.simplefilter("ignore")  # of packages about themselves, as are logs; what matters is printed here
     logging.disable(logging.CRITICAL)
     lacking = 0
-    for finding in examine():
-        lacking += bool(finding.remedy) and finding.needed
-        print(finding, flush=True)
+    try:
+        for finding in examine(words):
+            lacking += bool(finding.remedy) and finding.needed
+            print(finding, flush=True)
+    except ValueError as error:
+        say(str(error))
+        return EXIT_WRONG
     missing = f"{lacking} of the things that are needed {'is' if lacking == 1 else 'are'} missing."
     print(f"\n{missing if lacking else 'All that is needed is there.'}")
     return int(lacking > 0)

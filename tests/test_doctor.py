@@ -13,9 +13,11 @@ import tempfile
 from collections import namedtuple
 
 import pytest
+import torch
 import transformers  # noqa: F401  # it looks for torch once, when it is imported, so not while a test hides torch
+from safetensors.torch import load_file, save_file
 
-from config.presets import ROOT
+from config.presets import ROOT, TOY
 from scripts import doctor
 
 
@@ -55,7 +57,7 @@ def test_the_help_tells_what_is_looked_at():
     ([doctor.Finding("a", "this"), doctor.Finding("b", "that")], 1, "2 of the things that are needed are missing."),
 ])
 def test_the_exit_code_counts_only_what_is_needed(monkeypatch, capsys, findings, code, end):
-    monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
+    monkeypatch.setattr(doctor, "examine", lambda words: iter(findings))
     assert doctor.main([]) == code
     printed = capsys.readouterr().out.splitlines()
     assert printed == [*map(str, findings), "", end]
@@ -229,3 +231,37 @@ def test_bitsandbytes_is_optional(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     (found,) = doctor.bitsandbytes()
     assert not found.needed and "which only quantized weights need" in str(found)
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """A head of the bundled model that guesses from noise, as that of another model does."""
+    folder = tmp_path_factory.mktemp("head")
+    shutil.copy(TOY / "eagle" / "config.json", folder)
+    noise = torch.Generator().manual_seed(0)
+    weights = load_file(TOY / "eagle" / "model.safetensors")
+    for held in weights.values():
+        held.normal_(0, 0.02, generator=noise)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def test_a_head_is_judged_by_the_first_tokens_of_a_text(capsys, stranger, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda words: doctor.head(words))
+    assert doctor.main(["toy", "threads_per_rank=1"]) == 0
+    good = capsys.readouterr().out
+    assert re.match(r"ok: the draft head in \S+ foresaw ([4-9]|[123]\d) of the first 32 tokens\n\n", good)
+    assert doctor.main(["toy", "threads_per_rank=1", f"eagle_dir={stranger}"]) == 1
+    found = capsys.readouterr()
+    assert re.match(r"missing: the draft head in \S+ foresaw [0-3] of the first 32 tokens: it was probably made for "
+                    r"another model or another template; do take the head of this model, or add draft=suffix\n\n1 of",
+                    found.out)
+    assert "foresaw" not in found.err
+
+
+def test_a_model_that_is_not_there_ends_the_doctor_with_one_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda words: doctor.head(words))
+    assert doctor.main(["model_dir=nowhere"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert doctor.main(["toy", "draft=suffix"]) == 0
+    assert "without a head of EAGLE" in capsys.readouterr().out

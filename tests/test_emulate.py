@@ -4,15 +4,19 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from itertools import combinations, product
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from config.cli import parse
-from config.profiles import PROFILES, Profile
+from config.profiles import PROFILES, Profile, touched
+from config.schema.families import FAMILIES
+from launch.hosts.timing import inputs, passes, random_stage
 from model.drafts.draft import Reading
 from model.drafts.network import read_all
+from model.llama import Experts
 from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import Trace, read
@@ -39,6 +43,37 @@ def test_a_stage_pays_for_its_share_of_the_layers_for_rows_beyond_the_free_ones_
     assert QUICK.stage(1.0, rows=2, context=0) == 8e-3
     assert QUICK.stage(0.5, rows=6, context=10) == pytest.approx(0.5 * (8 + 4 + 5) * 1e-3)
     assert QUICK.transfer(1000) == 1e-3
+
+
+def test_a_row_pays_for_the_experts_that_no_row_before_it_went_through():
+    choices = [set(pair) for pair in combinations(range(5), 2)]
+    for rows in (1, 2, 3):
+        drawn = product(choices, repeat=rows)
+        unions = [len(set().union(*chosen)) for chosen in drawn]
+        assert touched(5, 2, rows) == pytest.approx(sum(unions) / len(unions))
+    sparse = replace(QUICK, experts=5, chosen=2, expert=3.0)
+    assert sparse.stage(1.0, 1, 0) == QUICK.stage(1.0, 1, 0)
+    more = sparse.stage(0.5, 2, 0) - QUICK.stage(0.5, 2, 0)
+    assert more == pytest.approx(0.5 * 1.2 * 3e-3)
+    slow = sparse.slowed(2).stage(1.0, 9, 4)
+    assert slow == pytest.approx(2 * sparse.stage(1.0, 9, 4))
+
+
+def test_a_stage_is_timed_with_rows_that_choose_experts_of_their_own(monkeypatch):
+    sizes = replace(CONFIG, family=FAMILIES["qwen3_moe"], experts=16, chosen=2)
+    like = torch.empty(0, dtype=torch.float32)
+    stage, touches = random_stage(sizes, 1, like, "none", 256), []
+    route = Experts.route
+
+    def watched(experts, x_TD):
+        weights, chosen = route(experts, x_TD)
+        touches.append((len(x_TD), len(chosen.unique())))
+        return weights, chosen
+
+    monkeypatch.setattr(Experts, "route", watched)
+    assert [*passes(stage, inputs(sizes, like, embeds=False), 1.0, 256)]
+    most = dict(touches)
+    assert most[1] == 2 and most[16] > 8 and most[128] == 16
 
 
 @pytest.mark.parametrize("name", PROFILES)

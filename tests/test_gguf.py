@@ -1,6 +1,9 @@
 """GGUF files: unpacked, they are the model that transformers reads out of them; damaged or strange ones are refused."""
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -8,15 +11,19 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from config.schema.families import published
 from config.schema.fields import read_config
-from launch.split.gguf import unpack
+from launch.split.gguf import GgufFile, unpack
 from launch.split.write import split
 from model.llama import LlamaConfig, Rotary
+from model.weights.unfold import Unfolded
+from tests.test_families import config_class
 
 HIDDEN, FEED, LAYERS, HEADS, SHARED = 256, 512, 2, 2, 1
 PLAIN = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
@@ -206,3 +213,175 @@ def test_what_is_not_supported_is_named(words: str, options: dict[str, Any], tmp
     with pytest.raises(ValueError, match=f"cannot be read .*({words})"):
         unpack(path, tmp_path / "whole", progress=False)
     assert not (tmp_path / "whole/config.json").exists()
+
+
+# --- families ---------------------------------------------------------------------------------------------------------
+
+
+SIZES = {"vocab_size": len(TOKENS), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 160, "initializer_range": 0.3,
+         "rms_norm_eps": 1e-5, "rope_theta": 5000.0, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+BY_EXPERT = {"num_experts_per_tok": 2, "sliding_window": None}
+GEMMA = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "truncate": False}
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.25, 1.5, 2.0, 2.5, 3.0], "long_factor": [2.0] * 6}
+FACTS = {"context_length": 160, "embedding_length": 64, "feed_forward_length": 96, "block_count": 4,
+         "attention.head_count": 4, "attention.head_count_kv": 2}
+FAMILY = {  # llama.cpp's name: transformers' name, config, more facts, and whether transformers reads the file
+    "llama": ("Mixtral", {**SIZES, **BY_EXPERT, "num_local_experts": 3},
+              {"expert_count": 3, "expert_used_count": 2, "rope.dimension_count": 16}, False),
+    "qwen3moe": ("Qwen3Moe", {**SIZES, **BY_EXPERT, "num_experts": 3, "moe_intermediate_size": 32, "head_dim": 32,
+                              "norm_topk_prob": True},
+                 {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": 32,
+                  "attention.key_length": 32}, False),
+    "phi3": ("Phi3", {**SIZES, "partial_rotary_factor": 0.75, "rope_scaling": LONGROPE, "sliding_window": 30,
+                      "original_max_position_embeddings": 80},
+             {"rope.dimension_count": 12, "rope.scaling.original_context_length": 80,
+              "attention.sliding_window": 30}, False),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+               {"attention.key_length": 32, "attention.sliding_window": 16, "attn_logit_softcapping": 5.0,
+                "final_logit_softcapping": 3.0}, True),
+    "gemma3": ("Gemma3", {**GEMMA, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+               {"attention.key_length": 32, "attention.sliding_window": 16, "rope.scaling.type": "linear",
+                "rope.scaling.factor": 8.0}, True),
+    "olmo2": ("Olmo2", SIZES, {}, False),
+    "granite": ("Granite", {**SIZES, "embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.5,
+                            "attention_multiplier": 0.25},
+                {"embedding_scale": 3.0, "logit_scale": 4.0, "residual_scale": 0.5, "attention.scale": 0.25}, False),
+    "glm4": ("Glm4", {**SIZES, "head_dim": 32, "attention_bias": True},
+             {"attention.key_length": 32, "rope.dimension_count": 16}, False),
+    "smollm3": ("SmolLM3", {**SIZES, "tie_word_embeddings": True}, {"rope.dimension_count": 16}, False),
+    "gpt-oss": ("GptOss", {**SIZES, "num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 32,
+                           "sliding_window": 16, "rope_scaling": YARN},
+                {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": 96,
+                 "attention.key_length": 32, "attention.sliding_window": 16, "rope.scaling.type": "yarn",
+                 "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 40}, False),
+}
+FUSED = {"phi3": (("[qkv]_proj", "qkv_proj"), ("(gate|up)_proj", "gate_up_proj")),
+         "glm4": (("(gate|up)_proj", "gate_up_proj"),)}
+
+
+def saved(architecture: str, folder: Path) -> None:
+    """A random model as transformers saves it."""
+    kind, fields, _, _ = FAMILY[architecture]
+    torch.manual_seed(1)
+    config = config_class(kind)(**fields)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return model
+
+
+def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
+    """A model's folder as a GGUF file, with tensors as llama.cpp's converter names and changes them."""
+    source = Unfolded(base)
+    sizes = LlamaConfig.read(source.config)
+    number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    names, tensors = gguf.get_tensor_name_map(number, sizes.layers), {}
+    for name in source.names():
+        weights = source.read(name).float()
+        if architecture in ("llama", "granite", "smollm3", "glm4") and re.search(r"\.[qk]_proj\.", name):
+            heads = weights.unflatten(0, (-1, sizes.head_dim)).clone()
+            waves = heads[:, :int(sizes.head_dim * sizes.turned)]
+            waves[:] = waves.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+            weights = heads.flatten(0, 1)
+        if sizes.family.one_more and published(name, sizes.family).endswith("norm.weight"):
+            weights = weights + 1
+        theirs = re.sub(r"\.experts\.\d+\.", ".experts.", published(name, sizes.family))
+        for part, together in FUSED.get(architecture, ()):
+            theirs = re.sub(rf"\b{part}\b", together, theirs)
+        own = theirs if theirs.endswith("sinks") else theirs.rpartition(".")[0]
+        ending = theirs[len(own):] or ".weight"
+        tensors.setdefault(names.get_name(own) + ending, []).append(weights)
+    writer = gguf.GGUFWriter(str(path), architecture)
+    for key, value in {**FACTS, **FAMILY[architecture][2]}.items():
+        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(f"{architecture}.{key}", value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(5000.0)
+    writer.add_token_list(TOKENS)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_pad_token_id(0)
+    put(writer, architecture, tensors, kind)
+
+
+def put(writer: gguf.GGUFWriter, architecture: str, tensors: dict[str, Any], kind: Kind) -> None:
+    """Write tensors to the end; experts, and products that are one here, are given in parts."""
+    for name, held in tensors.items():
+        whole = torch.stack(held) if "_exps" in name else torch.cat(held)
+        matrix = whole.dim() > 1 and "_inp" not in name
+        data = gguf.quantize(whole.numpy(), kind) if matrix else whole.numpy()
+        writer.add_tensor(name, data, raw_dtype=kind if matrix else Kind.F32)
+    if architecture == "phi3":
+        for which in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{which}.weight", np.array(LONGROPE[f"{which}_factor"], np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("architecture", FAMILY)
+def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, tmp_path: Path) -> None:
+    base, whole = tmp_path / "base", tmp_path / "whole"
+    saved(architecture, base)
+    exported(base, tmp_path / "model.gguf", architecture, Kind.Q8_0)
+    file, old = GgufFile(tmp_path / "model.gguf"), Unfolded(base)
+    whole.mkdir()
+    file.write_weights(whole / "model.safetensors", progress=False)
+    (whole / "config.json").write_text(json.dumps(file.config))
+    new = Unfolded(whole)
+    sizes = LlamaConfig.read(old.config)
+    assert str(LlamaConfig.read(new.config)) == str(replace(sizes, eps=float(np.float32(1e-5))))
+    assert set(new.names()) == set(old.names())
+    largest = [float(old.read(name).abs().max()) for name in old.names()]
+    loss = 0.02 * max(largest)
+    for name in old.names():
+        exact = new.read(name).dim() == 1 or "router" in name
+        expected = old.read(name).float()
+        assert torch.allclose(new.read(name), expected, atol=1e-6 if exact else loss), name
+    if architecture != "gpt-oss":  # whose experts are written one by one
+        again, report = AutoModelForCausalLM.from_pretrained(whole, output_loading_info=True)
+        assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    if FAMILY[architecture][3]:
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+        for name, weights in theirs.state_dict().items():
+            assert torch.equal(again.state_dict()[name], weights), name
+
+
+def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path: Path) -> None:
+    saved("granite", tmp_path / "base")
+
+    def cut(pre: str) -> GgufFile:
+        writer = gguf.GGUFWriter(str(tmp_path / f"{pre}.gguf"), "granite")
+        for key, value in {**FACTS, **FAMILY["granite"][2]}.items():
+            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"granite.{key}", value)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list([*TOKENS, "11", "111"])
+        writer.add_token_types([3] + [1] * (len(TOKENS) + 1))
+        writer.add_token_merges(["h e", "l l", "1 1", "11 1"])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(0)
+        writer.add_add_bos_token(True)
+        writer.add_chat_template(TEMPLATE)
+        writer.add_tensor("token_embd.weight", np.zeros((len(TOKENS) + 2, 64), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return GgufFile(tmp_path / f"{pre}.gguf")
+
+    for pre, pieces in {"refact": ["1"] * 4, "llama-bpe": ["111", "1"]}.items():
+        cut(pre).write_text(tmp_path / "base")
+        made = AutoTokenizer.from_pretrained(tmp_path / "base")
+        assert made.convert_ids_to_tokens(made("hello1111<|end|>")["input_ids"]) == [
+            "<|end|>", "he", "ll", "o", *pieces, "<|end|>"]
+        assert made.decode(made("hello 1")["input_ids"][1:]) == "hello 1" and made.chat_template == TEMPLATE
+    with pytest.raises(ValueError, match="its tokenizer cuts texts as mine does, which is not supported, only "):
+        cut("mine").write_text(tmp_path / "base")
+

@@ -14,7 +14,7 @@ import pytest
 
 from config.cli import parse
 from config.files import write_json
-from config.profiles import PROFILES, Profile, read, write
+from config.profiles import PROFILES, Profile, read, touched, write
 from eval.metrics import speed
 from eval.plan import command
 from eval.plan.advice import advice, limit, table
@@ -265,7 +265,9 @@ def test_a_board_that_does_not_answer_is_named_and_others_are_timed(tmp_path):
 def test_the_times_of_a_stage_are_found_again_out_of_its_passes():
     passes = [Passed(rows, context, 30 + 0.5 * max(0, rows - 16) + 0.01 * context)
               for rows in (1, 16, 32, 64, 128) for context in (16, 512)]
-    assert fit(passes) == pytest.approx((30, 0.5, 16, 0.01))
+    assert fit(passes) == pytest.approx((30, 0.5, 16, 0.01, 0))
+    sparse = [one._replace(took=one.took + 0.2 * (touched(32, 4, one.rows) - 4)) for one in passes]
+    assert fit(sparse, 32, 4) == pytest.approx((30, 0.5, 16, 0.01, 0.2))
     for times, expected in ((1.07, 1.0), (0.95, 1.0), (1.25, 1.25)):
         assert times_as_long([one._replace(took=times * one.took) for one in passes], passes) == expected
 

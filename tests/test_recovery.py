@@ -18,6 +18,7 @@ from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.failure import PeerLost
 from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, FolderDoor
+from pipeline.trace import rank_files, read
 from pipeline.transport import Peers
 from tests import forked
 from tests.saved import here, models, wait_until
@@ -149,6 +150,17 @@ def test_a_rank_that_dies_while_nothing_is_asked_is_there_for_the_next_question(
         assert pipeline.generate(PROMPT, **ASK).answer.token_ids == reference(0.0)
         strike(1)
         assert pipeline.generate(PROMPT, **ASK).answer.token_ids == reference(0.0)
+
+
+def test_the_trace_of_a_rank_that_was_started_again_has_both_parts(saved, tmp_path):
+    (tmp_path / "rank_1_7.jsonl").write_text("of an earlier run")
+    with opened(saved, trace=str(tmp_path)) as pipeline:
+        assert struck(pipeline.stream(PROMPT, **ASK), 9, (1,)) == reference(0.0)
+    files = rank_files(tmp_path)
+    assert [path.name for path in files] == ["rank_0.jsonl", "rank_1.jsonl", "rank_1_1.jsonl", "rank_2.jsonl"]
+    parts = [len(path.read_text().splitlines()) for path in files[1:3]]
+    spans = [span for span in read(tmp_path) if span["rank"] == 1]
+    assert min(parts) > 0 and len(spans) >= sum(parts) - 1, "the last line before the accident may be half written"
 
 
 def test_small_models_on_ranks_of_their_own_come_back_too(saved):

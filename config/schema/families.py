@@ -24,7 +24,7 @@ GEMMA3 = {  # published configs of Gemma 3 leave most of it out
     "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
     "sliding_window": 4096}
 MIXTRAL = (
-    (r"\.block_sparse_moe\.gate\.", ".mlp.router."), (r"\.block_sparse_moe\.", ".mlp."),
+    (r"\.block_sparse_moe\.", ".mlp."), (r"\.mlp\.gate\.", ".mlp.router."),
     (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."))
 LOCAL_EXPERTS, EXPERTS = ("num_local_experts", "intermediate_size"), ("num_experts", "moe_intermediate_size")
 ANY = object()  # a field that may say whatever its kind allows
@@ -104,6 +104,13 @@ YARN = ("original_max_position_embeddings", "attention_factor", "beta_fast", "be
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size", "rms_norm_eps")
 
 
+def published(name: str, family: Family) -> str:
+    """The name of one of the decoder's tensors in a checkpoint of its family: `names`, backwards."""
+    for pattern, ours in reversed(family.names):
+        name = name.replace(ours, pattern.replace("\\", ""))
+    return name
+
+
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `config.json` under one set of names, whatever wrote it; a ValueError if it is not supported.
 
@@ -126,6 +133,8 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     if given["rope_type"] == "longrope":  # whose trained length stands outside
         trained = rotary.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
         given["original_max_position_embeddings"] = trained or config.get("max_position_embeddings")
+    if family and family.experts:  # which transformers 5 writes under one name
+        given[family.experts[0]] = given.get(family.experts[0]) or given.get("num_local_experts")
     _refuse_others(given, rotary)
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)

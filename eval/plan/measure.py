@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import redirect_stderr
 from dataclasses import fields
+from itertools import combinations
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,7 @@ from typing import Any, Dict, NamedTuple, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from config.profiles import Profile, read, write
+from config.profiles import Profile, read, touched, write
 from config.run_config import RunConfig
 from eval.plan.candidates import Candidate
 from eval.plan.hosts import boards_of, measured_boards
@@ -30,7 +31,7 @@ from eval.plan.trial import values
 from eval.recorded import sampler_of
 from launch.build import build_stage
 from launch.folder import private_folder
-from launch.hosts.timing import Passed, passes
+from launch.hosts.timing import Passed, inputs, passes
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.spec import RankSpec
@@ -41,7 +42,7 @@ from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
 
 FREE = (0, 16, 32, 64)  # rows that may cost nothing
-KEPT = ([0], [0, 1], [0, 2], [0, 1, 2])  # which of a pass, a row and a token may take time
+KEPT = [[0, *more] for count in range(4) for more in combinations((1, 2, 3), count)]  # which columns of `fit` take time
 TOKENS = 24  # of an answer
 ALIKE = 0.1  # by which times of one board may differ from one measurement to another
 STEP = 1.4  # ms: by which a step of a collective is longer than a message
@@ -91,11 +92,14 @@ def measure(config: PlanConfig, model: str) -> Profile:
         latency, rate = median(latencies), median(rates)
     base = min(stages, key=lambda passes: sum(one.took for one in passes))
     factors = tuple(times_as_long(passes, base) for passes in stages)
+    kinds = sizes.experts, sizes.chosen
+    whole, row, free, token, expert = fit(base, *kinds)
     where, level = "over ssh" if hosts else "here", min(levels.values(), default=0.0)
     return Profile(
-        f"measured {where} with {model}", sizes.layers, row_bytes, *fit(base), level, verdict, latency, rate,
-        step=latency + STEP, weights=sum(map(_gigabytes, parts)), factors=factors, levels=tuple(levels.items()),
-        links=links, model_of=model)
+        f"measured {where} with {model}", sizes.layers, row_bytes, whole, row, free, token, level, verdict,
+        latency, rate, step=latency + STEP, weights=sum(map(_gigabytes, parts)), factors=factors,
+        levels=tuple(levels.items()), links=links, model_of=model,
+        expert=expert, experts=kinds[0], chosen=kinds[1])
 
 
 def _gigabytes(spec: RankSpec) -> float:
@@ -114,9 +118,9 @@ def _believed(rate: float) -> float:
 def _passes(spec: RankSpec) -> list[Passed]:
     """Passes of one stage of this machine."""
     first, last = spec.part.layers
-    inputs = spec.like.new_zeros(1, spec.sizes.hidden) if first else None
     share = spec.sizes.layers / (last - first)
-    return list(passes(build_stage(spec, OFF), inputs, share, spec.context))
+    rows = inputs(spec.sizes, spec.like, first == 0)
+    return list(passes(build_stage(spec, OFF), rows, share, spec.context))
 
 
 def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
@@ -126,24 +130,28 @@ def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
             "quant": spec.quant, "threads": run.threads_per_rank, "context": spec.context}
 
 
-def fit(passes: Sequence[Passed]) -> tuple[float, float, int, float]:
-    """Milliseconds of a pass, of a row above those that are free, how many these are, and of a token of the text.
+def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0) -> tuple[float, float, int, float, float]:
+    """Milliseconds of a pass, of a row above those that are free, how many these are, of a token of the text, and of
+    an expert more.
 
     They are those of a profile that come closest to all passes, by the share of each, none below zero.
     """
     asked, context, took = np.array(passes).T
     target = np.ones_like(took)
+    more = np.zeros_like(took)
+    if experts:
+        more = np.array([touched(experts, chosen, rows) for rows in asked]) - chosen
     found = []
     for free in FREE:
         rows = np.maximum(0, asked - free)
-        columns = np.stack([target, rows, context], -1) / took[:, None]
+        columns = np.stack([target, rows, context, more], -1) / took[:, None]
         for kept in KEPT:
-            times = np.zeros(3)
+            times = np.zeros(4)
             times[kept] = np.linalg.lstsq(columns[:, kept], target, rcond=None)[0]
             off = float(np.square(columns @ times - 1).sum())
             if times.min() >= 0:
-                whole, row, token = times.tolist()
-                found.append((off, (max(whole, 1e-3), row, free, token)))
+                whole, row, token, expert = times.tolist()
+                found.append((off, (max(whole, 1e-3), row, free, token, expert)))
     assert found, "no pass was measured"
     return min(found, key=itemgetter(0))[1]
 

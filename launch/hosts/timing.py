@@ -46,11 +46,22 @@ class Passed(NamedTuple):
     took: float
 
 
-def passes(stage: Stage, inputs: Tensor | None, scale: float, room: int) -> Iterator[Passed]:
+def inputs(sizes: LlamaConfig, like: Tensor, embeds: bool) -> Tensor:
+    """Rows that a stage may get, `[T, D]`, or tokens `[T]` if it embeds.
+
+    No two are alike, as equal rows would all go through the same experts.
+    """
+    longest = max(*ROWS, *CONTEXTS)
+    if embeds:
+        return torch.arange(longest) % sizes.vocab
+    noise = torch.Generator().manual_seed(0)
+    return torch.randn(longest, sizes.hidden, generator=noise).to(like)
+
+
+def passes(stage: Stage, inputs: Tensor, scale: float, room: int) -> Iterator[Passed]:
     """Passes of a stage behind short and long texts, as far as `room` tokens hold them.
 
-    `inputs` is a row `[1, D]` that the stage gets; None for the first stage, which gets tokens. The model takes `scale`
-    times as long as the stage.
+    `inputs` is what the stage gets, row by row. The model takes `scale` times as long as the stage.
     """
     for request, context in enumerate(context for context in CONTEXTS if context + max(ROWS) < room):
         _apply(stage, request, range(context), context, inputs)
@@ -68,17 +79,15 @@ def passes(stage: Stage, inputs: Tensor | None, scale: float, room: int) -> Iter
         stage.apply(Reset(request))
 
 
-def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: Tensor | None) -> None:
+def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: Tensor) -> None:
     """A segment of text, or of guesses that all stand on its last token; returns once the device is done."""
     ids = list(nodes)
     is_text = ids[0] == 0
     parents = [max(0, node - 1) for node in ids] if is_text else [context - 1] * len(ids)
     pos = ids if is_text else [context] * len(ids)
     rows = len(ids)
-    tokens = torch.ones(rows, dtype=torch.long)
-    x = tokens if inputs is None else inputs.expand(rows, -1).clone()
     text = rows if is_text else 0
-    stage.apply(Segment(request, ids, parents, pos, text, x, None))
+    stage.apply(Segment(request, ids, parents, pos, text, inputs[:rows].clone(), None))
     if stage.device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -115,8 +124,8 @@ def answered(asked: Any) -> dict[str, Any]:
     like = torch.empty(0, dtype=number_type(asked["dtype"], device), device=device)
     sizes = LlamaConfig.read(asked["config"])
     stage = random_stage(sizes, asked["layers"], like, asked["quant"], asked["context"])
-    inputs = like.new_zeros(1, sizes.hidden)
-    return {"passes": list(passes(stage, inputs, sizes.layers / asked["layers"], asked["context"]))}
+    rows = inputs(sizes, like, embeds=False)
+    return {"passes": list(passes(stage, rows, sizes.layers / asked["layers"], asked["context"]))}
 
 
 def _beat(over: threading.Event) -> None:

@@ -6,31 +6,95 @@ the file's metadata by transformers. Nothing in the file is executed: its chat t
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from config.files import one_at_a_time, replace
+from config.schema.families import FAMILIES, published
 from config.schema.fields import CONFIG, check
 from config.schema.untrusted import read_json, shown
 from model.llama import LlamaConfig
 from model.rotary import Rotary
 from model.weights.checkpoint import Form, Writer, sample
 from model.weights.parts import shapes
+from model.weights.unfold import FUSED
 
 MARK = "gguf.json"  # of which file a folder was made; written last
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-                 "qwen3": "Qwen3ForCausalLM"}  # model_type -> architecture
-INTERLEAVED = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
-FACTORS = "rope_freqs.weight"  # by which each rotary wave is stretched, in Llama 3.1 and later
+FACTORS, LONG = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}
-FIELDS = (*CONFIG, "hidden_act", "bos_token_id")  # of a config.json
+FIELDS = {  # of a config.json, and where the metadata of an architecture have them
+    "max_position_embeddings": "context_length", "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "num_experts_per_tok": "expert_used_count",
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}
+WORDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+NAMES = {  # of the decoder's tensors, and llama.cpp's
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "after_attention": "post_attention_norm",
+    "after_mlp": "post_ffw_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.router": "ffn_gate_inp",
+    "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+TURNED = ("self_attn.q_proj", "self_attn.k_proj")
+EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)$")
+ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+REST = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORD = ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*" + REST
+
+
+class Architecture(NamedTuple):
+    """What llama.cpp calls a family, as far as it differs from LLaMA's in a file."""
+
+    kind: str  # the model_type
+    turned: bool = False  # the two dimensions of a wave are neighbours, as they are not at Hugging Face
+    fields: Mapping[str, str] = {}  # more of them
+    says: Mapping[str, Any] = {}  # what files leave out
+    names: Mapping[str, str] = {}  # other ones
+    larger: int = 0  # layers of the one size whose attention is scaled by the model's heads, not by their width
+    bpe: bool = False  # its tokenizer is made here, as transformers does not read it
+
+
+SPARSE = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
+ARCHITECTURES = {
+    "llama": Architecture("llama", turned=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "qwen3moe": Architecture("qwen3_moe", fields=SPARSE, says={"norm_topk_prob": True}),
+    "phi3": Architecture("phi3"),
+    "gemma2": Architecture("gemma2", larger=46),
+    "gemma3": Architecture("gemma3_text", larger=62),
+    "olmo2": Architecture("olmo2", bpe=True),
+    "granite": Architecture("granite", turned=True, bpe=True),
+    "glm4": Architecture("glm4", bpe=True),
+    "smollm3": Architecture("smollm3", turned=True, bpe=True),
+    "gpt-oss": Architecture(
+        "gpt_oss", fields={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
+        names={"post_attention_layernorm": "post_attention_norm"}, bpe=True),
+}
+MIXTRAL = Architecture("mixtral", turned=True, fields={"num_local_experts": "expert_count"})
+PIECES = {  # how a tokenizer's text is cut before its merges, by the name that a file gives
+    **dict.fromkeys(("llama-bpe", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), WORD % "{1,3}"),
+    "qwen2": WORD % "",
+    **dict.fromkeys(("refact", "smollm", "starcoder"),
+                    r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + ENDINGS
+              + r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + ENDINGS
+              + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + REST,
+}
+SPECIAL, ADDED = 3, 4  # kinds of tokens
 REMEDY = "download it again, or take the same model in safetensors"
 
 
@@ -82,38 +146,87 @@ def _explained(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read ({shown(reason)[1:-1]}): {REMEDY}") from error
 
 
+class Place(NamedTuple):
+    """Where a tensor of the decoder's is in the file: in which, and the number of its expert there, if it has any."""
+
+    tensor: Any
+    expert: int | None = None
+
+
 class GgufFile:
     """A GGUF file: its model's config, and its tensors under their names at Hugging Face."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
         self.path = path
         self._reader = _open(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        self._architecture = str(self._reader.fields["general.architecture"].contents())
+        self._name = str(self._reader.fields["general.architecture"].contents())
+        if self._name not in ARCHITECTURES:
+            raise ValueError(f"a model of the kind {self._name} is not supported, only {', '.join(ARCHITECTURES)}")
+        self._architecture = MIXTRAL if self._said("expert_count") and self._name == "llama" else \
+            ARCHITECTURES[self._name]
         self.config = self._read_config()
         self._sizes = LlamaConfig.read(self.config)
-        known = {name: number for number, name in MODEL_ARCH_NAMES.items()}
-        self._names = get_tensor_name_map(known[self._architecture], self._sizes.layers)
+        self._names = {**NAMES, **self._architecture.names}
+
+    def _said(self, key: str, default: Any = None) -> Any:
+        """What the metadata of the architecture say."""
+        return self._word(key, default, self._name)
+
+    def _word(self, key: str, default: Any = None, of: str = "tokenizer.ggml") -> Any:
+        """What the metadata say, usually of the tokenizer."""
+        field = self._reader.get_field(f"{of}.{key}")
+        return default if field is None else field.contents()
 
     def _read_config(self) -> dict[str, Any]:
         """What the model's `config.json` would say; ValueError if that is not supported."""
-        from transformers import AutoConfig
-
-        found = AutoConfig.from_pretrained(self.path.parent, gguf_file=self.path.name).to_dict()
-        kind = found["model_type"]
-        if kind not in ARCHITECTURES:
-            raise ValueError(f"a model of the kind {kind} is not supported, only {', '.join(ARCHITECTURES)}")
-        config: dict[str, Any] = {name: found[name] for name in FIELDS if found.get(name) is not None}
-        config["architectures"] = [ARCHITECTURES[kind]]
-        width = self._reader.get_field(f"{self._architecture}.attention.key_length")
-        if width is not None:  # which transformers does not read for every family
-            config["head_dim"] = width.contents()
+        own = self._architecture
+        family = FAMILIES[own.kind]
+        config: dict[str, Any] = {"model_type": own.kind, "architectures": [family.architecture]}
+        fields = {**FIELDS, **own.fields}
+        found = {name: self._said(key) for name, key in fields.items()}
+        found.update((name, self._word(key)) for name, key in WORDS.items())
+        known = {name: value for name, value in found.items() if value is not None}
+        config.update(known, **own.says)
+        config["vocab_size"] = int(self._tensors["token_embd.weight"].shape[1])
+        config["tie_word_embeddings"] = "output.weight" not in self._tensors
+        if own.kind == "llama" and config.get("sliding_window"):
+            config.update(model_type="mistral", architectures=[FAMILIES["mistral"].architecture])
+        check({**config, "rope_scaling": None}, CONFIG, "its metadata")
+        if own.kind == "olmo2" and config.get("sliding_window"):
+            raise ValueError("it has windows, as OLMo 3, which is not supported")
+        heads = config["num_attention_heads"]
+        width = config.setdefault("head_dim", config["hidden_size"] // heads)
+        if own.larger:
+            by_model = config["num_hidden_layers"] == own.larger
+            config["query_pre_attn_scalar"] = config["hidden_size"] // heads if by_model else width
+        turned = self._said("rope.dimension_count", width)
+        if turned != width:
+            config["partial_rotary_factor"] = turned / width
+        if own.kind in ("glm4", "gpt_oss"):
+            config["attention_bias"] = any(name.endswith("attn_q.bias") for name in self._tensors)
+        config["rope_scaling"] = self._scaling(config)
         check(config, CONFIG, "its metadata")
-        if FACTORS in self._tensors:
-            config["rope_scaling"] = self._stretched(config)
         return config
+
+    def _scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        """The `rope_scaling`, out of the metadata and what stands among the tensors."""
+        if FACTORS in self._tensors:
+            return self._stretched(config)
+        trained = self._said("rope.scaling.original_context_length")
+        if LONG[0] in self._tensors:
+            long, short = (self._tensors[name].data.tolist() for name in LONG)
+            config["original_max_position_embeddings"] = trained
+            return {"type": "longrope", "long_factor": long, "short_factor": short}
+        kind = self._said("rope.scaling.type", "none")
+        if kind == "none":
+            return None
+        scaling = {"rope_type": kind, "factor": self._said("rope.scaling.factor", 1.0)}
+        if trained:
+            scaling["original_max_position_embeddings"] = trained
+        if config["model_type"] == "gpt_oss":
+            scaling["truncate"] = False
+        return scaling
 
     def _stretched(self, config: dict[str, Any]) -> dict[str, Any]:
         """The `rope_scaling` of Llama 3.1 and later, of which the file holds only what each wave is divided by."""
@@ -127,50 +240,109 @@ class GgufFile:
 
     def write_weights(self, path: Path, progress: bool) -> None:
         """Write all tensors to a safetensors file."""
-        forms = {name: Form(torch.float32, shape) for name, shape in shapes(self._sizes)}
+        forms = self._forms()
         found = {name: self._find(name) for name in forms}
-        left = self._tensors.keys() - {tensor.name for tensor in found.values()} - {FACTORS}
+        read = {place.tensor.name for place in found.values()}
+        left = self._tensors.keys() - read - {FACTORS, *LONG}
         if left:
-            raise ValueError(f"it holds {min(left)}, which no {self._architecture} model has")
+            raise ValueError(f"it holds {min(left)}, which no {self._name} model has")
         need, free = sum(form.bytes for form in forms.values()), shutil.disk_usage(path.parent).free
         if need > free:
             raise ValueError(f"it unpacks to {need / 1e9:.2f} GB, but the disk of {path.parent} has {free / 1e9:.2f}")
         bar = tqdm(total=need, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}", disable=not progress)
-        with bar, Writer(path, forms) as file:
+        family = self._sizes.family
+        theirs = {published(name, family): form for name, form in forms.items()}
+        with bar, Writer(path, theirs) as file:
             for name, form in forms.items():
-                file.write(name, self._weights(name, found[name], form))
+                file.write(published(name, family), self._weights(name, found[name], form))
                 bar.update(form.bytes)
 
-    def _find(self, name: str) -> Any:
-        """The tensor of the file that has this name at Hugging Face."""
-        base, kind = name.rsplit(".", 1)
-        theirs = f"{self._names.get_name(base)}.{kind}"
+    def _theirs(self, name: str) -> tuple[str, int | None]:
+        """The name at llama.cpp of a tensor of the decoder's, and the number of its expert in there, if it has any."""
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        before, own = (f"blk.{layer[1]}.", name[layer.end():]) if layer else ("", name)
+        base, kind = (own, "weight") if own in self._names else own.rsplit(".", 1)
+        expert = EXPERT.match(base)
+        if expert:
+            return f"{before}{self._names['mlp.' + expert[2]]}_exps.{kind}", int(expert[1])
+        return f"{before}{self._names[base]}.{kind}", None
+
+    def _forms(self) -> dict[str, Form]:
+        """The decoder's tensors, products together where the file has them so."""
+        forms: dict[str, Form] = {}
+        for name, shape in shapes(self._sizes):
+            for together, parts in FUSED.items():
+                if "experts" in name or name.split(".")[-2] not in parts:
+                    continue
+                part = name.split(".")[-2]
+                first, _ = self._theirs(name.replace(part, parts[0]))
+                if first not in self._tensors:
+                    name = name.replace(part, together)
+            rows = forms[name].shape[0] if name in forms else 0
+            forms[name] = Form(torch.float32, (rows + shape[0], *shape[1:]))
+        return forms
+
+    def _find(self, name: str) -> Place:
+        """Where the tensor is that has this name in the decoder."""
+        theirs, expert = self._theirs(name)
         if theirs not in self._tensors:
             raise ValueError(f"it lacks {theirs}")
-        return self._tensors[theirs]
+        return Place(self._tensors[theirs], expert)
 
-    def _weights(self, name: str, tensor: Any, form: Form) -> Tensor:
+    def _weights(self, name: str, place: Place, form: Form) -> Tensor:
         """A tensor as float32, dequantized, its rows in the order of Hugging Face."""
         from gguf import dequantize
 
-        weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        data = place.tensor.data if place.expert is None else place.tensor.data[place.expert]
+        weights = torch.from_numpy(dequantize(data, place.tensor.tensor_type).copy())
         if tuple(weights.shape) != form.shape:
-            raise ValueError(f"{tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
-        heads = [self.config[key] for part, key in INTERLEAVED.items() if part in name]
-        if self._architecture == "llama" and heads:
-            pairs = weights.reshape(heads[0], -1, 2, *weights.shape[1:])  # there the two of a wave are neighbours
-            weights = pairs.transpose(1, 2).reshape(weights.shape)
+            raise ValueError(f"{place.tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
+        if self._architecture.turned and any(part in name for part in TURNED):
+            heads = weights.unflatten(0, (-1, self._sizes.head_dim // 2, 2))  # there the two of a wave are neighbours
+            weights = heads.transpose(1, 2).reshape(weights.shape)
+        if self._sizes.family.one_more and weights.dim() == 1:  # a norm
+            weights = weights - 1
         return weights
 
     def write_text(self, folder: Path) -> None:
         """Write `config.json`, and the files of the tokenizer with its chat template."""
         from transformers import AutoTokenizer
 
-        begins = self._reader.get_field("tokenizer.ggml.add_bos_token")  # which transformers does not read
-        known = {} if begins is None else {"add_bos_token": bool(begins.contents())}
-        tokenizer = AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name, legacy=True, **known)
+        if self._architecture.bpe:
+            tokenizer = self._tokenizer()
+        else:
+            begins = self._word("add_bos_token")  # which transformers does not read
+            known = {} if begins is None else {"add_bos_token": bool(begins)}
+            tokenizer = AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name, legacy=True, **known)
         tokenizer.save_pretrained(folder, legacy_format=False)
         replace(folder / "config.json", json.dumps(self.config, indent=1).encode())
+
+    def _tokenizer(self) -> Any:
+        """The tokenizer of an architecture of which transformers reads none: bytes, of which pairs are merged."""
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        how = self._word("pre", "")
+        if self._word("model") != "gpt2" or how not in PIECES:
+            raise ValueError(f"its tokenizer cuts texts as {how or self._word('model')} does, which is not supported, "
+                             f"only {', '.join(PIECES)}")
+        tokens: list[str] = self._word("tokens")
+        merges = [tuple(pair.split(" ")) for pair in self._word("merges")]
+        made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+        byte = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES[how]), "isolated"), byte])
+        made.decoder = decoders.ByteLevel()
+        for token, kind in zip(tokens, self._word("token_type")):
+            if kind in (SPECIAL, ADDED):
+                made.add_tokens([AddedToken(token, normalized=False, special=kind == SPECIAL)])
+        numbers = {name: self._word(key) for name, key in WORDS.items()}
+        given = {name: number for name, number in numbers.items() if number is not None}
+        named = {name.replace("_id", ""): tokens[number] for name, number in given.items()}
+        if self._word("add_bos_token") and "bos_token" in named:
+            first = named["bos_token"], numbers["bos_token_id"]
+            made.post_processor = processors.TemplateProcessing(f"{first[0]} $A", special_tokens=[first])
+        template = self._word("chat_template", of="tokenizer")
+        return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **named)
 
 
 def _open(path: Path) -> Any:

@@ -147,18 +147,30 @@ class Fit:
     template, is right next to never.
     """
 
+    remedy = "take the head of this model, or add draft=suffix"
+
     def __init__(self, name: str, report: Callable[[str], None]) -> None:
         self.name, self.report = name, report
         self.tried = self.right = 0
+
+    @property
+    def counted(self) -> str:
+        """What was counted, as part of a sentence."""
+        return f"the draft head in {self.name} foresaw {self.right} of the first {self.tried} tokens"
+
+    @property
+    def misfit(self) -> str:
+        """What is wrong with the head, as part of a sentence; empty if nothing is, or too little was tried."""
+        if self.tried < TRIED or self.right >= LEAST * TRIED:
+            return ""
+        return f"{self.counted}: it was probably made for another model or another template"
 
     def count(self, guessed: int, became: int) -> None:
         """Compare a guess with the token that became text."""
         self.tried += 1
         self.right += guessed == became
-        if self.tried == TRIED and self.right < LEAST * TRIED:
-            self.report(f"the draft head in {self.name} foresaw {self.right} of the first {TRIED} tokens: it was "
-                        "probably made for another model or another template, so take the head of this model, or add "
-                        "draft=suffix")
+        if self.tried == TRIED and self.misfit:
+            self.report(f"{self.misfit}, so {self.remedy}")
 
 
 class Eagle(TreeDraft):
@@ -173,7 +185,7 @@ class Eagle(TreeDraft):
     def __init__(self, head: Head | MtpHead,
                  lm_head: Callable[[Tensor], Tensor], capacity: int,
                  fit: Fit | None = None) -> None:
-        self.head, self.lm_head, self._fit = head, lm_head, fit
+        self.head, self.lm_head, self.fit = head, lm_head, fit
         self.inner = isinstance(head, Eagle3Head)
         self.drifts = head.drifts
         layers = head.config.layers if self.inner else 1
@@ -203,11 +215,11 @@ class Eagle(TreeDraft):
     def _follow(self, tree: TokenTree,
                 ahead: Sequence[int] = ()) -> Steps[Read | None]:
         read = yield from super()._follow(tree, ahead)
-        if self._fit and self._fit.tried < TRIED and read is not None:
+        if self.fit and self.fit.tried < TRIED and read is not None:
             place = len(tree.trunk)
             if self._foreseen and self._foreseen[0] < place:
                 known, guessed = self._foreseen
-                self._fit.count(guessed, tree.nodes[tree.trunk[known]].token)
+                self.fit.count(guessed, tree.nodes[tree.trunk[known]].token)
             best = self.tokens(read.logits_AV[-1:].argmax(-1))
             self._foreseen = place, int(best)
         return read

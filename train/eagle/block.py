@@ -1,6 +1,6 @@
 """How a head that guesses a block at once learns: DFlash's way, along rows of text.
 
-After DFlash (arXiv 2602.06036, section 4): blocks begin at places of answers drawn by chance, each with a token of the
+After DFlash (arXiv 2602.06036): blocks begin at places of answers drawn by chance, each with a token of the
 text and masks behind it. A block sees the target's features of the text before, and itself. Words near its beginning
 count most, since a wrong guess makes all behind it worthless.
 
@@ -21,7 +21,7 @@ from model.drafts.dflash import TEXT, DFlashHead
 from train.data import Row
 from train.eagle.loss import LIKELIEST, Mark, Objective, Task, Wanted
 
-FADING = 2  # after a block's size by this, a place counts 1/e of the first one: 4 of 8, as in the paper
+FADING = 2  # a place that lies a block's size by this behind the first one counts 1/e of it
 
 
 class Blocks:
