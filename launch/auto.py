@@ -124,7 +124,8 @@ def _place(argv: Words, config: RunConfig) -> Path:
     drafts = raw.get("draft_dir", ""), *(raw.get("ssm") or config.ssm).split(",")
     folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
     paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*"))]
-    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.is_file()]
+    states = ((path, path.stat()) for path in paths if path.is_file())
+    files = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
     about = {
         "keys": {key: getattr(config, key) for key in sorted(KEPT)},
         "left open": [raw.get(key, "") for key in ("draft", "draft_dir", "ssm")],

@@ -25,13 +25,13 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
-    "config": 2805,
+    "config": 2807,
     "model": 6558,
     "pipeline": 4189,
     "tp": 928,
     "sim": 1131,
-    "launch": 6711,
-    "eval": 6302,
+    "launch": 6712,
+    "eval": 6306,
     "serve": 2829,
     "eval/dsi": 2986,
     "eval/load": 822,

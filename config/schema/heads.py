@@ -170,7 +170,9 @@ def _layer_problems(key: str, ids: Any, third: bool) -> Iterator[str]:
     """Layers that cannot be meant; an empty list leaves them to the reader."""
     if not third and ids != []:
         yield f"says {key}, which only a head of EAGLE-3 has; take weights and config.json of one head"
-    elif not fits(ids, [int]) or sorted(set(ids)) != ids or len(ids) == 1 or ids and ids[0] < 0:
+        return
+    rising = fits(ids, [int]) and sorted(set(ids)) == ids
+    if not rising or len(ids) == 1 or ids and ids[0] < 0:
         yield _only(key, ids, "two or more layers in rising order")
 
 

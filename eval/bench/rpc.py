@@ -72,8 +72,9 @@ def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
             command = [*board, server, "-H", address, "-p", str(port), "-t", "1"]
             under_way.enter_context(_running(command))
             places.append(f"{address}:{port}")
-        command = [*boards[0][0], bench, "-m", str(file), "-rpc", ",".join(places), "-ngl", "99", "-t", "1", "-p", "0",
-                   "-n", str(WRITTEN), "-r", "1", "-o", "json", "--delay", "1"]
+        model = "-m", str(file), "-rpc", ",".join(places), "-ngl", "99", "-t", "1"
+        asked = "-p", "0", "-n", str(WRITTEN), "-r", "1", "-o", "json", "--delay", "1"
+        command = [*boards[0][0], bench, *model, *asked]
         made = subprocess.run(command, check=False, capture_output=True, text=True)
     if made.returncode:
         raise ValueError(f"llama-bench ended with {made.returncode}: {made.stderr.strip()[-300:]}")

@@ -26,7 +26,10 @@ class Published(NamedTuple):
 
 
 SITES = ("jetson-7b", "lan-1g", "server")
-TABLE = (Published(4, 4, 2.64, 2.27), Published(8, 3, 3.39, 2.53), Published(16, 2, 3.70, 1.43))
+TABLE = (
+    Published(4, 4, 2.64, 2.27),
+    Published(8, 3, 3.39, 2.53),
+    Published(16, 2, 3.70, 1.43))
 
 
 def right(stages: int, theory: float) -> float:
