@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -352,29 +353,60 @@ def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, 
             assert torch.equal(again.state_dict()[name], weights), name
 
 
+def worded(path: Path, architecture: str, tokens: list[str], types: list[int],
+           words: Callable[[gguf.GGUFWriter], None]) -> GgufFile:
+    """A file with these tokens, of which the first begins and ends a text, and hardly any weights."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    for key, value in {**FACTS, **FAMILY[architecture][2]}.items():
+        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(f"{architecture}.{key}", value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_chat_template(TEMPLATE)
+    words(writer)
+    writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GgufFile(path)
+
+
+@pytest.mark.parametrize(("prefix", "pieces"), [(False, ["h", "el", "l", "o"]), (True, ["\u2581h", "el", "l", "o"])])
+def test_pieces_of_gemma_are_merged_by_their_scores(tmp_path: Path, prefix: bool, pieces: list[str]) -> None:
+    scores = {"<s>": 0, "<unk>": 0, "\u2581": -9, "h": -9, "e": -9, "l": -9, "o": -9, "he": -3, "el": -1, "ll": -2,
+              "\u2581h": -4, "<0xC3>": 0, "<0xA9>": 0}
+
+    def words(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores([float(score) for score in scores.values()])
+        writer.add_unk_token_id(1)
+        writer.add_add_space_prefix(prefix)
+
+    saved("gemma3", tmp_path / "base")
+    types = [3, 2, *[1] * 9, 6, 6]
+    worded(tmp_path / "model.gguf", "gemma3", [*scores], types, words).write_text(tmp_path / "base")
+    made = AutoTokenizer.from_pretrained(tmp_path / "base")
+    ids = made("hello h\u00e9")["input_ids"]
+    assert made.convert_ids_to_tokens(ids) == ["<s>", *pieces, "\u2581h", "<0xC3>", "<0xA9>"]
+    assert made.decode(ids, skip_special_tokens=True) == "hello h\u00e9" and made.chat_template == TEMPLATE
+
+
 def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path: Path) -> None:
     saved("granite", tmp_path / "base")
 
-    def cut(pre: str) -> GgufFile:
-        writer = gguf.GGUFWriter(str(tmp_path / f"{pre}.gguf"), "granite")
-        for key, value in {**FACTS, **FAMILY["granite"][2]}.items():
-            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"granite.{key}", value)
-        writer.add_layer_norm_rms_eps(1e-5)
+    def words(writer: gguf.GGUFWriter, pre: str) -> None:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(pre)
-        writer.add_token_list([*TOKENS, "11", "111"])
-        writer.add_token_types([3] + [1] * (len(TOKENS) + 1))
         writer.add_token_merges(["h e", "l l", "1 1", "11 1"])
-        writer.add_bos_token_id(0)
-        writer.add_eos_token_id(0)
-        writer.add_add_bos_token(True)
-        writer.add_chat_template(TEMPLATE)
-        writer.add_tensor("token_embd.weight", np.zeros((len(TOKENS) + 2, 64), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return GgufFile(tmp_path / f"{pre}.gguf")
+
+    def cut(pre: str) -> GgufFile:
+        types = [3] + [1] * (len(TOKENS) + 1)
+        return worded(tmp_path / f"{pre}.gguf", "granite", [*TOKENS, "11", "111"], types, partial(words, pre=pre))
 
     for pre, pieces in {"refact": ["1"] * 4, "llama-bpe": ["111", "1"]}.items():
         cut(pre).write_text(tmp_path / "base")

@@ -65,6 +65,7 @@ class Architecture(NamedTuple):
     names: Mapping[str, str] = {}  # other ones
     larger: int = 0  # layers of the one size whose attention is scaled by the model's heads, not by their width
     bpe: bool = False  # its tokenizer is made here, as transformers does not read it
+    pieces: bool = False  # and so it is if it is SentencePiece's, whose merges transformers gets wrong
 
 
 SPARSE = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
@@ -74,8 +75,8 @@ ARCHITECTURES = {
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture("qwen3_moe", fields=SPARSE, says={"norm_topk_prob": True}),
     "phi3": Architecture("phi3"),
-    "gemma2": Architecture("gemma2", larger=46),
-    "gemma3": Architecture("gemma3_text", larger=62),
+    "gemma2": Architecture("gemma2", larger=46, pieces=True),
+    "gemma3": Architecture("gemma3_text", larger=62, pieces=True),
     "olmo2": Architecture("olmo2", bpe=True),
     "granite": Architecture("granite", turned=True, bpe=True),
     "glm4": Architecture("glm4", bpe=True),
@@ -94,7 +95,8 @@ PIECES = {  # how a tokenizer's text is cut before its merges, by the name that 
               + r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + ENDINGS
               + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + REST,
 }
-SPECIAL, ADDED = 3, 4  # kinds of tokens
+USUAL, SPECIAL, ADDED = 1, 3, 4  # kinds of tokens
+SPACE = "\u2581"  # of SentencePiece
 REMEDY = "download it again, or take the same model in safetensors"
 
 
@@ -308,7 +310,8 @@ class GgufFile:
         """Write `config.json`, and the files of the tokenizer with its chat template."""
         from transformers import AutoTokenizer
 
-        if self._architecture.bpe:
+        about = self._architecture
+        if about.bpe or about.pieces and self._word("model") == "llama":
             tokenizer = self._tokenizer()
         else:
             begins = self._word("add_bos_token")  # which transformers does not read
@@ -318,20 +321,12 @@ class GgufFile:
         replace(folder / "config.json", json.dumps(self.config, indent=1).encode())
 
     def _tokenizer(self) -> Any:
-        """The tokenizer of an architecture of which transformers reads none: bytes, of which pairs are merged."""
-        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+        """The tokenizer of an architecture of which transformers reads none, or not as it is."""
+        from tokenizers import AddedToken, processors
         from transformers import PreTrainedTokenizerFast
 
-        how = self._word("pre", "")
-        if self._word("model") != "gpt2" or how not in PIECES:
-            raise ValueError(f"its tokenizer cuts texts as {how or self._word('model')} does, which is not supported, "
-                             f"only {', '.join(PIECES)}")
         tokens: list[str] = self._word("tokens")
-        merges = [tuple(pair.split(" ")) for pair in self._word("merges")]
-        made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
-        byte = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES[how]), "isolated"), byte])
-        made.decoder = decoders.ByteLevel()
+        made = self._pieces(tokens) if self._word("model") == "llama" else self._bytes(tokens)
         for token, kind in zip(tokens, self._word("token_type")):
             if kind in (SPECIAL, ADDED):
                 made.add_tokens([AddedToken(token, normalized=False, special=kind == SPECIAL)])
@@ -343,6 +338,41 @@ class GgufFile:
             made.post_processor = processors.TemplateProcessing(f"{first[0]} $A", special_tokens=[first])
         template = self._word("chat_template", of="tokenizer")
         return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **named)
+
+    def _bytes(self, tokens: list[str]) -> Any:
+        """A tokenizer of bytes, of which pairs are merged in the order of the file."""
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+        how = self._word("pre", "")
+        if self._word("model") != "gpt2" or how not in PIECES:
+            raise ValueError(f"its tokenizer cuts texts as {how or self._word('model')} does, which is not supported, "
+                             f"only {', '.join(PIECES)}")
+        merges = [tuple(pair.split(" ")) for pair in self._word("merges")]
+        made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+        byte = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES[how]), "isolated"), byte])
+        made.decoder = decoders.ByteLevel()
+        return made
+
+    def _pieces(self, tokens: list[str]) -> Any:
+        """SentencePiece's tokenizer: of all pairs that are a token together, the one of the highest score is merged."""
+        from tokenizers import Tokenizer, decoders, models, normalizers
+
+        score = dict(zip(tokens, self._word("scores")))
+        usual = [token for token, kind in zip(tokens, self._word("token_type")) if kind == USUAL]
+        cuts = ((token, token[:place], token[place:]) for token in usual for place in range(1, len(token)))
+        pairs = [cut for cut in cuts if cut[1] in score and cut[2] in score]
+        pairs.sort(key=lambda cut: -score[cut[0]])
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        unknown = tokens[self._word("unknown_token_id", 0)]
+        made = Tokenizer(models.BPE(
+            vocabulary, [(left, right) for _, left, right in pairs], unk_token=unknown, fuse_unk=True,
+            byte_fallback=True))
+        begins = [normalizers.Prepend(SPACE)] if self._word("add_space_prefix", True) else []
+        made.normalizer = normalizers.Sequence([*begins, normalizers.Replace(" ", SPACE)])
+        made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
+                                          *([decoders.Strip(" ", 1, 0)] if begins else [])])
+        return made
 
 
 def _open(path: Path) -> Any:
