@@ -26,6 +26,11 @@ torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Twice as many as cores, since many tests wait for processes of their own."""
+    return 2 * len(os.sched_getaffinity(0))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files begin first, so that no process is left with one of them at the end."""
     place = {name: number for number, name in enumerate(SLOW)}
