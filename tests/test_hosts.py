@@ -355,8 +355,9 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     runs = [start(rank, *asked) for rank in range(3)]
     out, err, host = tmp_path / "out0", tmp_path / "err0", socket.gethostname()
     for number in (3, 4):
-        waits = (tmp_path / f"err{number}").read_text
-        assert wait_until(lambda waits=waits: "waiting until rank 2 (127.0.0.3) is lost" in waits(), 60)
+        waits = tmp_path / f"err{number}"
+        assert wait_until(waits.exists, 60)
+        assert wait_until(lambda waits=waits: "waiting until rank 2 (127.0.0.3) is lost" in waits.read_text(), 60)
     for lost in (1, 2):
         printed = out.stat().st_size if lost == 2 else 0
         assert wait_until(lambda printed=printed: out.is_file() and out.stat().st_size > printed + 50, 60)
