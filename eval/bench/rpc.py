@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from argparse import Namespace
@@ -18,6 +17,7 @@ from typing import Iterator, Sequence
 from tqdm import tqdm
 
 from config.presets import ROOT
+from eval.bench.places import free_port
 from eval.tables import in_columns
 from launch.console import say
 
@@ -68,7 +68,7 @@ def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
         boards = under_way.enter_context(cluster(args))
         places = []
         for board, address in boards[1:]:
-            port = PORT if args.wires else _free_port()
+            port = PORT if args.wires else free_port()
             command = [*board, server, "-H", address, "-p", str(port), "-t", "1"]
             under_way.enter_context(_running(command))
             places.append(f"{address}:{port}")
@@ -132,10 +132,3 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.terminate()
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port

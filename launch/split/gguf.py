@@ -359,7 +359,8 @@ class GgufFile:
         from tokenizers import Tokenizer, decoders, models, normalizers
 
         score = dict(zip(tokens, self._word("scores")))
-        usual = [token for token, kind in zip(tokens, self._word("token_type")) if kind == USUAL]
+        kinds = zip(tokens, self._word("token_type"))
+        usual = [token for token, kind in kinds if kind == USUAL]
         cuts = ((token, token[:place], token[place:]) for token in usual for place in range(1, len(token)))
         pairs = [cut for cut in cuts if cut[1] in score and cut[2] in score]
         pairs.sort(key=lambda cut: -score[cut[0]])
