@@ -31,6 +31,8 @@ from pipeline.failure import PeerLost, foreseen
 from pipeline.trace import NoTrace
 
 Main = Callable[[Pipeline], None]
+# What transformers reads: a rank needs its tokenizers, and its models would import torch's compiler, for seconds.
+TOKENIZERS_ONLY = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def _rendezvous(board: Board) -> Rendezvous:
 
 def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> NoReturn:
     """Be one rank from the rendezvous to the last good-bye. A rank that fails dies at once."""
+    os.environ.update(TOKENIZERS_ONLY)
     number, several_hosts = int(os.environ["RANK"]), rendezvous is not None
     if number == 0 or not several_hosts:  # elsewhere Ctrl-C is for this rank, or as its shell wants it
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)

@@ -1,5 +1,6 @@
 """One thread for arithmetic: the models of the tests are tiny, and several of their stages run side by side.
 
+Ranks are forked from a process that has torch already; tests/test_processes.py starts them as a person's program does.
 Processes that tests start hear every signal, also where a shell's background or nohup lets pytest ignore some.
 """
 from __future__ import annotations
@@ -7,9 +8,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from launch import processes
+from tests.forked import serving_ranks
 
 SLOW = ("run", "serve_engine", "train_eagle", "specinfer", "pipeline", "hosts", "serve", "quant", "exact", "failure",
         "plan", "rules", "ssm_ranks", "tp_run", "dsi", "virtual", "prunes", "processes", "threads", "auto", "replicas",
@@ -22,6 +27,7 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, lambda *_: None)  # ignored here as before; unlike SIG_IGN, it is not inherited
 
+processes.subprocess = SimpleNamespace(Popen=serving_ranks)
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 

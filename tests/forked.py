@@ -1,7 +1,7 @@
 """Commands and ranks that are forked from a process that has torch already: a whole run starts in a second.
 
 `ranks` starts them as launch/processes.py does it, in a private folder of their own; `command` forks the launcher,
-which then forks its ranks.
+which then forks its ranks; `serving_ranks` lets this process do the same.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
@@ -20,14 +21,14 @@ from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 from config.presets import ROOT
 from launch import processes
 from launch.folder import Folder, private_folder
-from launch.processes import RENDEZVOUS
+from launch.processes import LAUNCHER, RENDEZVOUS
 from launch.run import run
 from pipeline.failure import LOSS_KEY
 from scripts import generate
 from tests.saved import Command, leaving_nothing, wait_until
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.forked", "transformers"])
+CONTEXT.set_forkserver_preload(["tests.forked", "transformers.models.auto.tokenization_auto"])
 Prepare = Callable[[int], Any]  # what a rank does before anything else
 
 
@@ -126,7 +127,7 @@ def _be_program(words: Sequence[str], environment: Mapping[str, str]) -> NoRetur
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment)
-    processes.subprocess = SimpleNamespace(Popen=Child)  # type: ignore[attr-defined]
+    processes.subprocess = SimpleNamespace(Popen=Child)
     sys.argv = list(words)
     sys.modules.pop(words[0], None)  # runpy warns of a module that is there already
     code: Any = 1
@@ -151,12 +152,13 @@ def _be_launcher(words: Sequence[str], environment: dict[str, str], files: Seque
     _be_program(words, environment)
 
 
-class Launcher:
-    """The process of a forked launcher, with what tests use of subprocess.Popen."""
+class Forked:
+    """A process of the fork server, with what launch/processes.py and tests use of subprocess.Popen."""
 
-    def __init__(self, process: Any) -> None:
-        self._process = process
-        self.pid, self.kill, self.wait = process.pid, process.kill, process.join
+    def __init__(self, target: Callable[..., None], *words: Any) -> None:
+        self._process = CONTEXT.Process(target=target, args=words)
+        self._process.start()
+        self.pid, self.kill, self.wait = self._process.pid, self._process.kill, self._process.join
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -170,13 +172,11 @@ class Launcher:
 class ForkedCommand(Command):
     """As `Command` of tests/saved.py."""
 
-    def start(self, words: Sequence[str]) -> Launcher:
+    def start(self, words: Sequence[str]) -> Forked:
         for path in self.files:
             path.touch()
         environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        process = CONTEXT.Process(target=_be_launcher, args=(words, environment, self.files))
-        process.start()
-        return Launcher(process)
+        return Forked(_be_launcher, words, environment, self.files)
 
 
 @contextmanager
@@ -184,3 +184,25 @@ def command(folder: Path, module: str, *words: str) -> Iterator[ForkedCommand]:
     """A command that leaves nothing behind, however the test ends."""
     with leaving_nothing(ForkedCommand(folder, module, *words)) as started:
         yield started
+
+
+# --- ranks of a pipeline that this process opens ----------------------------------------------------------------------
+
+def _be_server(words: Sequence[str], environment: dict[str, str], pipes: Sequence[Connection],
+               shown: Sequence[Connection]) -> None:
+    """Be what forks the ranks: `python -m launch.processes PIPES RANKS MODULE`, where this process has the pipes."""
+    for number, file in enumerate(shown, 1):
+        os.dup2(file.fileno(), number)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    module, _, *rest = words
+    numbers = ",".join(str(pipe.fileno()) for pipe in pipes)
+    _be_program([module, numbers, *rest], {**environment, LAUNCHER: str(os.getppid())})
+
+
+def _lent(file: int) -> Connection:
+    return Connection(os.dup(file))
+
+
+def serving_ranks(words: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]) -> Forked:
+    """In place of subprocess.Popen in launch/processes.py: its program without the seconds that its imports take."""
+    return Forked(_be_server, words[2:], dict(env), [*map(_lent, pass_fds)], [_lent(1), _lent(2)])

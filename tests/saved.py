@@ -98,18 +98,6 @@ def wait_until(happened: Callable[[], Any], seconds: float) -> bool:
     return bool(happened())
 
 
-def ranks_of(ours: Callable[[int, int], bool]) -> dict[int, int]:
-    """The processes of ranks that have not ended, of those that are ours by the number of their parent and session."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            name, _, rest = path.read_text().partition("(")[2].rpartition(") ")
-            state, parent, _, session = rest.split()[:4]
-            if name.startswith("flowspec-") and state not in "ZX" and ours(int(parent), int(session)):
-                found[int(name.partition("-")[2])] = int(path.parent.name)
-    return found
-
-
 class Command:
     """A command as a person types it in a terminal: `stdout` and `stderr` are what it has printed so far."""
 
@@ -132,7 +120,14 @@ class Command:
 
     def ranks(self) -> dict[int, int]:
         """The processes of the ranks that have not ended, though the launcher may have."""
-        return ranks_of(lambda parent, session: session == self.process.pid)
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                name, _, rest = path.read_text().partition("(")[2].rpartition(") ")
+                state, _, _, session = rest.split()[:4]
+                if name.startswith("flowspec-") and state not in "ZX" and int(session) == self.process.pid:
+                    found[int(name.partition("-")[2])] = int(path.parent.name)
+        return found
 
     def end(self, seconds: float) -> int | None:
         """The exit code, once all processes have ended; None if that takes too long."""

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from config.methods import METHODS
+from launch import processes
 from launch.pipeline import Pipeline
 from launch.split.write import Layout, split
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.failure import PeerLost
-from tests.saved import models, ranks_of
+from tests.saved import models
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
 NEW = 12
@@ -98,11 +99,8 @@ def test_a_rank_that_is_lost_ends_an_answer_by_its_name_and_closing_is_quiet(opt
 
 def worker_of(rank: int) -> int:
     """The process that is this rank of the pipeline of this program."""
-    def ours(parent: int, session: int) -> bool:
-        words = Path(f"/proc/{parent}/stat").read_text().rpartition(") ")[2].split()
-        return int(words[1]) == os.getpid()
-
-    return ranks_of(ours)[rank]
+    server, = processes.started
+    return server.pids[rank]
 
 
 SEVERAL = [("the first question", {"temperature": 0.0}), ("another", {"temperature": 1.0, "seed": 4}),

@@ -39,6 +39,7 @@ def saved(tmp_path_factory):
 def soon(monkeypatch):
     """Hands the handlers back to pytest, and gives ranks that do not end less time."""
     monkeypatch.setattr(processes, "GRACE", 0.5)
+    monkeypatch.setattr(processes, "subprocess", subprocess)
     before = {number: signal.getsignal(number) for number in processes.STOPS}
     yield
     for number, handler in before.items():
