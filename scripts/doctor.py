@@ -192,7 +192,9 @@ def _all_reduce(store: str, world: int) -> Finding:
 def _in_two(store: str) -> list[int]:
     """What each of two new processes got."""
     ranks = [(store, 0, 2), (store, 1, 2)]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed"])  # once for both
+    with context.Pool(2) as pool:
         return pool.starmap_async(reduce_ones, ranks, chunksize=1).get(PATIENCE)
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections import namedtuple
@@ -17,8 +16,9 @@ import torch
 import transformers  # noqa: F401  # it looks for torch once, when it is imported, so not while a test hides torch
 from safetensors.torch import load_file, save_file
 
-from config.presets import ROOT, TOY
+from config.presets import TOY
 from scripts import doctor
+from tests.forked import command
 
 
 def lines(check):
@@ -30,10 +30,10 @@ def only(check):
     return line
 
 
-def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there():
-    run = subprocess.run([sys.executable, "-m", "scripts.doctor"], cwd=ROOT, text=True, capture_output=True,
-                         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, timeout=600)
-    assert run.returncode == 0 and run.stderr == "", run.stdout + run.stderr
+def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with command(tmp_path, "scripts.doctor") as run:
+        assert run.end(120) == 0 and run.stderr == "", run.stdout + run.stderr
     found, _, end = run.stdout.rpartition("\n\n")
     assert end == "All that is needed is there.\n"
     for line in found.splitlines():
@@ -45,9 +45,11 @@ def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there():
         assert f"ok: {thing}" in found or re.search(f"^ok: .*{re.escape(thing)}", found, re.M), thing
 
 
-def test_the_help_tells_what_is_looked_at():
-    run = subprocess.run([sys.executable, "-m", "scripts.doctor", "--help"], cwd=ROOT, text=True, capture_output=True)
-    assert run.returncode == 0 and "python -m scripts.doctor" in run.stdout and "all-reduce" in run.stdout
+def test_the_help_tells_what_is_looked_at(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        doctor.main(["--help"])
+    shown = capsys.readouterr().out
+    assert "python -m scripts.doctor" in shown and "all-reduce" in shown
 
 
 @pytest.mark.parametrize(("findings", "code", "end"), [

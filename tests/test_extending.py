@@ -1,6 +1,7 @@
 """The strategy that docs/extending.md shows runs everywhere: by command, evaluation, plan and server."""
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -16,23 +17,32 @@ PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 STRATEGY, ROW = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 COMMANDS = re.search(r"```\n(bash run_pipe.sh.*?)```", PAGE, re.S)[1].splitlines()
 NAME = re.match(r"def (\w+)", STRATEGY)[1]
-LAUNCHERS = {"run_pipe.sh": "scripts.generate", "run_eval.sh": "scripts.evaluate emulated"}
+LAUNCHERS = {"run_pipe.sh": "scripts.generate", "run_eval.sh": "scripts.evaluate emulated",
+             "run_server.sh": "serve"}
 LEFT_OUT = shutil.ignore_patterns(".*", "docs", "tests", "splits", "models", "results", "board", "__pycache__")
-SERVER = """
-import sys, threading, time
-from scripts.serve import build
-engine, _ = build([*sys.argv[1:], "processes=false"])
-thread = threading.Thread(target=engine.run, daemon=True)
-thread.start()
-while engine.health.status == "loading":
-    time.sleep(0.05)
-answer = engine.call(lambda pipeline: pipeline.generate("What does a baker do?", max_new_tokens=8)).result()
-print(answer.answer.new_tokens, "tokens")
-engine.stop()
-thread.join()
+END = "-- end --\n"
+PROGRAM = """
+import json, runpy, sys, threading, time
+
+def serve(*words):
+    from scripts.serve import build
+    engine, _ = build([*words, "processes=false"])
+    thread = threading.Thread(target=engine.run, daemon=True)
+    thread.start()
+    while engine.health.status == "loading":
+        time.sleep(0.05)
+    answer = engine.call(lambda pipeline: pipeline.generate("What does a baker do?", max_new_tokens=8)).result()
+    print(answer.answer.new_tokens, "tokens")
+    engine.stop()
+    thread.join()
+
+for module, *sys.argv[1:] in json.loads(sys.argv[1]):
+    try:
+        serve(*sys.argv[1:]) if module == "serve" else runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert not end.code, (module, end.code)
+    print("-- end --", flush=True)
 """
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A copy of the project into which the two blocks of the page were pasted."""
@@ -50,15 +60,12 @@ def paste(path, where, text):
     path.write_text(pasted, encoding="utf-8")
 
 
-def python(command):
-    """The words behind `python` for a command of the page, whose launchers would make an environment first."""
-    program, *words = shlex.split(command)
-    if program == "python3":
-        return words
-    launcher, *words = words
-    if launcher == "run_server.sh":
-        return ["-c", SERVER, *words]
-    return ["-m", *LAUNCHERS[launcher].split(), *words]
+def typed(command):
+    """The module and the words of a command of the page, whose launchers would make an environment first."""
+    words = shlex.split(command)[1:]
+    if words[0] == "-m":
+        return words[1:]
+    return [*LAUNCHERS[words[0]].split(), *words[1:]]
 
 
 def test_the_page_has_one_function_of_some_ten_lines_and_one_row():
@@ -67,11 +74,15 @@ def test_the_page_has_one_function_of_some_ten_lines_and_one_row():
     assert [command.split()[1] for command in COMMANDS] == ["run_pipe.sh", "run_eval.sh", "-m", "run_server.sh"]
 
 
-@pytest.mark.parametrize(("command", "shown"), list(zip(COMMANDS, ("target passes", NAME, NAME, "8 tokens"))),
-                         ids=["command", "evaluation", "plan", "server"])
-def test_a_strategy_needs_its_function_and_one_row(project, command, shown):
-    words = [sys.executable, *python(command)]
+def test_a_strategy_needs_its_function_and_one_row(project):
+    """By command, evaluation, plan and server, one after the other in one process of the copied project."""
+    words = [sys.executable, "-c", PROGRAM, json.dumps([typed(command) for command in COMMANDS])]
     environment = {**os.environ, "PYTHONPATH": str(project)}  # which scripts/env.sh sets to the project itself
-    ran = subprocess.run(words, cwd=project, env=environment, text=True, capture_output=True)
-    assert ran.returncode == 0, ran.stderr
-    assert shown in ran.stdout + ran.stderr
+    ran = subprocess.run(words, cwd=project, env=environment, text=True, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT)
+    assert ran.returncode == 0, ran.stdout
+    *shown, rest = ran.stdout.split(END)
+    assert rest.strip() == ""
+    for text, word in zip(shown, ("target passes", NAME, NAME, "8 tokens")):
+        assert word in text
+    assert len(shown) == len(COMMANDS)
