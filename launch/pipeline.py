@@ -12,7 +12,6 @@ from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVa
 
 from config.keys import options as keys_of
 from config.keys import parsed, written
-from config.methods import METHODS
 from config.run_config import RANGES, SAMPLING, RunConfig
 from config.trees import TreeConfig
 from launch.build import (
@@ -28,7 +27,7 @@ from launch.build import (
 from launch.console import say
 from launch.hint import hint
 from launch.prepare import check_ids, open_text
-from launch.probe import latencies, level_share, round_trip, segment_rows
+from launch.probe import latencies, level_share, round_trip, segment_rows, sized
 from launch.ranks import rank_0
 from launch.spec import RankSpec
 from launch.wiring import Rank
@@ -359,11 +358,7 @@ class Pipeline:
 
     def _tree(self, config: RunConfig, draft: Draft) -> TreeConfig:
         """The trees that the strategy grows with this draft. Sizes that were left open are measured, once."""
-        tree, method = config.tree, METHODS[config.pipeline_type]
-        if tree.thrifty and method.falls_back:
-            tree = replace(tree, plain=self.round_trip)
-        if method.measured and not config.subseq_token:
-            tree = tree.in_segments(self.segment_rows)
+        tree = sized(config, lambda: self.round_trip, lambda: self.segment_rows)
         if config.growth_policy == "opt" and not config.opt_threshold and draft.networks:
             network, = draft.networks
             share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)

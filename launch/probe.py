@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
+from config.methods import METHODS
+from config.run_config import RunConfig
 from config.trees import Growth, TreeConfig
 from model.drafts.draft import Passes
 from model.drafts.mixture import Mixture
@@ -25,6 +27,16 @@ TRIPS = 3  # of which the fastest counts
 ROUNDS = 3  # in which the rows of a verification are found
 SLACK = 1e-9  # relative: a quotient that is whole but for rounding counts as whole
 MOST = 64  # rows of a verification, and guesses for it, at most
+
+
+def sized(config: RunConfig, plain: Callable[[], float], rows: Callable[[], int]) -> TreeConfig:
+    """The trees of a run. What its method needs is measured: seconds of a plain round, rows of a segment."""
+    tree, method = config.tree, METHODS[config.pipeline_type]
+    if tree.thrifty and method.falls_back:
+        tree = replace(tree, plain=plain())
+    if method.measured and not config.subseq_token:
+        tree = tree.in_segments(rows())
+    return tree
 
 
 def segment_rows(ring: Ring, context: int) -> int:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -97,8 +98,7 @@ def test_segments_carry_inner_features_only_for_a_head_that_needs_them(kind, wid
 # What is guessed
 
 
-@pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("strategy", SPECULATIVE)
+@pytest.mark.parametrize("strategy, stages", [*zip(SPECULATIVE, cycle([3, 1]))])
 def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
     with pipeline(DEEP, stages, strategy, DEEP.twin()) as decoder:
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=NEW))

@@ -31,10 +31,9 @@ def ids(path):
     return json.loads(path.read_text())["token_ids"]
 
 
-@pytest.mark.parametrize("temperature", ["0", "1"])
-@pytest.mark.parametrize("stages, words", [
-    ("0+4", ["replicas=1", "lookahead=3"]), ("0+4", ["lookahead=1"]), ("0+4", ["replicas=3"]),
-    ("0+2+2", ["lookahead=2"])])
+@pytest.mark.parametrize("stages, words, temperature", [
+    ("0+4", ["replicas=1", "lookahead=3"], "0"), ("0+4", ["lookahead=1"], "1"), ("0+4", ["replicas=3"], "0"),
+    ("0+2+2", ["lookahead=2"], "1")])
 def test_replicas_as_threads_write_the_reference_text(saved, tmp_path, stages, words, temperature):
     assert here(f"model_dir={saved / stages}", *ASK, *words, f"temperature={temperature}",
                 f"output={tmp_path / 'out.json'}") == 0

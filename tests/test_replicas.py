@@ -105,8 +105,7 @@ def test_every_strategy_writes_the_reference_text_over_replicas(strategy):
             assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
 
 
-@pytest.mark.parametrize("prompt", [PROMPT[:1], PROMPT[:3]])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy, prompt", [*zip(STRATEGIES, cycle([PROMPT[:1], PROMPT[:3]]))])
 def test_a_prompt_that_leaves_together_with_guesses_changes_nothing(strategy, prompt):
     text = TINY.text(prompt, 20, SAMPLERS[1.0])
     with replicas(3, 1, Oracle(prompt + text), strategy) as decoder:

@@ -42,7 +42,7 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     """Time all forms, and print a line for each."""
     made = build(args, forms)
     speeds = [_copied(args.device) for _ in range(args.repeats)]
-    took = {key: min(seconds) for key, seconds in by_turns(made, args).items()}
+    took = {key: min(seconds) for key, seconds in by_turns(made, args.rows, args.repeats).items()}
     speed = max(*speeds, *(_copied(args.device) for _ in range(args.repeats)))
     errors = _errors(made, max(args.rows))
     print(f"{args.layers} layer(s) of width {args.hidden} and {args.intermediate}, {args.context} tokens of context, "

@@ -5,7 +5,7 @@ import argparse
 import time
 from argparse import Namespace
 from collections import defaultdict
-from typing import Any, Hashable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Hashable, Mapping, NamedTuple, Protocol, Sequence, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,18 +64,24 @@ class Stage(NamedTuple):
         return time.perf_counter() - start
 
 
-def by_turns(stages: Mapping[Name, Stage],
-             args: Namespace) -> dict[tuple[Name, int], list[float]]:
-    """The seconds of segments for each stage and number of rows.
+class Timed(Protocol):
+    """What a bench takes the time of."""
 
-    Stages take turns, so that what disturbs one disturbs all. Every other round has them in reverse, since who comes
+    def seconds(self, rows: int) -> float: ...
+
+
+def by_turns(timed: Mapping[Name, Timed], rows: Sequence[int],
+             repeats: int) -> dict[tuple[Name, int], list[float]]:
+    """The seconds of each one for each number of rows.
+
+    They take turns, so that what disturbs one disturbs all. Every other round has them in reverse, since who comes
     second finds the caches of the processor warm.
     """
     took: dict[tuple[Name, int], list[float]] = defaultdict(list)
-    for number in tqdm(range(args.repeats + 1), desc="segments", leave=False):
-        for rows in args.rows:
-            for name in list(stages)[::-1 if number % 2 else 1]:
-                took[name, rows].append(stages[name].seconds(rows))
+    for number in tqdm(range(repeats + 1), desc="timing", leave=False):
+        for count in rows:
+            for name in list(timed)[::-1 if number % 2 else 1]:
+                took[name, count].append(timed[name].seconds(count))
     return {key: seconds[1:] for key, seconds in took.items()}  # the first round warms up
 
 

@@ -59,7 +59,7 @@ def _sharded(args: argparse.Namespace, group: Counting, method: str) -> Stage:
 def alone(args: argparse.Namespace) -> None:
     """Print the times of a sharded stage of one member and of the same stage as it is."""
     took = by_turns({"whole": build(args, [PLAIN])[PLAIN],
-                     "sharded": _sharded(args, Counting(1), "tp")}, args)
+                     "sharded": _sharded(args, Counting(1), "tp")}, args.rows, args.repeats)
     print("one member beside the unsharded stage: median milliseconds, and the median of the ratios")
     for rows in args.rows:
         whole, sharded = took["whole", rows], took["sharded", rows]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from config.methods import METHODS
@@ -12,7 +13,7 @@ from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, ReplayedBlock, Written, kind_of
 from eval.recorded import Recorded, sampler_of
-from launch.probe import round_trip, segment_rows
+from launch.probe import round_trip, segment_rows, sized
 from model.drafts.cascade import row
 from model.drafts.draft import NoDraft
 from model.drafts.mixture import Mixture
@@ -150,11 +151,7 @@ class Bench:
 
     def _tree(self, config: RunConfig, ring: Ring, guesses: int) -> TreeConfig:
         """The trees of a run, with at most so many guesses in streaming's."""
-        tree, method = config.tree, METHODS[config.pipeline_type]
-        if tree.thrifty and method.falls_back:
-            tree = replace(tree, plain=round_trip(ring))
-        if method.measured and not config.subseq_token:
-            tree = tree.in_segments(segment_rows(ring, self._context))
+        tree = sized(config, partial(round_trip, ring), partial(segment_rows, ring, self._context))
         stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
         return replace(tree, stream=stream)
 
