@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -30,6 +29,7 @@ from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler
 from scripts import generate
+from tests.forked import CONTEXT
 from tests.saved import boards_of, here, models, wait_until
 from tests.tiny import TINY
 
@@ -66,22 +66,15 @@ def be_board(words, environment, space, files):
     os._exit(code)
 
 
-@pytest.fixture(scope="module")
-def processes():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.test_hosts"])
-    return context
-
-
-def starting(folder, own, processes):
+def starting(folder, own):
     """Yields what starts the rank of one board, which writes to `folder`; at the end, what still runs is ended."""
     started = []
 
     def begin(rank, *words, space="", folder=folder, **environment):
         part = [] if any(word.startswith("model_dir") for word in words) else [f"model_dir={own / f'board{rank}'}"]
         files = [str(folder / f"{name}{rank}") for name in ("out", "err")]
-        begun = processes.Process(target=be_board, args=([*part, *words], {"NODE_RANK": str(rank), **environment},
-                                                         space, files))
+        begun = CONTEXT.Process(target=be_board, args=([*part, *words], {"NODE_RANK": str(rank), **environment},
+                                                       space, files))
         begun.start()
         started.append(begun)
         return begun
@@ -93,8 +86,8 @@ def starting(folder, own, processes):
 
 
 @pytest.fixture
-def start(tmp_path, own, processes):
-    yield from starting(tmp_path, own, processes)
+def start(tmp_path, own):
+    yield from starting(tmp_path, own)
 
 
 def meet_here(tmp_path):
@@ -203,10 +196,10 @@ def network(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def astray(network, own, processes, tmp_path_factory):
+def astray(network, own, tmp_path_factory):
     """A board that looks for rank 0 where nobody is; it takes its time, beside the other tests."""
     folder = tmp_path_factory.mktemp("astray")
-    for start in starting(folder, own, processes):
+    for start in starting(folder, own):
         yield start(7, *ASK, "model_dir=x", space=network[0], MASTER_ADDR="10.77.0.99"), folder
 
 

@@ -19,7 +19,7 @@ from pipeline.sockets import CONTROL, DATA, GREETING, MARK, BoardDoor, Connectio
 from pipeline.transport import Peers
 from tests.checkpoints import refused
 from tests.saved import boards_of, models
-from tests.test_hosts import ASK, ends, meet_here, processes, reference, said, starting  # noqa: F401
+from tests.test_hosts import ASK, ends, meet_here, reference, said, starting
 from tests.test_push import SSH
 
 HERE = "127.0.0.1"
@@ -176,9 +176,9 @@ def test_a_board_writes_over_an_encrypted_way(clusters, keeper):
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
-def start(tmp_path, tmp_path_factory, processes):  # noqa: F811
+def start(tmp_path, tmp_path_factory):
     own = boards_of(models(tmp_path_factory.getbasetemp() / "saved"), tmp_path / "own")
-    yield from starting(tmp_path, own, processes)
+    yield from starting(tmp_path, own)
 
 
 def test_boards_with_keys_write_the_reference_text_and_one_without_cannot_join(start, tmp_path):

@@ -16,9 +16,8 @@ import pytest
 from scripts.serve import main
 from tests.saved import boards_of, here, models, wait_until
 from tests.serving import live
-from tests.test_hosts import ends, meet_here, processes, said, starting
+from tests.test_hosts import ends, meet_here, said, starting
 
-__all__ = ["processes"]  # a fixture
 SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
 RUN = ("recover=false", "template=none", "ignore_eos=true", "dtype=float64", "timeout=2")
 AGREED = ("max_requests=1", "reuse=true")  # what the server says of itself, and boards are sent
@@ -41,9 +40,9 @@ def keys(place):
 
 
 @pytest.fixture(scope="module")
-def boards(place, keys, processes):
+def boards(place, keys):
     """Starts both other boards, and returns their processes."""
-    with contextmanager(starting)(place, place, processes) as start:
+    with contextmanager(starting)(place, place) as start:
         yield lambda: [start(rank, *keys, *AGREED) for rank in (1, 2)]
 
 

@@ -25,7 +25,7 @@ from pipeline.drafters import Drafter, RemoteDraft
 from pipeline.messages import KINDS, Ask, Drafted, Header, packets, receive
 from pipeline.trace import OFF, read
 from sim.wires import size
-from tests.forked import CONTEXT, ranks
+from tests.forked import ranks
 from tests.saved import here, models, wait_until
 from tests.test_hosts import ends, meet_here, said, starting
 from tests.test_specinfer import ASK, NEW, PROMPT, SHAPED, TINY, save_drafter
@@ -219,7 +219,7 @@ def start(saved, tmp_path):
     """Starts boards of which the third has the part of rank 0 and a small model."""
     for board, stage in enumerate(("stage_0", "stage_1", "stage_0")):
         shutil.copytree(saved / "saved/0+4" / stage, tmp_path / f"own/board{board}" / stage)
-    yield from starting(tmp_path, tmp_path / "own", CONTEXT)
+    yield from starting(tmp_path, tmp_path / "own")
 
 
 def test_a_board_may_hold_a_small_model(saved, tmp_path, start):
