@@ -12,6 +12,7 @@ from typing import Sequence
 from config.keys import raw_values
 from config.serve_config import ServeConfig
 from launch import console
+from launch.run import TOKENIZERS_ONLY
 from serve import running
 from serve.app import Server
 from serve.engine import Engine
@@ -44,4 +45,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    os.environ.update(TOKENIZERS_ONLY)
     sys.exit(main(sys.argv[1:]))

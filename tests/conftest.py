@@ -13,9 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from launch import processes
-from tests.forked import serving_ranks
-
 SLOW = ("run", "serve_engine", "train_eagle", "specinfer", "pipeline", "hosts", "serve", "quant", "exact", "failure",
         "plan", "rules", "ssm_ranks", "tp_run", "dsi", "virtual", "prunes", "processes", "threads", "auto", "replicas",
         "policies", "text", "split")  # the slowest first
@@ -27,7 +24,6 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, lambda *_: None)  # ignored here as before; unlike SIG_IGN, it is not inherited
 
-processes.subprocess = SimpleNamespace(Popen=serving_ranks)
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 
@@ -41,3 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files begin first, so that no process is left with one of them at the end."""
     place = {name: number for number, name in enumerate(SLOW)}
     items.sort(key=lambda item: place.get(Path(item.path).stem[5:], len(SLOW)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ranks_are_forked() -> None:
+    """In pipelines that this process opens."""
+    from launch import processes
+    from tests.forked import serving_ranks
+
+    processes.subprocess = SimpleNamespace(Popen=serving_ranks)
