@@ -406,7 +406,7 @@ def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_reported_as_
     thread = threading.Thread(target=annoy)
     thread.start()
     try:
-        runs = [start(rank, *loopback, *LONG, "timeout=4") for rank in range(3)]
+        runs = [start(rank, *loopback, *LONG, "timeout=4", "recover=false") for rank in range(3)]
         assert flows(tmp_path, runs), said(tmp_path, 0)
         assert {address for begun in runs for address in listening(begun.pid)} == {"0100007F"}  # 127.0.0.1
     finally:

@@ -95,8 +95,9 @@ class Rendezvous:
         if self._client:
             own = self.board.named(self.board.rank, host, facts["address"])
             self._client.names = self.names[0], own
-            # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
-            self._client.patience = SOONER * config.timeout
+            # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still. With
+            # recovery such a program may go on.
+            self._client.patience = max(SOONER * config.timeout, prepared.patience)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
         say(f"all {world} ranks are here{self._safety(prepared)}")
         self._address, self._shares = facts["address"], prepared.placement.shares
