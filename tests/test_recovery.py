@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from config.methods import METHODS, SHARINGS
 from eval.bench import places
@@ -25,7 +26,7 @@ from launch.processes import Ranks
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.failure import END, LOSS_KEY, Heartbeat, PeerLost
-from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, FolderDoor
+from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, FolderDoor, SocketWire, broken, hang_up
 from pipeline.trace import rank_files, read
 from pipeline.transport import Peers
 from tests import forked
@@ -171,6 +172,24 @@ def test_the_trace_of_a_rank_that_was_started_again_has_both_parts(saved, tmp_pa
     assert min(parts) > 0 and len(spans) >= sum(parts) - 1, "the last line before the accident may be half written"
 
 
+def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, monkeypatch):
+    send, sent = SocketWire.send, []
+
+    def cut(wire, x, peer):
+        sent.append(x.nbytes)
+        if len(sent) != 20:
+            return send(wire, x, peer)
+        way = wire.out[peer]
+        way.sendall(memoryview(x.view(torch.uint8).numpy())[:x.nbytes // 2])
+        hang_up(way)
+        raise broken(peer)
+
+    with opened(saved) as pipeline:
+        monkeypatch.setattr(SocketWire, "send", cut)
+        assert struck(pipeline.stream(PROMPT, **ASK)) == reference(0.0)
+        assert len(sent) > 20 and pipeline.ring.epoch >= 1
+
+
 def test_small_models_on_ranks_of_their_own_come_back_too(saved):
     options = {"pipeline_type": "specinfer", "ssm": str(saved / "base"), "ssm_ranks": True}
     with opened(saved, "0+4", **options) as pipeline:
@@ -193,7 +212,7 @@ def test_nothing_is_left_of_accidents(saved):
             assert wait_until(lambda: held() <= most, 60)
 
 
-# --- rank 0 is silent ---------------------------------------------------------------------------------------------------
+# --- rank 0 is silent -------------------------------------------------------------------------------------------------
 
 @contextmanager
 def coming(folder, patience):

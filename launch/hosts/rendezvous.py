@@ -259,6 +259,9 @@ class Coordinator(Rendezvous):
         prepared = super().attend(keys)
         if prepared.recovers:
             self._server.patience = prepared.config.timeout
+        if self.board.keys is None:  # nothing but its address says who comes
+            here = {self._server.seats[rank].address for rank in range(1, len(self.names))}
+            self._server.known = here | self.board.listed()
         return prepared
 
     def _look_after(self) -> str:
@@ -391,6 +394,8 @@ class Spare(Participant):
             raise ValueError("this spare can stand in for no rank, for the reasons above")
         names = " and ".join(self.board.named(rank) for rank in able)
         say(f"waiting until {names} is lost; then this spare stands in")
+        if self._client:
+            self._client.patience = max(PATIENCE, keys.run.recover_seconds)
         try:
             self._stand_by(able)
         except PeerLost:
