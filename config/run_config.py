@@ -64,7 +64,7 @@ ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced"
 ROOM = r"(?!0+(?:\.0*)?(?![0-9.]))[0-9]{1,6}(?:\.[0-9]{1,6})?"  # gigabytes of a board, above 0
 ROOMS = f"{ROOM}(?:,{ROOM})+"
 STAGES = Form(
-    r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:([1-9][0-9]{0,17}|%s))?" % ROOMS,
+    r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?|auto:" + ROOMS,
     "the layers of every rank, as 0+2+2+2+2, where rank 0 has none and the others at least one; or the number of "
     "stages; or auto:4, 4 stages with bytes alike, or auto:8,8,16, as much for each as its memory allows")
 FORMS = {  # of keys that are texts, where they are given

@@ -112,8 +112,6 @@ def test_a_model_is_split_for_the_boards_first(saved, tmp_path, push):
     (("revision=v1", "split=x"), "revision=v1 wants a model: give model=NAME"),
     (("model=",), "unknown word model=: give hosts=FILE"),
     (("model=no-such-thing",), "model=no-such-thing is no file or folder here: give the path"),
-    (("model=toy/llama", "quant=q4"), "quant=q4"),
-    (("model=toy/llama", "stages=0+1"), "stages=0+1 adds up to 1 layers"),
 ], ids=str)
 def test_a_model_that_cannot_be_split_for_boards_is_refused(words, sentence, push, tmp_path):
     found = push(*words)
