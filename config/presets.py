@@ -20,7 +20,8 @@ PROMPT = "Tell me a short story about a curious fox called Maya."
 
 def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
     guesses = RunConfig(eagle_dir=str(MODELS / head)) if head else RunConfig(draft="suffix")
-    return replace(guesses, base_dir=str(MODELS / base), prompt=PROMPT, stages=stages, template=template)
+    folder = str(MODELS / base)
+    return replace(guesses, base_dir=folder, prompt=PROMPT, stages=stages, template=template)
 
 
 def with_head(preset: RunConfig, head: Path) -> RunConfig:

@@ -54,9 +54,14 @@ def _left() -> Iterator[int]:
 
 def _below(group: Path, version: Version) -> Iterator[int]:
     try:
-        limit, used = (int((group / name).read_text(encoding="ascii")) for name in (version.limit, version.used))
+        limit, used = _number(group / version.limit), _number(group / version.used)
         stat = (group / "memory.stat").read_text(encoding="ascii")
     except (OSError, ValueError):  # there is no such group here, or its limit is "max"
         return
     counts = dict(line.split() for line in stat.splitlines())
-    yield limit - used + sum(int(counts.get(version.prefix + name, 0)) for name in FILES)
+    held = (counts.get(version.prefix + name, 0) for name in FILES)
+    yield limit - used + sum(map(int, held))
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text(encoding="ascii"))

@@ -10,6 +10,8 @@ from config.run_config import RunConfig
 from launch.hosts.board import BOARD, Board, Line, find_board, main, read_hosts, stages_for
 from tests.checkpoints import refused
 
+WRONG = ("0", "0.0", "-8", "x", "", "8GB", "nan", "8,8", "9999999")
+
 
 def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
     (tmp_path / "hosts").write_text("# ours\n10.0.0.1\n\nme@b1 interface=eth1  # slow\nb2 user=you folder=/f\n")
@@ -25,7 +27,7 @@ def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
     ("b0\n\0b1\n", "line 2 of"), ("b0\nb1\x1b[2J\n", "line 2 of"), ("b0\nb..1\n", "line 2 of"),
     ("b0\n" + "b" * 64 + "\n", "line 2 of"), ("b0\nb1/x\n", "line 2 of"), ("b0\nb1:22\n", "line 2 of"),
     ("b0\nb1\u2028b2\n", "line 2 of"), ("b0\nb1\nb2 spare=0\n", "line 3 of"),
-    *((f"b0\nb1 memory={room}\n", "line 2 of") for room in ("0", "0.0", "-8", "x", "", "8GB", "nan", "8,8", "9999999")),
+    *((f"b0\nb1 memory={room}\n", "line 2 of") for room in WRONG),
     ("b0\nb1 spare\n", "names 1 boards"), ("b0\nb1\nb2 spare=1,2\n", "spare for rank 2, but lines for ranks 0 to 1"),
 ])
 def test_a_line_that_is_no_board_is_named(tmp_path, text, message):

@@ -97,7 +97,8 @@ def test_a_model_is_split_for_the_boards_first(saved, tmp_path, push):
     (tmp_path / "python").write_text(PYTHON % sys.executable)
     (tmp_path / "python").chmod(0o755)
     words = "model=a/b", "quant=int4"
-    done = push(*words, "ranks=1", PYTHON=str(tmp_path / "python"), MADE=str(saved / "0+2+2"))
+    around = {"PYTHON": str(tmp_path / "python"), "MADE": str(saved / "0+2+2")}
+    done = push(*words, "ranks=1", **around)
     assert done.returncode == 0 and f"hosts={tmp_path / 'hosts'} model=a/b quant=int4" in done.stderr
     assert [path.name for path in tmp_path.glob("b*/*/splits/0+2+2/*")] == ["stage_1"]
     assert "model_dir=splits/0+2+2" in done.stdout

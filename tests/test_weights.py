@@ -240,7 +240,8 @@ def test_a_split_by_bytes_has_the_smallest_largest_stage_that_is_possible(loads,
 
 @pytest.mark.parametrize(("text", "counts"), [
     ("auto:2", [0, 2, 4]), ("auto", [0, 1, 2, 2, 1]), ("auto:6", [0, 1, 1, 1, 1, 1, 1]), ("auto:1", [0, 6]),
-    ("auto:1,3", [0, 1, 5]), ("auto:3,1", [0, 4, 2]), ("auto:0.5,0.25,8", [0, 1, 1, 4]), ("auto:8,8", [0, 2, 4]),
+    ("auto:1,3", [0, 1, 5]), ("auto:3,1", [0, 4, 2]),
+    ("auto:0.5,0.25,8", [0, 1, 1, 4]), ("auto:8,8", [0, 2, 4]),
     ("2", [0, 3, 3]), ("0+1+5", [0, 1, 5])])
 def test_a_split_by_bytes_counts_the_embedding_with_the_first_stage(tmp_path, text, counts):
     save_llama(tmp_path, layers=6, vocab=300)  # an embedding as large as about two layers

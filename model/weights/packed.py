@@ -5,13 +5,14 @@ Shapes: O outputs, I inputs, G groups of inputs that share a scale.
 """
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from config.schema.untrusted import shown
-from model.weights.checkpoint import Form
+from model.weights.checkpoint import NAMES, Form
 
 Make = Callable[[Sequence[Tensor]], Tensor]
 Unfolding = Tuple[Form, Tuple[str, ...], Make]  # the form of a weight, what is read for it, and how it is made
@@ -46,29 +47,89 @@ def packed(name: str, forms: Mapping[str, Form], config: Mapping[str, Any]) -> U
     base, _, own = name.rpartition(".")
     said = config.get("quantization_config") or {}
     if own == "qweight":
-        theirs: tuple[str, ...] = (name, f"{base}.qzeros", f"{base}.scales")
-        scales = forms[theirs[2]]
-        shape = forms[name].shape
-        if said.get("quant_method") == "awq":
-            return Form(scales.dtype, (scales.shape[1], shape[0])), theirs, awq
-        bits = said.get("bits", 4)
-        if f"{base}.g_idx" in forms:
-            theirs = (*theirs, f"{base}.g_idx")
-        offset = 0 if said.get("checkpoint_format") == "gptq_v2" else 1
-        form = Form(scales.dtype, (shape[1], shape[0] * 32 // bits))
-        return form, theirs, lambda read: gptq(read, bits, offset)
+        return _awq(base, forms) if said.get("quant_method") == "awq" else _gptq(base, forms, said)
     if own == "weight_packed":
-        scale = forms[f"{base}.weight_scale"]
-        if f"{base}.weight_zero_point" in forms:
-            raise ValueError(f"{name} has zero points beside its scales, which is not supported; take the model "
-                             "unquantized, or one that is quantized symmetrically")
-        outputs, words = forms[name].shape
-        return Form(scale.dtype, (outputs, words * 8)), (name, f"{base}.weight_scale"), words_of_four
-    for beside in (f"{base}.weight_scale_inv", f"{base}.weight_scale"):
-        if own == "weight" and beside in forms:
-            dtype = forms[beside].dtype
-            return Form(dtype, forms[name].shape), (name, beside), scaled
+        return _compressed(base, forms)
+    for scale in (f"{base}.weight_scale_inv", f"{base}.weight_scale"):
+        if own == "weight" and scale in forms:
+            _check_scale(forms, name, scale)
+            return Form(forms[scale].dtype, forms[name].shape), (name, scale), scaled
     return None
+
+
+def _gptq(base: str, forms: Mapping[str, Form], said: Mapping[str, Any]) -> Unfolding:
+    words, zeros, scale, order = (f"{base}.{end}" for end in ("qweight", "qzeros", "scales", "g_idx"))
+    bits = said.get("bits", 4)
+    in_word = 32 // bits
+    tall, outputs = _shape(forms, words, None, None)
+    groups, _ = _shape(forms, scale, None, outputs, dtype=None)
+    _shape(forms, zeros, groups, outputs // in_word)
+    theirs: tuple[str, ...] = (words, zeros, scale)
+    if order in forms:
+        _shape(forms, order, tall * in_word)
+        theirs = (*theirs, order)
+    else:
+        _check_groups(scale, groups, tall * in_word)
+    offset = 0 if said.get("checkpoint_format") == "gptq_v2" else 1
+    form = Form(forms[scale].dtype, (outputs, tall * in_word))
+    return form, theirs, lambda read: gptq(read, bits, offset)
+
+
+def _awq(base: str, forms: Mapping[str, Form]) -> Unfolding:
+    words, zeros, scale = theirs = (f"{base}.qweight", f"{base}.qzeros", f"{base}.scales")
+    inputs, wide = _shape(forms, words, None, None)
+    groups, outputs = _shape(forms, scale, None, wide * 8, dtype=None)
+    _shape(forms, zeros, groups, wide)
+    _check_groups(scale, groups, inputs)
+    return Form(forms[scale].dtype, (outputs, inputs)), theirs, awq
+
+
+def _compressed(base: str, forms: Mapping[str, Form]) -> Unfolding:
+    words, scale = theirs = (f"{base}.weight_packed", f"{base}.weight_scale")
+    if f"{base}.weight_zero_point" in forms:
+        raise ValueError(f"{words} has zero points beside its scales, which is not supported; take the model "
+                         "unquantized, or one that is quantized symmetrically")
+    outputs, wide = _shape(forms, words, None, None)
+    _, groups = _shape(forms, scale, outputs, None, dtype=None)
+    _check_groups(scale, groups, wide * 8)
+    return Form(forms[scale].dtype, (outputs, wide * 8)), theirs, words_of_four
+
+
+def _shape(forms: Mapping[str, Form], name: str, *wanted: int | None,
+           dtype: torch.dtype | None = torch.int32) -> tuple[int, ...]:
+    """The shape of a tensor. ValueError if it is not the one that is `wanted`, where None is any size, or its type."""
+    found = forms[name]
+    fits = len(found.shape) == len(wanted) and all(found.shape)
+    differs = (size not in (None, own) for size, own in zip(wanted, found.shape))
+    if not fits or any(differs) or dtype not in (None, found.dtype):
+        raise ValueError(f"{name} has type {NAMES[found.dtype]} and shape {found.shape}, which does not fit the "
+                         "tensors beside it; download the model again")
+    return found.shape
+
+
+def _check_groups(scale: str, groups: int, inputs: int) -> None:
+    if inputs % groups:
+        raise ValueError(f"{scale} has {groups} groups, which do not share {inputs} inputs evenly; download the model "
+                         "again")
+
+
+def _check_scale(forms: Mapping[str, Form], name: str, scale: str) -> None:
+    """Refuse a scale that is none for all weights, each row, each group of a row or each square block."""
+    shape = forms[scale].shape
+    if math.prod(shape) == 1:
+        return
+    if len(shape) == 1:
+        _shape(forms, scale, forms[name].shape[0], dtype=None)
+        return
+    _shape(forms, scale, None, None, dtype=None)
+    fitting = map(_blocks, forms[name].shape, shape)
+    _shape(forms, scale, *fitting, dtype=None)
+
+
+def _blocks(size: int, asked: int) -> int:
+    """How many blocks, as wide as the one number of them wants, there are in so many rows or columns."""
+    width = -(-size // asked)
+    return -(-size // width)
 
 
 def _codes(words: Tensor, bits: int) -> Tensor:
@@ -85,6 +146,9 @@ def gptq(read: Sequence[Tensor], bits: int, offset: int) -> Tensor:
     inputs, groups = len(codes_IO), len(scales_GO)
     usual = torch.arange(inputs) // (inputs // groups)
     group_I = read[3].long() if len(read) > 3 else usual
+    if group_I.min() < 0 or group_I.max() >= groups:
+        raise ValueError(f"a g_idx names groups {int(group_I.min())} to {int(group_I.max())}, but there are {groups}, "
+                         "numbered from 0; download the model again")
     weights_IO = (codes_IO - zeros_GO[group_I]) * scales_GO.float()[group_I]
     return weights_IO.t().to(scales_GO.dtype)
 

@@ -21,7 +21,7 @@ from config.schema.heads import usual_layers
 from config.schema.untrusted import read_json, stays_inside
 from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import NAMES, SOURCES, Checkpoint
-from model.weights.split import AUTO, balance, number_of, parse_stages, placements, span
+from model.weights.split import AUTO, balance, number_of, parse_stages, placements, rooms_of, span
 from model.weights.unfold import BUFFER
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -63,8 +63,7 @@ def plan_stages(text: str, source: Checkpoint) -> list[int]:
         layer = layer_of(name, layers)
         if layer is not None:
             bytes_of[layer] += source.form(name).bytes
-    rooms = [round(1e6 * float(room)) for room in auto[2].split(",")] if auto[2] else [1] * stages
-    return [0, *balance(bytes_of, rooms)]
+    return [0, *balance(bytes_of, rooms_of(auto) or [1] * stages)]
 
 
 def layer_of(name: str, layers: int) -> int | None:

@@ -44,7 +44,13 @@ def is_split_as(text: str, stages: list[int]) -> bool:
 
 def number_of(auto: re.Match[str], usual: int) -> int:
     """How many stages a split by bytes has; `usual` if that is not said."""
-    return auto[2].count(",") + 1 if auto[2] else int(auto[1] or usual)
+    return len(rooms_of(auto)) or int(auto[1] or usual)
+
+
+def rooms_of(auto: re.Match[str]) -> list[int]:
+    """The memory of each stage in kilobytes, as far as a split by bytes says it."""
+    named = (auto[2] or "").split(",")
+    return [round(1e6 * float(room)) for room in named if room]
 
 
 def balance(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
@@ -58,7 +64,7 @@ def balance(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
     def cost(counts: list[int]) -> tuple[int, int, list[int]]:
         ends = [0, *accumulate(counts)]
         bounds = zip(ends, ends[1:], rooms)
-        filled = [sum(loads[begin:end]) * (product // room) for begin, end, room in bounds]
+        filled = [sum(loads[a:b]) * (product // room) for a, b, room in bounds]
         return max(filled), sum(part ** 2 for part in filled), counts
 
     best: dict[int, list[int]] = {0: []}  # the best counts for the first i loads
