@@ -72,11 +72,11 @@ def compressed(name, weight):
     return made, ((codes - 8) * wide).bfloat16()
 
 
-def bytes_of(name, weight, dtype, shape):
+def bytes_of(name, weight, dtype, shape, block=None):
     codes = weight.clamp(-100, 100).mul(8).round().to(dtype)
     scale = torch.rand(shape or (1,)).bfloat16()
     blocks = shape or (1, 1)
-    tall, wide = (-(-size // part) for size, part in zip(weight.shape, blocks))
+    tall, wide = block or (-(-size // part) for size, part in zip(weight.shape, blocks))
     spread = scale.float().view(blocks).repeat_interleave(tall, 0)
     spread = spread.repeat_interleave(wide, 1)
     spread = spread[:weight.shape[0], :weight.shape[1]]
@@ -100,7 +100,7 @@ FORMS = {
     "compressed-tensors, fp8": ({"quant_method": "compressed-tensors", "format": "float-quantized"},
                                 lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, None)),
     "fp8 in blocks": ({"quant_method": "fp8", "weight_block_size": [24, 16]},
-                      lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, blocks_of(x))),
+                      lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, blocks_of(x), (24, 16))),
 }
 
 
@@ -232,6 +232,7 @@ HARM = {  # form of the checkpoint, the end of a tensor's name, what is done to 
     "blocks in a row": (FP8, ".weight_scale_inv", lambda x: x.flatten(), MISFIT),
     "no blocks": (FP8, ".weight_scale_inv", lambda x: x[:0], MISFIT),
     "blocks in three dimensions": (FP8, ".weight_scale_inv", lambda x: x[None], MISFIT),
+    "blocks of another size": (FP8, ".weight_scale_inv", lambda x: torch.cat([x, x]), MISFIT),
     "more blocks than rows": (FP8, ".weight_scale_inv", lambda x: torch.cat([x] * 99), MISFIT),
 }
 

@@ -6,11 +6,13 @@ Shapes: O outputs, I inputs, G groups of inputs that share a scale.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
+from config.schema.fields import COUNT, list_of
 from config.schema.untrusted import shown
 from model.weights.checkpoint import NAMES, Form
 
@@ -20,6 +22,7 @@ METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 BESIDE = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale",
           ".weight_zero_point")  # what is read beside a weight, or not at all
 FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # what MXFP4's codes mean; those from 8 on are negative
+BLOCK = list_of(COUNT, 2)  # rows and columns of a block
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ puts eight neighbouring columns in a word
 
 
@@ -52,8 +55,9 @@ def packed(name: str, forms: Mapping[str, Form], config: Mapping[str, Any]) -> U
         return _compressed(base, forms)
     for scale in (f"{base}.weight_scale_inv", f"{base}.weight_scale"):
         if own == "weight" and scale in forms:
-            _check_scale(forms, name, scale)
-            return Form(forms[scale].dtype, forms[name].shape), (name, scale), scaled
+            blocks = said.get("weight_block_size") if scale.endswith("_inv") else None
+            make = partial(scaled, sizes=_sizes(forms, name, scale, blocks))
+            return Form(forms[scale].dtype, forms[name].shape), (name, scale), make
     return None
 
 
@@ -113,23 +117,25 @@ def _check_groups(scale: str, groups: int, inputs: int) -> None:
                          "again")
 
 
-def _check_scale(forms: Mapping[str, Form], name: str, scale: str) -> None:
-    """Refuse a scale that is none for all weights, each row, each group of a row or each square block."""
-    shape = forms[scale].shape
+def _sizes(forms: Mapping[str, Form], name: str, scale: str, given: Any) -> Sequence[int]:
+    """How many rows, and columns, share a number of a scale: all of them, one row, or a block, which may be `given`.
+
+    ValueError for a scale that has another number of blocks.
+    """
+    whole, shape = forms[name].shape, forms[scale].shape
     if math.prod(shape) == 1:
-        return
+        return whole
     if len(shape) == 1:
-        _shape(forms, scale, forms[name].shape[0], dtype=None)
-        return
+        _shape(forms, scale, whole[0], dtype=None)
+        return 1, whole[1]
     _shape(forms, scale, None, None, dtype=None)
-    fitting = map(_blocks, forms[name].shape, shape)
+    sizes = given or [-(-size // blocks) for size, blocks in zip(whole, shape)]
+    if not BLOCK.fits(sizes) or len(sizes) != 2:
+        raise ValueError(f"config.json says weight_block_size={shown(sizes)}, which should be {BLOCK.words}; copy it "
+                         "again from the model")
+    fitting = (-(-size // block) for size, block in zip(whole, sizes))
     _shape(forms, scale, *fitting, dtype=None)
-
-
-def _blocks(size: int, asked: int) -> int:
-    """How many blocks, as wide as the one number of them wants, there are in so many rows or columns."""
-    width = -(-size // asked)
-    return -(-size // width)
+    return sizes
 
 
 def _codes(words: Tensor, bits: int) -> Tensor:
@@ -169,22 +175,18 @@ def words_of_four(read: Sequence[Tensor]) -> Tensor:
     """Weights `[O, I]` of compressed-tensors' 4 bits, of which 8 means 0."""
     words, scales_OG = read
     codes_OI = _codes(words, 4).flatten(1) - 8
-    return _by_groups(codes_OI, scales_OG)
+    return _by_groups(codes_OI, scales_OG, codes_OI.shape[1] // scales_OG.shape[1])
 
 
-def scaled(read: Sequence[Tensor]) -> Tensor:
-    """Weights `[O, I]` of 8 bits with a scale for all of them, each row, each group of a row or each square block."""
+def scaled(read: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Weights `[O, I]` of 8 bits with a scale for each block of so many rows and columns."""
     weights_OI, scale = read[0].float(), read[1]
-    if scale.numel() == 1:
-        return (weights_OI * scale.float()).to(scale.dtype)
-    rows = scale.view(len(scale), -1)
-    height = -(-len(weights_OI) // len(rows))
-    tall = rows.repeat_interleave(height, 0)[:len(weights_OI)]
-    return _by_groups(weights_OI, tall)
+    rows = scale.view(-1, -(-weights_OI.shape[1] // sizes[1]))
+    tall = rows.repeat_interleave(sizes[0], 0)[:len(weights_OI)]
+    return _by_groups(weights_OI, tall, sizes[1])
 
 
-def _by_groups(weights_OI: Tensor, scales_OG: Tensor) -> Tensor:
-    width = -(-weights_OI.shape[1] // scales_OG.shape[1])
+def _by_groups(weights_OI: Tensor, scales_OG: Tensor, width: int) -> Tensor:
     wide = scales_OG.float().repeat_interleave(width, 1)[:, :weights_OI.shape[1]]
     return (weights_OI * wide).to(scales_OG.dtype)
 
