@@ -126,7 +126,8 @@ def options(kind: type) -> Iterator[Option]:
                 yield Option(option.name, str(option.type), option.default, group, about=entry[2])
 
 
-def parsed(words: Sequence[str], keys: Mapping[str, Option], paths: Collection[str] = ()) -> dict[str, Any]:
+def parsed(words: Sequence[str], keys: Mapping[str, Option],
+           paths: Collection[str] = ()) -> dict[str, Any]:
     """The values of the keys that were typed, in the types of the keys; those of `paths` are made absolute."""
     found: dict[str, Any] = {}
     for word in words:

@@ -71,7 +71,8 @@ def _of_category(path: Path, name: str) -> list[Question]:
     return found
 
 
-def by_turns(data: str | Path, names: Sequence[str], begin: int = 0, end: int = -1) -> list[str]:
+def by_turns(data: str | Path, names: Sequence[str],
+             begin: int = 0, end: int = -1) -> list[str]:
     """The first turns of these questions of several sets, one of each set and then the next of each."""
     sets = [load(data, name, begin, end) for name in names]
     questions = chain.from_iterable(zip_longest(*sets))

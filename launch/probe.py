@@ -29,7 +29,8 @@ SLACK = 1e-9  # relative: a quotient that is whole but for rounding counts as wh
 MOST = 64  # rows of a verification, and guesses for it, at most
 
 
-def sized(config: RunConfig, plain: Callable[[], float], rows: Callable[[], int]) -> TreeConfig:
+def sized(config: RunConfig, plain: Callable[[], float],
+          rows: Callable[[], int]) -> TreeConfig:
     """The trees of a run. What its method needs is measured: seconds of a plain round, rows of a segment."""
     tree, method = config.tree, METHODS[config.pipeline_type]
     if tree.thrifty and method.falls_back:

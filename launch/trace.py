@@ -89,7 +89,8 @@ def machine() -> str:
     return BOOT.read_text().strip()
 
 
-def send_time(store: Any, peers: Sequence[int], here: str, clock: Callable[[], float] = time.monotonic) -> None:
+def send_time(store: Any, peers: Sequence[int], here: str,
+              clock: Callable[[], float] = time.monotonic) -> None:
     """On rank 0, send the time to those peers that are on another machine than `here`, as often as they ask."""
     store.set("clock/0", here)
     for peer in peers:

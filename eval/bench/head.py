@@ -43,7 +43,8 @@ def head(argv: list[str]) -> int:
     weight = whole.lm_head.weight
     heads = {form: _made(whole, weight, form)
              for form in tqdm(FORMS, desc="quantizing", leave=False)}
-    judges = {form: Judge(made, x_TD.to(form.dtype)) for form, made in heads.items()}
+    judges = {form: Judge(made, x_TD.to(form.dtype))
+              for form, made in heads.items()}
     took = by_turns(judges, ROWS, args.repeats)
     print(f"LM head of {args.model.name}, {weight.shape[0]} x {weight.shape[1]}, {torch.get_num_threads()} thread(s), "
           f"minimum of {args.repeats}; on {len(x_TD)} tokens of text, against float32")
