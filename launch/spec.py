@@ -79,6 +79,16 @@ class RankSpec:
         first, last = self.part.layers
         return last - first if self.drafter is None else 0
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Behind how many positions each of its layers drops keys and values, 0 for never.
+
+        None does where other requests may begin with a part of a text.
+        """
+        ours = (self.sizes.window(number) for number in range(*self.part.layers))
+        cuts = not self.config.reuse
+        return tuple(window if cuts and window < self.context else 0 for window in ours)
+
     @cached_property
     def slots(self) -> int:
         """How many nodes a cache holds: the text, and guesses that live, are under way or wait to be pruned."""

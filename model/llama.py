@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -118,9 +118,10 @@ class LlamaConfig:
         """On how many positions a layer looks back; 0 for all."""
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
-    def cache(self, layers: int, capacity: int, like: Tensor) -> TreeCache:
-        """An empty cache for so many layers, in the type and on the device of `like`."""
-        return TreeCache((layers, self.kv_heads, capacity, self.head_dim), like.dtype, like.device)
+    def cache(self, layers: int, capacity: int, like: Tensor, windows: Sequence[int] = ()) -> TreeCache:
+        """An empty cache for so many layers, in the type and on the device of `like`; it drops what lies behind
+        `windows`."""
+        return TreeCache((layers, self.kv_heads, capacity, self.head_dim), like.dtype, like.device, windows)
 
 
 class RMSNorm(nn.Module):

@@ -20,14 +20,18 @@ from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import split
+from model import cache as caches
 from model.drafts.draft import NoDraft
 from model.drafts.eagle import EagleHead
+from model.drafts.mixture import Mixture
+from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig
 from model.rotary import Rotary
+from model.sample import Sampler
 from model.weights.parts import Part
 from model.weights.unfold import Unfolded
 from model.whole import Whole
-from pipeline.decode import Decoder, Limits
+from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from pipeline.transport import LocalLink
@@ -96,6 +100,14 @@ def config_class(kind):
     return getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_blocks():
+    """What lies behind a window is dropped early."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caches, "BLOCK", 4)
+        yield
+
+
 class Saved:
     """A family's model as `transformers` has it, in memory and in a folder, with its split."""
 
@@ -141,7 +153,7 @@ class Saved:
             thread.start()
         spec = RankSpec(config, Part(self.parts / "stage_0"))
         ring = build_ring(spec, build_lm_head(spec), links[:1], OFF)
-        yield Decoder(ring, draft, STRATEGIES[strategy], TREE, Limits(150))
+        yield Decoder(ring, draft, STRATEGIES[strategy], TREE, Limits(150, 2))
         ring.stop()
         for thread in threads:
             thread.join(timeout=10)
@@ -166,6 +178,18 @@ def test_greedy_text_is_the_same_with_guesses_in_trees(saved, strategy):
         assert write(decoder, PROMPT, NEW) == text
 
 
+def test_requests_side_by_side_write_what_each_writes_alone_where_windows_drop_text(tmp_path):
+    saved, prompts = Saved("gemma3", tmp_path), [PROMPT, PROMPT[9:60]]
+    with saved.decoder("autoregressive", NoDraft()) as decoder:
+        alone = [write(decoder, prompt, 12) for prompt in prompts]
+    assert alone[0] == saved.text(12)
+    with saved.decoder("streaming", Mixture([], Suffix())) as decoder:
+        asked = [decoder.submit(Request(prompt, Sampler(), 12)) for prompt in prompts]
+        for _, settled in asked:
+            list(settled)
+    assert [answer.token_ids for answer, _ in asked] == alone
+
+
 def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transformers(saved):
     _, stages = saved.stages()
     ids, nodes = [*PROMPT, 5, 6, 7, 8], list(range(len(PROMPT) + 4))
@@ -182,6 +206,8 @@ def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transforme
     torch.testing.assert_close(got[:70], saved.hidden(PROMPT), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got[[70, 72]], saved.hidden([*PROMPT, 5, 7])[-2:], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got[[71, 73]], saved.hidden([*PROMPT, 6, 8])[-2:], atol=1e-4, rtol=1e-4)
+    dropped = {slots.window for stage in stages for slots in stage.cache(0).slots if slots.first}
+    assert dropped == {window for window in saved.sizes.windows if window}
 
 
 @torch.no_grad()
