@@ -65,8 +65,8 @@ class RankSpec:
 
     @cached_property
     def sizes(self) -> LlamaConfig:
-        """The hyperparameters of the whole model."""
-        return LlamaConfig.read(self.part.config)
+        """The hyperparameters of the whole model, for texts of up to `max_length` tokens."""
+        return LlamaConfig.read(self.part.config).within(self.config.max_length)
 
     @cached_property
     def context(self) -> int:

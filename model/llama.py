@@ -90,6 +90,7 @@ class LlamaConfig:
         if rope in ("yarn", "longrope"):
             more = [name for name in YARN if given.get(name) is not None]
             scaling.update((name, given[name]) for name in more)
+            scaling.setdefault("original_max_position_embeddings", context)
         if rope == "longrope":  # a text that is longer would be turned otherwise from its first token on
             trained = scaling["original_max_position_embeddings"]
             scaling["factor"], context = context / trained, min(context, int(trained))
@@ -107,6 +108,18 @@ class LlamaConfig:
             unturned=unturned(given), local=given.get("rope_local_base_freq") or 0.0,
             experts=given[family.experts[0]] if family.experts else 0,
             chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
+
+    def within(self, length: int) -> LlamaConfig:
+        """The same for texts of at most so many tokens, which are all that get rotary positions.
+
+        If that is more than longrope's training had, its factors for long texts turn every text.
+        """
+        if not self.family.rotary:
+            return self
+        longest = self.context
+        if self.rope == "longrope":
+            longest = round(self.scaling["factor"] * self.scaling["original_max_position_embeddings"])
+        return replace(self, context=min(length, longest))
 
     @property
     def turns(self) -> Turns:

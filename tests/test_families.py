@@ -39,14 +39,14 @@ from scripts import generate
 from tests.checkpoints import refused, same
 from tests.tiny import TREE, Oracle, weights, work, write
 
-VOCAB, NEW = 61, 24
+VOCAB, NEW, FAR = 61, 24, 131072
 SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
          "max_position_embeddings": 160, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GATED = {**SIZES, "intermediate_size": 80, "num_key_value_heads": 2, "initializer_range": 0.3}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 40}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
-LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [2.0] * 6}
+LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [1.0, 1.3, 2, 3, 7, 60]}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LOCAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 MODELS = {  # name: what transformers calls it, and the fields of its config
@@ -70,8 +70,11 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
     "smollm3, by list": ("SmolLM3", {**GATED, "no_rope_layers": [1, 0, 1, 1]}),
     "phi3": ("Phi3", {**GATED, "sliding_window": 30}),
     "phi4 mini": ("Phi3", {**GATED, "hidden_size": 64, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
-                           "original_max_position_embeddings": 120, "max_position_embeddings": 480,
+                           "original_max_position_embeddings": 160, "max_position_embeddings": FAR,
                            "rope_scaling": LONG}),
+    "phi4 mini, long": ("Phi3", {**GATED, "hidden_size": 64, "partial_rotary_factor": 0.75,
+                                 "original_max_position_embeddings": 40, "max_position_embeddings": FAR,
+                                 "rope_scaling": LONG}),
     "olmo2": ("Olmo2", GATED),
     "granite": ("Granite", {**GATED, "embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.5,
                             "attention_multiplier": 0.2}),
@@ -212,7 +215,7 @@ def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transforme
 
 @torch.no_grad()
 def test_the_logits_of_a_whole_model_are_those_of_transformers(saved):
-    whole = Whole(Unfolded(saved.base), torch.float32, "cpu")
+    whole = Whole(Unfolded(saved.base), torch.float32, "cpu", context=150 if saved.sizes.family.rotary else None)
     got = whole.logits(PROMPT, whole.cache(len(PROMPT)), len(PROMPT))
     want = saved.model(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
@@ -293,6 +296,31 @@ def test_the_waves_of_llama_3_1_are_lowered_as_by_transformers():
     torch.testing.assert_close(head.rotary.frequency(), want, rtol=1e-6, atol=0)  # a head may be scaled too
 
 
+@pytest.mark.parametrize("name", ["mistral, yarn", "qwen3, yarn", "gpt-oss", "phi4 mini, long"])
+@torch.no_grad()
+def test_what_is_128_thousand_tokens_into_a_text_is_computed_as_by_transformers(name, tmp_path):
+    saved = Saved(name, tmp_path)
+    whole = Whole(Unfolded(saved.base), torch.float32, "cpu", context=FAR)
+    cache, nodes = whole.cache(70), list(range(70))
+    cache.admit(nodes, [0, *nodes[:-1]], 70)
+    pos_T = torch.arange(FAR - 70, FAR)
+    got = whole.body(torch.tensor(PROMPT), pos_T, cache)
+    want = saved.model.model(torch.tensor([PROMPT]), position_ids=pos_T[None]).last_hidden_state[0]
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    there = torch.tensor([0, 1, 39, 40, 4095, 65536, FAR - 1])
+    cos, sin = saved.model.model.rotary_emb(torch.zeros(1), there[None])
+    half = len(whole.body.rotary.frequency())  # the signs of the other one are ours
+    mine = [table[:, 0, -half:] for table in whole.body.rotary.at(there, torch.zeros(1))]
+    torch.testing.assert_close(mine, [table[0, :, -half:] for table in (cos, sin)], atol=1e-6, rtol=0)
+
+
+def test_longrope_turns_texts_by_the_longest_that_there_may_be():
+    sizes = LlamaConfig.read(config_of("phi4 mini"))
+    short, long = (Rotary(sizes.within(length).turns).frequency() for length in (160, 161))
+    assert torch.equal(Rotary(sizes.turns).frequency(), short) and sizes.context == 160
+    assert not torch.equal(short, long) and sizes.within(10 ** 6).context == FAR
+
+
 def test_the_windows_of_layers_are_read_from_either_kind_of_config():
     old = {"layer_types": None}  # as transformers before 4.53 wrote them
 
@@ -318,6 +346,8 @@ def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so()
 REFUSED = {
     "a Gemma": ("mistral", {"model_type": "gemma"}, "model_type='gemma'"),
     "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6}, "head_dim=12, but rotary positions turn"),
+    "too few long waves": ("phi4 mini", {"rope_scaling": {**LONG, "long_factor": [1.0]}}, "1 numbers in long_factor"),
+    "no long waves": ("phi4 mini", {"rope_scaling": {**LONG, "long_factor": None}}, "does not give long_factor"),
     "too few waves": ("phi4 mini", {"rope_scaling": {**LONG, "short_factor": [1.0]}}, "1 numbers in short_factor, but"),
     "layers without a kind": ("gemma2", {"layer_types": LOCAL[:3]}, "3 entries in layer_types, but num_hidden_layers"),
     "layers without a word": ("smollm3", {"no_rope_layers": [1, 0]}, "2 entries in no_rope_layers, but"),
