@@ -8,6 +8,7 @@ are over lie in places that nobody else needs now, and the one that was used lea
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, takewhile
@@ -77,7 +78,7 @@ class Answer:
     logprobs: list[Logprob] = field(default_factory=list)  # of each token, by the target itself, if they are wanted
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of each token of the prompt but the first
     sources: Counter[str] = field(default_factory=Counter)  # how many guesses of each source became text
-    plain_tokens: int = 0  # for which nothing was guessed, since that was quicker
+    plain_tokens: int = 0  # that nobody guessed, since guessing more was slower
     finish_reason: str = ""  # stop (an end token or the stop rule), length (as many as wished) or context (it is full)
 
     @property
@@ -174,8 +175,6 @@ class Task:
             answer.prefill_seconds, answer.reused_tokens = seconds, target.reused
         self._note_logprobs(len(tokens), len(new))
         answer.token_ids += new
-        if not target.guesses:
-            answer.plain_tokens += len(new)
         answer.decode_seconds = seconds - answer.prefill_seconds
         answer.target_passes = max(tree.passes, 0)
         answer.accepted_lengths += [0] * (answer.target_passes - len(answer.accepted_lengths))
@@ -183,7 +182,9 @@ class Task:
             answer.accepted_lengths[answer.target_passes - 1] += len(new)
         answer.segments = self._segments + target.segments
         for node in tree.trunk[-len(tokens):]:
-            answer.sources.update(tree.nodes[node].proposals.keys())
+            proposals = tree.nodes[node].proposals
+            answer.sources.update(proposals.keys())
+            answer.plain_tokens += not proposals and not target.guesses
         self.settled.append(new)
 
     def _take(self, tokens: list[int]) -> tuple[list[int], str]:
@@ -279,10 +280,19 @@ class TracedDraft(Draft):
         self._draft.refresh()
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
+        with self._grown(tree):
+            return (yield from self._draft.grow(tree, growth, spares))
+
+    def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
+        with self._grown(tree):
+            return self._draft.offer_sure(tree, growth)
+
+    @contextmanager
+    def _grown(self, tree: TokenTree) -> Iterator[None]:
         live, first = len(tree.live), tree.horizon
         facts: dict[str, list[Any]] = {name: [] for name in FACTS}
         with self._trace.span("grow", live=live, **facts):
-            grew = yield from self._draft.grow(tree, growth, spares)
+            yield
             nodes = [node for node in range(first, tree.horizon) if node in tree.live]
             guesses = [tree.nodes[node] for node in nodes]
             facts["nodes"] += nodes
@@ -291,14 +301,15 @@ class TracedDraft(Draft):
             facts["scores"] += [guess.score for guess in guesses]
             facts["gone"] += self._live - tree.live
             self._live = set(tree.live)
-        return grew
 
 
 class RestingDraft(Draft):
-    """The draft of a request, which guesses nothing while plain decoding is quicker."""
+    """The draft of a request, which only guesses what is nearly sure, and only behind a new tip, while more is slower.
+    """
 
     def __init__(self, draft: Draft, target: RequestTarget) -> None:
         self._draft, self._target = draft, target
+        self._tip = -1  # behind which it was asked last for what is sure
 
     def refresh(self) -> None:
         self._draft.refresh()
@@ -306,9 +317,12 @@ class RestingDraft(Draft):
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         if self._target.guesses:
             return (yield from self._draft.grow(tree, growth, spares))
+        if tree.tip == self._tip:
+            return False
+        self._tip = tree.tip
         tree.forget()
         self._draft.refresh()
-        return False
+        return self._draft.offer_sure(tree, growth)
 
 
 @dataclass

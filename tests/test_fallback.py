@@ -9,8 +9,11 @@ import pytest
 from config.profiles import PROFILES
 from launch.ask import table
 from launch.pipeline import Pipeline
+from model.drafts.mixture import Mixture
+from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from pipeline import pacing
+from pipeline.decode import Request
 from pipeline.pacing import LOSS, REST, TRIAL, Fallback
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
@@ -92,6 +95,22 @@ def test_the_text_is_the_same_with_guesses_or_without(strategy, plain, monkeypat
     with pipeline(TINY, 3, strategy, Oracle([*PROMPT, *text]), replace(TREE, plain=plain)) as decoder:
         assert write(decoder, PROMPT, 60) == text
         assert decoder.ring.pacing.fallback.guesses == (plain > 1)
+
+
+@pytest.mark.parametrize("strategy", ["continuous", "streaming"])
+def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeypatch):
+    monkeypatch.setattr(pacing, "TRIAL", 1000)
+    text = TINY.text(PROMPT, 60, Sampler())
+    network, asked = TINY.twin(), []
+    expand = network.expand
+    draft = Mixture([network], Suffix([PROMPT + text], keep=list))
+    with pipeline(TINY, 3, strategy, draft, replace(TREE, plain=1e-12)) as decoder:
+        fallback = decoder.ring.pacing.fallback
+        monkeypatch.setattr(network, "expand", lambda *of: asked.append(fallback.guesses) or expand(*of))
+        answer = decoder.whole(Request(PROMPT, Sampler(), 60))
+    assert answer.token_ids == text
+    assert asked and all(asked)
+    assert answer.sources["suffix"] > 30
 
 
 @pytest.mark.parametrize("method", ["continuous", "streaming"])

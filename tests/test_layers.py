@@ -26,8 +26,8 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
     "config": 2807,
-    "model": 6558,
-    "pipeline": 4189,
+    "model": 6580,
+    "pipeline": 4203,
     "tp": 928,
     "sim": 1131,
     "launch": 6743,

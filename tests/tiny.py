@@ -196,6 +196,9 @@ class Oracle:
     def begin(self, sampler: Sampler) -> None:
         pass
 
+    def offer_sure(self, tree: Any, growth: Growth) -> bool:
+        return False
+
     def refresh(self) -> None:
         self._frontier: list[int] = []
 

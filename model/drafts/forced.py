@@ -29,6 +29,10 @@ class ForcedDraft(Draft):
         grown |= yield from self._draft.grow(tree, growth, spares)
         return grown
 
+    def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
+        copied = self._draft.offer_sure(tree, growth)
+        return self._force(tree, growth) or copied
+
     def _force(self, tree: TokenTree, growth: Growth) -> bool:
         """Add the forced tokens behind the tip and the likeliest leaves; whether there are new ones."""
         leaves = (node for node in (tree.tip, *tree.live) if not tree.nodes[node].children)

@@ -159,6 +159,20 @@ class Mixture(Draft):
             self._run(tree, node, growth, least)
         return True
 
+    def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
+        """Offer what followed a long match of the text."""
+        self._tree = tree
+        if tree.tip != self._tip:
+            self._move(tree)
+        self._stand(tree, tree.tip, {}, growth.width)
+        stand = self._stands.get(tree.tip)
+        if stand is None or stand.match.length < LONG:
+            return False
+        least = tree.nodes[tree.tip].score + growth.worth
+        self._offer(tree, [tree.tip], growth, least)
+        self._run(tree, tree.tip, growth, least)
+        return bool(tree.waiting)
+
     def _grow_levels(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
         """Let every network grow one level of its own tree; the trees are merged (SpecInfer, section 3)."""
         grown = False
