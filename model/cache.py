@@ -9,7 +9,7 @@ Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head 
 from __future__ import annotations
 
 import sys
-from typing import Container, NamedTuple, Protocol, Sequence, Union
+from typing import Container, NamedTuple, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -113,13 +113,16 @@ class Rows(Protocol):
         """Keep the keys and values of the rows in one layer; the attention `[H, T, E]` of their queries."""
 
 
+Shape = Tuple[int, int, int, int]  # layers, K, slots, E
+
+
 class Slots:
     """Keys and values `[layers, K, slots, E]` of the layers that have one window, of the slots from `first` on.
 
     There is memory for a block of slots, and for half more than needed where they are not enough, up to the capacity.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], window: int, like: Tensor) -> None:
+    def __init__(self, shape: Shape, window: int, like: Tensor) -> None:
         self.shape, self.window = shape, window
         self.keys = like
         self.clear()
@@ -170,7 +173,7 @@ class TreeCache:
     them nothing is, and another text may begin with a part of this one.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device | str,
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str,
                  windows: Sequence[int] = ()) -> None:
         layers, heads, self.capacity, dim = self.shape = shape
         self.like = torch.empty(0, dtype=dtype, device=device)
@@ -194,7 +197,8 @@ class TreeCache:
         for slots in self.slots:
             slots.clear()
         # The additive mask. Left of `settled` it is zero for good, so a step writes the columns of the tail only.
-        self._mask = self.like.new_zeros(len(self._sees), min(BLOCK, self.capacity))
+        columns = min(BLOCK, self.capacity)
+        self._mask = self.like.new_zeros(len(self._sees), columns)
         self.settled = 0
         self._survivors = Survivors()
         self._hold([])
@@ -303,7 +307,8 @@ class TreeCache:
         start = end - self._rows
         keys[:, start:end] = k_KTE
         values[:, start:end] = v_KTE
-        return keys[:, :end], values[:, :end], self._mask[:self._rows, slots.first:last]
+        mask = self._mask[:self._rows, slots.first:last]
+        return keys[:, :end], values[:, :end], mask
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                look: Look = PLAIN) -> Tensor:
@@ -323,7 +328,8 @@ class TreeCache:
         """
         size = len(self._tail)
         tail = self.settled + self._sees[:size, :size].sum(1) - 1
-        position_S = np.concatenate((np.arange(self.settled), tail))[-mask_TS.shape[1]:]
+        position_S = np.concatenate((np.arange(self.settled), tail))
+        position_S = position_S[-mask_TS.shape[1]:]
         far = position_S[-self._rows:, None] - position_S >= window
         hidden = upload(torch.from_numpy(far), mask_TS.device)
         return mask_TS.masked_fill(hidden, float("-inf"))

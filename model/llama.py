@@ -131,10 +131,12 @@ class LlamaConfig:
         """On how many positions a layer looks back; 0 for all."""
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
-    def cache(self, layers: int, capacity: int, like: Tensor, windows: Sequence[int] = ()) -> TreeCache:
+    def cache(self, layers: int, capacity: int, like: Tensor,
+              windows: Sequence[int] = ()) -> TreeCache:
         """An empty cache for so many layers, in the type and on the device of `like`; it drops what lies behind
         `windows`."""
-        return TreeCache((layers, self.kv_heads, capacity, self.head_dim), like.dtype, like.device, windows)
+        shape = layers, self.kv_heads, capacity, self.head_dim
+        return TreeCache(shape, like.dtype, like.device, windows)
 
 
 class RMSNorm(nn.Module):

@@ -46,7 +46,8 @@ GATED = {**SIZES, "intermediate_size": 80, "num_key_value_heads": 2, "initialize
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 40}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
-LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [1.0, 1.3, 2, 3, 7, 60]}
+LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
+        "long_factor": [1.0, 1.3, 2, 3, 7, 60]}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LOCAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 MODELS = {  # name: what transformers calls it, and the fields of its config
@@ -215,7 +216,8 @@ def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transforme
 
 @torch.no_grad()
 def test_the_logits_of_a_whole_model_are_those_of_transformers(saved):
-    whole = Whole(Unfolded(saved.base), torch.float32, "cpu", context=150 if saved.sizes.family.rotary else None)
+    longest = 150 if saved.sizes.family.rotary else None
+    whole = Whole(Unfolded(saved.base), torch.float32, "cpu", context=longest)
     got = whole.logits(PROMPT, whole.cache(len(PROMPT)), len(PROMPT))
     want = saved.model(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
@@ -305,13 +307,14 @@ def test_what_is_128_thousand_tokens_into_a_text_is_computed_as_by_transformers(
     cache.admit(nodes, [0, *nodes[:-1]], 70)
     pos_T = torch.arange(FAR - 70, FAR)
     got = whole.body(torch.tensor(PROMPT), pos_T, cache)
-    want = saved.model.model(torch.tensor([PROMPT]), position_ids=pos_T[None]).last_hidden_state[0]
-    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    want = saved.model.model(torch.tensor([PROMPT]), position_ids=pos_T[None])
+    torch.testing.assert_close(got, want.last_hidden_state[0], atol=1e-4, rtol=1e-4)
     there = torch.tensor([0, 1, 39, 40, 4095, 65536, FAR - 1])
     cos, sin = saved.model.model.rotary_emb(torch.zeros(1), there[None])
     half = len(whole.body.rotary.frequency())  # the signs of the other one are ours
-    mine = [table[:, 0, -half:] for table in whole.body.rotary.at(there, torch.zeros(1))]
-    torch.testing.assert_close(mine, [table[0, :, -half:] for table in (cos, sin)], atol=1e-6, rtol=0)
+    tables = zip(whole.body.rotary.at(there, torch.zeros(1)), (cos, sin))
+    for mine, theirs in tables:
+        torch.testing.assert_close(mine[:, 0, -half:], theirs[0, :, -half:], atol=1e-6, rtol=0)
 
 
 def test_longrope_turns_texts_by_the_longest_that_there_may_be():
