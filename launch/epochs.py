@@ -34,18 +34,19 @@ class Meeting(NamedTuple):
 
 
 class Epochs:
-    """One rank's way through the epochs; `recovers` says whether there is another one after a loss.
+    """One rank's way through the epochs; after a loss rank 0 may be silent for `patience` seconds, and if that is 0
+    there is no further epoch.
 
     A rank that was started again ends the epoch to which it had come before. `attend` is for rank 0.
     """
 
-    def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], recovers: bool
+    def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], patience: float
                  ) -> None:
         assert meeting.door is not None, "ranks without doors cannot meet in epochs"
         self._store, self._door = meeting.store, meeting.door
         self._attend, self._met = meeting.attend, meeting.met
         self._own, self._heartbeat, self._peers = own, heartbeat, peers
-        self._recovers = recovers
+        self._patience, self._recovers = patience, patience > 0
         self._made: Connections | None = None
         self.number = self._came(own)
         if self.number:
@@ -126,7 +127,11 @@ def door_of(store: Any, rank: int) -> tuple[int, str]:
 
 
 class Coming(Epochs):
-    """The side of every rank but 0, `root`: it waits for as long as rank 0 lives."""
+    """The side of every rank but 0, `root`: it waits for as long as rank 0 lives.
+
+    Rank 0 may only be short of processor time: it ends the waiting if it is silent for longer than `patience`, or has
+    ended.
+    """
 
     root = 0
 
@@ -145,7 +150,7 @@ class Coming(Epochs):
         noted = self._store.look(LOSS_KEY)
         if noted is not None:
             raise PeerLost(plain(noted.decode(errors="replace")))
-        gone = self._heartbeat.gone(self.root)
+        gone = self._heartbeat.gone(self.root, self._patience)
         if gone:
             raise PeerLost(gone)
 

@@ -39,6 +39,11 @@ class Prepared(NamedTuple):
         """Whether a rank that dies is started again; the sums of ranks that share a stage cannot be mended."""
         return self.config.recover and not self.placement.shares
 
+    @property
+    def patience(self) -> float:
+        """Seconds for a silent rank to come back; 0 where losses cannot be mended."""
+        return self.config.recover_seconds if self.recovers else 0.0
+
     def spec(self, rank: int) -> RankSpec:
         """What a rank is built from; raises ValueError if its part is not there."""
         return RankSpec(self.config, open_part(self.folder, rank, self.config))

@@ -160,7 +160,7 @@ class Member:
             return
         kind = Coming if number else Opening
         self._recovers = self._prepared.recovers
-        self._epochs = kind(meeting, number, heartbeat, placement.reached(number), self._recovers)
+        self._epochs = kind(meeting, number, heartbeat, placement.reached(number), self._prepared.patience)
         heartbeat.start(self.fail if self._recovers else lost, looks=False)
         wires.begin(self._epochs.join(time.monotonic() + meeting.patience))
 

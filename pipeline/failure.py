@@ -128,6 +128,7 @@ class Heartbeat:
         self._saying = threading.Lock()  # of who announces a loss, or begins an epoch
         self._heard: Heard = {}
         self._answered = 0.0  # when the store did last
+        self._listened = 0.0  # when this rank did last: who is stopped itself finds nobody silent
         self.meter = Meter()  # of this rank's work
 
     def start(self, on_loss: Callable[[str], None], looks: bool = True) -> None:
@@ -180,19 +181,22 @@ class Heartbeat:
         """Which peer was lost, in words, as far as it is known."""
         return self._losses.first
 
-    def silent(self) -> list[int]:
-        """The peers whose heartbeats have not changed for too long."""
-        latest = time.monotonic() - self._timeout
+    def silent(self, seconds: float = 0.0) -> list[int]:
+        """The peers whose heartbeats had not changed for too long when this rank listened last.
+
+        Too long is the timeout, or so many seconds if these are more.
+        """
+        latest = self._listened - max(seconds, self._timeout)
         return [peer for peer, (_, since) in self._heard.items() if since < latest]
 
-    def gone(self, peer: int) -> str:
-        """In words, that a peer has said good-bye, or is silent; empty if it lives."""
+    def gone(self, peer: int, seconds: float) -> str:
+        """In words, that a peer has said good-bye, or is silent for so long; empty if it lives."""
         if self.store.add(f"heartbeat/{peer}", 0) >= END:
             return f"{self._names[peer]} has ended"
-        return self._was_silent(peer) if peer in self.silent() else ""
+        return self._was_silent(peer, seconds) if peer in self.silent(seconds) else ""
 
-    def _was_silent(self, peer: int) -> str:
-        return f"{self._names[peer]} was lost: it has been silent for {self._timeout:g} seconds"
+    def _was_silent(self, peer: int, seconds: float = 0.0) -> str:
+        return f"{self._names[peer]} was lost: it has been silent for {max(seconds, self._timeout):g} seconds"
 
     def busy(self) -> list[float]:
         """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat said."""
@@ -249,6 +253,7 @@ class Heartbeat:
             beats = self.store.add(f"heartbeat/{peer}", 0)
             if beats != self._heard[peer][0] or beats >= END:
                 self._heard[peer] = (beats, now)
+        self._listened = now
 
     def _listen_again(self) -> None:
         """Give every peer all its time once more."""

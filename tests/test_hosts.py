@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from config.presets import ROOT
+from eval.bench.places import make_keys
 from launch.hosts import rendezvous as rendezvous
 from launch.hosts.agreement import code_version, judge_facts, judge_ways
 from launch.hosts.board import BOARD, Board
@@ -350,9 +351,11 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
         hosts.write("127.0.0.4 spare\n127.0.0.1 spare=2\n")
     words = ["prompt_ids=5,17,40", "seed=4", "temperature=0.7", "ignore_eos=true", "max_new_tokens=1000"]
     assert here(f"model_dir={saved / '0+2+2'}", *words, f"output={tmp_path / 'alone.json'}") == 0
-    asked = [*loopback, *words, "dtype=float64", f"output={tmp_path / 'out.json'}"]
-    spares = [start(number, *asked, f"model_dir={own / 'board2'}") for number in (3, 4)]
-    runs = [start(rank, *asked) for rank in range(3)]
+    common = [*loopback, *words, "dtype=float64", f"output={tmp_path / 'out.json'}"]
+    keyed = make_keys(tmp_path)
+    asked = [[*common, *([f"keys={tmp_path / 'keys' / str(number)}"] if keyed else [])] for number in range(5)]
+    spares = [start(number, *asked[number], f"model_dir={own / 'board2'}") for number in (3, 4)]
+    runs = [start(rank, *asked[rank]) for rank in range(3)]
     out, err, host = tmp_path / "out0", tmp_path / "err0", socket.gethostname()
     for number in (3, 4):
         waits = tmp_path / f"err{number}"
@@ -364,9 +367,9 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
         runs[lost].kill()
         assert wait_until(lambda lost=lost: f"waiting for rank {lost} ({host}" in err.read_text(), 30)
         if lost == 1:
-            other = start(lost, *asked, "max_length=77")
+            other = start(lost, *asked[lost], "max_length=77")
             assert ends([other]) == [2] and f"rank {lost} (" in said(tmp_path, lost), "it has other keys than before"
-            runs[lost] = start(lost, *asked)
+            runs[lost] = start(lost, *asked[lost])
     assert ends([runs[0], runs[1], *spares], 120) == [0, 0, 0, 0], said(tmp_path, 0)
     assert said(tmp_path, 4) == "flowspec: rank 0 (127.0.0.1) has ended, and this spare was not needed"
     line = f"flowspec: rank 2 ({host}, a spare, 127.0.0.1) stands in for rank 2 ({host}, 127.0.0.1): 3 "
@@ -406,7 +409,7 @@ def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_reported_as_
     thread = threading.Thread(target=annoy)
     thread.start()
     try:
-        runs = [start(rank, *loopback, *LONG, "timeout=4") for rank in range(3)]
+        runs = [start(rank, *loopback, *LONG, "timeout=4", "recover=false") for rank in range(3)]
         assert flows(tmp_path, runs), said(tmp_path, 0)
         assert {address for begun in runs for address in listening(begun.pid)} == {"0100007F"}  # 127.0.0.1
     finally:

@@ -173,6 +173,37 @@ def test_a_board_writes_over_an_encrypted_way(clusters, keeper):
     assert store.add("heartbeat/1", 1) == 4
 
 
+def test_idle_strangers_and_junk_keep_no_board_from_the_store(clusters, keeper, capsys):
+    idle = [socket.create_connection(keeper.server_address, timeout=20) for _ in range(300)]
+    for way in idle[::3]:
+        with suppress(OSError):  # it was sent away
+            way.send(b"\x16\x03\x01 junk" * 9)
+    way = client(keeper, clusters[0][1])
+    assert way.greet(1) == ""
+    for stranger in idle:
+        stranger.close()
+    assert Store(way.ask).add("heartbeat/1", 1) == 1 and "Traceback" not in capsys.readouterr().err
+
+
+def test_a_start_that_somebody_has_captured_takes_no_seat_of_the_store(clusters, keeper):
+    heard = []
+    address, port = keeper.server_address
+    with spied(f"{address}:{port}", heard) as place:
+        host, _, spy = place.rpartition(":")
+        way = StoreClient((host, int(spy)), ("rank 0", "rank 1"), 20, clusters[0][1])
+        assert way.greet(1) == ""
+        Store(way.ask).set("heartbeat/1", "3")
+    said = b"".join(heard)
+    assert len(said) > 500 and b"flowspec" not in said and b"heartbeat" not in said
+    way.close()
+    keeper.seats.clear()
+    with socket.create_connection(keeper.server_address, timeout=20) as again, suppress(OSError):
+        again.sendall(said)
+        while again.recv(1 << 16):
+            pass
+    assert keeper.seats == {} and Store(keeper.entries.own).look("heartbeat/1") == b"3"
+
+
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 @pytest.fixture

@@ -26,11 +26,11 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
     "config": 2808,
-    "model": 6665,
-    "pipeline": 4203,
+    "model": 6673,
+    "pipeline": 4208,
     "tp": 928,
     "sim": 1131,
-    "launch": 6758,
+    "launch": 6788,
     "eval": 6299,
     "serve": 2829,
     "eval/dsi": 2986,

@@ -5,19 +5,28 @@ import json
 import os
 import signal
 import socket
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 
 from config.methods import METHODS, SHARINGS
 from eval.bench import places
 from eval.bench.accidents import accidents, cells, growth, pauses
 from launch import processes
+from launch.epochs import EPOCH, LOOK, OPEN, Coming, Meeting
+from launch.folder import MARK as HELD
+from launch.folder import Folder
 from launch.pipeline import Pipeline
 from launch.processes import Ranks
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.failure import PeerLost
-from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, FolderDoor
+from pipeline.failure import END, LOSS_KEY, Heartbeat, PeerLost
+from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, FolderDoor, SocketWire, broken, hang_up
 from pipeline.trace import rank_files, read
 from pipeline.transport import Peers
 from tests import forked
@@ -163,6 +172,24 @@ def test_the_trace_of_a_rank_that_was_started_again_has_both_parts(saved, tmp_pa
     assert min(parts) > 0 and len(spans) >= sum(parts) - 1, "the last line before the accident may be half written"
 
 
+def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, monkeypatch):
+    send, sent = SocketWire.send, []
+
+    def cut(wire, x, peer):
+        sent.append(x.nbytes)
+        if len(sent) != 20:
+            return send(wire, x, peer)
+        way = wire.out[peer]
+        way.sendall(memoryview(x.view(torch.uint8).numpy())[:x.nbytes // 2])
+        hang_up(way)
+        raise broken(peer)
+
+    with opened(saved) as pipeline:
+        monkeypatch.setattr(SocketWire, "send", cut)
+        assert struck(pipeline.stream(PROMPT, **ASK)) == reference(0.0)
+        assert len(sent) > 20 and pipeline.ring.epoch >= 1
+
+
 def test_small_models_on_ranks_of_their_own_come_back_too(saved):
     options = {"pipeline_type": "specinfer", "ssm": str(saved / "base"), "ssm_ranks": True}
     with opened(saved, "0+4", **options) as pipeline:
@@ -185,6 +212,62 @@ def test_nothing_is_left_of_accidents(saved):
             assert wait_until(lambda: held() <= most, 60)
 
 
+# --- rank 0 is silent -------------------------------------------------------------------------------------------------
+
+@contextmanager
+def coming(folder, patience):
+    """Rank 1 on its way to an epoch: its heartbeat, and in a list how the way ended."""
+    heartbeat, ended = Heartbeat(Folder(folder), 1, 2, timeout=0.5), []
+    meeting = Meeting(Folder(folder), door=partial(FolderDoor, folder))
+    epochs = Coming(meeting, 1, heartbeat, [], patience)
+
+    def join():
+        try:
+            ended.append(epochs.join() and epochs.number)
+        except PeerLost as loss:
+            ended.append(str(loss))
+
+    heartbeat.start(lambda loss: None, looks=False)
+    thread = threading.Thread(target=join)
+    thread.start()
+    yield heartbeat, ended
+    thread.join()
+    heartbeat.stop()
+
+
+def test_a_rank_waits_for_a_rank_0_that_has_been_silent_for_longer_than_the_timeout(tmp_path):
+    store = Folder(str(tmp_path))
+    with coming(store.path, 600.0) as (heartbeat, ended):
+        assert wait_until(lambda: heartbeat.silent() == [0], 60)
+        time.sleep(5 * LOOK)
+        assert ended == []
+        store.add(EPOCH, 1)
+        store.set(OPEN, "1")
+    assert ended == [1]
+
+
+@pytest.mark.parametrize(("patience", "silent"), [(0.0, "0.5"), (1.0, "1")])
+def test_a_rank_0_that_stays_silent_ends_the_waiting(tmp_path, patience, silent):
+    with coming(str(tmp_path), patience) as (_, ended):
+        pass
+    assert ended == [f"rank 0 was lost: it has been silent for {silent} seconds"]
+
+
+def test_a_rank_0_that_has_ended_is_not_waited_for(tmp_path):
+    Folder(str(tmp_path)).add("heartbeat/0", END)
+    with coming(str(tmp_path), 600.0) as (_, ended):
+        pass
+    assert ended == ["rank 0 has ended"]
+
+
+def test_who_has_not_listened_finds_nobody_silent(tmp_path):
+    heartbeat = Heartbeat(Folder(str(tmp_path)), 0, 2, timeout=0.1)
+    heartbeat.start(lambda loss: None)
+    heartbeat.stop()
+    time.sleep(0.2)
+    assert heartbeat.silent() == []
+
+
 # --- commands and servers ---------------------------------------------------------------------------------------------
 
 def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path):
@@ -202,6 +285,26 @@ def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path)
     struck_text, alone = (json.loads(file.read_text()) for file in files)
     assert struck_text["token_ids"] == alone["token_ids"] and len(alone["token_ids"]) == 1500
     assert run.stderr.count("all ranks are connected again, and answers go on") == 2 and "Traceback" not in run.stderr
+
+
+def test_a_command_whose_rank_0_is_stopped_for_longer_than_the_others_wait_writes_its_text(saved, tmp_path):
+    words = [f"model_dir={saved / '0+2+2'}", "prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000",
+             "max_new_tokens=300", "temperature=1", "threads_per_rank=1"]
+    assert here(*words, f"output={tmp_path / 'alone.json'}") == 0
+    words += ["dtype=float64", "timeout=1", f"output={tmp_path / 'struck.json'}"]
+    with forked.command(tmp_path, "scripts.generate", *words) as run:
+        assert wait_until(lambda: len(run.stdout) > 50, 90), run.stderr
+        held = map(Path.resolve, Path(f"/proc/{run.ranks()[1]}/fd").iterdir())
+        folder = Folder(str(next(path.parent for path in held if path.name == HELD)))
+        epoch = folder.add(OPEN, 0)
+        os.kill(run.ranks()[0], signal.SIGSTOP)
+        assert wait_until(lambda: folder.look(f"{LOSS_KEY}/{epoch}"), 60), "the others have noticed it"
+        os.kill(run.ranks()[0], signal.SIGCONT)
+        assert run.end(180) == 0, run.stderr
+    files = tmp_path / "struck.json", tmp_path / "alone.json"
+    struck_text, alone = (json.loads(file.read_text()) for file in files)
+    assert struck_text["token_ids"] == alone["token_ids"] and len(alone["token_ids"]) == 300
+    assert "; all ranks are connected again, and answers go on" in run.stderr and "Traceback" not in run.stderr
 
 
 def test_a_stream_over_http_pauses_and_goes_on(saved):

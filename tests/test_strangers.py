@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from config.schema.untrusted import plain
 from launch.hosts.agreement import Junk, clean, judge_ways
+from launch.hosts.board import Board, Line
 from launch.hosts.rendezvous import open_door, reaches
 from launch.hosts.store import STRANGERS, Entries, Store, StoreClient, StoreServer, hang_up
 from launch.trace import learn_time, send_time
@@ -87,6 +88,11 @@ def test_ranks_write_read_count_and_wait(keeper):
     assert [one.add(beats, 1), one.add(beats, 1), two.add(beats, 0), own.add(beats, 0)] == [1, 2, 2, 2]
 
 
+def test_boards_of_the_hosts_file_are_known_by_their_addresses():
+    board = Board(0, HERE, 1, "", 1.0, [Line("localhost"), Line("10.0.0.9", spare="")])
+    assert board.listed() == {HERE, "10.0.0.9"}
+
+
 def test_the_store_listens_at_its_address_alone(keeper):
     assert works(keeper)
     with pytest.raises(ConnectionRefusedError):
@@ -131,6 +137,20 @@ def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
     assert works(keeper, 1)
     for way in crowd:
         way.close()
+
+
+def test_a_lost_seat_is_taken_from_a_known_address_alone(keeper, capfd):
+    names = "rank 0", "rank 1"
+    first = StoreClient((HERE, port_of(keeper)), names, 20)
+    assert first.greet(1) == ""
+    first.close()
+    assert wait_until(lambda: keeper.gone() == [1], 20)
+    keeper.patience, keeper.known = 60.0, {"10.0.0.1"}
+    with pytest.raises(OSError):
+        StoreClient((HERE, port_of(keeper)), names, 20).greet(1)
+    assert "without keys only boards of the hosts file" in capfd.readouterr().err
+    keeper.known.add(HERE)
+    assert StoreClient((HERE, port_of(keeper)), names, 20).greet(1) == ""
 
 
 def test_a_seat_is_taken_once(keeper):

@@ -11,6 +11,7 @@ import re
 import socket
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
@@ -73,6 +74,14 @@ class Board(NamedTuple):
     def is_spare(self) -> bool:
         """Whether this board waits until it may stand in for another one."""
         return bool(self.lines) and self.lines[self.rank].spare is not None
+
+    def listed(self) -> set[str]:
+        """The IPv4 addresses of the hosts file, as far as names of boards have one."""
+        found = set()
+        for line in self.lines:
+            with suppress(OSError):
+                found.add(socket.gethostbyname(line.address))
+        return found
 
     def named(self, rank: int, host: str = "", address: str = "") -> str:
         """A rank as messages name it: with its host and address, as far as they are known."""

@@ -95,8 +95,9 @@ class Rendezvous:
         if self._client:
             own = self.board.named(self.board.rank, host, facts["address"])
             self._client.names = self.names[0], own
-            # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
-            self._client.patience = SOONER * config.timeout
+            # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still. With
+            # recovery such a program may go on.
+            self._client.patience = max(SOONER * config.timeout, prepared.patience)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
         say(f"all {world} ranks are here{self._safety(prepared)}")
         self._address, self._shares = facts["address"], prepared.placement.shares
@@ -258,6 +259,9 @@ class Coordinator(Rendezvous):
         prepared = super().attend(keys)
         if prepared.recovers:
             self._server.patience = prepared.config.timeout
+        if self.board.keys is None:  # nothing but its address says who comes
+            here = {self._server.seats[rank].address for rank in range(1, len(self.names))}
+            self._server.known = here | self.board.listed()
         return prepared
 
     def _look_after(self) -> str:
@@ -390,6 +394,8 @@ class Spare(Participant):
             raise ValueError("this spare can stand in for no rank, for the reasons above")
         names = " and ".join(self.board.named(rank) for rank in able)
         say(f"waiting until {names} is lost; then this spare stands in")
+        if self._client:
+            self._client.patience = max(PATIENCE, keys.run.recover_seconds)
         try:
             self._stand_by(able)
         except PeerLost:

@@ -124,6 +124,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
     """Rank 0's end of the store: the first to name a rank has its seat, the others are sent away.
 
     With `patience` a rank that has hung up, or was silent for so many seconds, may come again, also as another board.
+    If it is known from which addresses boards come, no others are let in any more.
     """
 
     allow_reuse_address = daemon_threads = True
@@ -134,6 +135,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self.entries, self._keys = entries, keys
         self.seats: dict[int, Seat] = {}  # by rank
         self.patience: float | None = None
+        self.known: set[str] = set()  # addresses of boards; empty: any
         self._ways: dict[Any, bool] = {}  # all connections, the oldest first; whether it has not said who it is
         self._named: set[str] = set()  # addresses of strangers that were reported
         self._lock = threading.Lock()
@@ -176,9 +178,12 @@ class StoreServer(socketserver.ThreadingTCPServer):
     def seat(self, request: Any, rank: int, address: str) -> str | None:
         """Give a rank's seat to a connection, unless it was sent away just now: None.
 
-        Returns the address that has the seat already; empty if it is this one's from now on.
+        Returns the address that has the seat already; empty if it is this one's from now on. Raises Junk for an address
+        that is not known.
         """
         with self._lock:
+            if self.known and address not in self.known:
+                raise Junk("without keys only boards of the hosts file and of the start are let in")
             if request not in self._ways:
                 return None
             self._ways[request] = False
