@@ -112,7 +112,7 @@ def test_fewer_requests_at_once_are_advised_where_they_fit(parts, monkeypatch):
         check(many, parts, parts)
     check(five, parts, parts)
     long = RunConfig(dtype="float32", max_requests=6, max_length=3000)
-    with refused("give max_requests=3 or max_length=1537 or less, or end other programs"):
+    with refused("give max_requests=3 or max_length=1539 or less, or end other programs"):
         check(long, parts, parts)
 
 
