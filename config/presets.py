@@ -19,8 +19,9 @@ PROMPT = "Tell me a short story about a curious fox called Maya."
 
 
 def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
-    return RunConfig(base_dir=str(MODELS / base), eagle_dir=str(MODELS / head), prompt=PROMPT,
-                     stages=stages, template=template)
+    guesses = RunConfig(eagle_dir=str(MODELS / head)) if head else RunConfig(draft="suffix")
+    folder = str(MODELS / base)
+    return replace(guesses, base_dir=folder, prompt=PROMPT, stages=stages, template=template)
 
 
 def with_head(preset: RunConfig, head: Path) -> RunConfig:
@@ -50,6 +51,7 @@ PRESETS = {
        for size in ("1.7B", "4B", "8B", "14B", "32B")},
     "qwen3-30b-a3b": _hub("Qwen/Qwen3-30B-A3B", "AngelSlim/Qwen3-a3B_eagle3", "auto:4", "own"),
     "gpt-oss-20b": _hub("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3", "auto:4", "own"),
+    "gemma-3-12b": _hub("google/gemma-3-12b-it", "", "auto:4", "own"),  # no head of it is known
 }
 
 

@@ -61,10 +61,12 @@ EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # change logits first …
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # … and all keys by which a token is chosen
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced")
+ROOM = r"(?!0+(?:\.0*)?(?![0-9.]))[0-9]{1,6}(?:\.[0-9]{1,6})?"  # gigabytes of a board, above 0
+ROOMS = f"{ROOM}(?:,{ROOM})+"
 STAGES = Form(
-    r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?",
+    r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?|auto:" + ROOMS,
     "the layers of every rank, as 0+2+2+2+2, where rank 0 has none and the others at least one; or the number of "
-    "stages; or auto:4, 4 stages with bytes alike")
+    "stages; or auto:4, 4 stages with bytes alike, or auto:8,8,16, as much for each as its memory allows")
 FORMS = {  # of keys that are texts, where they are given
     "prompt_ids": Form(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", "token ids with commas between, as 1,306,626"),
     "tp_shares": Form(

@@ -60,7 +60,7 @@ def fetched(name: str, root: Path, revision: str | None = None) -> Path:
     bring = (f"bring its config.json, tokenizer files and *.safetensors into {folder}, as hf download {name} "
              f"--local-dir {folder} does where the network allows it")
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import model_info, snapshot_download
     except ImportError:
         raise ValueError(f"{name} cannot be fetched without the package huggingface_hub: install it, or "
                          f"{bring}") from None
@@ -69,7 +69,8 @@ def fetched(name: str, root: Path, revision: str | None = None) -> Path:
         mark.touch()
         say(f"fetching {name} into {folder}, once")
         try:
-            snapshot_download(name, revision=revision, local_dir=str(folder), allow_patterns=WANTED)
+            newest = model_info(name, revision=revision).sha  # where there is no hub, the next line would not mind
+            snapshot_download(name, revision=newest, local_dir=str(folder), allow_patterns=WANTED)
         except Exception as error:  # whatever the network, the hub and the library have to say
             raise ValueError(f"{name} cannot be fetched ({shown(reason(error))[1:-1]}): {bring}") from None
         mark.unlink()

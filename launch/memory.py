@@ -6,7 +6,6 @@ from above.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 import torch
 
 from config.cli import HEADS
+from launch.available import available
 from launch.spec import RankSpec
 from model.cache import BLOCK
 from model.drafts.network import CHUNK
@@ -28,7 +28,6 @@ from pipeline.pacing import MESSAGE_ROWS
 from tp.shares import shares
 
 GB = 1e9
-MEMINFO = Path("/proc/meminfo")
 SHORTEST = 64  # tokens: a smaller max_length is no advice
 LEAST = {"max_requests": 1, "max_length": SHORTEST}  # what may be less, and the least that is advised
 NAMED = 8  # ranks that a sentence names, at most
@@ -202,11 +201,7 @@ def free(device: torch.device) -> int:
     """The bytes that this process could still get on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    if MEMINFO.is_file():
-        for line in MEMINFO.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available()
 
 
 def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bool = True) -> None:

@@ -59,7 +59,7 @@ def prepare(config: RunConfig) -> Prepared:
     usable(config.device)
     if all_ranks:
         _check_files(config)
-    folder = Path(config.model_dir) if config.model_dir else _split(config, all_ranks)
+    folder = Path(config.model_dir) if config.model_dir else split_of(config, all_ranks)
     number = int(os.environ.get("RANK", "0"))
     own = RankSpec(config, open_part(folder, number, config))
     part = own.part
@@ -144,7 +144,7 @@ def _check_memory(prepared: Prepared) -> None:
     check_memory(list(specs.values()), mine, report)
 
 
-def _split(config: RunConfig, write: bool) -> Path:
+def split_of(config: RunConfig, write: bool) -> Path:
     """The folder of the split of a whole model. It is written if `write`, or if this rank's part is not whole there."""
     if not config.base_dir:
         raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")

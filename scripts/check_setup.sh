@@ -50,7 +50,7 @@ copy_project() {
     cp "$ROOT/requirements.txt" "$CLONE/"
     cp "$ROOT/serve/requirements.txt" "$CLONE/serve/"
     if [ "$TORCH" = true ]; then return; fi
-    sed -i -e 's/^torch==.*/setuptools>=77.0.3/' -e '/^\(accelerate\|bitsandbytes\)==/d' "$CLONE/requirements.txt"
+    sed -i -e 's/^torch==.*/setuptools>=77.0.3/' -e '/^bitsandbytes==/d' "$CLONE/requirements.txt"
 }
 
 # first_start PYTHON [PIP SETUPTOOLS]: whether it ends well, and what it installed can be imported

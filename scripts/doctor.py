@@ -31,6 +31,7 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 
 from config.presets import PROMPT, ROOT
 from config.schema.untrusted import reason
+from launch.available import available
 from launch.console import EXIT_WRONG, say
 from launch.hosts.board import addresses as _addresses
 
@@ -227,16 +228,9 @@ def interface() -> Iterator[Finding]:
 def room() -> Iterator[Finding]:
     """Disk in the folder of the repository, and memory."""
     yield _disk(ROOT, "", DISK, "the size of your model for its split")
-    memory = _available()
+    memory = available()
     yield Finding(f"{memory / GIB:.1f} GiB of memory free", "" if memory >= MEMORY else
                   f"end other programs or add swap: at least {MEMORY / GIB:.0f} GiB, and the weights of the ranks here")
-
-
-def _available() -> int:
-    """Bytes that a new process could have; on boards CPU and GPU share them."""
-    text = Path("/proc/meminfo").read_text(encoding="ascii")
-    kilobytes = re.search(r"MemAvailable:\s*(\d+)", text)
-    return int(kilobytes[1]) * 1024 if kilobytes else 0
 
 
 def packages() -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 #
 #   bash scripts/push.sh hosts=FILE split=DIR [ranks=0,3] [replicas=true] [ssm=DIR,DIR] [dry=true]
 #   bash scripts/push.sh hosts=FILE code=true [split=DIR] [ranks=0,3] [dry=true]
+#   bash scripts/push.sh hosts=FILE model=NAME [quant=int4] [code=true] [ranks=0,3] [dry=true]
 #
 # DIR/stage_RANK goes to FOLDER/splits/NAME/stage_RANK on the board of that rank: FOLDER is folder= of its line (flowspec,
 # in the home of its user, if there is none), NAME is DIR's own. A spare gets those of all ranks but 0, or of those in
@@ -12,12 +13,16 @@
 # each gets its own DIR as FOLDER/ssm/NAME, and the part of rank 0, whose tokens the small model has to have. With
 # code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
 #
+# model= is a name at the hub, as Qwen/Qwen3-4B, a folder or a GGUF file: it is fetched and split first, into parts of
+# like bytes for the boards behind rank 0's, or by memory= of their lines, in GB. eagle_dir=, quant=, stages=, revision=
+# and models= mean what they mean to run_pipe.sh.
+#
 # Needs rsync here and on the boards, and ssh, which asks for passwords itself: none is kept anywhere (ssh-copy-id saves
 # the asking). Options of ssh go into $SSH, as in SSH="ssh -p 2222". If it is interrupted, type it again: what is there
 # is not copied twice. dry=true shows what would be copied, and copies nothing.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
-HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" SMALL=() PROGRESS=""
+HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" SMALL=() MODEL=() PROGRESS=""
 if [ -t 1 ]; then PROGRESS=--info=progress2; fi
 
 read_words() {
@@ -29,12 +34,13 @@ read_words() {
             ranks=) fail "ranks= names none: leave it out for all, or write ranks=0,3" ;;
             ranks=*) RANKS="${word#*=}" ;;
             ssm=*) IFS=, read -r -a SMALL <<<"${word#*=}" ;;
+            model=?* | revision=?* | models=?* | eagle_dir=?* | quant=?* | stages=?*) MODEL+=("$word") ;;
             dry=true) DRY=1 ;;
             code=true) CODE=1 ;;
             replicas=true) REPLICAS=1 ;;
             dry=false | code=false | replicas=false) ;;
             -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0 ;;
-            *) fail "unknown word $word: give hosts=FILE, split=DIR, ranks=0,3, replicas=true, ssm=DIR, code=true or dry=true" ;;
+            *) fail "unknown word $word: give hosts=FILE, split=DIR, model=NAME, ranks=0,3, replicas=true, ssm=DIR, code=true or dry=true" ;;
         esac
     done
 }
@@ -155,7 +161,12 @@ push() {
 
 read_words "$@"
 [ -n "$HOSTS" ] || fail "which boards? Give hosts=FILE, with a line for each rank, as 192.168.1.11 user=nvidia"
-[ -n "$SPLIT$CODE" ] || fail "what shall be copied? Give split=DIR, as split_and_save_models.py wrote it, or code=true"
+case " ${MODEL[*]-} " in
+    "  ") ;;
+    *" model="*) [ -z "$SPLIT$REPLICAS${SMALL[*]-}" ] || fail "model= is split for a pipeline: leave split=, replicas= and ssm= out, or split the model first, and give split=DIR" ;;
+    *) fail "${MODEL[0]} wants a model: give model=NAME" ;;
+esac
+[ -n "$SPLIT$CODE${MODEL[*]-}" ] || fail "what shall be copied? Give model=NAME, split=DIR, as split_and_save_models.py wrote it, or code=true"
 command -v rsync >/dev/null || fail "rsync is missing: install it (sudo apt install rsync)"
 command -v "${SSH%% *}" >/dev/null || fail "${SSH%% *} is missing: install it (sudo apt install openssh-client)"
 PY="$(find_python)"
@@ -165,6 +176,9 @@ LIST="$TEMP/list" HOSTS_COPY="$TEMP/hosts.txt"
 PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -m launch.hosts.board "$HOSTS" >"$TEMP/boards" || exit 2
 WORLD="$(awk '$1 == $2' "$TEMP/boards" | wc -l)"
 cp -- "$HOSTS" "$HOSTS_COPY"
+if [ ${#MODEL[@]} -gt 0 ]; then
+    SPLIT="$(PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -m launch.hosts.share_out hosts="$HOSTS" "${MODEL[@]}")" || exit 2
+fi
 [ "${#SMALL[@]}" -lt "$WORLD" ] || fail "$HOSTS has no more boards than small models: add lines for the ranks of the target, which come first"
 for small in ${SMALL[@]+"${SMALL[@]}"}; do
     [ -f "$small/config.json" ] || fail "there is no model in $small: name small models in Hugging Face form, as ssm=DIR,DIR"

@@ -47,7 +47,8 @@ def run(saved, tmp_path, monkeypatch):
     def run(results, *more):
         given = {word.partition("=")[0] for word in more}
         usual = ("methods=naive,ar", "sets=mt_bench,chatbot", "temperatures=0,1", "seed=5", "max_new_tokens=6")
-        fixed = (f"model_dir={saved / '0+2+2'}", f"data={data}", "template=none", "processes=false",
+        whole = () if "base_dir" in given else (f"model_dir={saved / '0+2+2'}",)
+        fixed = (*whole, f"data={data}", "template=none", "processes=false",
                  "dtype=float64", "ignore_eos=true", "init_total_token=8", "width=3")
         return evaluate("emulated", [f"results={tmp_path / results}", *fixed, *more,
                                      *(word for word in usual if word.partition("=")[0] not in given)])
@@ -282,6 +283,15 @@ def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_pa
     assert "question 7 of mt_bench needs up to 22 tokens before its last answer, but the context has 20" in \
         capsys.readouterr().err
     assert lines(tmp_path / "a") == {}
+
+
+def test_every_method_is_evaluated_and_writes_the_text_of_plain_decoding(run, saved, tmp_path):
+    model = f"base_dir={saved / 'base'}", f"eagle_dir={saved / 'head'}", f"ssm={saved / 'base'}", "stages=0+2+2"
+    asked = f"methods={','.join(METHODS)}", "sets=chatbot", "question_end=1", "temperatures=1"
+    assert run("a", *asked, *model, "max_new_tokens=4") == 0
+    written = lines(tmp_path / "a")
+    assert [*written] == sorted(f"answers/{method}/chatbot-t1.jsonl" for method in METHODS)
+    assert {line["same_as_ar"] for (line,) in written.values()} == {None, True}
 
 
 def test_methods_of_another_target_get_a_start_of_their_own(monkeypatch):

@@ -214,7 +214,7 @@ def test_the_addresses_are_those_of_this_machine():
 def test_too_little_disk_or_memory_is_reported(monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 1 << 29))
-    monkeypatch.setattr(doctor, "_available", lambda: 1 << 30)
+    monkeypatch.setattr(doctor, "available", lambda: 1 << 30)
     disk, memory = lines(doctor.room)
     assert disk.startswith("missing: 0.5 GiB of disk free in ") and "; do make room: at least 1 GiB" in disk
     assert memory.startswith("missing: 1.0 GiB of memory free; do end other programs or add swap: at least 2 GiB")

@@ -346,12 +346,16 @@ def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so()
         assert ("layers.0.self_attn.q_proj.bias" in names) == bias and "layers.0.self_attn.o_proj.bias" not in names
 
 
+OLD = {"rope_parameters": None}  # where transformers 5 says it
 REFUSED = {
     "a Gemma": ("mistral", {"model_type": "gemma"}, "model_type='gemma'"),
-    "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6}, "head_dim=12, but rotary positions turn"),
-    "too few long waves": ("phi4 mini", {"rope_scaling": {**LONG, "long_factor": [1.0]}}, "1 numbers in long_factor"),
-    "no long waves": ("phi4 mini", {"rope_scaling": {**LONG, "long_factor": None}}, "does not give long_factor"),
-    "too few waves": ("phi4 mini", {"rope_scaling": {**LONG, "short_factor": [1.0]}}, "1 numbers in short_factor, but"),
+    "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6, **OLD}, "head_dim=12, but rotary positions turn"),
+    "too few long waves": (
+        "phi4 mini", {"rope_scaling": {**LONG, "long_factor": [1.0]}, **OLD}, "1 numbers in long_factor"),
+    "no long waves": (
+        "phi4 mini", {"rope_scaling": {**LONG, "long_factor": None}, **OLD}, "does not give long_factor"),
+    "too few waves": (
+        "phi4 mini", {"rope_scaling": {**LONG, "short_factor": [1.0]}, **OLD}, "1 numbers in short_factor, but"),
     "layers without a kind": ("gemma2", {"layer_types": LOCAL[:3]}, "3 entries in layer_types, but num_hidden_layers"),
     "layers without a word": ("smollm3", {"no_rope_layers": [1, 0]}, "2 entries in no_rope_layers, but"),
     "another gate": ("gemma3", {"hidden_activation": "relu"}, "hidden_activation='relu'"),

@@ -7,7 +7,10 @@ import socket
 import pytest
 
 from config.run_config import RunConfig
-from launch.hosts.board import BOARD, Board, Line, find_board, main, read_hosts
+from launch.hosts.board import BOARD, Board, Line, find_board, main, read_hosts, stages_for
+from tests.checkpoints import refused
+
+WRONG = ("0", "0.0", "-8", "x", "", "8GB", "nan", "8,8", "9999999")
 
 
 def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
@@ -24,6 +27,7 @@ def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
     ("b0\n\0b1\n", "line 2 of"), ("b0\nb1\x1b[2J\n", "line 2 of"), ("b0\nb..1\n", "line 2 of"),
     ("b0\n" + "b" * 64 + "\n", "line 2 of"), ("b0\nb1/x\n", "line 2 of"), ("b0\nb1:22\n", "line 2 of"),
     ("b0\nb1\u2028b2\n", "line 2 of"), ("b0\nb1\nb2 spare=0\n", "line 3 of"),
+    *((f"b0\nb1 memory={room}\n", "line 2 of") for room in WRONG),
     ("b0\nb1 spare\n", "names 1 boards"), ("b0\nb1\nb2 spare=1,2\n", "spare for rank 2, but lines for ranks 0 to 1"),
 ])
 def test_a_line_that_is_no_board_is_named(tmp_path, text, message):
@@ -107,3 +111,15 @@ def test_a_hosts_file_that_is_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "hosts")
     with pytest.raises(ValueError, match="is a folder, a device or a pipe: write one line for each rank"):
         read_hosts(str(tmp_path / "hosts"))
+
+
+def test_a_split_for_boards_goes_by_their_memory_if_all_lines_say_it(tmp_path):
+    def stages(text):
+        (tmp_path / "hosts").write_text(text)
+        return stages_for(read_hosts(str(tmp_path / "hosts")), "hosts")
+
+    assert stages("b0\nb1\nb2\n") == stages("b0 memory=4\nb1\nb2\n") == "auto:2"
+    assert stages("b0\nb1 memory=8\nb2 memory=15.5 user=me\nb3 spare memory=8\n") == "auto:8,15.5"
+    assert stages("b0\nb1 memory=8\n") == "auto:1"
+    with refused("hosts gives memory= for 1 of 2 boards behind rank 0's, but not for b2: give it for all of them"):
+        stages("b0\nb1 memory=8\nb2\n")

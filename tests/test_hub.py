@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,12 +20,17 @@ def hub(monkeypatch):
     """A hub that has the toy under the name a/toy; what it was asked for."""
     asked = []
 
-    def download(name, revision, local_dir, allow_patterns):
+    def info(name, revision):
         asked.append((name, revision))
         if name != "a/toy":
             raise OSError("Cannot reach the hub\nand more")
+        return SimpleNamespace(sha=f"sha of {revision}")
+
+    def download(name, revision, local_dir, allow_patterns):
+        assert revision == f"sha of {asked[-1][1]}"
         shutil.copytree(ROOT / "toy" / "llama", local_dir, dirs_exist_ok=True)
 
+    monkeypatch.setattr(huggingface_hub, "model_info", info)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     return asked
 
@@ -58,6 +64,17 @@ def test_where_the_hub_cannot_be_reached_the_files_are_named(tmp_path, hub):
                  f"*.safetensors into {tmp_path / 'b' / 'other'}, as hf download b/other --local-dir"):
         fetched("b/other", tmp_path)
     assert (tmp_path / "b" / "other" / HALF).exists()
+
+
+def test_half_a_download_stays_half_where_the_library_finds_no_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = tmp_path / "b" / "half"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / HALF).touch()
+    with refused(f"): bring its config.json, tokenizer files and *.safetensors into {folder}"):
+        fetched("b/half", tmp_path)
+    assert (folder / HALF).exists()
 
 
 @pytest.mark.parametrize("name", ["no-such-thing", "a/b/c", "nothing.gguf", "../up/there", "a/b;c", "/no/where"])

@@ -25,12 +25,12 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
-    "config": 2808,
-    "model": 6673,
+    "config": 2812,
+    "model": 6784,
     "pipeline": 4208,
     "tp": 928,
     "sim": 1131,
-    "launch": 6788,
+    "launch": 6904,
     "eval": 6299,
     "serve": 2829,
     "eval/dsi": 2986,
@@ -39,7 +39,7 @@ BUDGET = {  # lines of Python that a room may have: lower it when the room has s
     "eval/specinfer": 736,
     "train": 2203,
     "toy/corpus": 1585,
-    "scripts": 783,
+    "scripts": 777,
     "toy": 439,
     "split_and_save_models": 98,
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from config.run_config import RunConfig
-from launch import memory
+from launch import available, memory
 from launch.build import build_draft, build_lm_head, build_stage
 from launch.memory import Need, check_memory, need, together
 from launch.spec import RankSpec, local_ranks
@@ -200,9 +200,39 @@ def test_the_ranks_of_a_machine_share_its_cores(words, threads, saved, monkeypat
     assert chosen == [threads]
 
 
-def test_free_memory_is_what_the_kernel_says_is_available(tmp_path, monkeypatch):
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with 2000 kB of memory, on which this process is in no control group."""
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 2000 kB\n")
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    for name, path in (("MEMINFO", "meminfo"), ("OWN", "cgroup"), ("GROUPS", "groups")):
+        monkeypatch.setattr(available, name, tmp_path / path)
+    return tmp_path
+
+
+def test_free_memory_is_what_the_kernel_says_is_available(machine):
     assert memory.free(CPU) == 2000 * 1024
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
+    (machine / "meminfo").unlink()
     assert memory.free(CPU) > 0
+
+
+FIRST, SECOND = available.FIRST, available.SECOND
+
+
+@pytest.mark.parametrize("own, version, group, counts, free", [
+    ("0::/a/b", SECOND, "a/b", ("5000", "3000", "inactive_file 40\nactive_file 2\nfile 90"), 2042),
+    ("0::/a/b", SECOND, "a", ("5000", "3000", ""), 2000),
+    ("0::/of/the/host", SECOND, "", ("5000", "4000", ""), 1000),
+    ("0::/a", SECOND, "a", ("max", "3000", ""), 2000 * 1024),
+    ("0::/a", SECOND, "a", ("100", "3000", ""), 0),
+    ("0::/a", SECOND, "elsewhere", ("100", "0", ""), 2000 * 1024),
+    ("4:cpu,memory:/a", FIRST, "a", ("5000", "3000", "inactive_file 7\ntotal_inactive_file 50"), 2050),
+    ("1:name=systemd:/a\n4:memory:/of/the/host\n0::/", FIRST, "", ("5000", "4000", ""), 1000),
+    ("4:memory:/a", FIRST, "a", (str(2 ** 63 - 4096), "3000", ""), 2000 * 1024),
+], ids=str)
+def test_the_limit_of_a_container_is_obeyed_and_files_give_way(own, version, group, counts, free, machine):
+    (machine / "cgroup").write_text(own)
+    folder = machine / "groups" / version.place / group
+    folder.mkdir(parents=True)
+    for name, text in zip((version.limit, version.used, "memory.stat"), counts):
+        (folder / name).write_text(text)
+    assert memory.free(CPU) == free

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from launch.split.write import split
+from model.weights import int4
 from model.weights.unfold import Unfolded
 from tests.checkpoints import refused, same
 from tests.test_families import Saved
@@ -71,11 +72,11 @@ def compressed(name, weight):
     return made, ((codes - 8) * wide).bfloat16()
 
 
-def bytes_of(name, weight, dtype, shape):
+def bytes_of(name, weight, dtype, shape, block=None):
     codes = weight.clamp(-100, 100).mul(8).round().to(dtype)
     scale = torch.rand(shape or (1,)).bfloat16()
     blocks = shape or (1, 1)
-    tall, wide = (-(-size // part) for size, part in zip(weight.shape, blocks))
+    tall, wide = block or (-(-size // part) for size, part in zip(weight.shape, blocks))
     spread = scale.float().view(blocks).repeat_interleave(tall, 0)
     spread = spread.repeat_interleave(wide, 1)
     spread = spread[:weight.shape[0], :weight.shape[1]]
@@ -99,7 +100,7 @@ FORMS = {
     "compressed-tensors, fp8": ({"quant_method": "compressed-tensors", "format": "float-quantized"},
                                 lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, None)),
     "fp8 in blocks": ({"quant_method": "fp8", "weight_block_size": [24, 16]},
-                      lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, blocks_of(x))),
+                      lambda name, x: bytes_of(name, x, torch.float8_e4m3fn, blocks_of(x), (24, 16))),
 }
 
 
@@ -134,6 +135,34 @@ def test_a_quantized_checkpoint_is_unfolded_to_what_its_codes_mean(plain, tmp_pa
         files = [load_file(tmp_path / f"{which} split" / f"stage_{rank}" / "model.safetensors")
                  for which in ("packed", "meant")]
         assert same(*files)
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "compressed-tensors, int4"])
+@pytest.mark.parametrize("group", [32, 64])
+def test_four_bits_in_groups_of_32_or_more_keep_their_codes_as_int4(form, group, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.GROUP", group)
+    torch.manual_seed(1)
+    _, make = FORMS[form]
+    _, meant = make("x.weight", torch.zeros(64, 192))
+    pairs, scale = int4.quantize(meant)
+    step = scale[..., 0].float().t().repeat_interleave(32, 1)
+    moved = int4.unfold(pairs, scale, 192, torch.float32) - meant.float()
+    assert bool((moved.abs() < 0.1 * step).all())  # rounded again they would move by up to half a step
+    codes_NGg = int4.codes(pairs).float().unflatten(1, (-1, 32))
+    steps = (meant.float() / step).round()
+    steps_NGg = steps.unflatten(1, (-1, 32))
+    firsts = [x.amin(-1, keepdim=True) for x in (codes_NGg, steps_NGg)]
+    assert torch.equal(codes_NGg - firsts[0], steps_NGg - firsts[1])
+
+
+def test_other_weights_have_no_codes_to_keep():
+    torch.manual_seed(1)
+    weight = torch.randn(64, 192)
+    groups = weight.unflatten(1, (-1, 32))
+    reach = groups.amax(-1) - groups.amin(-1)
+    assert not int4._steps(groups, reach).any()
+    pairs, scale = int4.quantize(torch.zeros(2, 64))
+    assert not int4.unfold(pairs, scale, 64, torch.float32).any()
 
 
 REFUSED = {
@@ -177,3 +206,53 @@ def test_zero_points_of_compressed_tensors_are_refused(plain, tmp_path):
     save_file(tensors, source.folder / "model.safetensors")
     with refused("has zero points beside its scales, which is not supported; take the model unquantized"):
         split(source.folder, tmp_path / "out", "2", progress=False)
+
+
+MISFIT, AGAIN = "which does not fit the tensors beside it; download the model again", "evenly; download the model again"
+INT4, FP8 = "compressed-tensors, int4", "fp8 in blocks"
+HARM = {  # form of the checkpoint, the end of a tensor's name, what is done to it, and what is said then
+    "words that are floats": ("gptq", ".qweight", lambda x: x.float(), MISFIT),
+    "words of 64 bits": ("gptq", ".qweight", lambda x: x.long(), MISFIT),
+    "words in a row": ("gptq", ".qweight", lambda x: x.flatten(), MISFIT),
+    "scales in a row": ("gptq", ".scales", lambda x: x.flatten(), MISFIT),
+    "a scale too many": ("gptq", ".scales", lambda x: torch.cat([x, x[:1]]), MISFIT),
+    "zeros of other outputs": ("gptq", ".qzeros", lambda x: x[:, :1], MISFIT),
+    "groups of too few inputs": ("gptq", ".g_idx", lambda x: x[:3], MISFIT),
+    "groups that are floats": ("gptq", ".g_idx", lambda x: x.float(), MISFIT),
+    "a group that there is not": ("gptq", ".g_idx", lambda x: x + 1000, "numbered from 0; download the model again"),
+    "a group below 0": ("gptq", ".g_idx", lambda x: x - 1000, "numbered from 0; download the model again"),
+    "AWQ's words that are floats": ("awq", ".qweight", lambda x: x.float(), MISFIT),
+    "AWQ's zeros of other groups": ("awq", ".qzeros", lambda x: x[:1], MISFIT),
+    "AWQ's scales of other outputs": ("awq", ".scales", lambda x: x[:, :5], MISFIT),
+    "packed words in a row": (INT4, ".weight_packed", lambda x: x.flatten(), MISFIT),
+    "packed words that are floats": (INT4, ".weight_packed", lambda x: x.float(), MISFIT),
+    "packed scales of other outputs": (INT4, ".weight_scale", lambda x: x[:3], MISFIT),
+    "no scales": (INT4, ".weight_scale", lambda x: x[:, :0], MISFIT),
+    "uneven groups": (INT4, ".weight_scale", lambda x: torch.cat([x] * 3, 1)[:, :7], AGAIN),
+    "blocks in a row": (FP8, ".weight_scale_inv", lambda x: x.flatten(), MISFIT),
+    "no blocks": (FP8, ".weight_scale_inv", lambda x: x[:0], MISFIT),
+    "blocks in three dimensions": (FP8, ".weight_scale_inv", lambda x: x[None], MISFIT),
+    "blocks of another size": (FP8, ".weight_scale_inv", lambda x: torch.cat([x, x]), MISFIT),
+    "more blocks than rows": (FP8, ".weight_scale_inv", lambda x: torch.cat([x] * 99), MISFIT),
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A checkpoint of each form that is harmed."""
+    plain = Saved("llama 3.1", tmp_path_factory.mktemp("sound"))
+    forms = sorted({form for form, *_ in HARM.values()})
+    return {form: packed(plain, tmp_path_factory.mktemp("form"), form)[0].folder for form in forms}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_tensors_that_do_not_fit_together_are_refused(sound, tmp_path, harm):
+    form, end, change, sentence = HARM[harm]
+    shutil.copytree(sound[form], tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(end))
+    tensors[name] = change(tensors[name]).contiguous()
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    with refused(sentence):
+        split(tmp_path / "model", tmp_path / "out", "2", progress=False)
+    assert not (tmp_path / "out" / "stage_1" / "manifest.json").exists()

@@ -14,6 +14,7 @@ import pytest
 
 from config.cli import parse
 from config.files import write_json
+from config.methods import METHODS
 from config.profiles import PROFILES, Profile, read, touched, write
 from eval.metrics import speed
 from eval.plan import command
@@ -106,6 +107,14 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(method, d
             took += answer.prefill_seconds + answer.decode_seconds
     expected = sum(len(one.text) for one in found.answers) / took
     assert trial.speed == pytest.approx(expected, rel=1e-9 if method == "ar" else 0.1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_tried_with_a_record(method):
+    bench = bench_of(SITE, book(answers=1, tokens=6))
+    first = families(SITE, 8, [method], ["eagle"])[0][0]
+    found = bench.trial(first, bench.book.answers, 99)
+    assert [one.tokens for one in found.spent] == [6] and found.candidate.method == method
 
 
 def test_a_head_of_blocks_is_tried_with_its_record():

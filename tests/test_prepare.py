@@ -10,6 +10,7 @@ import pytest
 
 from config.run_config import RunConfig
 from launch import prepare
+from launch.hosts import share_out
 from model.weights.parts import MANIFEST, Part
 from tests.saved import models, wait_until
 
@@ -21,7 +22,7 @@ def board(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setattr(prepare, "ROOT", tmp_path)
     monkeypatch.setenv("RANK", "1")
     config = RunConfig(base_dir=str(saved / "base"), eagle_dir=str(saved / "head"), stages="0+2+2")
-    return lambda: prepare._split(config, write=False), tmp_path / "splits" / "base-0+2+2-head"
+    return lambda: prepare.split_of(config, write=False), tmp_path / "splits" / "base-0+2+2-head"
 
 
 def test_a_board_waits_for_the_board_that_still_writes(board):
@@ -59,3 +60,15 @@ def test_runs_with_different_heads_do_not_write_into_one_folder():
     config = RunConfig(base_dir="base")
     names = [prepare._name(replace(config, eagle_dir=head), "0+4", "none") for head in ("", "deep", "other/flat")]
     assert names == ["base-0+4", "base-0+4-deep", "base-0+4-flat"]
+
+
+def test_a_model_is_split_for_the_boards_of_a_hosts_file(monkeypatch, tmp_path, tmp_path_factory, capsys):
+    base = models(tmp_path_factory.getbasetemp() / "saved") / "base"
+    monkeypatch.setattr(prepare, "ROOT", tmp_path)
+    (tmp_path / "hosts").write_text("b0\nb1 memory=1\nb2 memory=8\n")
+    words = [f"hosts={tmp_path / 'hosts'}", f"model={base}"]
+    assert share_out.main(words) == 0
+    folder = tmp_path / "splits" / "base-0+1+3"
+    assert capsys.readouterr().out == f"{folder}\n" and Part(folder / "stage_2").layers == (1, 4)
+    assert share_out.main([*words, "stages=2", "quant=int4"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'splits' / 'base-0+2+2-int4'}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -34,11 +35,11 @@ def push(tmp_path):
     for name in ("b0", "b1", "b2"):
         (tmp_path / name).mkdir()
 
-    def run(*words, hosts=""):
+    def run(*words, hosts="", **environment):
         if hosts:
             (tmp_path / "hosts").write_text(hosts)
         return subprocess.run(["bash", ROOT / "scripts" / "push.sh", f"hosts={tmp_path / 'hosts'}", *words], text=True,
-                              env={**os.environ, "SSH": str(tmp_path / "ssh")}, capture_output=True)
+                              env={**os.environ, "SSH": str(tmp_path / "ssh"), **environment}, capture_output=True)
 
     return run
 
@@ -83,6 +84,41 @@ def test_the_last_boards_get_a_small_model_each_and_the_part_of_rank_0(saved, tm
     assert held == ["b2/flowspec/ssm/base/model.safetensors"]
     assert "there is no model in nowhere" in push(split_dir, "ssm=nowhere").stderr
     assert "has no more boards than small models" in push(split_dir, f"ssm={small},{small},{small}").stderr
+
+
+PYTHON = """#!/bin/sh
+# a Python in which the split of a model is there already
+case "$*" in *share_out*) echo "$*" >&2 && echo "$MADE" ;; *) exec %s "$@" ;; esac
+"""
+
+
+@needs_rsync
+def test_a_model_is_split_for_the_boards_first(saved, tmp_path, push):
+    (tmp_path / "python").write_text(PYTHON % sys.executable)
+    (tmp_path / "python").chmod(0o755)
+    words = "model=a/b", "quant=int4"
+    around = {"PYTHON": str(tmp_path / "python"), "MADE": str(saved / "0+2+2")}
+    done = push(*words, "ranks=1", **around)
+    assert done.returncode == 0 and f"hosts={tmp_path / 'hosts'} model=a/b quant=int4" in done.stderr
+    assert [path.name for path in tmp_path.glob("b*/*/splits/0+2+2/*")] == ["stage_1"]
+    assert "model_dir=splits/0+2+2" in done.stdout
+
+
+@needs_rsync
+@pytest.mark.parametrize("words, sentence", [
+    (("model=a/b", "split=x"), "leave split=, replicas= and ssm= out"),
+    (("model=a/b", "replicas=true"), "leave split=, replicas= and ssm= out"),
+    (("model=a/b", "ssm=x"), "leave split=, replicas= and ssm= out"),
+    (("quant=int4",), "quant=int4 wants a model: give model=NAME"),
+    (("revision=v1", "split=x"), "revision=v1 wants a model: give model=NAME"),
+    (("model=",), "unknown word model=: give hosts=FILE"),
+    (("model=no-such-thing",), "model=no-such-thing is no file or folder here: give the path"),
+], ids=str)
+def test_a_model_that_cannot_be_split_for_boards_is_refused(words, sentence, push, tmp_path):
+    found = push(*words)
+    assert found.returncode == 2 and sentence in found.stderr
+    assert found.stderr.startswith("flowspec: ") and found.stderr.count("\n") == 1
+    assert not any(tmp_path.glob("b?/*"))
 
 
 @needs_rsync

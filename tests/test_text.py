@@ -144,13 +144,14 @@ def test_spaces_at_the_seams_are_kept_and_special_tokens_print_nothing(llama):
     assert [stream.add(fox), stream.add([2]), stream.add(dog)] == ["fox", "", " dog"]
 
 
-def test_a_tokenizer_that_drops_every_leading_space_still_keeps_those_within_the_text(folder):
+def test_a_tokenizer_that_may_drop_every_leading_space_still_keeps_those_within_the_text(folder):
     from transformers import LlamaTokenizer
 
     tidy = LlamaTokenizer.from_pretrained(str(sentencepiece(folder / "tidy", tidy=True)))
     space, fox = tidy.convert_tokens_to_ids("▁"), tidy("fox", add_special_tokens=False)["input_ids"]
     ids = [space, space, *fox, space, space, *fox]
-    assert "".join(pieces(tidy, ids)) == tidy.decode(ids) == "fox   fox"
+    text = tidy.decode(ids)
+    assert "".join(pieces(tidy, ids)) == text and text.lstrip(" ") == "fox   fox"  # transformers 5 drops none
 
 
 @pytest.mark.parametrize("word", [" the", " ", "</s>", "é", "\n"])

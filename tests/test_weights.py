@@ -233,13 +233,15 @@ def test_a_split_by_bytes_has_the_smallest_largest_stage_that_is_possible(loads,
     def largest(ends: Sequence[int]) -> int:
         return max(sum(loads[a:b]) for a, b in zip((0, *ends), (*ends, len(loads))))
 
-    counts = balance(loads, shares)
+    counts = balance(loads, [1] * shares)
     assert len(counts) == shares and min(counts) >= 1 and sum(counts) == len(loads)
     assert largest([*accumulate(counts)][:-1]) == min(map(largest, combinations(range(1, len(loads)), shares - 1)))
 
 
 @pytest.mark.parametrize(("text", "counts"), [
     ("auto:2", [0, 2, 4]), ("auto", [0, 1, 2, 2, 1]), ("auto:6", [0, 1, 1, 1, 1, 1, 1]), ("auto:1", [0, 6]),
+    ("auto:1,3", [0, 1, 5]), ("auto:3,1", [0, 4, 2]),
+    ("auto:0.5,0.25,8", [0, 1, 1, 4]), ("auto:8,8", [0, 2, 4]),
     ("2", [0, 3, 3]), ("0+1+5", [0, 1, 5])])
 def test_a_split_by_bytes_counts_the_embedding_with_the_first_stage(tmp_path, text, counts):
     save_llama(tmp_path, layers=6, vocab=300)  # an embedding as large as about two layers
@@ -250,8 +252,9 @@ def test_a_split_by_bytes_counts_the_embedding_with_the_first_stage(tmp_path, te
 
 def test_a_split_by_bytes_into_more_stages_than_layers_is_refused(model):
     assert plan_stages("auto", Checkpoint(model)) == [0, 1, 1, 1]
-    with refused("stages=auto:4 does not fit: the model has 3 layers, so choose at most auto:3"):
-        plan_stages("auto:4", Checkpoint(model))
+    for text in ("auto:4", "auto:8,8,8,16"):
+        with refused(f"stages={text} does not fit: the model has 3 layers, so choose at most auto:3"):
+            plan_stages(text, Checkpoint(model))
 
 
 def test_every_tensor_has_one_holder_and_buffers_have_none():

@@ -201,5 +201,5 @@ def write_hosts(path: str, source: str, one: Candidate) -> None:
 def _text(line: Line) -> str:
     """A board as a hosts file names it."""
     folder = "" if line.folder == FOLDER else line.folder
-    keys = {"user": line.user, "folder": folder, "interface": line.interface}
+    keys = {"user": line.user, "folder": folder, "interface": line.interface, "memory": line.memory}
     return f"{line.address} {typed({key: value for key, value in keys.items() if value})}".rstrip()

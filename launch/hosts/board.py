@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
 from config.presets import ROOT
-from config.run_config import RunConfig
+from config.run_config import ROOM, RunConfig
 from config.schema.untrusted import decoded, read_bytes
 from launch.console import run
 from pipeline.keys import Keys, read_keys
@@ -30,6 +30,7 @@ WORDS = {  # that may follow it; what begins with - would be an option of ssh or
     "user": re.compile(r"[\w.][\w.+$-]*"),
     "folder": re.compile(r"[^-].*"),
     "interface": re.compile(r"[^-].*"),
+    "memory": re.compile(ROOM),
     "spare": re.compile(r"([1-9]\d{0,3}(,[1-9]\d{0,3})*)?"),
 }
 ADDRESS_OF = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
@@ -44,6 +45,7 @@ class Line(NamedTuple):
     user: str = ""
     folder: str = FOLDER
     interface: str = ""
+    memory: str = ""  # GB that it has for its part of a model
     spare: str | None = None  # of a spare, the ranks for which it may stand in, with commas; empty: all but rank 0
 
     def stands_in(self, world: int) -> Sequence[int]:
@@ -130,7 +132,7 @@ class Board(NamedTuple):
 def read_hosts(path: str) -> list[Line]:
     """A line for each rank, rank 0 first, and then one for each spare; # begins a remark.
 
-    Each is `[USER@]ADDRESS [user=..] [folder=..] [interface=..] [spare[=RANK,RANK]]`.
+    Each is `[USER@]ADDRESS [user=..] [folder=..] [interface=..] [memory=GB] [spare[=RANK,RANK]]`.
     """
     found = []
     data = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE}", MOST)
@@ -142,7 +144,8 @@ def read_hosts(path: str) -> list[Line]:
         line = read_line(words) if text.replace("\t", " ").isprintable() else None
         if line is None:
             raise ValueError(f"line {number} of {path} is no board: write [USER@]ADDRESS, then what is needed of "
-                             f"user=, folder=, interface= and spare, as {EXAMPLE}; none of them begins with -")
+                             f"user=, folder=, interface=, memory= (GB) and spare, as {EXAMPLE}; none of them "
+                             "begins with -")
         found.append(line)
     found.sort(key=lambda line: line.spare is not None)
     world = sum(line.spare is None for line in found)
@@ -152,6 +155,20 @@ def read_hosts(path: str) -> list[Line]:
     if beyond:
         raise ValueError(f"{path} has a spare for rank {beyond[0]}, but lines for ranks 0 to {world - 1} only")
     return found
+
+
+def stages_for(lines: Sequence[Line], path: str) -> str:
+    """The split for the boards of a hosts file, by their memory if the lines say it; rank 0's holds no layers.
+
+    Raises ValueError if only some of them say it.
+    """
+    boards = [line for line in lines[1:] if line.spare is None]
+    rooms = [line.memory for line in boards if line.memory]
+    if rooms and len(rooms) < len(boards):
+        lacking = next(line for line in boards if not line.memory)
+        raise ValueError(f"{path} gives memory= for {len(rooms)} of {len(boards)} boards behind rank 0's, but not for "
+                         f"{lacking.address}: give it for all of them, or for none")
+    return f"auto:{','.join(rooms)}" if len(rooms) > 1 else f"auto:{len(boards)}"
 
 
 def read_line(words: Sequence[str]) -> Line | None:

@@ -21,6 +21,9 @@ from config.schema.untrusted import reason
 GROUP = 32
 LEVELS = 15  # steps from the least to the largest weight of a group
 SMALLEST = 1e-20  # scale of a group whose weights are all alike
+PARTS = (3, 2, 1)  # how many steps the smallest weight but 0 may be; the last one that fits counts
+SAME = 0.1  # of a step, by which rounding may have moved a weight
+FEW = 8  # weights of a group that are looked at first
 UNITS = (1, 2, 4, 8, 16, 32)  # rows that a kernel may have to compute together
 BLOCKS = (16, 32, 64, 128)  # outputs that a kernel may pack together
 TRIAL = (2 * max(BLOCKS), 1024)  # outputs and inputs of the trial: multiples of what any kernel wants
@@ -35,15 +38,18 @@ def groups(inputs: int) -> int:
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A weight `[N, inputs]` as pairs of codes `[N, K / 2]`, the first in the high bits, and `[G, N, 2]` in bfloat16:
-    scales and offsets. Missing inputs of the last group are zeros.
+    scales and offsets. Missing inputs of the last group are zeros. Weights that were in 4 bits before keep their codes.
     """
     outputs, inputs = weight.shape
     padded = F.pad(weight.float(), (0, groups(inputs) * GROUP - inputs))
     group_NGg = padded.view(outputs, -1, GROUP)
     low, high = group_NGg.amin(-1), group_NGg.amax(-1)
-    step = (high - low) / LEVELS
-    scale = step.clamp(min=SMALLEST).bfloat16()
-    offset = (low + 8 * scale.float()).bfloat16()
+    step = _steps(group_NGg, high - low)
+    spanned = ((high - low) / LEVELS).clamp(min=SMALLEST)
+    scale = torch.where(step > 0, step, spanned).bfloat16()
+    around_0 = (low > -8.5 * step) & (high < 7.5 * step)
+    low = torch.where(step > 0, (low / step).round() * scale, low)
+    offset = torch.where(around_0, 0, low + 8 * scale.float()).bfloat16()
     wide, middle = scale.float()[..., None], offset.float()[..., None]
     steps = (group_NGg - middle) / wide
     rounded = (steps.round() + 8).clamp(0, LEVELS)
@@ -51,6 +57,29 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     pairs = codes_NK[:, ::2] << 4 | codes_NK[:, 1::2]
     both_NG2 = torch.stack((scale, offset), -1)
     return pairs, both_NG2.transpose(0, 1).contiguous()
+
+
+def _steps(group_NGg: Tensor, range_NG: Tensor) -> Tensor:
+    """The steps `[N, G]` of groups whose weights are all few multiples of one; 0 for other groups.
+
+    So are weights that were in 4 bits before, whatever their format.
+    """
+    size_NGg = group_NGg.abs()
+    least = size_NGg.masked_fill_(size_NGg == 0, torch.inf).amin(-1)
+    found = torch.zeros_like(least)
+    for parts in PARTS:
+        step = least / parts
+        near = (range_NG < (LEVELS + 0.5) * step) & step.isfinite()
+        near &= _are_multiples(group_NGg[..., :FEW], step)  # which leaves few groups of other weights
+        sure = near.clone()
+        sure[near] = _are_multiples(group_NGg[near], step[near])
+        found = torch.where(sure, step, found)
+    return found
+
+
+def _are_multiples(group_NGg: Tensor, step: Tensor) -> Tensor:
+    many = group_NGg / step[..., None]
+    return ((many - many.round()).abs() < SAME).all(-1)
 
 
 def codes(pairs: Tensor) -> Tensor:

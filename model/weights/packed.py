@@ -5,13 +5,16 @@ Shapes: O outputs, I inputs, G groups of inputs that share a scale.
 """
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
+from config.schema.fields import COUNT, list_of
 from config.schema.untrusted import shown
-from model.weights.checkpoint import Form
+from model.weights.checkpoint import NAMES, Form
 
 Make = Callable[[Sequence[Tensor]], Tensor]
 Unfolding = Tuple[Form, Tuple[str, ...], Make]  # the form of a weight, what is read for it, and how it is made
@@ -19,6 +22,7 @@ METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 BESIDE = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale",
           ".weight_zero_point")  # what is read beside a weight, or not at all
 FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # what MXFP4's codes mean; those from 8 on are negative
+BLOCK = list_of(COUNT, 2)  # rows and columns of a block
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ puts eight neighbouring columns in a word
 
 
@@ -46,29 +50,92 @@ def packed(name: str, forms: Mapping[str, Form], config: Mapping[str, Any]) -> U
     base, _, own = name.rpartition(".")
     said = config.get("quantization_config") or {}
     if own == "qweight":
-        theirs: tuple[str, ...] = (name, f"{base}.qzeros", f"{base}.scales")
-        scales = forms[theirs[2]]
-        shape = forms[name].shape
-        if said.get("quant_method") == "awq":
-            return Form(scales.dtype, (scales.shape[1], shape[0])), theirs, awq
-        bits = said.get("bits", 4)
-        if f"{base}.g_idx" in forms:
-            theirs = (*theirs, f"{base}.g_idx")
-        offset = 0 if said.get("checkpoint_format") == "gptq_v2" else 1
-        form = Form(scales.dtype, (shape[1], shape[0] * 32 // bits))
-        return form, theirs, lambda read: gptq(read, bits, offset)
+        return _awq(base, forms) if said.get("quant_method") == "awq" else _gptq(base, forms, said)
     if own == "weight_packed":
-        scale = forms[f"{base}.weight_scale"]
-        if f"{base}.weight_zero_point" in forms:
-            raise ValueError(f"{name} has zero points beside its scales, which is not supported; take the model "
-                             "unquantized, or one that is quantized symmetrically")
-        outputs, words = forms[name].shape
-        return Form(scale.dtype, (outputs, words * 8)), (name, f"{base}.weight_scale"), words_of_four
-    for beside in (f"{base}.weight_scale_inv", f"{base}.weight_scale"):
-        if own == "weight" and beside in forms:
-            dtype = forms[beside].dtype
-            return Form(dtype, forms[name].shape), (name, beside), scaled
+        return _compressed(base, forms)
+    for scale in (f"{base}.weight_scale_inv", f"{base}.weight_scale"):
+        if own == "weight" and scale in forms:
+            blocks = said.get("weight_block_size") if scale.endswith("_inv") else None
+            make = partial(scaled, sizes=_sizes(forms, name, scale, blocks))
+            return Form(forms[scale].dtype, forms[name].shape), (name, scale), make
     return None
+
+
+def _gptq(base: str, forms: Mapping[str, Form], said: Mapping[str, Any]) -> Unfolding:
+    words, zeros, scale, order = (f"{base}.{end}" for end in ("qweight", "qzeros", "scales", "g_idx"))
+    bits = said.get("bits", 4)
+    in_word = 32 // bits
+    tall, outputs = _shape(forms, words, None, None)
+    groups, _ = _shape(forms, scale, None, outputs, dtype=None)
+    _shape(forms, zeros, groups, outputs // in_word)
+    theirs: tuple[str, ...] = (words, zeros, scale)
+    if order in forms:
+        _shape(forms, order, tall * in_word)
+        theirs = (*theirs, order)
+    else:
+        _check_groups(scale, groups, tall * in_word)
+    offset = 0 if said.get("checkpoint_format") == "gptq_v2" else 1
+    form = Form(forms[scale].dtype, (outputs, tall * in_word))
+    return form, theirs, lambda read: gptq(read, bits, offset)
+
+
+def _awq(base: str, forms: Mapping[str, Form]) -> Unfolding:
+    words, zeros, scale = theirs = (f"{base}.qweight", f"{base}.qzeros", f"{base}.scales")
+    inputs, wide = _shape(forms, words, None, None)
+    groups, outputs = _shape(forms, scale, None, wide * 8, dtype=None)
+    _shape(forms, zeros, groups, wide)
+    _check_groups(scale, groups, inputs)
+    return Form(forms[scale].dtype, (outputs, inputs)), theirs, awq
+
+
+def _compressed(base: str, forms: Mapping[str, Form]) -> Unfolding:
+    words, scale = theirs = (f"{base}.weight_packed", f"{base}.weight_scale")
+    if f"{base}.weight_zero_point" in forms:
+        raise ValueError(f"{words} has zero points beside its scales, which is not supported; take the model "
+                         "unquantized, or one that is quantized symmetrically")
+    outputs, wide = _shape(forms, words, None, None)
+    _, groups = _shape(forms, scale, outputs, None, dtype=None)
+    _check_groups(scale, groups, wide * 8)
+    return Form(forms[scale].dtype, (outputs, wide * 8)), theirs, words_of_four
+
+
+def _shape(forms: Mapping[str, Form], name: str, *wanted: int | None,
+           dtype: torch.dtype | None = torch.int32) -> tuple[int, ...]:
+    """The shape of a tensor. ValueError if it is not the one that is `wanted`, where None is any size, or its type."""
+    found = forms[name]
+    fits = len(found.shape) == len(wanted) and all(found.shape)
+    differs = (size not in (None, own) for size, own in zip(wanted, found.shape))
+    if not fits or any(differs) or dtype not in (None, found.dtype):
+        raise ValueError(f"{name} has type {NAMES[found.dtype]} and shape {found.shape}, which does not fit the "
+                         "tensors beside it; download the model again")
+    return found.shape
+
+
+def _check_groups(scale: str, groups: int, inputs: int) -> None:
+    if inputs % groups:
+        raise ValueError(f"{scale} has {groups} groups, which do not share {inputs} inputs evenly; download the model "
+                         "again")
+
+
+def _sizes(forms: Mapping[str, Form], name: str, scale: str, given: Any) -> Sequence[int]:
+    """How many rows, and columns, share a number of a scale: all of them, one row, or a block, which may be `given`.
+
+    ValueError for a scale that has another number of blocks.
+    """
+    whole, shape = forms[name].shape, forms[scale].shape
+    if math.prod(shape) == 1:
+        return whole
+    if len(shape) == 1:
+        _shape(forms, scale, whole[0], dtype=None)
+        return 1, whole[1]
+    _shape(forms, scale, None, None, dtype=None)
+    sizes = given or [-(-size // blocks) for size, blocks in zip(whole, shape)]
+    if not BLOCK.fits(sizes) or len(sizes) != 2:
+        raise ValueError(f"config.json says weight_block_size={shown(sizes)}, which should be {BLOCK.words}; copy it "
+                         "again from the model")
+    fitting = (-(-size // block) for size, block in zip(whole, sizes))
+    _shape(forms, scale, *fitting, dtype=None)
+    return sizes
 
 
 def _codes(words: Tensor, bits: int) -> Tensor:
@@ -85,6 +152,9 @@ def gptq(read: Sequence[Tensor], bits: int, offset: int) -> Tensor:
     inputs, groups = len(codes_IO), len(scales_GO)
     usual = torch.arange(inputs) // (inputs // groups)
     group_I = read[3].long() if len(read) > 3 else usual
+    if group_I.min() < 0 or group_I.max() >= groups:
+        raise ValueError(f"a g_idx names groups {int(group_I.min())} to {int(group_I.max())}, but there are {groups}, "
+                         "numbered from 0; download the model again")
     weights_IO = (codes_IO - zeros_GO[group_I]) * scales_GO.float()[group_I]
     return weights_IO.t().to(scales_GO.dtype)
 
@@ -105,22 +175,18 @@ def words_of_four(read: Sequence[Tensor]) -> Tensor:
     """Weights `[O, I]` of compressed-tensors' 4 bits, of which 8 means 0."""
     words, scales_OG = read
     codes_OI = _codes(words, 4).flatten(1) - 8
-    return _by_groups(codes_OI, scales_OG)
+    return _by_groups(codes_OI, scales_OG, codes_OI.shape[1] // scales_OG.shape[1])
 
 
-def scaled(read: Sequence[Tensor]) -> Tensor:
-    """Weights `[O, I]` of 8 bits with a scale for all of them, each row, each group of a row or each square block."""
+def scaled(read: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Weights `[O, I]` of 8 bits with a scale for each block of so many rows and columns."""
     weights_OI, scale = read[0].float(), read[1]
-    if scale.numel() == 1:
-        return (weights_OI * scale.float()).to(scale.dtype)
-    rows = scale.view(len(scale), -1)
-    height = -(-len(weights_OI) // len(rows))
-    tall = rows.repeat_interleave(height, 0)[:len(weights_OI)]
-    return _by_groups(weights_OI, tall)
+    rows = scale.view(-1, -(-weights_OI.shape[1] // sizes[1]))
+    tall = rows.repeat_interleave(sizes[0], 0)[:len(weights_OI)]
+    return _by_groups(weights_OI, tall, sizes[1])
 
 
-def _by_groups(weights_OI: Tensor, scales_OG: Tensor) -> Tensor:
-    width = -(-weights_OI.shape[1] // scales_OG.shape[1])
+def _by_groups(weights_OI: Tensor, scales_OG: Tensor, width: int) -> Tensor:
     wide = scales_OG.float().repeat_interleave(width, 1)[:, :weights_OI.shape[1]]
     return (weights_OI * wide).to(scales_OG.dtype)
 

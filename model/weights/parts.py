@@ -21,7 +21,7 @@ from config.schema.heads import usual_layers
 from config.schema.untrusted import read_json, stays_inside
 from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import NAMES, SOURCES, Checkpoint
-from model.weights.split import AUTO, balance, parse_stages, placements, span
+from model.weights.split import AUTO, balance, number_of, parse_stages, placements, rooms_of, span
 from model.weights.unfold import BUFFER
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -46,13 +46,16 @@ NEEDED = ("rank", "stages", "layers", "split_id", "files")
 
 
 def plan_stages(text: str, source: Checkpoint) -> list[int]:
-    """Layers per rank, as `parse_stages`; or for "auto:4" so that the largest of 4 stages has the fewest bytes."""
+    """Layers per rank, as `parse_stages`; or for "auto:4" so that the largest of 4 stages has the fewest bytes.
+
+    For "auto:8,8,16" the layers of each stage are in proportion to these gigabytes.
+    """
     check_model(source)  # a config that promises layers without end would be split without end
     layers = read_sizes(source).layers
     auto = AUTO.fullmatch(text.strip())
     if not auto:
         return parse_stages(text, layers)
-    stages = int(auto[1] or min(4, layers))
+    stages = number_of(auto, min(4, layers))
     if stages > layers:
         raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose at most auto:{layers}")
     bytes_of = [0] * layers
@@ -60,7 +63,7 @@ def plan_stages(text: str, source: Checkpoint) -> list[int]:
         layer = layer_of(name, layers)
         if layer is not None:
             bytes_of[layer] += source.form(name).bytes
-    return [0, *balance(bytes_of, stages)]
+    return [0, *balance(bytes_of, rooms_of(auto) or [1] * stages)]
 
 
 def layer_of(name: str, layers: int) -> int | None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import re
 from itertools import accumulate
+from math import prod
 from typing import Sequence
 
-from config.run_config import STAGES
+from config.run_config import ROOMS, STAGES
 
-AUTO = re.compile(r"auto(?::([1-9]\d*))?")  # a split by bytes, into so many stages
+AUTO = re.compile(rf"auto(?::([1-9]\d*)|:({ROOMS}))?")  # a split by bytes, into so many stages, or by their memory
 
 
 def parse_stages(text: str, layers: int) -> list[int]:
@@ -38,21 +39,33 @@ def is_split_as(text: str, stages: list[int]) -> bool:
     auto = AUTO.fullmatch(text)
     if not auto:
         return parse_stages(text, sum(stages)) == stages
-    return auto[1] is None or int(auto[1]) == len(stages) - 1
+    return number_of(auto, len(stages) - 1) == len(stages) - 1
 
 
-def balance(loads: Sequence[int], groups: int) -> list[int]:
-    """How many neighbouring loads make each of so many groups, none of them empty.
+def number_of(auto: re.Match[str], usual: int) -> int:
+    """How many stages a split by bytes has; `usual` if that is not said."""
+    return len(rooms_of(auto)) or int(auto[1] or usual)
 
-    The largest group's sum is the smallest possible; among such groupings the sums are as even as possible.
+
+def rooms_of(auto: re.Match[str]) -> list[int]:
+    """The memory of each stage in kilobytes, as far as a split by bytes says it."""
+    named = (auto[2] or "").split(",")
+    return [round(1e6 * float(room)) for room in named if room]
+
+
+def balance(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
+    """How many neighbouring loads make each of several groups, none of them empty, whose sizes are `rooms`.
+
+    The fullest group is filled as little as possible; among such groupings they are filled as evenly as possible.
     """
+    groups, product = len(rooms), prod(rooms)
     assert 0 < groups <= len(loads), f"{groups} groups of {len(loads)} loads"
 
     def cost(counts: list[int]) -> tuple[int, int, list[int]]:
         ends = [0, *accumulate(counts)]
-        bounds = zip(ends, ends[1:])
-        sums = [sum(loads[begin:end]) for begin, end in bounds]
-        return max(sums), sum(load ** 2 for load in sums), counts
+        bounds = zip(ends, ends[1:], rooms)
+        filled = [sum(loads[a:b]) * (product // room) for a, b, room in bounds]
+        return max(filled), sum(part ** 2 for part in filled), counts
 
     best: dict[int, list[int]] = {0: []}  # the best counts for the first i loads
     for done in range(groups):

@@ -1,0 +1,36 @@
+"""A model split for the boards of a hosts file, out of its name, folder or GGUF file, for scripts/push.sh.
+
+It prints the folder of the split, which is made if it is not there.
+"""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from config.cli import parse
+from config.keys import raw_values
+from launch.console import NEEDED, Words, enter, run
+
+if __name__ == "__main__":
+    enter(*NEEDED)
+
+from launch.hosts.board import read_hosts, stages_for
+from launch.prepare import split_of
+from launch.words import with_model
+
+PUSHED = ("model", "revision", "models", "eagle_dir", "quant", "stages")
+
+
+def main(argv: Words) -> int:
+    """Print the folder in which each rank of the file `hosts=` has its part of `model=`."""
+    raw = raw_values(argv)
+    path = str(Path(raw["hosts"]).expanduser())
+    words = [f"{key}={raw[key]}" for key in PUSHED if key in raw]
+    if "stages" not in raw:
+        words.append(f"stages={stages_for(read_hosts(path), path)}")
+    print(split_of(parse(with_model(words)), write=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))
