@@ -84,7 +84,7 @@ def _read_text(draft: TreeDraft, tree: TokenTree, nodes: Sequence[int], settled:
 
 def _read(draft: TreeDraft, tokens: Sequence[int],
           places: Sequence[int], feature_TD: Tensor) -> Tensor:
-    token_T, pos_T = torch.tensor([tokens, places], device=draft.cache.keys.device)
+    token_T, pos_T = torch.tensor([tokens, places], device=draft.cache.like.device)
     return draft.read(token_T, feature_TD, pos_T - draft.lag, draft.cache)
 
 

@@ -91,7 +91,7 @@ def _stage(spec: RankSpec) -> Need:
         kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
     step = _step(spec, sizes, spec.quant, _rows(spec))
     workspace = max(step, _loading(part.weights, spec.quantizes))
-    cache, begins = _cache(spec, sizes, spec.layers)
+    cache, begins = _cache(spec, sizes, spec.windows)
     return Need(weights, cache, workspace + kept, begins)
 
 
@@ -124,7 +124,7 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     if eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
         forms[EMBED] = part.weights.form(HEAD)
     layers = 1 if eagle and any(map(AHEAD.search, forms)) else sizes.layers
-    cache, begins = _cache(spec, sizes, layers)
+    cache, begins = _cache(spec, sizes, (0,) * layers)
     rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all of them at once
     workspace = max(_step(spec, sizes, "none", rows), _loading(source, "none"))
     return Need(_loaded(forms, spec), cache, workspace, begins)
@@ -159,11 +159,16 @@ def _loading(source: Checkpoint, making: str) -> int:
     return 2 * largest.bytes + SCRATCH * piece
 
 
-def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> tuple[int, int]:
-    """The bytes of the caches of all requests: at most, where CUDA holds the keys twice for a while, and at first."""
-    slot = 2 * layers * sizes.kv_heads * sizes.head_dim * _width(spec) * spec.config.max_requests
-    grown = spec.slots + (spec.slots // 3 if spec.device.type == "cuda" else 0)
-    return slot * grown, slot * min(BLOCK, spec.slots)
+def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int]) -> tuple[int, int]:
+    """The bytes of the caches of all requests, of layers that have these windows: at most, where CUDA holds the keys
+    twice for a while, and at first."""
+    slot = 2 * sizes.kv_heads * sizes.head_dim * _width(spec) * spec.config.max_requests
+    tail = spec.slots - spec.context + _rows_of_one(spec)
+    near = (window + BLOCK + tail for window in windows if window)
+    held = [min(spec.slots, 3 * slots // 2) for slots in near]
+    held += [spec.slots] * windows.count(0)
+    grown = sum(held) * 4 // 3 if spec.device.type == "cuda" else sum(held)
+    return slot * grown, slot * len(windows) * min(BLOCK, spec.slots)
 
 
 def _rows(spec: RankSpec) -> int:

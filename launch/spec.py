@@ -65,8 +65,8 @@ class RankSpec:
 
     @cached_property
     def sizes(self) -> LlamaConfig:
-        """The hyperparameters of the whole model."""
-        return LlamaConfig.read(self.part.config)
+        """The hyperparameters of the whole model, for texts of up to `max_length` tokens."""
+        return LlamaConfig.read(self.part.config).within(self.config.max_length)
 
     @cached_property
     def context(self) -> int:
@@ -78,6 +78,16 @@ class RankSpec:
         """How many layers the rank holds, or shares; a small model's own do not count."""
         first, last = self.part.layers
         return last - first if self.drafter is None else 0
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Behind how many positions each of its layers drops keys and values, 0 for never.
+
+        None does where other requests may begin with a part of a text.
+        """
+        ours = (self.sizes.window(number) for number in range(*self.part.layers))
+        cuts = not self.config.reuse
+        return tuple(window if cuts and window < self.context else 0 for window in ours)
 
     @cached_property
     def slots(self) -> int:

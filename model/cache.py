@@ -9,7 +9,7 @@ Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head 
 from __future__ import annotations
 
 import sys
-from typing import Container, NamedTuple, Protocol, Sequence, Union
+from typing import Container, NamedTuple, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -113,30 +113,92 @@ class Rows(Protocol):
         """Keep the keys and values of the rows in one layer; the attention `[H, T, E]` of their queries."""
 
 
-class TreeCache:
-    """Keys and values `[layers, K, slots, E]`, and who sees whom in the tail.
+Shape = Tuple[int, int, int, int]  # layers, K, slots, E
+
+
+class Slots:
+    """Keys and values `[layers, K, slots, E]` of the layers that have one window, of the slots from `first` on.
 
     There is memory for a block of slots, and for half more than needed where they are not enough, up to the capacity.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype,
-                 device: torch.device | str) -> None:
-        self.shape, self.capacity = shape, shape[2]
-        self.keys = torch.empty(0, dtype=dtype, device=device)
+    def __init__(self, shape: Shape, window: int, like: Tensor) -> None:
+        self.shape, self.window = shape, window
+        self.keys = like
+        self.clear()
+
+    def clear(self) -> None:
+        """Give back all memory but the first block."""
+        layers, heads, capacity, dim = self.shape
+        self.keys = self.keys.new_empty(layers, heads, min(BLOCK, capacity), dim)
+        self.values = torch.empty_like(self.keys)
+        self.first = 0
+
+    def copy(self, source: Slots, length: int) -> None:
+        """Take over the first slots of another one."""
+        self.first = 0
+        self.reserve(0, length)
+        self.keys[:, :, :length] = source.keys[:, :, :length]
+        self.values[:, :, :length] = source.values[:, :, :length]
+
+    def move(self, source_S: Tensor, start: int) -> None:
+        """Copy these slots to those from `start` on."""
+        source_S, start = source_S - self.first, start - self.first
+        end = start + len(source_S)
+        self.keys[:, :, start:end] = self.keys.index_select(2, source_S)
+        self.values[:, :, start:end] = self.values.index_select(2, source_S)
+
+    def reserve(self, settled: int, end: int) -> None:
+        """Memory for the slots up to `end`; one tensor after the other, so that little is held twice.
+
+        Settled ones on which no row to come looks back are dropped first, once they are a block.
+        """
+        held = self.keys.shape[2]
+        passed = settled + 1 - self.window - self.first
+        if self.window and passed >= BLOCK and end - self.first > held:
+            for old_KSE in (*self.keys, *self.values):
+                old_KSE[:, :held - passed] = old_KSE[:, passed:].clone()
+            self.first += passed
+        needed = end - self.first
+        if needed > held:
+            size = min(self.shape[2], needed + needed // 2)
+            self.keys = _longer(self.keys, size)
+            self.values = _longer(self.values, size)
+
+
+class TreeCache:
+    """The slots of some layers, and who sees whom in the tail.
+
+    `windows` says for each layer on how many positions it looks back, 0 for all; what lies behind is dropped. Without
+    them nothing is, and another text may begin with a part of this one.
+    """
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str,
+                 windows: Sequence[int] = ()) -> None:
+        layers, heads, self.capacity, dim = self.shape = shape
+        self.like = torch.empty(0, dtype=dtype, device=device)
+        self.windows = tuple(windows) or (0,) * layers
+        self.slots: list[Slots] = []
+        self._layers: dict[int, tuple[Slots, int]] = {}  # where each has its keys and values
+        for window in sorted(set(self.windows)):
+            alike = [layer for layer, own in enumerate(self.windows) if own == window]
+            slots = Slots((len(alike), heads, self.capacity, dim), window, self.like)
+            self.slots.append(slots)
+            self._layers.update((layer, (slots, place)) for place, layer in enumerate(alike))
         self._sees = np.zeros((64, 64), dtype=bool)
         self.clear()
 
     def another(self) -> TreeCache:
         """An empty one of the same shape, type and place."""
-        return TreeCache(self.shape, self.keys.dtype, self.keys.device)
+        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows)
 
     def clear(self) -> None:
         """Forget the request, and give back all memory but the first block."""
-        layers, heads, capacity, dim = self.shape
-        self.keys = self.keys.new_empty(layers, heads, min(BLOCK, capacity), dim)
-        self.values = torch.empty_like(self.keys)
+        for slots in self.slots:
+            slots.clear()
         # The additive mask. Left of `settled` it is zero for good, so a step writes the columns of the tail only.
-        self._mask = self.keys.new_zeros(len(self._sees), self.keys.shape[2])
+        columns = min(BLOCK, self.capacity)
+        self._mask = self.like.new_zeros(len(self._sees), columns)
         self.settled = 0
         self._survivors = Survivors()
         self._hold([])
@@ -144,20 +206,25 @@ class TreeCache:
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens of the text; they are another request's from now on."""
         self.drop()
-        assert length <= self.settled, f"{self.settled} slots are settled, fewer than {length}"
+        self._check_beginning(length)
         self.settled = length
         self._survivors = Survivors()
 
     def copy(self, source: TreeCache, length: int) -> None:
         """Take over the first `length` tokens of another cache, in the place of all that is here."""
         source._ripen()
-        assert length <= source.settled, f"{source.settled} slots are settled, fewer than {length}"
+        source._check_beginning(length)
         self.drop()
+        self.settled = 0
+        for mine, theirs in zip(self.slots, source.slots):
+            mine.copy(theirs, length)
         self._reserve(length)
         self._mask.zero_()
-        self.keys[:, :, :length] = source.keys[:, :, :length]
-        self.values[:, :, :length] = source.values[:, :, :length]
         self.settled = length
+
+    def _check_beginning(self, length: int) -> None:
+        assert length <= self.settled, f"{self.settled} slots are settled, fewer than {length}"
+        assert not any(slots.first for slots in self.slots), "the beginning of the text is dropped"
 
     def end(self, last: int) -> None:
         """The text ends in the node `last`, and nothing lives below it."""
@@ -172,6 +239,12 @@ class TreeCache:
         """Forget the rows of the tail that are not among `nodes`; nothing is settled."""
         self._ripen()
         self._compact([i for i, node in enumerate(self._tail) if node in nodes])
+
+    @property
+    def bytes(self) -> int:
+        """What keys and values take."""
+        tensors = [x for slots in self.slots for x in (slots.keys, slots.values)]
+        return sum(x.numel() * x.element_size() for x in tensors)
 
     @property
     def room(self) -> int:
@@ -225,14 +298,17 @@ class TreeCache:
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keep the keys and values of the admitted rows in one layer.
 
-        Returned are the layer's keys and values `[K, S, E]` of all slots in use, and the additive mask `[T, S]`.
+        Returned are the layer's keys and values `[K, S, E]` of all slots that it holds, and the additive mask `[T, S]`.
         """
-        keys, values = self.keys[layer], self.values[layer]
-        end = self.settled + len(self._tail)
+        slots, place = self._layers[layer]
+        keys, values = slots.keys[place], slots.values[place]
+        last = self.settled + len(self._tail)
+        end = last - slots.first
         start = end - self._rows
         keys[:, start:end] = k_KTE
         values[:, start:end] = v_KTE
-        return keys[:, :end], values[:, :end], self._mask[:self._rows, :end]
+        mask = self._mask[:self._rows, slots.first:last]
+        return keys[:, :end], values[:, :end], mask
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                look: Look = PLAIN) -> Tensor:
@@ -253,6 +329,7 @@ class TreeCache:
         size = len(self._tail)
         tail = self.settled + self._sees[:size, :size].sum(1) - 1
         position_S = np.concatenate((np.arange(self.settled), tail))
+        position_S = position_S[-mask_TS.shape[1]:]
         far = position_S[-self._rows:, None] - position_S >= window
         hidden = upload(torch.from_numpy(far), mask_TS.device)
         return mask_TS.masked_fill(hidden, float("-inf"))
@@ -285,10 +362,9 @@ class TreeCache:
         moved = (i for i, old in enumerate(order) if i != old)
         first = next(moved, len(order))
         if first < len(order):
-            source = upload(torch.tensor(order[first:]) + self.settled, self.keys.device)
-            start, end = self.settled + first, self.settled + len(order)
-            self.keys[:, :, start:end] = self.keys.index_select(2, source)
-            self.values[:, :, start:end] = self.values.index_select(2, source)
+            source = upload(torch.tensor(order[first:]) + self.settled, self.like.device)
+            for slots in self.slots:
+                slots.move(source, self.settled + first)
         sees = self._sees[np.ix_(order, order)]
         self._sees[:len(order), :len(order)] = sees
         self._hold([self._tail[i] for i in order])
@@ -319,14 +395,12 @@ class TreeCache:
             self._mask = self._mask.new_zeros(new, self._mask.shape[1])
 
     def _reserve(self, end: int) -> None:
-        """Memory for the slots up to `end`; one tensor after the other, so that little is held twice."""
-        held = self.keys.shape[2]
-        if end <= held:
-            return
-        size = min(self.capacity, end + end // 2)
-        self.keys = _longer(self.keys, size)
-        self.values = _longer(self.values, size)
-        self._mask = self._mask.new_zeros(len(self._mask), size)
+        """Memory for the slots up to `end`, and for their columns of the mask."""
+        for slots in self.slots:
+            slots.reserve(self.settled, end)
+        if end > self._mask.shape[1]:
+            size = min(self.capacity, end + end // 2)
+            self._mask = self._mask.new_zeros(len(self._mask), size)
 
 
 def _longer(old_LKSE: Tensor, slots: int) -> Tensor:

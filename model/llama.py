@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -90,6 +90,7 @@ class LlamaConfig:
         if rope in ("yarn", "longrope"):
             more = [name for name in YARN if given.get(name) is not None]
             scaling.update((name, given[name]) for name in more)
+            scaling.setdefault("original_max_position_embeddings", context)
         if rope == "longrope":  # a text that is longer would be turned otherwise from its first token on
             trained = scaling["original_max_position_embeddings"]
             scaling["factor"], context = context / trained, min(context, int(trained))
@@ -108,6 +109,18 @@ class LlamaConfig:
             experts=given[family.experts[0]] if family.experts else 0,
             chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
 
+    def within(self, length: int) -> LlamaConfig:
+        """The same for texts of at most so many tokens, which are all that get rotary positions.
+
+        If that is more than longrope's training had, its factors for long texts turn every text.
+        """
+        if not self.family.rotary:
+            return self
+        longest = self.context
+        if self.rope == "longrope":
+            longest = round(self.scaling["factor"] * self.scaling["original_max_position_embeddings"])
+        return replace(self, context=min(length, longest))
+
     @property
     def turns(self) -> Turns:
         """The rotary positions of most layers."""
@@ -118,9 +131,12 @@ class LlamaConfig:
         """On how many positions a layer looks back; 0 for all."""
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
-    def cache(self, layers: int, capacity: int, like: Tensor) -> TreeCache:
-        """An empty cache for so many layers, in the type and on the device of `like`."""
-        return TreeCache((layers, self.kv_heads, capacity, self.head_dim), like.dtype, like.device)
+    def cache(self, layers: int, capacity: int, like: Tensor,
+              windows: Sequence[int] = ()) -> TreeCache:
+        """An empty cache for so many layers, in the type and on the device of `like`; it drops what lies behind
+        `windows`."""
+        shape = layers, self.kv_heads, capacity, self.head_dim
+        return TreeCache(shape, like.dtype, like.device, windows)
 
 
 class RMSNorm(nn.Module):

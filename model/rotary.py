@@ -38,9 +38,11 @@ class Rotary(nn.Module):
         c, scaling = self.config, self.config.scaling
         size = int(c.head_dim * c.share)
         exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
-        plain = 1.0 / c.theta ** exponents
-        if c.rope == "longrope":  # within the context of its training, which is all that runs here
-            return plain / torch.tensor(scaling["short_factor"])
+        waves = c.theta ** exponents
+        plain = 1.0 / waves
+        if c.rope == "longrope":
+            factors = "long_factor" if c.context > scaling["original_max_position_embeddings"] else "short_factor"
+            return 1.0 / (torch.tensor(scaling[factors]) * waves)
         if c.rope == "yarn":
             kept = 1 - self._ramp(size)
         elif c.rope == "llama3":
@@ -50,13 +52,14 @@ class Rotary(nn.Module):
             kept = ((cycles - low) / (high - low)).clamp(0, 1)
         else:
             return plain / scaling.get("factor", 1.0)
-        return plain * (kept + (1 - kept) / scaling["factor"])
+        slow = 1.0 / (scaling["factor"] * waves)
+        return slow * (1 - kept) + plain * kept  # to the last bit as published: far positions multiply it
 
     def _ramp(self, size: int) -> Tensor:
         """How far each pair is slowed down (YaRN, section 3.2), from 0 to 1, by its full rotations within the context
         of its training `[R / 2]`."""
         c, scaling = self.config, self.config.scaling
-        trained = scaling.get("original_max_position_embeddings") or c.context
+        trained = scaling["original_max_position_embeddings"]
         turns = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
         cycles = [trained / (2 * math.pi * turn) for turn in turns]
         wave = 2 * math.log(c.theta)

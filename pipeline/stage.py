@@ -33,7 +33,7 @@ class Stage:
         self._spare = [new_cache() for _ in range(requests)]
         self._early: dict[int, Prune] = {}  # the newest prune of each request of which nothing else has come
         self._newest = -1  # the highest number of a request whose segments or Reset have come
-        self.device = self._spare[0].keys.device
+        self.device = self._spare[0].like.device
 
     def forget(self) -> None:
         """Forget all requests, as at the start; who computes was interrupted, so caches may be half written."""

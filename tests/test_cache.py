@@ -76,21 +76,75 @@ def test_a_pruned_cache_equals_one_built_from_scratch():
     fresh = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
     run(fresh, tree, [*tree.trunk, c], text=5)
     assert cache.settled == 5 and cache.nodes == [c] and y not in cache.nodes
-    torch.testing.assert_close(cache.keys[:, :, :6], fresh.keys[:, :, :6], atol=1e-10, rtol=1e-10)
-    torch.testing.assert_close(cache.values[:, :, :6], fresh.values[:, :, :6], atol=1e-10, rtol=1e-10)
+    for name in ("keys", "values"):
+        got, want = (getattr(each.slots[0], name)[:, :, :6] for each in (cache, fresh))
+        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
 
 
 def test_settled_slots_never_move():
     tree = TokenTree(list(range(20)), limit=100)
     cache = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
     run(cache, tree, tree.cut())
-    before = cache.keys[:, :, :20].clone()
+    before = cache.slots[0].keys[:, :, :20].clone()
     tree.add(tree.tip, 3, -0.1), tree.add(tree.tip, 4, -0.2)
     run(cache, tree, tree.cut())
     tree.nodes[tree.trunk[-1]].target_token = 4
     verify(tree)
     cache.prune(tree.tip, tree.nodes[tree.tip].parent, sorted(tree.live), tree.horizon)
-    assert cache.settled == 21 and torch.equal(cache.keys[:, :, :20], before)
+    assert cache.settled == 21
+    assert torch.equal(cache.slots[0].keys[:, :, :20], before)
+
+
+def rows_agree(cut, whole, tree, nodes, noise):
+    """Random queries of these nodes read the same of both caches, in a layer with a window and in one without."""
+    text = sum(node not in tree.live for node in nodes)
+    shape = 3, 1, len(nodes), 4
+    q, k, v = torch.randn(shape, dtype=torch.float64, generator=noise)
+    for cache in (whole, cut):
+        cache.admit(nodes, [tree.nodes[node].parent for node in nodes], text)
+    for layer, look in enumerate((caches.Look(window=6), caches.PLAIN)):
+        made = [cache.attend(layer, q, k, v, look) for cache in (cut, whole)]
+        torch.testing.assert_close(*made, atol=1e-12, rtol=0)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5]))
+def test_rows_read_the_same_where_text_behind_a_window_is_dropped(seed, loss):
+    rng, noise = random.Random(seed), torch.Generator().manual_seed(seed)
+    tree = TokenTree(list(range(30)), limit=100)
+    shape = 2, 1, 200, 4
+    whole = caches.TreeCache(shape, torch.float64, "cpu")
+    cut = caches.TreeCache(shape, torch.float64, "cpu", (6, 0))
+    while tree.unsent:
+        rows_agree(cut, whole, tree, tree.cut(chunk=5), noise)
+    for _ in range(6):
+        for _ in range(1 + rng.randrange(6)):
+            parent = rng.choice([tree.tip, *sorted(tree.live)])
+            score = tree.nodes[parent].score - rng.random()
+            tree.add(parent, rng.randrange(4), score)
+        while nodes := tree.cut(rng.randrange(1, 7), rng.randrange(1, 4)):
+            rows_agree(cut, whole, tree, nodes, noise)
+        tree.nodes[tree.tip].target_token = rng.randrange(4)
+        verify(tree)
+        parent, live = tree.nodes[tree.tip].parent, sorted(tree.live)
+        for cache in (whole, cut) if rng.random() >= loss else ():
+            cache.prune(tree.tip, parent, live, tree.horizon)
+    full, near = cut.slots
+    assert whole.slots[0].first == full.first == 0 < near.first
+
+
+def test_a_cache_of_a_window_grows_no_further_than_that_and_begins_again_when_it_is_cleared():
+    shape = 1, 1, 1000, 4
+    cache = caches.TreeCache(shape, torch.float32, "cpu", (16,))
+    for node in range(900):
+        cache.admit([node], [max(0, node - 1)], 1)
+    [slots] = cache.slots
+    assert slots.first > 850 and slots.keys.shape[2] <= 1.5 * (16 + caches.BLOCK)
+    assert cache.bytes == 2 * slots.keys.numel() * 4
+    with pytest.raises(AssertionError, match="is dropped"):
+        cache.another().copy(cache, 20)
+    cache.clear()
+    assert slots.first == 0 and slots.keys.shape[2] == caches.BLOCK
 
 
 def test_rows_that_a_prune_declared_dead_are_dead_on_arrival():
@@ -111,14 +165,15 @@ def test_a_cache_grows_with_its_text_and_gives_the_memory_back():
     sizes = []
     for node in range(20):
         cache.admit([node], [max(0, node - 1)], 1)
-        sizes.append(cache.keys.shape[2])
+        sizes.append(cache.slots[0].keys.shape[2])
     assert sizes == [4] * 4 + [7] * 3 + [12] * 5 + [19] * 7 + [20]
-    assert cache.values.shape == cache.keys.shape
+    assert cache.slots[0].values.shape == cache.slots[0].keys.shape
     another = CONFIG.cache(1, 20, TINY.lm_head.weight)
     another.copy(cache, 8)
-    assert torch.equal(another.keys[:, :, :8], cache.keys[:, :, :8])
+    got, want = (each.slots[0].keys[:, :, :8] for each in (another, cache))
+    assert torch.equal(got, want)
     cache.clear()
-    assert cache.keys.shape[2] == 4
+    assert cache.slots[0].keys.shape[2] == 4
 
 
 def test_a_full_cache_says_what_to_do():

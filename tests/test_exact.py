@@ -110,6 +110,7 @@ def test_a_text_that_was_written_before_changes_nothing(strategy, temperature):
 @pytest.mark.parametrize("room", [0, 1, 9])
 def test_a_draft_cache_that_gets_full_changes_nothing(room, kind):
     draft = getattr(TINY, kind)()
-    draft.cache = CONFIG.cache(draft.cache.keys.shape[0], len(PROMPT) + NEW + room, TINY.lm_head.weight)
+    layers, capacity = draft.cache.shape[0], len(PROMPT) + NEW + room
+    draft.cache = CONFIG.cache(layers, capacity, TINY.lm_head.weight)
     with pipeline(TINY, 2, "streaming", Mixture([draft])) as decoder:
         assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TINY.text(PROMPT, NEW, SAMPLERS[1.0])

@@ -20,14 +20,18 @@ from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import split
+from model import cache as caches
 from model.drafts.draft import NoDraft
 from model.drafts.eagle import EagleHead
+from model.drafts.mixture import Mixture
+from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig
 from model.rotary import Rotary
+from model.sample import Sampler
 from model.weights.parts import Part
 from model.weights.unfold import Unfolded
 from model.whole import Whole
-from pipeline.decode import Decoder, Limits
+from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from pipeline.transport import LocalLink
@@ -35,14 +39,15 @@ from scripts import generate
 from tests.checkpoints import refused, same
 from tests.tiny import TREE, Oracle, weights, work, write
 
-VOCAB, NEW = 61, 24
+VOCAB, NEW, FAR = 61, 24, 131072
 SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
          "max_position_embeddings": 160, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GATED = {**SIZES, "intermediate_size": 80, "num_key_value_heads": 2, "initializer_range": 0.3}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 40}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
-LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [2.0] * 6}
+LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
+        "long_factor": [1.0, 1.3, 2, 3, 7, 60]}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LOCAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 MODELS = {  # name: what transformers calls it, and the fields of its config
@@ -66,8 +71,11 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
     "smollm3, by list": ("SmolLM3", {**GATED, "no_rope_layers": [1, 0, 1, 1]}),
     "phi3": ("Phi3", {**GATED, "sliding_window": 30}),
     "phi4 mini": ("Phi3", {**GATED, "hidden_size": 64, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
-                           "original_max_position_embeddings": 120, "max_position_embeddings": 480,
+                           "original_max_position_embeddings": 160, "max_position_embeddings": FAR,
                            "rope_scaling": LONG}),
+    "phi4 mini, long": ("Phi3", {**GATED, "hidden_size": 64, "partial_rotary_factor": 0.75,
+                                 "original_max_position_embeddings": 40, "max_position_embeddings": FAR,
+                                 "rope_scaling": LONG}),
     "olmo2": ("Olmo2", GATED),
     "granite": ("Granite", {**GATED, "embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.5,
                             "attention_multiplier": 0.2}),
@@ -94,6 +102,14 @@ def config_class(kind):
     import transformers
 
     return getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_blocks():
+    """What lies behind a window is dropped early."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caches, "BLOCK", 4)
+        yield
 
 
 class Saved:
@@ -141,7 +157,7 @@ class Saved:
             thread.start()
         spec = RankSpec(config, Part(self.parts / "stage_0"))
         ring = build_ring(spec, build_lm_head(spec), links[:1], OFF)
-        yield Decoder(ring, draft, STRATEGIES[strategy], TREE, Limits(150))
+        yield Decoder(ring, draft, STRATEGIES[strategy], TREE, Limits(150, 2))
         ring.stop()
         for thread in threads:
             thread.join(timeout=10)
@@ -166,6 +182,18 @@ def test_greedy_text_is_the_same_with_guesses_in_trees(saved, strategy):
         assert write(decoder, PROMPT, NEW) == text
 
 
+def test_requests_side_by_side_write_what_each_writes_alone_where_windows_drop_text(tmp_path):
+    saved, prompts = Saved("gemma3", tmp_path), [PROMPT, PROMPT[9:60]]
+    with saved.decoder("autoregressive", NoDraft()) as decoder:
+        alone = [write(decoder, prompt, 12) for prompt in prompts]
+    assert alone[0] == saved.text(12)
+    with saved.decoder("streaming", Mixture([], Suffix())) as decoder:
+        asked = [decoder.submit(Request(prompt, Sampler(), 12)) for prompt in prompts]
+        for _, settled in asked:
+            list(settled)
+    assert [answer.token_ids for answer, _ in asked] == alone
+
+
 def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transformers(saved):
     _, stages = saved.stages()
     ids, nodes = [*PROMPT, 5, 6, 7, 8], list(range(len(PROMPT) + 4))
@@ -182,11 +210,14 @@ def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transforme
     torch.testing.assert_close(got[:70], saved.hidden(PROMPT), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got[[70, 72]], saved.hidden([*PROMPT, 5, 7])[-2:], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got[[71, 73]], saved.hidden([*PROMPT, 6, 8])[-2:], atol=1e-4, rtol=1e-4)
+    dropped = {slots.window for stage in stages for slots in stage.cache(0).slots if slots.first}
+    assert dropped == {window for window in saved.sizes.windows if window}
 
 
 @torch.no_grad()
 def test_the_logits_of_a_whole_model_are_those_of_transformers(saved):
-    whole = Whole(Unfolded(saved.base), torch.float32, "cpu")
+    longest = 150 if saved.sizes.family.rotary else None
+    whole = Whole(Unfolded(saved.base), torch.float32, "cpu", context=longest)
     got = whole.logits(PROMPT, whole.cache(len(PROMPT)), len(PROMPT))
     want = saved.model(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
@@ -267,6 +298,32 @@ def test_the_waves_of_llama_3_1_are_lowered_as_by_transformers():
     torch.testing.assert_close(head.rotary.frequency(), want, rtol=1e-6, atol=0)  # a head may be scaled too
 
 
+@pytest.mark.parametrize("name", ["mistral, yarn", "qwen3, yarn", "gpt-oss", "phi4 mini, long"])
+@torch.no_grad()
+def test_what_is_128_thousand_tokens_into_a_text_is_computed_as_by_transformers(name, tmp_path):
+    saved = Saved(name, tmp_path)
+    whole = Whole(Unfolded(saved.base), torch.float32, "cpu", context=FAR)
+    cache, nodes = whole.cache(70), list(range(70))
+    cache.admit(nodes, [0, *nodes[:-1]], 70)
+    pos_T = torch.arange(FAR - 70, FAR)
+    got = whole.body(torch.tensor(PROMPT), pos_T, cache)
+    want = saved.model.model(torch.tensor([PROMPT]), position_ids=pos_T[None])
+    torch.testing.assert_close(got, want.last_hidden_state[0], atol=1e-4, rtol=1e-4)
+    there = torch.tensor([0, 1, 39, 40, 4095, 65536, FAR - 1])
+    cos, sin = saved.model.model.rotary_emb(torch.zeros(1), there[None])
+    half = len(whole.body.rotary.frequency())  # the signs of the other one are ours
+    tables = zip(whole.body.rotary.at(there, torch.zeros(1)), (cos, sin))
+    for mine, theirs in tables:
+        torch.testing.assert_close(mine[:, 0, -half:], theirs[0, :, -half:], atol=1e-6, rtol=0)
+
+
+def test_longrope_turns_texts_by_the_longest_that_there_may_be():
+    sizes = LlamaConfig.read(config_of("phi4 mini"))
+    short, long = (Rotary(sizes.within(length).turns).frequency() for length in (160, 161))
+    assert torch.equal(Rotary(sizes.turns).frequency(), short) and sizes.context == 160
+    assert not torch.equal(short, long) and sizes.within(10 ** 6).context == FAR
+
+
 def test_the_windows_of_layers_are_read_from_either_kind_of_config():
     old = {"layer_types": None}  # as transformers before 4.53 wrote them
 
@@ -293,6 +350,10 @@ OLD = {"rope_parameters": None}  # where transformers 5 says it
 REFUSED = {
     "a Gemma": ("mistral", {"model_type": "gemma"}, "model_type='gemma'"),
     "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6, **OLD}, "head_dim=12, but rotary positions turn"),
+    "too few long waves": (
+        "phi4 mini", {"rope_scaling": {**LONG, "long_factor": [1.0]}, **OLD}, "1 numbers in long_factor"),
+    "no long waves": (
+        "phi4 mini", {"rope_scaling": {**LONG, "long_factor": None}, **OLD}, "does not give long_factor"),
     "too few waves": (
         "phi4 mini", {"rope_scaling": {**LONG, "short_factor": [1.0]}, **OLD}, "1 numbers in short_factor, but"),
     "layers without a kind": ("gemma2", {"layer_types": LOCAL[:3]}, "3 entries in layer_types, but num_hidden_layers"),

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from launch import available, memory
 from launch.build import build_draft, build_lm_head, build_stage
 from launch.memory import Need, check_memory, need, together
 from launch.spec import RankSpec, local_ranks
+from model import cache as caches
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import Part
 from pipeline.trace import OFF
@@ -55,10 +57,25 @@ def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
         stated, stage = need(RankSpec(config, part)), build_stage(RankSpec(config, part), OFF)
         assert stated.weights == held(stage.part)
         cache = stage.cache(0)
-        width = cache.keys.element_size()
-        assert stated.begins == 2 * cache.keys.numel() * width
-        assert stated.cache == 2 * filled(cache).keys.numel() * width
-        assert stated.workspace > cache._mask.numel() * width
+        assert stated.begins == cache.bytes
+        assert stated.cache == filled(cache).bytes
+        assert stated.workspace > cache._mask.numel() * cache._mask.element_size()
+
+
+def test_behind_a_window_less_is_needed_and_taken(parts, monkeypatch):
+    for module in (caches, memory):
+        monkeypatch.setattr(module, "BLOCK", 4)
+    changed = {**parts[1].config, "model_type": "mistral", "sliding_window": 16, "max_position_embeddings": 9999}
+    monkeypatch.setattr(Part, "config", changed)
+    config = RunConfig(dtype="float32", max_length=9999)
+    spec = RankSpec(config, parts[1])
+    cache = build_stage(spec, OFF).cache(0)
+    for begin in range(0, 8000, 80):
+        nodes = range(begin, begin + 80)
+        cache.admit(nodes, [max(0, node - 1) for node in nodes], 80)
+    stated, whole = need(spec), need(RankSpec(replace(config, reuse=True), parts[1]))
+    assert cache.bytes <= stated.cache < whole.cache / 4
+    assert RankSpec(replace(config, max_length=16), parts[1]).windows == (0, 0)
 
 
 def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):
@@ -66,14 +83,14 @@ def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):
     lm_head = build_lm_head(with_head)
     [eagle] = build_draft(with_head, lm_head).networks
     assert need(with_head).weights == held(lm_head) + held(eagle.head)
-    assert need(with_head).cache == 2 * filled(eagle.cache).keys.numel() * 4
+    assert need(with_head).cache == filled(eagle.cache).bytes
     alone = RankSpec(RunConfig(dtype="float32", draft="none"), parts[0])
     assert need(alone).weights == held(lm_head) and need(alone).cache == 0
     small = RunConfig(dtype="float32", draft="model", draft_dir=str(saved / "base"), max_length=200)
     with_model = RankSpec(small, parts[0])
     [draft] = build_draft(with_model, lm_head).networks
     assert need(with_model).weights == held(lm_head) + held(draft.model) + held(draft.lm_head)
-    assert need(with_model).cache == 2 * filled(draft.cache).keys.numel() * 4
+    assert need(with_model).cache == filled(draft.cache).bytes
 
 
 def test_each_of_several_requests_has_a_cache_in_every_stage_and_every_draft(parts):
@@ -84,7 +101,7 @@ def test_each_of_several_requests_has_a_cache_in_every_stage_and_every_draft(par
         assert several.weights == single.weights and several.workspace > single.workspace
     stage = build_stage(RankSpec(three, parts[1]), OFF)
     caches = [stage.cache(request) for request in range(3)]
-    assert need(RankSpec(three, parts[1])).cache == sum(2 * filled(cache).keys.numel() * 4 for cache in caches)
+    assert need(RankSpec(three, parts[1])).cache == sum(filled(cache).bytes for cache in caches)
 
 
 def test_fewer_requests_at_once_are_advised_where_they_fit(parts, monkeypatch):
@@ -95,7 +112,7 @@ def test_fewer_requests_at_once_are_advised_where_they_fit(parts, monkeypatch):
         check(many, parts, parts)
     check(five, parts, parts)
     long = RunConfig(dtype="float32", max_requests=6, max_length=3000)
-    with refused("give max_requests=3 or max_length=1537 or less, or end other programs"):
+    with refused("give max_requests=3 or max_length=1539 or less, or end other programs"):
         check(long, parts, parts)
 
 

@@ -181,7 +181,7 @@ def test_the_need_of_rank_0_counts_every_drafter(saved):
     modules = [lm_head, *(part for network in networks for part in (network.model, network.lm_head))]
     held = sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
     assert need(spec).weights == held
-    assert need(spec).begins == sum(2 * network.cache.keys.numel() * 4 for network in networks)
+    assert need(spec).begins == sum(network.cache.bytes for network in networks)
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------

@@ -295,7 +295,7 @@ def test_a_rank_needs_the_memory_of_what_it_holds(saved):
         draft = build_drafter(spec, OFF)._draft
         held = [*draft.model.parameters(), *draft.lm_head.parameters()]
         assert need(spec).weights == sum(p.numel() * p.element_size() for p in held)
-        assert need(spec).begins == 2 * draft.cache.keys.numel() * 4
+        assert need(spec).begins == draft.cache.bytes
 
 
 @pytest.mark.parametrize(("words", "sentence"), [

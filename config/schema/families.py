@@ -97,7 +97,7 @@ SUPPORTED = {  # fields that may be left out, and all that they may say
 ROTARY: dict[str, tuple[str, ...]] = {  # kinds of rotary positions, and the numbers that each needs
     "default": (), "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor",), "longrope": ("short_factor",),
+    "yarn": ("factor",), "longrope": ("short_factor", "long_factor"),
 }
 YARN = ("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
         "truncate")  # what may stand beside its factor
@@ -178,8 +178,9 @@ def _misfits(given: Mapping[str, Any]) -> Iterator[str]:
     turned = int(size * (given.get("partial_rotary_factor") or 1))
     if FAMILIES[given["model_type"]].rotary and (turned % 2 or not turned):
         yield f"head_dim={size}, but rotary positions turn dimensions in pairs"
-    if given["rope_type"] == "longrope" and len(given["short_factor"]) != turned // 2:
-        yield f"{len(given['short_factor'])} numbers in short_factor, but {turned} dimensions turn in pairs"
+    for name in ROTARY["longrope"] if given["rope_type"] == "longrope" else ():
+        if len(given[name]) != turned // 2:
+            yield f"{len(given[name])} numbers in {name}, but {turned} dimensions turn in pairs"
     kinds = FAMILIES[given["model_type"]].experts
     if kinds and given["num_experts_per_tok"] > given[kinds[0]]:
         yield f"num_experts_per_tok={given['num_experts_per_tok']}, but {kinds[0]}={given[kinds[0]]}"

@@ -92,7 +92,7 @@ class Block(TreeDraft):
 
     def blank(self, rows: int) -> Tensor:
         """Features `[rows, N]` of a block, which has none."""
-        return self.cache.keys.new_zeros(rows, self.wide)
+        return self.cache.like.new_zeros(rows, self.wide)
 
     def catch_up(self, tree: TokenTree) -> Steps[None]:
         self.cache.drop()
@@ -157,7 +157,7 @@ class Block(TreeDraft):
         parents = [tree.nodes[node].parent for node in fresh]
         above = [fresh[-1] if fresh else tree.nodes[begin].parent, *block[:-1]]
         self.cache.admit([*fresh, *block], [*parents, *above[:rows]], text=len(fresh), mutual=True)
-        device, first = self.cache.keys.device, tree.nodes[begin]
+        device, first = self.cache.like.device, tree.nodes[begin]
         masks = [first.token, *[self.form.mask] * rows][:rows]
         positions = [tree.nodes[node].pos for node in fresh]
         places = range(first.pos, first.pos + rows)

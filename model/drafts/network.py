@@ -300,7 +300,7 @@ class TreeDraft(Network):
         return self._reading(tree, self._frontier, self._out, len(self._frontier))
 
     def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
-        device = self.cache.keys.device
+        device = self.cache.like.device
         tokens = [tree.nodes[node].token for node in nodes]
         positions = [tree.nodes[node].pos - self.lag for node in nodes]
         token_T = torch.tensor(tokens, device=device)
