@@ -3,7 +3,7 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"  # threads that wait leave their core to others
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}" GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-10000}"  # as in scripts/env.sh
 export FLOWSPEC_BOARD=1 FLOWSPEC_COMMAND="${FLOWSPEC_COMMAND:-bash run_jetson.sh}"
 
 teach() {

@@ -1,18 +1,20 @@
 """What another number type would bring on this machine, in a sentence at the start: measured once, and remembered.
 
-Measured is the product of one row with as many weights as no processor's cache holds, for that is what plain decoding
-waits for.
+Measured are products with as many weights as no processor's cache holds: of one row, for that is what plain decoding
+waits for, and of as many as a segment of a tree has.
 """
 from __future__ import annotations
 
 import os
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from config.files import fits, whole, write_json
 from launch.auto import machine
@@ -22,10 +24,12 @@ from model.weights.onednn import Packed, packable
 
 LEAST = 512  # width of the narrowest model for which products say how fast it is
 WEIGHTS = 1 << 24
+ROWS = 1, 16
 ROUNDS = 5
 GAIN = 0.8  # of the time: what takes more is no gain
 HALF, FOUR = "dtype=bfloat16", "dtype=bfloat16 quant=int4"
 Shares = Mapping[str, float]  # of the time in float32, by the words that one would type
+Product = Callable[[Tensor], Tensor]  # of rows with a weight
 
 
 def hint(spec: RankSpec, place: Path | None = None) -> str:
@@ -38,15 +42,15 @@ def hint(spec: RankSpec, place: Path | None = None) -> str:
     if chosen or config.cluster or config.hosts or spec.sizes.hidden < LEAST:
         return ""
     shares = _remembered(spec.sizes.hidden, place or _usual_place())
-    gains = [f"{share:.2f} of its time with {words}" for words, share in shares.items() if share < GAIN]
+    gains = [f"{share:.2f} of the time with {words}" for words, share in shares.items() if share < GAIN]
     if not gains:
         return ""
-    return (f"on this machine a product of one row takes {', '.join(gains)} (measured once); a text may then differ "
-            "(docs/performance.md)")
+    return (f"on this machine products of {' and '.join(map(str, ROWS))} rows take at most {', '.join(gains)} "
+            "(measured once); a text may then differ (docs/performance.md)")
 
 
 def _remembered(width: int, place: Path) -> Shares:
-    about = [*machine(), str(torch.get_num_threads()), str(width)]
+    about = [*machine(), *map(str, (torch.get_num_threads(), width, ROWS))]
     with suppress(ValueError, OSError):
         kept = whole(place, "delete it")
         if fits(kept, {"about": [str], "shares": dict}) and kept["about"] == about:
@@ -65,25 +69,34 @@ def _usual_place() -> Path:
 
 
 def measured(width: int) -> Shares:
-    """The time of one row's product in each type over that in float32; those without a kernel are left out."""
+    """The time of a product in each type over that in float32, of the number of rows for which that is most; types
+    without a kernel are left out."""
     outputs = WEIGHTS // width // 128 * 128
     weight = torch.randn(outputs, width)
-    x_TD = torch.randn(1, width)
-    half, half_TD = weight.bfloat16(), x_TD.bfloat16()
-    packed: Callable[..., torch.Tensor] | None = Packed(half) if packable(half) else None
-    products: dict[str, Callable[[], torch.Tensor]] = {
-        "": lambda: F.linear(x_TD, weight),
-        HALF: lambda: packed(half_TD) if packed else F.linear(half_TD, half)}
+    products = {"": product_of(weight), HALF: product_of(weight.bfloat16())}
     kernel = int4.fitting("cpu", torch.bfloat16, outputs, width)
     if isinstance(kernel, int4.Kernel):
-        codes = kernel.pack(*int4.quantize(weight))
-        products[FOUR] = lambda: kernel(half_TD, *codes)
-    took = {words: min(_seconds(product) for _ in range(ROUNDS))
-            for words, product in products.items()}
-    return {words: took[words] / took[""] for words in products if words}
+        products[FOUR] = partial(_packed_product, kernel, kernel.pack(*int4.quantize(weight)))
+    shares: dict[str, float] = {}
+    for rows in ROWS:
+        x_TD = torch.randn(rows, width)
+        took = {words: min(_seconds(product, x_TD if words == "" else x_TD.bfloat16()) for _ in range(ROUNDS))
+                for words, product in products.items()}
+        for words, seconds in took.items():
+            shares[words] = max(shares.get(words, 0.0), seconds / took[""])
+    return {words: share for words, share in shares.items() if words}
 
 
-def _seconds(product: Callable[[], torch.Tensor]) -> float:
+def product_of(weight: Tensor) -> Product:
+    """The product with a plain weight, as a stage would compute it."""
+    return Packed(weight) if packable(weight) else partial(F.linear, weight=weight)
+
+
+def _packed_product(kernel: int4.Kernel, codes: tuple[Tensor, Tensor], x_TD: Tensor) -> Tensor:
+    return kernel(x_TD, *codes)
+
+
+def _seconds(product: Product, x_TD: Tensor) -> float:
     start = time.perf_counter()
-    product()
+    product(x_TD)
     return time.perf_counter() - start

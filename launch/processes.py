@@ -159,7 +159,8 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
     environment = {**os.environ, LAUNCHER: str(os.getpid()), RENDEZVOUS: folder}
     environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(world)
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a broken connection is reported in our words
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave their core to another rank
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave their core to another rank …
+    environment.setdefault("GOMP_SPINCOUNT", "10000")  # … but not between two products: that takes longer than these
     environment.pop(INTERFACE, None)  # the way to other machines
     keep_on_loopback(environment)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

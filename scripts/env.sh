@@ -6,8 +6,9 @@ ROOT="$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PY="$ROOT/.venv/bin/python"
 # The repository's own packages are found from any folder, and none of that folder's instead.
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
-# Threads that wait leave their core to others. OpenMP reads it when torch is imported.
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
+# Threads that wait leave their core to others, but not between two products: GNU's OpenMP tries so often before that.
+# OpenMP reads both when torch is imported.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}" GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-10000}"
 
 fail() {
     echo "flowspec: $*" >&2

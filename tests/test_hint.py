@@ -33,7 +33,7 @@ def measured(monkeypatch):
 def test_gains_are_named_with_what_to_type_and_measured_once(measured, tmp_path):
     place = tmp_path / "types.json"
     said = hint(spec(), place)
-    assert "0.50 of its time with dtype=bfloat16, 0.25 of its time with dtype=bfloat16 quant=int4" in said
+    assert "0.50 of the time with dtype=bfloat16, 0.25 of the time with dtype=bfloat16 quant=int4" in said
     assert hint(spec(), place) == said and measured.times == 1
     hint(spec(hidden=4096), place)
     assert measured.times == 2, "another width is another measurement"

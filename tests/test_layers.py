@@ -26,12 +26,12 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
     "config": 2814,
-    "model": 6784,
+    "model": 6805,
     "pipeline": 4208,
     "tp": 928,
     "sim": 1131,
-    "launch": 6916,
-    "eval": 6306,
+    "launch": 6930,
+    "eval": 6310,
     "serve": 2829,
     "eval/dsi": 2986,
     "eval/load": 822,

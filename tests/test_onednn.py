@@ -27,21 +27,30 @@ def forgotten():
     onednn._works.cache_clear()
 
 
-def needed():
-    if not packable(torch.empty(1, 1, dtype=torch.bfloat16)):
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
+def dtype(request):
+    """A type whose weights this machine packs, with more than one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield needed(request.param)
+    torch.set_num_threads(before)
+
+
+def needed(dtype):
+    if not packable(torch.empty(1, 1, dtype=dtype)):
         pytest.skip("this processor, or torch, has no products with packed weights")
+    return dtype
 
 
-def filled(module, dtype=torch.bfloat16):
+def filled(module, dtype):
     fill(module, random_weights(module), dtype, "cpu")
     return module
 
 
 @pytest.mark.parametrize("sizes", [SIZES, BIASED])
-def test_a_packed_slice_computes_what_the_plain_one_does(sizes):
-    needed()
-    body = filled(Slice(sizes, 1, 2))
-    x_TD, pos_T = torch.randn(7, 64).bfloat16(), torch.arange(7)
+def test_a_packed_slice_computes_what_the_plain_one_does(sizes, dtype):
+    body = filled(Slice(sizes, 1, 2), dtype)
+    x_TD, pos_T = torch.randn(7, 64).to(dtype), torch.arange(7)
 
     def computed():
         cache = sizes.cache(1, 32, x_TD)
@@ -56,29 +65,37 @@ def test_a_packed_slice_computes_what_the_plain_one_does(sizes):
     assert float((computed() - plain).norm()) < onednn.CLOSE * float(plain.norm())
 
 
-def test_packed_weights_are_in_memory_once():
-    needed()
-    body = filled(Slice(SIZES, 1, 2))
+def test_packed_weights_are_in_memory_once(dtype):
+    body = filled(Slice(SIZES, 1, 2), dtype)
     before = sum(parameter.numel() for parameter in body.parameters())
     fuse(body)
     pack(body)
     assert sum(parameter.numel() for parameter in body.parameters()) == before
 
 
-def test_a_packed_head_says_what_the_plain_one_does():
-    needed()
-    head = filled(Logits(SIZES))
-    x_TD = torch.randn(5, 64).bfloat16()
+def test_a_packed_head_says_what_the_plain_one_does(dtype):
+    head = filled(Logits(SIZES), dtype)
+    x_TD = torch.randn(5, 64).to(dtype)
     plain = head(x_TD).float()
     pack(head)
     assert isinstance(head.product, Packed) and head.weight is None
     assert float((head(x_TD).float() - plain).norm()) < onednn.CLOSE * float(plain.norm())
 
 
-@pytest.mark.parametrize("dtype, kind", [(torch.float32, "none"), (torch.float64, "none"), (torch.bfloat16, "int4")])
-def test_other_types_and_quantized_weights_stay_as_they_are(dtype, kind):
-    body = filled(Slice(SIZES, 1, 2), dtype)
-    compress(body, kind, dtype)
+@pytest.mark.parametrize("dtype", [torch.float32], indirect=True)
+def test_a_row_in_float32_has_the_same_bits_beside_any_number_of_others(dtype):
+    product = Packed(torch.randn(160, 96), torch.randn(160))
+    x_TD = torch.randn(130, 96)
+    alone = torch.cat([product(x_D) for x_D in x_TD.split(1)])
+    for rows in range(1, 131):
+        assert torch.equal(product(x_TD[:rows]), alone[:rows]), rows
+
+
+@pytest.mark.parametrize("other, kind", [(torch.float32, "none"), (torch.float64, "none"), (torch.bfloat16, "int4")])
+def test_other_types_quantized_weights_and_those_of_a_lone_thread_stay_as_they_are(other, kind):
+    torch.set_num_threads(1)
+    body = filled(Slice(SIZES, 1, 2), other)
+    compress(body, kind, other)
     fuse(body)
     before = dict(body.named_parameters())
     pack(body)

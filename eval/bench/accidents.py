@@ -235,12 +235,13 @@ def pauses(moments: Sequence[float], settled: Sequence[float]) -> list[float | N
 def soak(place: str, words: Sequence[str], seconds: float) -> int:
     """Make answers for so long, with an accident a minute. Prints what each process held at the start and at the end.
 
-    Returns the exit code, 1 if an answer was lost or changed.
+    Nothing is traced, since hours of spans fill a disk. Returns the exit code, 1 if an answer was lost or changed.
     """
     samples: list[Sample] = []  # what processes hold while nothing is asked
     texts: Texts = {}
     bad = rounds = happened = 0
-    with tempfile.TemporaryDirectory() as folder, opened(place, words, Path(folder)) as (pipeline, there), \
+    with tempfile.TemporaryDirectory() as folder, \
+            opened(place, words, Path(folder), traced=False) as (pipeline, there), \
             tqdm(total=round(seconds), unit="s", file=sys.stderr) as bar:
         begin, chance, kinds = time.monotonic(), Random(0), cycle(there.kinds)
         while (now := time.monotonic() - begin) < seconds and not bad:

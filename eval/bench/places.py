@@ -296,8 +296,11 @@ def free_port() -> int:
 # --- a pipeline, and where its ranks are ------------------------------------------------------------------------------
 
 @contextmanager
-def opened(name: str, words: Sequence[str], folder: Path) -> Iterator[tuple[Pipeline, Place]]:
-    """The pipeline that the words of a command name, in the place of this name; `folder` is for its files."""
+def opened(name: str, words: Sequence[str], folder: Path, traced: bool = True) -> Iterator[tuple[Pipeline, Place]]:
+    """The pipeline that the words of a command name, in the place of this name; `folder` is for its files.
+
+    It is `traced` on a small disk, which accidents can fill.
+    """
     config = resolve(words).keys.run
     prepared = prepare(config)
     # On boards a part that is another split's is to be refused since it is not rank 0's, and not since it was named.
@@ -306,7 +309,7 @@ def opened(name: str, words: Sequence[str], folder: Path) -> Iterator[tuple[Pipe
     ranks = range(1, prepared.placement.world)
     with ExitStack() as ends:
         disk = folder / "disk"
-        if ends.enter_context(small_disk(disk)):
+        if traced and ends.enter_context(small_disk(disk)):
             keys["trace"] = str(disk / "trace")
         place = Place(config.timeout, ranks, disk if "trace" in keys else None)
         if name == PROCESSES:

@@ -9,9 +9,11 @@ result does not depend on the rows beside it. LLM.int8()'s columns of outliers w
 """
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import re
+from contextlib import suppress
 from functools import partial
 from typing import Any, Iterator, Mapping, Sequence
 
@@ -322,6 +324,13 @@ def pack(module: nn.Module) -> None:
                 setattr(block, name, Packed(child.weight, child.bias))
         if isinstance(block, Logits) and block.product is None and packable(block.weight):
             block.product, block.weight = Packed(block.weight), None  # type: ignore[assignment]
+    _give_back()
+
+
+def _give_back() -> None:
+    """Give memory that was freed back to the system: glibc would keep as much as the weights take."""
+    with suppress(OSError, AttributeError):  # another library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _alike(parts: Sequence[Int4]) -> bool:
