@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import settings
 
 SLOW = ("run", "serve_engine", "train_eagle", "specinfer", "pipeline", "hosts", "serve", "quant", "exact", "failure",
         "plan", "rules", "ssm_ranks", "tp_run", "dsi", "virtual", "prunes", "processes", "threads", "auto", "replicas",
@@ -24,6 +25,8 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, lambda *_: None)  # ignored here as before; unlike SIG_IGN, it is not inherited
 
+settings.register_profile("any machine", deadline=None)  # a busy one may take a second for a single example
+settings.load_profile("any machine")
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 

@@ -35,7 +35,7 @@ def refusal(path, content):
     return ""
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(field=KEYS, value=VALUES, more=st.dictionaries(KEYS, VALUES, max_size=2))
 def test_any_json_in_any_field_is_a_cluster_or_refused_in_one_sentence(path, field, value, more):
     said = refusal(path, json.dumps({"like": "jetson-7b", "factors": [1, 1], **more, field: value}))

@@ -43,7 +43,7 @@ def reference(tree, node):
     return TINY.whole(torch.tensor([tree.nodes[n].token for n in path]), torch.arange(len(path)), cache)[-1]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0]))
 def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
     rng = random.Random(seed)
@@ -107,7 +107,7 @@ def rows_agree(cut, whole, tree, nodes, noise):
         torch.testing.assert_close(*made, atol=1e-12, rtol=0)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5]))
 def test_rows_read_the_same_where_text_behind_a_window_is_dropped(seed, loss):
     rng, noise = random.Random(seed), torch.Generator().manual_seed(seed)

@@ -95,7 +95,7 @@ def run(decoder, requests, together):
 
 @pytest.mark.parametrize("reuses", [False, True], ids=["apart", "reused"])
 @pytest.mark.parametrize("spoil", SPOILED)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_requests_that_come_and_go_write_what_each_writes_alone(spoil, reuses, data):
     strategy = data.draw(st.sampled_from([*reversed(SPECULATIVE), "autoregressive"]))

@@ -127,7 +127,7 @@ GROWTHS = st.builds(Growth, nodes=st.integers(1, 40), depth=st.just(99), width=s
                     worth=st.sampled_from([-math.inf, -3.0, -6.0]), anywhere=st.just(True))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 999), GROWTHS, st.integers(4, 12))
 def test_the_tree_is_that_of_a_brute_force_and_ends_at_the_limit_of_the_text_and_at_worth(seed, growth, limit):
     table, tree = Table(seed), TokenTree(PROMPT, limit)

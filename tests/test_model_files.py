@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -144,7 +144,6 @@ VALUES = st.recursive(
     max_leaves=6)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted({*CONFIG, "quantization_config", "hidden_act"})), VALUES, max_size=4))
 def test_any_config_is_read_or_refused_in_one_sentence(tmp_path_factory, fields):
     sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 40,

@@ -232,7 +232,7 @@ TALK = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assista
                                        "content": JSON}), max_size=3)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize"]),
        talk=TALK, fields=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3))
 @example(path="/v1/completions", talk=[], fields={"prompt": [2**70]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model.drafts.suffix import COUNTED, DISCOUNT, NOTHING, SuffixAutomaton
@@ -41,7 +41,6 @@ def expected(texts, string):
     return {token: (count - DISCOUNT) / sum(counts.values()) for token, count in counts.items()}
 
 
-@settings(deadline=None)
 @given(TEXTS, GUESSES)
 def test_every_match_is_the_longest_suffix_that_a_search_finds_with_a_token_after_it(texts, guesses):
     found, read = automaton(texts), list(texts[-1])
@@ -54,7 +53,6 @@ def test_every_match_is_the_longest_suffix_that_a_search_finds_with_a_token_afte
         assert dict(found.continuations(match, 3)) == expected(texts, longest(texts, read))
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_the_tip_of_a_growing_text_matches_what_stands_earlier(texts):
     found = SuffixAutomaton()
@@ -68,7 +66,6 @@ def test_the_tip_of_a_growing_text_matches_what_stands_earlier(texts):
             assert dict(found.continuations(found.tip, 3)) == expected(seen, string)
 
 
-@settings(deadline=None)
 @given(TEXTS, GUESSES, st.lists(TOKEN, max_size=COUNTED // 2))
 def test_a_match_that_was_kept_stays_one_while_the_text_grows(texts, guesses, more):
     found, read = automaton(texts), texts[-1] + guesses

@@ -33,7 +33,7 @@ def parts(dialect, pieces):
     return [*found, *reader.finish()]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(CASES), st.data())
 def test_a_text_has_its_calls_however_it_is_cut(case, data):
     dialect, text, said, calls = case

@@ -6,7 +6,7 @@ import sys
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model.tree import TokenTree, verify
@@ -41,7 +41,6 @@ def play(words):
     return tree, cuts
 
 
-@settings(deadline=None)
 @given(WORDS)
 def test_a_parent_is_older_than_its_child_and_one_position_before_it(words):
     tree, _ = play(words)
@@ -51,7 +50,6 @@ def test_a_parent_is_older_than_its_child_and_one_position_before_it(words):
         assert tree.nodes[node].score <= tree.nodes[tree.nodes[node].parent].score
 
 
-@settings(deadline=None)
 @given(WORDS)
 def test_cuts_send_each_node_once_and_no_node_before_its_parent(words):
     tree, cuts = play(words)
@@ -64,7 +62,6 @@ def test_cuts_send_each_node_once_and_no_node_before_its_parent(words):
         before.add(node)
 
 
-@settings(deadline=None)
 @given(WORDS)
 def test_what_lives_hangs_on_the_tip_and_what_died_is_forgotten(words):
     tree, _ = play(words)
