@@ -474,7 +474,7 @@ class TokenTexts:
 
 def _bytes(name: str) -> bytes:
     """The bytes of a token that is no text of its own, by its name in the vocabulary."""
-    from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte = BYTE.fullmatch(name)
     if byte:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from model.drafts.eagle import EagleHead
 from model.llama import LlamaConfig
@@ -24,8 +25,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def save_llama(folder: Path, tied: bool = False, layers: int = 3, vocab: int = 40,
-               **options: Any) -> dict[str, torch.Tensor]:
-    """A random LLaMA of hidden size 16, written by `transformers`; its tensors."""
+               bins: bool = False, **options: Any) -> dict[str, torch.Tensor]:
+    """A random LLaMA of hidden size 16, written by `transformers`, or in torch's own files; its tensors."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -33,7 +34,23 @@ def save_llama(folder: Path, tied: bool = False, layers: int = 3, vocab: int = 4
         vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2,
         max_position_embeddings=64, tie_word_embeddings=tied)).bfloat16()
     llama.save_pretrained(folder, **options)
+    if bins:
+        _as_bins(folder)
     return dict(llama.state_dict())
+
+
+def _as_bins(folder: Path) -> None:
+    """Write a folder's safetensors files again as torch's, which transformers 5 does not write."""
+    for file in folder.glob("model*.safetensors"):
+        torch.save(load_file(file), folder / _as_bin(file.name))
+        file.unlink()
+    for index in folder.glob("*.index.json"):
+        (folder / _as_bin(index.name)).write_text(_as_bin(index.read_text()))
+        index.unlink()
+
+
+def _as_bin(text: str) -> str:
+    return re.sub(r"model([-.\w]*)\.safetensors", r"pytorch_model\1.bin", text)
 
 
 def save_head(folder: Path, hidden: int = 16, vocab: int = 40, **config: int) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, Callable, Iterable, Sequence
 
 import pytest
-from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from model.grammar import Grammars
 from tests.tiny import CONFIG

@@ -41,7 +41,7 @@ def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there(tmp_path
     for thing in ("Python 3.", "torch ", "torch.distributed with gloo", "a kernel on cpu works",
                   "an all-reduce over 1 process works", "an all-reduce over 2 processes works",
                   "ranks meet at 127.0.0.1 (lo, by GLOO_SOCKET_IFNAME): loopback", "of disk free", "of memory free",
-                  "transformers 4.", "sentencepiece 0.", "fschat"):
+                  "transformers ", "sentencepiece 0.", "fschat"):
         assert f"ok: {thing}" in found or re.search(f"^ok: .*{re.escape(thing)}", found, re.M), thing
 
 

@@ -303,14 +303,14 @@ def test_a_board_that_does_not_fit_ends_all_with_its_name(start, saved, loopback
 
 
 def test_a_board_that_comes_twice_is_reported_and_one_that_never_comes_is_named(start, loopback, tmp_path):
-    first = start(1, *loopback[:2], *ASK, "wait=4")
+    first = start(1, *loopback[:2], *ASK, "wait=12")
     assert wait_until((tmp_path / "err1").exists, 10)
     (tmp_path / "err1").rename(tmp_path / "first")
-    runs = [start(0, *loopback[:2], *ASK, "wait=4"), start(1, *loopback[:2], *ASK, "wait=4")]
+    runs = [start(0, *loopback[:2], *ASK, "wait=12"), start(1, *loopback[:2], *ASK, "wait=12")]
     assert sorted(ends([first, *runs])) == [2, 75, 75]
     both = [(tmp_path / "first").read_text(), (tmp_path / "err1").read_text()]
     assert sum("flowspec: rank 1 is there already" in text for text in both) == 1
-    never = "rank 2 (127.0.0.3) did not come within 4 seconds: start run_jetson.sh there too"
+    never = "rank 2 (127.0.0.3) did not come within 12 seconds: start run_jetson.sh there too"
     assert never in said(tmp_path, 0) and sum(never in text for text in both) == 1
 
 

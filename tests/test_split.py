@@ -29,7 +29,7 @@ from tests.checkpoints import refused, same, save_head, save_llama
 from tests.forked import CONTEXT
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYOUTS = {"safetensors": {}, "shards": {"max_shard_size": "4KB"}, ".bin": {"safe_serialization": False}}
+LAYOUTS = {"safetensors": {}, "shards": {"max_shard_size": "4KB"}, ".bin": {"bins": True}}
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ NORM = "model.norm.weight"
 LAYOUTS = {
     "one safetensors file": {},
     "safetensors shards": {"max_shard_size": "4KB"},
-    "one .bin file": {"safe_serialization": False},
-    ".bin shards": {"safe_serialization": False, "max_shard_size": "4KB"},
+    "one .bin file": {"bins": True},
+    ".bin shards": {"bins": True, "max_shard_size": "4KB"},
 }
 
 
@@ -47,7 +47,7 @@ def test_every_layout_gives_the_same_tensors(tmp_path, options):
 
 @pytest.mark.parametrize("lacking", ["zip", "mmap"])
 def test_a_bin_file_that_cannot_be_mapped_is_read_whole(tmp_path, monkeypatch, lacking):
-    whole = save_llama(tmp_path, safe_serialization=False)
+    whole = save_llama(tmp_path, bins=True)
     if lacking == "zip":
         torch.save(whole, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     else:
@@ -121,7 +121,7 @@ def test_a_header_that_makes_no_sense_is_refused(model):
 
 @pytest.mark.parametrize("length", [0, 100, -8])
 def test_a_cut_off_bin_file_is_refused(tmp_path, length):
-    save_llama(tmp_path, safe_serialization=False)
+    save_llama(tmp_path, bins=True)
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(path.read_bytes()[:length])
     with refused("cannot be read"):
