@@ -24,7 +24,7 @@ from model.weights.onednn import Packed, packable
 
 LEAST = 512  # width of the narrowest model for which products say how fast it is
 WEIGHTS = 1 << 24
-ROWS = 1, 16
+ROWS = 1, 16  # of a product
 ROUNDS = 5
 GAIN = 0.8  # of the time: what takes more is no gain
 HALF, FOUR = "dtype=bfloat16", "dtype=bfloat16 quant=int4"
@@ -69,34 +69,34 @@ def _usual_place() -> Path:
 
 
 def measured(width: int) -> Shares:
-    """The time of a product in each type over that in float32, of the number of rows for which that is most; types
-    without a kernel are left out."""
+    """The time of a product in each type that has a kernel over that in float32, the largest over `ROWS`."""
     outputs = WEIGHTS // width // 128 * 128
     weight = torch.randn(outputs, width)
-    products = {"": product_of(weight), HALF: product_of(weight.bfloat16())}
+    plain = _product(weight)
+    products = {HALF: _product(weight.bfloat16())}
     kernel = int4.fitting("cpu", torch.bfloat16, outputs, width)
     if isinstance(kernel, int4.Kernel):
-        products[FOUR] = partial(_packed_product, kernel, kernel.pack(*int4.quantize(weight)))
-    shares: dict[str, float] = {}
+        packed, scale = kernel.pack(*int4.quantize(weight))
+        products[FOUR] = partial(kernel, packed=packed, scale=scale)
+    shares = dict.fromkeys(products, 0.0)
     for rows in ROWS:
         x_TD = torch.randn(rows, width)
-        took = {words: min(_seconds(product, x_TD if words == "" else x_TD.bfloat16()) for _ in range(ROUNDS))
-                for words, product in products.items()}
-        for words, seconds in took.items():
-            shares[words] = max(shares.get(words, 0.0), seconds / took[""])
-    return {words: share for words, share in shares.items() if words}
+        usual = _least_seconds(plain, x_TD)
+        for words, product in products.items():
+            share = _least_seconds(product, x_TD.bfloat16()) / usual
+            shares[words] = max(shares[words], share)
+    return shares
 
 
-def product_of(weight: Tensor) -> Product:
+def _product(weight: Tensor) -> Product:
     """The product with a plain weight, as a stage would compute it."""
     return Packed(weight) if packable(weight) else partial(F.linear, weight=weight)
 
 
-def _packed_product(kernel: int4.Kernel, codes: tuple[Tensor, Tensor], x_TD: Tensor) -> Tensor:
-    return kernel(x_TD, *codes)
-
-
-def _seconds(product: Product, x_TD: Tensor) -> float:
-    start = time.perf_counter()
-    product(x_TD)
-    return time.perf_counter() - start
+def _least_seconds(product: Product, x_TD: Tensor) -> float:
+    took = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        product(x_TD)
+        took.append(time.perf_counter() - start)
+    return min(took)
