@@ -20,7 +20,7 @@ from config.files import fits, whole, write_json
 from launch.auto import machine
 from launch.spec import RankSpec
 from model.weights import int4
-from model.weights.onednn import Packed, packable
+from model.weights.onednn import packed
 
 LEAST = 512  # width of the narrowest model for which products say how fast it is
 WEIGHTS = 1 << 24
@@ -76,8 +76,8 @@ def measured(width: int) -> Shares:
     products = {HALF: _product(weight.bfloat16())}
     kernel = int4.fitting("cpu", torch.bfloat16, outputs, width)
     if isinstance(kernel, int4.Kernel):
-        packed, scale = kernel.pack(*int4.quantize(weight))
-        products[FOUR] = partial(kernel, packed=packed, scale=scale)
+        codes, scale = kernel.pack(*int4.quantize(weight))
+        products[FOUR] = partial(kernel, packed=codes, scale=scale)
     shares = dict.fromkeys(products, 0.0)
     for rows in ROWS:
         x_TD = torch.randn(rows, width)
@@ -90,7 +90,7 @@ def measured(width: int) -> Shares:
 
 def _product(weight: Tensor) -> Product:
     """The product with a plain weight, as a stage would compute it."""
-    return Packed(weight) if packable(weight) else partial(F.linear, weight=weight)
+    return packed(weight) or partial(F.linear, weight=weight)
 
 
 def _least_seconds(product: Product, x_TD: Tensor) -> float:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.precision import for_sums
+
 
 def upload(x: Tensor, device: torch.device | str) -> Tensor:
     """`x` on a device. What goes from the host to CUDA goes through pinned memory, so that nobody waits for it."""
@@ -40,6 +42,13 @@ PLAIN = Look()
 
 def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
            look: Look = PLAIN) -> Tensor:
+    """`attention` whose rows have the same bits in every batch (model/precision.py)."""
+    wide = (for_sums(x) for x in (q_HTE, k_KSE, v_KSE, mask_TS))
+    return attention(*wide, look).to(q_HTE.dtype)
+
+
+def attention(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
+              look: Look = PLAIN) -> Tensor:
     """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so no key is repeated.
 
     The mask is `[T, S]`, or has its rows once for each of the heads that share keys. The window of `look` is in it.
@@ -55,10 +64,7 @@ def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
         weights = torch.softmax(scores, -1, wide).to(q.dtype)
         out = weights[..., :k_KSE.shape[1]] @ v_KSE
     elif hasattr(F, "scaled_dot_product_attention"):
-        fused = F.scaled_dot_product_attention
-        if q.shape[1] == 1 and q.dtype == torch.bfloat16:  # on a processor two rows take a third of the time of one
-            q = q.repeat(1, 2, 1)
-        out = fused(q[None], k_KSE[None], v_KSE[None], mask)[0, :, :group * rows]
+        out = F.scaled_dot_product_attention(q[None], k_KSE[None], v_KSE[None], mask)[0]
     else:  # torch 1.11, the wheel of JetPack 5
         scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
         out = torch.softmax(scores + mask, -1) @ v_KSE
@@ -198,7 +204,7 @@ class TreeCache:
             slots.clear()
         # The additive mask. Left of `settled` it is zero for good, so a step writes the columns of the tail only.
         columns = min(BLOCK, self.capacity)
-        self._mask = self.like.new_zeros(len(self._sees), columns)
+        self._mask = for_sums(self.like.new_zeros(len(self._sees), columns))
         self.settled = 0
         self._survivors = Survivors()
         self._hold([])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from config.schema.families import FAMILIES, ROTARY, YARN, Family, accepted, unturned, windows
 from model.cache import Look, Rows, TreeCache
+from model.precision import for_sums
 from model.rotary import Rotary, Rotation, Turns, rotate
 
 CLAMPED_GELU = 1.702  # by which GPT-OSS's gate is bent
@@ -140,7 +141,7 @@ class LlamaConfig:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm; half precision is widened to float32 for the mean. `one_more`: for weights as Gemma's."""
+    """Root-mean-square norm; half precision is widened for the mean. `one_more`: for weights as Gemma's."""
 
     def __init__(self, size: int, eps: float, one_more: bool = False) -> None:
         super().__init__()
@@ -149,7 +150,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        wide = x_TD.float() if x_TD.dtype in (torch.float16, torch.bfloat16) else x_TD
+        wide = for_sums(x_TD)
+        if wide.dtype in (torch.float16, torch.bfloat16):
+            wide = wide.float()
         if hasattr(F, "rms_norm"):  # torch from 2.4 on: the same bits, with fewer calls
             wide = F.rms_norm(wide, wide.shape[-1:], None, self.eps)
         else:
@@ -160,11 +163,19 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x_TD.dtype)
 
 
+class LayerNorm(nn.LayerNorm):
+    """OPT's norm."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        wide = [for_sums(x) for x in (x_TD, self.weight, self.bias)]
+        return F.layer_norm(wide[0], self.normalized_shape, *wide[1:], self.eps).to(x_TD.dtype)
+
+
 def norm(c: LlamaConfig) -> nn.Module:
     """The norm of a whole row, of the kind that the family has."""
     if c.family.rms:
         return RMSNorm(c.hidden, c.eps, c.family.one_more)
-    return nn.LayerNorm(c.hidden, c.eps, device="meta")
+    return LayerNorm(c.hidden, c.eps, device="meta")
 
 
 def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:

@@ -3,61 +3,77 @@
 torch's own product would bring a plain weight in bfloat16 into that order each time, which takes longer than the
 product of a row. In float32 it would use another library, which takes several times as long for the rows of a tree, and
 whose bits for a row depend on the rows beside it. It knows nothing about layers.
+
+Shapes: T rows, N outputs, K inputs.
 """
 from __future__ import annotations
 
-from functools import lru_cache
+from typing import Dict, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-TRIAL = (20, 96, 160)  # rows, inputs and outputs
-CLOSE = 0.01  # of the trial's result, relative: bfloat16 has eight bits
-ROWS = {torch.bfloat16: 1, torch.float32: 16}  # of a product, for which its weights are put in order
+CLOSE = 0.01  # of the plain product's result, relative: bfloat16 has eight bits
+ORDERED_FOR = {torch.bfloat16: 1, torch.float32: 16}  # rows of a product, for which its weight is put in order
+UNITS = (1, 2, 4)  # rows to whose multiples batches may be padded
+TRIED = (1, 2, 3, 4, 8, 16, 17, 33)  # rows of the batches in which a row shall have the same bits ...
+ROWS = 65  # ... as in one of so many
+
+_units: Dict[Tuple[object, ...], int] = {}  # by type, shape and threads; 0: the products are wrong, or there are none
 
 
 class Packed(nn.Module):
-    """A linear layer in place of a plain one, with its weight `[N, K]` and its bias `[N]`."""
+    """A linear layer in place of a plain one, with its weight `[N, K]` and its bias `[N]`.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    Rows are padded to multiples of `unit`: oneDNN computes a lone row of some shapes by another kernel.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, unit: int = 1) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS[weight.dtype])
+        self.unit = unit
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, ORDERED_FOR[weight.dtype])
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x_TK: Tensor) -> Tensor:
+        missing = -len(x_TK) % self.unit
+        rows = F.pad(x_TK, (0, 0, 0, missing)) if missing else x_TK
         multiply = torch.ops.mkldnn._linear_pointwise
-        return multiply(x_TK, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        out_TN: Tensor = multiply(rows, self.weight, self.bias, "none", [], "")
+        return out_TN[:len(x_TK)]
 
 
-def packable(weight: Tensor) -> bool:
-    """Whether this machine multiplies with such a weight packed.
+def packed(weight: Tensor, bias: Tensor | None = None) -> Packed | None:
+    """A plain weight packed, so that a row has the same bits in every batch; None where this machine cannot."""
+    if weight.dtype not in ORDERED_FOR or weight.device.type != "cpu":
+        return None
+    key = (weight.dtype, *weight.shape, torch.get_num_threads())
+    if key not in _units:
+        _units[key] = _unit(weight)
+    return Packed(weight, bias, _units[key]) if _units[key] else None
 
-    In float32 a lone thread does not: for one row it reads a plain weight in nine tenths of the time.
+
+def _unit(weight: Tensor) -> int:
+    """The least unit with which a row's bits do not depend on its batch, 1 if there is none.
+
+    0 if torch lacks the operators (it has them from 2.0 on), the processor does not run them, or the result is wrong.
     """
-    alone = weight.dtype == torch.float32 and torch.get_num_threads() == 1
-    return weight.dtype in ROWS and weight.device.type == "cpu" and not alone and _works(weight.dtype)
-
-
-@lru_cache(maxsize=None)
-def _works(dtype: torch.dtype) -> bool:
-    """Whether torch has the operators (from 2.0 on), the processor runs them, and their result is right.
-
-    In float32 a row's bits must be the same alone and beside others.
-    """
-    rows, inputs, outputs = TRIAL
     generator = torch.Generator().manual_seed(1)
-    drawn = (torch.randn(size, inputs, generator=generator) for size in (rows, outputs))
-    x_TK, weight = (numbers.to(dtype) for numbers in drawn)
-    bias = torch.randn(outputs, generator=generator).to(dtype)
-    exact = F.linear(x_TK.float(), weight.float(), bias.float())
+    x_TK = torch.randn(ROWS, weight.shape[1], generator=generator).to(weight.dtype)
+    plain = F.linear(x_TK[:1], weight).float()
     try:
-        product = Packed(weight, bias)
+        product = Packed(weight)
         found = product(x_TK)
-        alone = torch.cat([product(x_K) for x_K in x_TK.split(1)])
     except (AttributeError, NotImplementedError, RuntimeError):
-        return False
-    close = (found.float() - exact).norm() < CLOSE * exact.norm()
-    return bool(close) and (dtype != torch.float32 or torch.equal(found, alone))
+        return 0
+    if not (found[:1].float() - plain).norm() < CLOSE * plain.norm():
+        return 0
+    # What the first row's sums differ from numbers in bfloat16 is what would not be seen in them.
+    product.bias = nn.Parameter(-found[0], requires_grad=False)
+    found = product(x_TK)
+    for product.unit in UNITS:
+        if all(torch.equal(product(x_TK[:rows]), found[:rows]) for rows in TRIED):
+            return product.unit
+    return 1

@@ -25,7 +25,7 @@ from config.schema.untrusted import reason
 from model.llama import Logits, fill
 from model.weights import int4
 from model.weights.checkpoint import Checkpoint, Form
-from model.weights.onednn import Packed, packable
+from model.weights.onednn import packed
 
 KINDS = ("int8", "int4", "nf4", "fp4")
 BLOCK = 64  # weights that share a scale, of those in nf4 and fp4
@@ -315,15 +315,16 @@ def pack(module: nn.Module) -> None:
     """
     for block in list(module.modules()):
         fused = vars(block).get("fused")
-        if isinstance(fused, partial) and fused.func is F.linear and packable(fused.keywords["weight"]):
-            block.fused = Packed(**fused.keywords)
+        is_plain = isinstance(fused, partial) and fused.func is F.linear
+        if is_plain and (made := packed(**fused.keywords)):  # type: ignore[union-attr]
+            block.fused = made
             for name in block.fusible:  # type: ignore[union-attr]
                 setattr(block, name, None)
         for name, child in list(block.named_children()):
-            if type(child) is nn.Linear and packable(child.weight):
-                setattr(block, name, Packed(child.weight, child.bias))
-        if isinstance(block, Logits) and block.product is None and packable(block.weight):
-            block.product, block.weight = Packed(block.weight), None  # type: ignore[assignment]
+            if type(child) is nn.Linear and (made := packed(child.weight, child.bias)):
+                setattr(block, name, made)
+        if isinstance(block, Logits) and block.product is None and (made := packed(block.weight)):
+            block.product, block.weight = made, None  # type: ignore[assignment]
     _give_back()
 
 

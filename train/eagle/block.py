@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.cache import PLAIN, Look, attend
+from model.cache import PLAIN, Look, attention
 from model.drafts.dflash import TEXT, DFlashHead
 from train.data import Row
 from train.eagle.loss import LIKELIEST, Mark, Objective, Task, Wanted
@@ -39,7 +39,7 @@ class Blocks:
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                look: Look = PLAIN) -> Tensor:
         """The attention `[H, T, E]` of these queries."""
-        return attend(q_HTE, k_KTE, v_KTE, self._sees_TS, look)
+        return attention(q_HTE, k_KTE, v_KTE, self._sees_TS, look)
 
 
 def block_part(size: int, starts: int, steps: int) -> Objective:

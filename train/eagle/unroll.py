@@ -13,7 +13,7 @@ from typing import Iterator
 import torch
 from torch import Tensor
 
-from model.cache import PLAIN, Look, attend
+from model.cache import PLAIN, Look, attention
 from model.drafts.eagle import Head
 
 
@@ -29,7 +29,7 @@ class Causal:
         """The attention `[H, T, E]` of these queries."""
         mask = self._mask.triu(1 - look.window) if look.window else self._mask
         added = q_HTE.new_zeros(mask.shape)
-        return attend(q_HTE, k_KTE, v_KTE, added.masked_fill(~mask, float("-inf")), look)
+        return attention(q_HTE, k_KTE, v_KTE, added.masked_fill(~mask, float("-inf")), look)
 
 
 class Unrolled:
@@ -53,7 +53,7 @@ class Unrolled:
         masks = [self._mask(keys, number) for number in range(len(keys))]
         keys_KSE, values_KSE = torch.cat(keys, 1), torch.cat(values, 1)
         mask_TS = torch.cat(masks, 1)
-        return attend(q_HTE, keys_KSE, values_KSE, mask_TS)
+        return attention(q_HTE, keys_KSE, values_KSE, mask_TS)
 
     def _mask(self, keys: list[Tensor], number: int) -> Tensor:
         """Which keys of that pass the rows of the last pass see, `[T, S]`."""

@@ -1,0 +1,114 @@
+"""A row has the same bits alone and in a tree: so all methods write one text in every number type, not only nearly."""
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from config.schema.families import FAMILIES
+from launch.hosts.timing import random_weights
+from model.llama import LlamaConfig, Logits, Scales, Slice, fill
+from model.weights.onednn import packed
+from model.weights.quant import compress, fuse, pack
+
+SIZES = LlamaConfig(hidden=192, layers=2, heads=6, kv_heads=2, head_dim=32, intermediate=1536, vocab=200, context=128,
+                    eps=1e-6, theta=1e4)
+FAMILY = {
+    "llama": SIZES,
+    "opt": replace(SIZES, family=FAMILIES["opt"], kv_heads=6),
+    "gemma2": replace(SIZES, family=FAMILIES["gemma2"], windows=(16, 0), scales=Scales(score_cap=5.0)),
+    "gpt_oss": replace(SIZES, family=replace(FAMILIES["gpt_oss"], experts=()), scales=Scales(clamp=7.0)),
+}
+LENGTH, PROMPT = 80, 37
+
+
+class Model:
+    """Random layers and an LM head in one type; `read` gives the hidden states and logits of rows."""
+
+    def __init__(self, sizes, dtype, kind="none"):
+        self.body, self.head = Slice(sizes, 0, 2), Logits(sizes)
+        for part in (self.body, self.head):
+            fill(part, random_weights(part), dtype, "cpu")
+        compress(self.body, kind, dtype)
+        fuse(self.body)
+        pack(self.body)
+        pack(self.head)
+        self.cache = sizes.cache(2, 128, torch.empty(0, dtype=dtype), sizes.windows)
+
+    def read(self, rows, text):
+        """Rows of node, parent, position and token, of which the first `text` are settled."""
+        nodes, parents, positions, tokens = zip(*rows)
+        self.cache.admit(nodes, parents, text)
+        out_TD = self.body(torch.tensor(tokens), torch.tensor(positions), self.cache)
+        return torch.cat((out_TD, self.head(out_TD)), 1)
+
+
+def alone(model, text):
+    """What is computed of each token of a text, one after the other behind a prompt."""
+    rows = [(i, max(i - 1, 0), i, token) for i, token in enumerate(text)]
+    model.cache.clear()
+    made = [model.read(rows[:PROMPT], PROMPT)]
+    return torch.cat(made + [model.read([row], 1) for row in rows[PROMPT:]])
+
+
+def in_trees(model, text, rng):
+    """The same where the prompt comes in unequal chunks, and the rest as guesses among others that are wrong."""
+    rows = [(i, max(i - 1, 0), i, token) for i, token in enumerate(text[:PROMPT])]
+    model.cache.clear()
+    made = [model.read(rows[start:end], end - start) for start, end in ((0, 3), (3, 20), (20, 21), (21, PROMPT))]
+    tip, node, at = PROMPT - 1, 1000, PROMPT
+    while at < len(text):
+        rows, right, above = [], [], [tip]
+        for position in range(at, min(at + rng.randrange(1, 10), len(text))):
+            for token in [*rng.sample(range(200), rng.randrange(4)), text[position]]:
+                rows.append((node, above[-1], position, token))
+                node += 1
+            right.append(len(rows) - 1)
+            above.append(node - 1)
+        made.append(model.read(rows, 0)[right])
+        tip, at = above[-1], at + len(right)
+        model.cache.prune(tip, above[-2], [], node)
+    return torch.cat(made)
+
+
+@pytest.fixture(params=[1, 2], ids="{} threads".format)
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def needs_packing(dtype):
+    if packed(torch.ones(8, 8, dtype=dtype)) is None:
+        pytest.skip("this processor, or torch, has no products with packed weights")
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("family, dtype, kind", [
+    *((family, torch.float32, "none") for family in FAMILY),
+    *((family, torch.bfloat16, "none") for family in ("llama", "gpt_oss")),
+    ("llama", torch.bfloat16, "int4"), ("llama", torch.float32, "int4"), ("llama", torch.float32, "int8")], ids=str)
+def test_a_row_has_the_same_bits_alone_and_in_a_tree(family, dtype, kind):
+    needs_packing(dtype)
+    torch.manual_seed(0)
+    rng = random.Random(1)
+    text = [rng.randrange(200) for _ in range(LENGTH)]
+    model = Model(FAMILY[family], dtype, kind)
+    assert torch.equal(in_trees(model, text, rng), alone(model, text))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("outputs, inputs", [(160, 96), (192, 1536), (576, 1536), (2048, 1024)])
+def test_a_packed_product_gives_a_row_the_same_bits_beside_any_number_of_others(outputs, inputs, dtype):
+    needs_packing(dtype)
+    torch.manual_seed(0)
+    weight, x_TD = torch.randn(outputs, inputs).to(dtype), torch.randn(130, inputs).to(dtype)
+    product = packed(weight)
+    product.bias = torch.nn.Parameter(-product(x_TD)[0], requires_grad=False)  # the last bits of the first row's sums
+    whole = product(x_TD)
+    for rows in range(1, 131):
+        assert torch.equal(product(x_TD[:rows]), whole[:rows]), rows
