@@ -27,6 +27,7 @@ CHOICES = {
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
     "quant": ("auto", "none", "int8", "int4", "nf4", "fp4"),
     "quant_head": ("none", "int8", "int4"),
+    "quant_kv": ("none", "int8"),
 }
 COUNT = 1_000_000_000  # the most of anything that is counted
 GUESSES = Range(1, MOST_GUESSES)
@@ -164,6 +165,7 @@ class RunConfig(Checked):
     quant: str = "auto"  # weights of the layers: none, int4, int8, nf4 or fp4; auto: what the split holds
     quant_draft: bool = False  # quantize the draft's layers in the same way
     quant_head: str = "none"  # weights of the LM head: none, int8 or int4
+    quant_kv: str = "none"  # keys and values of the text: none, or int8 with a scale for each head and token
     max_length: int = 2048  # tokens of prompt and answer together
     max_requests: int = 1  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
     reuse: bool = False  # begin behind the tokens that a prompt shares with a text that the ranks hold
@@ -381,6 +383,8 @@ def _problems_of_sharing(c: RunConfig) -> Iterator[str]:
 def _problems_of_time(c: RunConfig) -> Iterator[str]:
     if c.virtual and c.slowdown != 1:
         yield f"slowdown={c.slowdown:g} means nothing where nobody waits: leave it out, or add time=real"
+    if c.virtual and c.quant_kv != "none":
+        yield "time=virtual computes each token once, with no cache in 8 bits: leave quant_kv out, or add time=real"
     if c.virtual and c.hosts:
         yield "time=virtual computes everything in one process: leave hosts out, or add time=real"
 

@@ -65,7 +65,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     body = load_layers(spec, spec.part.weights, shared=members is not None)
 
     def new_cache() -> TreeCache:
-        return body.config.cache(last - first, spec.slots, spec.like, spec.windows)
+        return body.config.cache(last - first, spec.slots, spec.like, spec.windows, spec.config.quant_kv == "int8")
 
     computes: Callable[..., Tensor | None] = body
     if members is not None:

@@ -16,7 +16,7 @@ import torch
 from config.cli import HEADS
 from launch.available import available
 from launch.spec import RankSpec
-from model.cache import BLOCK
+from model.cache import BLOCK, WIDENED
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
@@ -91,7 +91,7 @@ def _stage(spec: RankSpec) -> Need:
         kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
     step = _step(spec, sizes, spec.quant, _rows(spec))
     workspace = max(step, _loading(part.weights, spec.quantizes))
-    cache, begins = _cache(spec, sizes, spec.windows)
+    cache, begins = _cache(spec, sizes, spec.windows, spec.config.quant_kv == "int8")
     return Need(weights, cache, workspace + kept, begins)
 
 
@@ -124,7 +124,7 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     if eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
         forms[EMBED] = part.weights.form(HEAD)
     layers = 1 if eagle and any(map(AHEAD.search, forms)) else sizes.layers
-    cache, begins = _cache(spec, sizes, (0,) * layers)
+    cache, begins = _cache(spec, sizes, (0,) * layers, small=False)
     rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all of them at once
     workspace = max(_step(spec, sizes, "none", rows), _loading(source, "none"))
     return Need(_loaded(forms, spec), cache, workspace, begins)
@@ -159,10 +159,11 @@ def _loading(source: Checkpoint, making: str) -> int:
     return 2 * largest.bytes + SCRATCH * piece
 
 
-def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int]) -> tuple[int, int]:
+def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int], small: bool) -> tuple[int, int]:
     """The bytes of the caches of all requests, of layers that have these windows: at most, where CUDA holds the keys
-    twice for a while, and at first."""
-    slot = 2 * sizes.kv_heads * sizes.head_dim * _width(spec) * spec.config.max_requests
+    twice for a while, and at first. `small` ones hold 8 bits."""
+    head = sizes.head_dim + 4 if small else sizes.head_dim * _width(spec)
+    slot = 2 * sizes.kv_heads * head * spec.config.max_requests
     tail = spec.slots - spec.context + _rows_of_one(spec)
     near = (window + BLOCK + tail for window in windows if window)
     held = [min(spec.slots, 3 * slots // 2) for slots in near]
@@ -190,9 +191,11 @@ def _step(spec: RankSpec, sizes: LlamaConfig, kind: str, rows: int) -> int:
     heads = sizes.heads * sizes.head_dim
     tables = 2 * sizes.context * sizes.head_dim * (width + 4) if sizes.family.rotary else 0
     step = rows * (3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads) * wide
-    scores = rows * spec.slots * 2 * sizes.heads * 4
+    summed = 8 if spec.device.type == "cpu" else width  # the type in which attention adds up
+    slots = min(spec.slots * sizes.kv_heads * sizes.head_dim, max(WIDENED, spec.slots * sizes.head_dim))
+    scores = rows * spec.slots * 2 * sizes.heads * max(summed, 4) + 2 * slots * summed
     masked = max(rows, spec.config.max_requests * _rows_of_one(spec))  # by the masks of all requests
-    masks = masked * spec.slots * 2 * width  # with room to grow
+    masks = masked * spec.slots * 2 * summed  # with room to grow
     unfolded = sizes.hidden * sizes.intermediate * wide if kind != "none" else 0
     return tables + step + scores + masks + unfolded
 

@@ -27,6 +27,9 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
 
 
 BLOCK = 256  # slots with which a cache begins
+WIDENED = 1 << 20  # numbers of keys that are widened at once
+LEVELS = 127  # the largest number of 8 bits
+SMALLEST = 1e-20  # above which the largest number of a row is taken to be
 
 
 class Look(NamedTuple):
@@ -40,11 +43,35 @@ class Look(NamedTuple):
 PLAIN = Look()
 
 
-def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
-           look: Look = PLAIN) -> Tensor:
-    """`attention` whose rows have the same bits in every batch (model/precision.py)."""
-    wide = (for_sums(x) for x in (q_HTE, k_KSE, v_KSE, mask_TS))
-    return attention(*wide, look).to(q_HTE.dtype)
+def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, look: Look = PLAIN) -> Tensor:
+    """Attention to keys and values `[K, S, E]`, whose rows have the same bits in every batch (model/precision.py).
+
+    Held in 8 bits, they have their scales `[K, S, 1]` behind them. Few heads are widened at once.
+    """
+    heads, group = len(held[0]), len(q_HTE) // len(held[0])
+    at_once = heads if look.sinks is not None else max(1, WIDENED // held[0][0].numel())
+    made = []
+    for first in range(0, heads, at_once):
+        last = first + at_once
+        q = for_sums(q_HTE[first * group:last * group])
+        keys, values = unfolded([x[first:last] for x in held], q.dtype)
+        made.append(attention(q, keys, values, mask_TS.to(q.dtype), look))
+    return torch.cat(made).to(q_HTE.dtype)
+
+
+def folded(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys or values in 8 bits, and the scale of each head and row."""
+    wide = x_KTE.float()
+    scale = wide.abs().amax(-1, keepdim=True).clamp(min=SMALLEST) / LEVELS
+    return (wide / scale).round().to(torch.int8), scale
+
+
+def unfolded(held: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values in a type."""
+    keys, values, *scales = (x.to(dtype) for x in held)
+    if scales:
+        return keys * scales[0], values * scales[1]
+    return keys, values
 
 
 def attention(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
@@ -125,70 +152,87 @@ Shape = Tuple[int, int, int, int]  # layers, K, slots, E
 class Slots:
     """Keys and values `[layers, K, slots, E]` of the layers that have one window, of the slots from `first` on.
 
+    If `small`, they are held in 8 bits, with scales `[layers, K, slots, 1]`.
     There is memory for a block of slots, and for half more than needed where they are not enough, up to the capacity.
     """
 
-    def __init__(self, shape: Shape, window: int, like: Tensor) -> None:
+    def __init__(self, shape: Shape, window: int, like: Tensor, small: bool = False) -> None:
         self.shape, self.window = shape, window
-        self.keys = like
+        self.like, self.small = like, small
+        self.held: list[Tensor] = []
         self.clear()
 
     def clear(self) -> None:
         """Give back all memory but the first block."""
         layers, heads, capacity, dim = self.shape
-        self.keys = self.keys.new_empty(layers, heads, min(BLOCK, capacity), dim)
-        self.values = torch.empty_like(self.keys)
+        size = min(BLOCK, capacity)
+        number = torch.int8 if self.small else self.like.dtype
+        forms = [(dim, number)] * 2 + [(1, torch.float32)] * (2 if self.small else 0)
+        self.held = [self.like.new_empty(layers, heads, size, wide, dtype=dtype) for wide, dtype in forms]
         self.first = 0
+
+    def write(self, place: int, start: int, k_KTE: Tensor, v_KTE: Tensor) -> None:
+        """Keep rows of a layer from the slot `start` on."""
+        rows = k_KTE, v_KTE
+        if self.small:
+            (keys, key_scale), (values, value_scale) = map(folded, rows)
+            rows = keys, values, key_scale, value_scale
+        start -= self.first
+        for held, new in zip(self.held, rows):
+            held[place, :, start:start + new.shape[1]] = new
+
+    def read(self, place: int, end: int) -> list[Tensor]:
+        """What a layer holds up to a slot, each `[K, S, *]`."""
+        return [x[place, :, :end - self.first] for x in self.held]
 
     def copy(self, source: Slots, length: int) -> None:
         """Take over the first slots of another one."""
         self.first = 0
         self.reserve(0, length)
-        self.keys[:, :, :length] = source.keys[:, :, :length]
-        self.values[:, :, :length] = source.values[:, :, :length]
+        for mine, theirs in zip(self.held, source.held):
+            mine[:, :, :length] = theirs[:, :, :length]
 
     def move(self, source_S: Tensor, start: int) -> None:
         """Copy these slots to those from `start` on."""
         source_S, start = source_S - self.first, start - self.first
-        end = start + len(source_S)
-        self.keys[:, :, start:end] = self.keys.index_select(2, source_S)
-        self.values[:, :, start:end] = self.values.index_select(2, source_S)
+        for held in self.held:
+            held[:, :, start:start + len(source_S)] = held.index_select(2, source_S)
 
     def reserve(self, settled: int, end: int) -> None:
         """Memory for the slots up to `end`; one tensor after the other, so that little is held twice.
 
         Settled ones on which no row to come looks back are dropped first, once they are a block.
         """
-        held = self.keys.shape[2]
+        room = self.held[0].shape[2]
         passed = settled + 1 - self.window - self.first
-        if self.window and passed >= BLOCK and end - self.first > held:
-            for old_KSE in (*self.keys, *self.values):
-                old_KSE[:, :held - passed] = old_KSE[:, passed:].clone()
+        if self.window and passed >= BLOCK and end - self.first > room:
+            for old_KSE in (layer for held in self.held for layer in held):
+                old_KSE[:, :room - passed] = old_KSE[:, passed:].clone()
             self.first += passed
         needed = end - self.first
-        if needed > held:
+        if needed > room:
             size = min(self.shape[2], needed + needed // 2)
-            self.keys = _longer(self.keys, size)
-            self.values = _longer(self.values, size)
+            for number, held in enumerate(self.held):
+                self.held[number] = _longer(held, size)
 
 
 class TreeCache:
     """The slots of some layers, and who sees whom in the tail.
 
     `windows` says for each layer on how many positions it looks back, 0 for all; what lies behind is dropped. Without
-    them nothing is, and another text may begin with a part of this one.
+    them nothing is, and another text may begin with a part of this one. A `small` one holds 8 bits.
     """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str,
-                 windows: Sequence[int] = ()) -> None:
+                 windows: Sequence[int] = (), small: bool = False) -> None:
         layers, heads, self.capacity, dim = self.shape = shape
         self.like = torch.empty(0, dtype=dtype, device=device)
-        self.windows = tuple(windows) or (0,) * layers
+        self.windows, self.small = tuple(windows) or (0,) * layers, small
         self.slots: list[Slots] = []
         self._layers: dict[int, tuple[Slots, int]] = {}  # where each has its keys and values
         for window in sorted(set(self.windows)):
             alike = [layer for layer, own in enumerate(self.windows) if own == window]
-            slots = Slots((len(alike), heads, self.capacity, dim), window, self.like)
+            slots = Slots((len(alike), heads, self.capacity, dim), window, self.like, small)
             self.slots.append(slots)
             self._layers.update((layer, (slots, place)) for place, layer in enumerate(alike))
         self._sees = np.zeros((64, 64), dtype=bool)
@@ -196,7 +240,7 @@ class TreeCache:
 
     def another(self) -> TreeCache:
         """An empty one of the same shape, type and place."""
-        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows)
+        return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.small)
 
     def clear(self) -> None:
         """Forget the request, and give back all memory but the first block."""
@@ -249,7 +293,7 @@ class TreeCache:
     @property
     def bytes(self) -> int:
         """What keys and values take."""
-        tensors = [x for slots in self.slots for x in (slots.keys, slots.values)]
+        tensors = [x for slots in self.slots for x in slots.held]
         return sum(x.numel() * x.element_size() for x in tensors)
 
     @property
@@ -301,31 +345,19 @@ class TreeCache:
         tail.zero_()
         tail.masked_fill_(blind, float("-inf"))
 
-    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep the keys and values of the admitted rows in one layer.
-
-        Returned are the layer's keys and values `[K, S, E]` of all slots that it holds, and the additive mask `[T, S]`.
-        """
-        slots, place = self._layers[layer]
-        keys, values = slots.keys[place], slots.values[place]
-        last = self.settled + len(self._tail)
-        end = last - slots.first
-        start = end - self._rows
-        keys[:, start:end] = k_KTE
-        values[:, start:end] = v_KTE
-        mask = self._mask[:self._rows, slots.first:last]
-        return keys[:, :end], values[:, :end], mask
-
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                look: Look = PLAIN) -> Tensor:
         """Keep the keys and values of the admitted rows in one layer; the attention `[H, T, E]` of their queries."""
-        keys, values, mask = self.store(layer, k_KTE, v_KTE)
+        slots, place = self._layers[layer]
+        end = self.settled + len(self._tail)
+        slots.write(place, end - self._rows, k_KTE, v_KTE)
         group = len(q_HTE) // len(k_KTE)
         kind = look.window, group
         if kind not in self._masks:
+            mask = self._mask[:self._rows, slots.first:end]
             seen = self._within(look.window, mask) if look.window else mask
             self._masks[kind] = seen if group == 1 else seen.repeat(group, 1)
-        return attend(q_HTE, keys, values, self._masks[kind], look)
+        return attend(q_HTE, slots.read(place, end), self._masks[kind], look)
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:
         """The mask of the admitted rows, without what lies further back than a window.

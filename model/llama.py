@@ -133,11 +133,11 @@ class LlamaConfig:
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
     def cache(self, layers: int, capacity: int, like: Tensor,
-              windows: Sequence[int] = ()) -> TreeCache:
-        """An empty cache for so many layers, in the type and on the device of `like`; it drops what lies behind
-        `windows`."""
+              windows: Sequence[int] = (), small: bool = False) -> TreeCache:
+        """An empty cache for so many layers, in the type and on the device of `like`, or in 8 bits if `small`; it
+        drops what lies behind `windows`."""
         shape = layers, self.kv_heads, capacity, self.head_dim
-        return TreeCache(shape, like.dtype, like.device, windows)
+        return TreeCache(shape, like.dtype, like.device, windows, small)
 
 
 class RMSNorm(nn.Module):
@@ -167,8 +167,8 @@ class LayerNorm(nn.LayerNorm):
     """OPT's norm."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        wide = [for_sums(x) for x in (x_TD, self.weight, self.bias)]
-        return F.layer_norm(wide[0], self.normalized_shape, *wide[1:], self.eps).to(x_TD.dtype)
+        x, weight, bias = (for_sums(x) for x in (x_TD, self.weight, self.bias))
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps).to(x_TD.dtype)
 
 
 def norm(c: LlamaConfig) -> nn.Module:

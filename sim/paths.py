@@ -146,4 +146,4 @@ class Store:
         keys, values, mask_TP = self.store(layer, k_KTE, v_KTE)
         if look.window:
             mask_TP = mask_TP.masked_fill(self.view[3] >= look.window, float("-inf"))
-        return attend(q_HTE, keys, values, mask_TP, look)
+        return attend(q_HTE, (keys, values), mask_TP, look)

@@ -165,7 +165,7 @@ def _cache(args: Namespace, config: LlamaConfig, dtype: torch.dtype) -> TreeCach
                          torch.empty(0, dtype=dtype, device=args.device))
     text = list(range(args.context))
     cache.admit(text, [0, *text[:-1]], args.context)
-    for stored in (cache.slots[0].keys, cache.slots[0].values):
+    for stored in cache.slots[0].held:
         generator = torch.Generator().manual_seed(1)
         stored.copy_(torch.randn(stored.shape, generator=generator))
     return cache

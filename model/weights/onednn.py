@@ -8,8 +8,6 @@ Shapes: T rows, N outputs, K inputs.
 """
 from __future__ import annotations
 
-from typing import Dict, Tuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +18,7 @@ UNITS = (1, 2, 4)  # rows to whose multiples batches may be padded
 TRIED = (1, 2, 3, 4, 8, 16, 17, 33)  # rows of the batches in which a row shall have the same bits ...
 ROWS = 65  # ... as in one of so many
 
-_units: Dict[Tuple[object, ...], int] = {}  # by type, shape and threads; 0: the products are wrong, or there are none
+_units: dict[tuple[object, ...], int] = {}  # by type, shape and threads; 0: the products are wrong, or there are none
 
 
 class Packed(nn.Module):
