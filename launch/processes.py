@@ -28,9 +28,8 @@ from typing import IO, Iterator, Mapping, MutableMapping, Sequence
 
 from config.schema.untrusted import plain
 from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
-from launch.epochs import HUNG
 from launch.folder import Folder, private_folder
-from pipeline.failure import FILES, LOSS_KEY, SPACE, explain, first_loss, limited
+from pipeline.failure import FILES, HUNG, LOSS_KEY, SPACE, explain, first_loss, limited
 
 RENDEZVOUS = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive

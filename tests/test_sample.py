@@ -10,7 +10,7 @@ from model.sample import Sampler, gumbel, warp
 from tests.checkpoints import refused
 from tests.tiny import TINY, pipeline, write
 
-DRAWS = 20_000
+DRAWS = 8_000
 ALPHA = 1e-4
 
 
