@@ -10,7 +10,8 @@ import time
 from typing import Any, Callable, NamedTuple, Sequence
 
 from config.schema.untrusted import plain
-from pipeline.failure import HUNG, LOSS_KEY, Heartbeat, PeerLost, first_loss
+from launch.processes import HUNG
+from pipeline.failure import LOSS_KEY, Heartbeat, PeerLost, first_loss
 from pipeline.sockets import Connections, Door
 from pipeline.transport import Peers, Wire
 

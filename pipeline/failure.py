@@ -19,7 +19,6 @@ from pipeline.trace import Meter
 
 GB = 1e9
 LOSS_KEY = "heartbeat/lost"  # in the store: the loss that was noted first, in words
-HUNG = "hung/{}"  # in the store: how often rank 0 has found a rank hung, which its launcher then kills
 BEAT = 0.5  # seconds
 END = 1 << 40  # more beats than a rank can live
 Heard = Dict[int, Tuple[int, float]]  # of each peer, the number of its beats, and when that last changed

@@ -39,7 +39,7 @@ from scripts import generate
 from tests.checkpoints import refused, same
 from tests.tiny import TREE, Oracle, weights, work, write
 
-VOCAB, NEW, FAR = 61, 16, 131072
+VOCAB, NEW, FAR = 61, 20, 131072
 SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
          "max_position_embeddings": 160, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GATED = {**SIZES, "intermediate_size": 80, "num_key_value_heads": 2, "initializer_range": 0.3}
