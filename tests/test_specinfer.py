@@ -28,7 +28,7 @@ from tests.forked import ranks
 from tests.saved import FORM, here, models, save_tokenizer
 from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, TREE, pipeline, weights, write
 
-PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 26
+PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 30
 SHAPED = replace(TREE, init=TREE.init.shaped(expanded("1,3,1,1")), expand=TREE.expand.shaped(expanded("2,1")))
 ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
 
