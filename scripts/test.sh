@@ -8,11 +8,9 @@ make_env serve/requirements.txt tests/requirements.txt
 cd "$ROOT"
 export PYTHONDONTWRITEBYTECODE=  # else each of the many processes that tests start would compile the project again
 "$PY" -m ruff check .
-types="$(mktemp)"
-"$PY" -m mypy >"$types" 2>&1 &
-trap 'kill $! 2>/dev/null || true; rm -f "$types"' EXIT
-code=0
-"$PY" -m pytest -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@" || code=$?
-wait $! || code=$?
-cat "$types"
+exec 3< <("$PY" -m mypy 2>&1)
+types=$! code=0
+"$PY" -m pytest -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@" 3<&- || code=$?
+cat <&3
+wait "$types" || code=$?
 exit "$code"
