@@ -10,6 +10,7 @@ import time
 from typing import Any, Callable, NamedTuple, Sequence
 
 from config.schema.untrusted import plain
+from launch.processes import HUNG
 from pipeline.failure import LOSS_KEY, Heartbeat, PeerLost, first_loss
 from pipeline.sockets import Connections, Door
 from pipeline.transport import Peers, Wire
@@ -17,7 +18,6 @@ from pipeline.transport import Peers, Wire
 Attend = Callable[[], str]  # looks after the processes of other ranks; says why some will not come, or nothing
 LOOK = 0.02  # seconds between two looks at who has come
 EPOCH, OPEN = "epoch", "open"  # in the store: the newest epoch; the newest to which all ranks have come
-HUNG = "hung/{}"  # how often rank 0 has found a rank hung, which its launcher then kills
 
 
 class Meeting(NamedTuple):

@@ -28,11 +28,11 @@ from typing import IO, Iterator, Mapping, MutableMapping, Sequence
 
 from config.schema.untrusted import plain
 from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
-from launch.epochs import HUNG
 from launch.folder import Folder, private_folder
 from pipeline.failure import FILES, LOSS_KEY, SPACE, explain, first_loss, limited
 
 RENDEZVOUS = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
+HUNG = "hung/{}"  # in the store: how often rank 0 has found a rank hung, which its launcher then kills
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
 INTERFACE = "GLOO_SOCKET_IFNAME"  # in the environment: where gloo listens
 GRACE = 3  # seconds for a rank to end in good order, before it is killed

@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
-# Every check of the project: ruff, mypy, then pytest, which gets the arguments: bash scripts/test.sh [pytest's options]
+# Every check of the project: ruff, pytest, which gets the arguments, and mypy beside it, whose findings come at the end:
+# bash scripts/test.sh [pytest's options]
 # Several processes take the files of tests by turns (tests/conftest.py); `-n 0` runs all in one, as a debugger needs it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 make_env serve/requirements.txt tests/requirements.txt
 cd "$ROOT"
+export PYTHONDONTWRITEBYTECODE=  # else each of the many processes that tests start would compile the project again
 "$PY" -m ruff check .
-"$PY" -m mypy
-exec "$PY" -m pytest -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@"
+exec 3< <("$PY" -m mypy 2>&1)
+types=$! code=0
+"$PY" -m pytest -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@" 3<&- || code=$?
+cat <&3
+wait "$types" || code=$?
+exit "$code"

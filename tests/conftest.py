@@ -14,9 +14,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-SLOW = ("run", "serve_engine", "train_eagle", "specinfer", "pipeline", "hosts", "serve", "quant", "exact", "failure",
-        "plan", "rules", "ssm_ranks", "tp_run", "dsi", "virtual", "prunes", "processes", "threads", "auto", "replicas",
-        "policies", "text", "split")  # the slowest first
+SLOW = ("recovery", "hosts", "train_eagle", "serve", "families", "exact", "rules", "quant", "plan", "ssm_ranks", "run",
+        "threads", "specinfer", "virtual", "predict", "tp_run", "dsi", "split", "text", "failure", "auto", "extending",
+        "serve_engine", "pipeline", "verified", "prunes", "replicas", "bench", "grammar", "policies", "penalties",
+        "many")  # the slowest first
 
 os.environ["FLOWSPEC_PRESET"] = "toy"  # where no model is named; also of the processes that tests start
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launchers do; several ranks share these cores

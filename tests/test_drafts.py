@@ -28,7 +28,7 @@ from tests.tiny import CONFIG, DEEP, pipeline, weights
 
 DEEP = DEEP
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
-NEW = 24
+NEW = 18
 SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec"]
 VOCAB = 40  # of the heads of EAGLE-3 here
 

@@ -19,6 +19,7 @@ COMMANDS = re.search(r"```\n(bash run_pipe.sh.*?)```", PAGE, re.S)[1].splitlines
 NAME = re.match(r"def (\w+)", STRATEGY)[1]
 LAUNCHERS = {"run_pipe.sh": "scripts.generate", "run_eval.sh": "scripts.evaluate emulated",
              "run_server.sh": "serve"}
+SHORTER = {"run_pipe.sh": ["processes=false", "max_new_tokens=16"]}
 LEFT_OUT = shutil.ignore_patterns(".*", "docs", "tests", "splits", "models", "results", "board", "__pycache__")
 END = "-- end --\n"
 PROGRAM = """
@@ -65,7 +66,7 @@ def typed(command):
     words = shlex.split(command)[1:]
     if words[0] == "-m":
         return words[1:]
-    return [*LAUNCHERS[words[0]].split(), *words[1:]]
+    return [*LAUNCHERS[words[0]].split(), *words[1:], *SHORTER.get(words[0], [])]
 
 
 def test_the_page_has_one_function_of_some_ten_lines_and_one_row():

@@ -113,16 +113,15 @@ def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeyp
     assert answer.sources["suffix"] > 30
 
 
-@pytest.mark.parametrize("method", ["continuous", "streaming"])
-def test_where_rows_cost_much_a_method_is_about_as_fast_as_plain_decoding(method, tmp_path):
+def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tmp_path):
     site = replace(PROFILES["lan-1g"], row=50.0, free=0)
     (tmp_path / "site.json").write_text(json.dumps(asdict(site)))
     speeds = {}
-    for name in ("ar", method):
+    for name in ("ar", "continuous", "streaming"):
         with Pipeline.open("toy", pipeline_type=name, time="virtual", profile=str(tmp_path / "site.json"),
                            draft="suffix", max_new_tokens=200, ignore_eos=True, temperature=1.0) as opened:
             answer = opened.generate("What does a baker do?").answer
         speeds[name] = answer.tokens_per_second
         shown = f"decoded plainly       {answer.plain_tokens} tokens" in table([answer])
-        assert shown == (answer.plain_tokens > 100) == (name == method)
-    assert speeds[method] >= 0.95 * speeds["ar"]
+        assert shown == (answer.plain_tokens > 100) == (name != "ar")
+    assert min(speeds.values()) >= 0.95 * speeds["ar"]

@@ -39,7 +39,7 @@ from scripts import generate
 from tests.checkpoints import refused, same
 from tests.tiny import TREE, Oracle, weights, work, write
 
-VOCAB, NEW, FAR = 61, 24, 131072
+VOCAB, NEW, FAR = 61, 20, 131072
 SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
          "max_position_embeddings": 160, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GATED = {**SIZES, "intermediate_size": 80, "num_key_value_heads": 2, "initializer_range": 0.3}
@@ -119,6 +119,7 @@ class Saved:
         import transformers
 
         kind, fields = MODELS[name]
+        self.number = list(MODELS).index(name)
         torch.manual_seed(1)
         config = config_class(kind)(**fields)
         config._attn_implementation = "eager"  # the one that bends scores
@@ -175,9 +176,9 @@ def test_greedy_text_over_three_stages_is_that_of_generate(saved):
         assert write(decoder, PROMPT, NEW) == text
 
 
-@pytest.mark.parametrize("strategy", ["serial", "continuous"])
-def test_greedy_text_is_the_same_with_guesses_in_trees(saved, strategy):
+def test_greedy_text_is_the_same_with_guesses_in_trees(saved):
     text = saved.text()
+    strategy = ["serial", "continuous"][saved.number % 2]
     with saved.decoder(strategy, Oracle([*PROMPT, *text], VOCAB)) as decoder:
         assert write(decoder, PROMPT, NEW) == text
 

@@ -44,18 +44,22 @@ def overflowing(tmp_path_factory, saved) -> Path:
 
 # --- an answer says why it ended --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("prompt", "wishes", "reason"), [
+ENDS = [
     (4, {"max_new_tokens": 9}, "length"), (195, {"max_new_tokens": 5}, "length"),
     (195, {"max_new_tokens": 6}, "context"), (195, {"max_new_tokens": 6, "end": frozenset(range(53))}, "stop"),
-    (4, {"max_new_tokens": 9, "stop": lambda token: True}, "stop"), (4, {"max_new_tokens": 1}, "length")])
-def test_an_answer_says_why_it_ended(strategy, prompt, wishes, reason):
+    (4, {"max_new_tokens": 9, "stop": lambda token: True}, "stop"), (4, {"max_new_tokens": 1}, "length")]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_answer_says_why_it_ended(strategy):
     with pipeline(TINY, 2, strategy, TINY.eagle()) as decoder:
-        answer, stream = decoder.decode(Request((PROMPT * 49)[:prompt], **wishes))
-        assert answer.finish_reason == ""
-        for _ in stream:
-            assert decoder.max_length == 200
-    assert answer.finish_reason == reason
+        assert decoder.max_length == 200
+        for prompt, wishes, reason in ENDS:
+            answer, stream = decoder.decode(Request((PROMPT * 49)[:prompt], **wishes))
+            assert answer.finish_reason == ""
+            for _ in stream:
+                pass
+            assert answer.finish_reason == reason, (prompt, wishes)
 
 
 @pytest.mark.parametrize(("words", "reason", "message"), [

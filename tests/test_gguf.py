@@ -15,7 +15,6 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from config.schema.families import published
@@ -110,19 +109,19 @@ def write(path: Path, architecture: str = "llama", kinds: tuple[Kind, ...] = (Ki
 def test_it_unpacks_to_what_transformers_reads(architecture: str, kinds: tuple[Kind, ...], tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", architecture, kinds)
     folder = unpack(path, tmp_path / "whole", progress=False)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
     ours = load_file(folder / "model.safetensors")
     assert ours.keys() == theirs.state_dict().keys()
     for name, weights in theirs.state_dict().items():
         assert torch.equal(ours[name], weights), name
-    again = AutoModelForCausalLM.from_pretrained(folder)  # by the config that was written
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder)  # by the config that was written
     ids = torch.arange(20)[None]
     assert torch.equal(again(ids).logits, theirs(ids).logits)
 
 
 def test_the_tokenizer_and_its_template_are_read(tmp_path: Path) -> None:
     folder = unpack(write(tmp_path / "model.gguf"), tmp_path / "whole", progress=False)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens(tokenizer("hello")["input_ids"]) == ["he", "ll", "o"]
     assert tokenizer.chat_template == TEMPLATE
     assert read_config(folder)["eos_token_id"] == 0
@@ -345,10 +344,11 @@ def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, 
         expected = old.read(name).float()
         assert torch.allclose(new.read(name), expected, atol=1e-6 if exact else loss), name
     if architecture != "gpt-oss":  # whose experts are written one by one
-        again, report = AutoModelForCausalLM.from_pretrained(whole, output_loading_info=True)
+        again, report = transformers.AutoModelForCausalLM.from_pretrained(whole, output_loading_info=True)
         assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     if FAMILY[architecture][3]:
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path, gguf_file="model.gguf", dtype=torch.float32)
         for name, weights in theirs.state_dict().items():
             assert torch.equal(again.state_dict()[name], weights), name
 
@@ -390,7 +390,7 @@ def test_pieces_of_gemma_are_merged_by_their_scores(tmp_path: Path, prefix: bool
     saved("gemma3", tmp_path / "base")
     types = [3, 2, *[1] * 9, 6, 6]
     worded(tmp_path / "model.gguf", "gemma3", [*scores], types, words).write_text(tmp_path / "base")
-    made = AutoTokenizer.from_pretrained(tmp_path / "base")
+    made = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
     ids = made("hello h\u00e9")["input_ids"]
     assert made.convert_ids_to_tokens(ids) == ["<s>", *pieces, "\u2581h", "<0xC3>", "<0xA9>"]
     assert made.decode(ids, skip_special_tokens=True) == "hello h\u00e9" and made.chat_template == TEMPLATE
@@ -410,7 +410,7 @@ def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path: Path
 
     for pre, pieces in {"refact": ["1"] * 4, "llama-bpe": ["111", "1"]}.items():
         cut(pre).write_text(tmp_path / "base")
-        made = AutoTokenizer.from_pretrained(tmp_path / "base")
+        made = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
         assert made.convert_ids_to_tokens(made("hello1111<|end|>")["input_ids"]) == [
             "<|end|>", "he", "ll", "o", *pieces, "<|end|>"]
         assert made.decode(made("hello 1")["input_ids"][1:]) == "hello 1" and made.chat_template == TEMPLATE

@@ -26,7 +26,7 @@ SAMPLERS = [Sampler(), Sampler(1.0, seed=4), Sampler(0.7, top_k=20, seed=9), Sam
 ROW = {"type": "object", "properties": {"tune": {"type": "string", "maxLength": 3}, "data": {"enum": ["alf", "alfa"]},
                                         "left": {"type": "integer", "minimum": 0, "maximum": 99}},
        "required": ["tune", "data", "left"], "additionalProperties": False}
-KINDS = [schema(Random(seed)) for seed in range(200)]
+KINDS = [schema(Random(seed)) for seed in range(121)]
 
 
 def guide(kind: Any) -> Guide:
@@ -51,9 +51,9 @@ def request(guide: Guide, sampler: Sampler = Sampler(), **fields: Any) -> Reques
     return Request(PROMPT, sampler, NEW, grammar=GRAMMARS.of(guide), **fields)
 
 
-@pytest.mark.parametrize("part, strategy", [*enumerate([*STRATEGIES] * 2)])
+@pytest.mark.parametrize("part, strategy", [*enumerate(STRATEGIES)])
 def test_answers_of_all_kinds_of_schemas_are_valid_and_those_of_plain_decoding(part, strategy):
-    kinds, names = KINDS[part::18], [["twin"], ["suffix"], ["eagle", "suffix"]][part % 3]
+    kinds, names = KINDS[part::11], [["twin"], ["suffix"], ["eagle", "suffix"]][part % 3]
     samplers = [SAMPLERS[(part + number) % 4] for number in range(len(kinds))]
     asked = [request(guide(kind), sampler) for kind, sampler in zip(kinds, samplers)]
     with pipeline(TINY, 2, strategy, TINY.mixture(*names)) as decoder:

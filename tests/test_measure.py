@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from model.weights.unfold import Unfolded
 from model.whole import Whole
@@ -73,6 +72,8 @@ def test_what_another_family_cannot_have_is_refused(words, message, tmp_path, ca
 
 @pytest.mark.parametrize("shape", [Shape(2, 32, 2, 48), OptShape(2, 32, 2, 48)], ids=["llama", "opt"])
 def test_what_the_recipe_trains_is_what_the_decoder_computes(shape, tmp_path):
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(shape.config(), attn_implementation=ATTENTION)
     for parameter in model.parameters():

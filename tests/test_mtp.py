@@ -7,8 +7,6 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Config, Qwen2DecoderLayer, Qwen2ForCausalLM, Qwen2RMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding as Turns
 
 from config.schema.fields import read_config
 from launch.split.write import split
@@ -32,12 +30,14 @@ class Reference(torch.nn.Module):
     """The layer as MiMo's paper and its model card have it, out of `transformers`' parts of a Qwen2."""
 
     def __init__(self, config):
+        from transformers.models.qwen2 import modeling_qwen2 as qwen2
+
         super().__init__()
-        self.turns = Turns(config)
-        self.layer = Qwen2DecoderLayer(config, 0)
+        self.turns = qwen2.Qwen2RotaryEmbedding(config)
+        self.layer = qwen2.Qwen2DecoderLayer(config, 0)
         self.input_proj = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         for name in NORMS:
-            setattr(self, name, Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps))
+            setattr(self, name, qwen2.Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps))
 
     def forward(self, words, states):
         """What follows pairs of a state and the embedding of the next token; positions are those of the states."""
@@ -57,6 +57,8 @@ class Reference(torch.nn.Module):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A tiny MiMo in a folder, its body as `transformers` has it, and the reference of its own layer."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     folder = tmp_path_factory.mktemp("mimo")
     torch.manual_seed(1)
     config = Qwen2Config(**FORM)

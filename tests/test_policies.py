@@ -204,7 +204,7 @@ def test_a_drafter_of_few_likely_tokens_draws_no_more_than_there_are():
 
 # --- any strategy -----------------------------------------------------------------------------------------------------
 
-PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 30
+PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 20
 POLICIES = {"static": TREE.init.shaped(STATIC), "expansion": TREE.init.shaped(expanded("2,2,1")),
             "opt": Growth(12, 4, 4, 4).adaptive(0.1)}
 

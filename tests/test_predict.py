@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 
 import pytest
 
@@ -49,10 +50,12 @@ def by_models(config, book, method):
     return answers
 
 
-@pytest.mark.parametrize("method", CHAINS)
-@pytest.mark.parametrize("given", [
-    ("lookahead=5",), ("lookahead=2", "temperature=0.8", "seed=3", "top_k=40"),
-    ("lookahead=3", "profile=lan-1g", "expand_depth=7", "run_pipeinfer=4", "ablate=prune")])
+PLAIN, DRAWN = ("lookahead=5",), ("lookahead=2", "temperature=0.8", "seed=3", "top_k=40")
+ELSEWHERE = ("lookahead=3", "profile=lan-1g", "expand_depth=7", "run_pipeinfer=4", "ablate=prune")
+
+
+@pytest.mark.parametrize("method, given", [
+    *zip(CHAINS, cycle([PLAIN, DRAWN])), *((method, ELSEWHERE) for method in CHAINS)])
 def test_a_prediction_takes_what_the_models_themselves_take_in_virtual_time(books, method, given):
     config = config_of(*SHORT, *given)
     book = books(config)
@@ -122,7 +125,7 @@ def test_figures_by_hand():
     assert speed(answers) == pytest.approx(4 / 1.5)
 
 
-def test_the_command_predicts_without_measuring(tmp_path, capsys):
+def test_the_command_predicts_without_measuring(tmp_path, capsys, books):
     output = tmp_path / "out.json"
     given = [*SHORT, "measure=false", "methods=serial,dsi", f"output={output}"]
     assert simulate.main(["predict", *given]) == 0
@@ -133,7 +136,7 @@ def test_the_command_predicts_without_measuring(tmp_path, capsys):
     written = json.loads(output.read_text())
     assert written["predicted"] == "simulated" and written["measured"] is None
     config, figures = config_of(*given), written["tokens_per_second"]
-    assert figures["dsi"]["predicted"] == speed(predicted(config, book_of(config), "dsi"))
+    assert figures["dsi"]["predicted"] == speed(predicted(config, books(config), "dsi"))
     assert figures["dsi"]["measured"] is None
 
 

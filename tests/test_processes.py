@@ -39,7 +39,7 @@ def saved(tmp_path_factory):
 def soon(monkeypatch):
     """Hands the handlers back to pytest, and gives ranks that do not end less time."""
     monkeypatch.setattr(processes, "GRACE", 0.5)
-    monkeypatch.setattr(processes, "subprocess", subprocess)
+    monkeypatch.setattr(processes, "subprocess", subprocess)  # no stand-in of tests/forked.py
     before = {number: signal.getsignal(number) for number in processes.STOPS}
     yield
     for number, handler in before.items():
@@ -48,6 +48,12 @@ def soon(monkeypatch):
 
 def ends(*words: str) -> int:
     return spawn(["tests.rank", *words], len(words))
+
+
+def test_a_launcher_needs_no_torch():
+    """Which takes seconds to import, and memory for as long as the ranks live."""
+    words = "import launch.processes, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", words], cwd=ROOT).returncode == 0
 
 
 # --- how ranks end ----------------------------------------------------------------------------------------------------

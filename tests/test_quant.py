@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tests.checkpoints import refused, same
 from tests.saved import here, models
 from tests.test_families import Saved
 
-pytest.importorskip("bitsandbytes", reason="quantized weights need bitsandbytes")
+pytestmark = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="quantized weights need bitsandbytes")
 FAR = {"int8": 0.012, "int4": 0.09, "nf4": 0.11, "fp4": 0.14}  # relative error of outputs, random weights
 FAR_BEHIND = {"int8": 0.05, "int4": 0.6, "nf4": 0.6, "fp4": 0.6}  # and of a layer of large weights
 IDS = "prompt_ids=5,17,40,3,28,11,9,50,2,31,7,7,19"
@@ -136,16 +137,15 @@ def test_another_kind_is_another_split(saved, tmp_path):
 
 
 def text(folder, tmp_path, *words):
-    words = (f"model_dir={folder}", "processes=false", IDS, "ignore_eos=true", "max_new_tokens=32", "seed=3",
+    words = (f"model_dir={folder}", "processes=false", IDS, "ignore_eos=true", "max_new_tokens=20", "seed=3",
              "init_total_token=12", "width=3", "init_depth=3", f"output={tmp_path / 'answer.json'}", *words)
     assert run(generate.GENERATE, words) == 0
     return json.loads((tmp_path / "answer.json").read_text())["token_ids"]
 
 
 @pytest.mark.parametrize("setting", [
-    "int8 float64 0.8 serial naive", "int4 float64 0.8 pruned continuous", "nf4 float64 0 pipedec serial",
-    "fp4 float64 0.8 naive pruned", "int8 float32 0 continuous pipedec", "int4 float32 0 serial naive",
-    "nf4 float32 0 pruned continuous"])
+    "int8 float64 0.8 serial naive", "int4 float64 0.8 pruned continuous", "fp4 float64 0.8 naive pruned",
+    "int8 float32 0 continuous pipedec", "nf4 float32 0 serial continuous"])
 def test_every_method_writes_the_text_of_ar_over_quantized_stages(setting, saved, quantized, tmp_path):
     kind, dtype, temperature, *methods = setting.split()
     words = [f"dtype={dtype}", f"temperature={temperature}"]
@@ -164,8 +164,9 @@ NEWER = ("ministral", "smollm3", "phi3", "phi4 mini", "olmo2", "granite", "glm",
          "qwen3 moe", "gpt-oss")
 
 
-@pytest.mark.parametrize("name, kind", [*((name, kind) for name in OLDER for kind in KINDS),
-                                        *((name, KINDS[place % 2]) for place, name in enumerate(NEWER))])
+@pytest.mark.parametrize("name, kind", [
+    *((name, kind) for place, name in enumerate(OLDER) for kind in KINDS[place % 2::2]),
+    *((name, KINDS[place % 2]) for place, name in enumerate(NEWER))])
 def test_every_family_can_be_quantized(name, kind, tmp_path):
     family = Saved(name, tmp_path)
     split(family.base, tmp_path / "quantized", "0+1+1+2", progress=False, layout=Layout(kind))

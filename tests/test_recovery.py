@@ -176,8 +176,9 @@ def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, mo
     send, sent = SocketWire.send, []
 
     def cut(wire, x, peer):
-        sent.append(x.nbytes)
-        if len(sent) != 20:
+        if set(wire.out) == {1}:  # data: without a prune the answer may end before its loss is noticed
+            sent.append(x.nbytes)
+        if set(wire.out) != {1} or len(sent) != 20:
             return send(wire, x, peer)
         way = wire.out[peer]
         way.sendall(memoryview(x.view(torch.uint8).numpy())[:x.nbytes // 2])
@@ -273,7 +274,8 @@ def test_who_has_not_listened_finds_nobody_silent(tmp_path):
 def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path):
     words = [f"model_dir={saved / '0+2+2'}", "prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000",
              "max_new_tokens=1500", "temperature=1", "threads_per_rank=1"]
-    assert here(*words, f"output={tmp_path / 'alone.json'}") == 0
+    plain = f"model_dir={saved / '0+4'}", "pipeline_type=ar", f"output={tmp_path / 'alone.json'}"
+    assert here(*words[1:], *plain) == 0
     words += ["dtype=float64", f"output={tmp_path / 'struck.json'}"]
     with forked.command(tmp_path, "scripts.generate", *words) as run:
         for lost in (1, 2):
@@ -290,7 +292,8 @@ def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path)
 def test_a_command_whose_rank_0_is_stopped_for_longer_than_the_others_wait_writes_its_text(saved, tmp_path):
     words = [f"model_dir={saved / '0+2+2'}", "prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000",
              "max_new_tokens=300", "temperature=1", "threads_per_rank=1"]
-    assert here(*words, f"output={tmp_path / 'alone.json'}") == 0
+    plain = f"model_dir={saved / '0+4'}", "pipeline_type=ar", f"output={tmp_path / 'alone.json'}"
+    assert here(*words[1:], *plain) == 0
     words += ["dtype=float64", "timeout=1", f"output={tmp_path / 'struck.json'}"]
     with forked.command(tmp_path, "scripts.generate", *words) as run:
         assert wait_until(lambda: len(run.stdout) > 50, 90), run.stderr

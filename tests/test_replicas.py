@@ -28,7 +28,7 @@ from tests.test_sample import ALPHA, p_value
 from tests.tiny import TINY, TREE, Oracle, stages_of, work, write
 
 PROMPT = [8, 1, 33, 25, 46, 12, 9]
-NEW, SHORT = 40, 24  # tokens in virtual time, and of threads
+NEW, SHORT = 40, 18  # tokens in virtual time, and of threads
 RUNS = 750  # of the test of the joint law
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
 COUNTS = [(1, 1, 1), (1, 2, 1), (1, 5, 1), (2, 3, 1), (2, 2, 2), (3, 4, 1), (4, 3, 1), (5, 1, 4), (6, 2, 1)]

@@ -256,7 +256,7 @@ def test_logits_that_are_not_finite_are_reported(name, bad):
 # --- whole pipelines --------------------------------------------------------------------------------------------------
 
 TINY = Tiny(layers=1)
-START, RUNS = [9], 700
+START, RUNS = [9], 500
 
 
 def texts(rule, runs=RUNS):

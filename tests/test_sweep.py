@@ -22,7 +22,7 @@ from tests.test_report import put
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2]
-NEW = 40
+NEW = 24
 SAMPLER = Sampler(1.0, seed=4)
 OFF = {
     "score_order": replace(TREE, best_first=False),

@@ -124,7 +124,7 @@ def test_what_was_settled_long_ago_counts_little():
 
 def speeds(site: Profile, right: float) -> list[float]:
     """Tokens/s of plain decoding, of streaming regardless, and of streaming that is thrifty, in virtual time."""
-    made = book(right, answers=3, tokens=40)
+    made = book(right, answers=2, tokens=40)
     groups = tuple((rank,) for rank in range(1, 5))
     kinds = [("ar", ()), ("streaming", (("ablate", "thrift"),)), ("streaming", (("ablate", ""),))]
     sizes = (("stream_rows", "16"),)

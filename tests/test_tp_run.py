@@ -23,7 +23,7 @@ from tests.tiny import TINY
 from tp.links import Leading, Placement
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
-NEW = 30
+NEW = 20
 ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true",
        "init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16",
        "threads_per_rank=1")
