@@ -21,13 +21,13 @@ HUNG = "hung/{}"  # how often rank 0 has found a rank hung, which its launcher t
 
 
 class Meeting(NamedTuple):
-    """Where a rank meets the others: a store in which all write, their names if they have hosts, how a rank opens its
-    door in an epoch (if not, torch.distributed connects them), what it does once all have come to one, and on rank 0
-    what looks after the others, and for how many seconds it waits for all to come first."""
+    """Where a rank meets the others: a store in which all write, how a rank opens its door in an epoch, the names of
+    all if they have hosts, what it does once all have come to an epoch, and on rank 0 what looks after the others, and
+    for how many seconds it waits for all to come first."""
 
     store: Any
+    door: Callable[[int], Door]
     names: Sequence[str] = ()
-    door: Callable[[int], Door] | None = None
     met: Callable[[], object] = str
     attend: Attend = str
     patience: float = math.inf
@@ -42,7 +42,6 @@ class Epochs:
 
     def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], patience: float
                  ) -> None:
-        assert meeting.door is not None, "ranks without doors cannot meet in epochs"
         self._store, self._door = meeting.store, meeting.door
         self._attend, self._met = meeting.attend, meeting.met
         self._own, self._heartbeat, self._peers = own, heartbeat, peers

@@ -29,10 +29,9 @@ from typing import IO, Iterator, Mapping, MutableMapping, Sequence
 from config.schema.untrusted import plain
 from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
 from launch.epochs import HUNG
-from launch.folder import Folder, private_folder
+from launch.folder import RENDEZVOUS, Folder, private_folder
 from pipeline.failure import FILES, LOSS_KEY, SPACE, explain, first_loss, limited
 
-RENDEZVOUS = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
 INTERFACE = "GLOO_SOCKET_IFNAME"  # in the environment: where gloo listens
 GRACE = 3  # seconds for a rank to end in good order, before it is killed
@@ -157,7 +156,7 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
     """
     assert set(numbers) <= set(range(world)), (list(numbers), world)
     environment = {**os.environ, LAUNCHER: str(os.getpid()), RENDEZVOUS: folder}
-    environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(world)
+    environment["WORLD_SIZE"] = str(world)
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a broken connection is reported in our words
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave their core to another rank …
     environment.setdefault("GOMP_SPINCOUNT", "10000")  # … but not between two products: that takes longer than these
@@ -357,7 +356,7 @@ def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
     """Be `python -m module words` as this rank, under a name by which `top` shows it."""
     with suppress(OSError):  # where /proc may not be written
         Path("/proc/self/comm").write_text(f"flowspec-{rank}", encoding="utf-8")
-    os.environ.update({LAUNCHER: str(os.getppid()), "RANK": rank, "LOCAL_RANK": rank})
+    os.environ.update({LAUNCHER: str(os.getppid()), "RANK": rank})
     sys.argv[1:] = words
     del sys.modules[module]  # runpy warns of one that is there
     runpy.run_module(module, run_name="__main__", alter_sys=True)

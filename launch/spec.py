@@ -17,6 +17,7 @@ from torch import Tensor
 
 from config.methods import METHODS
 from config.run_config import RunConfig
+from launch.folder import RENDEZVOUS
 from model.llama import LlamaConfig
 from model.weights.parts import Part
 from model.weights.quant import probe, running_kind
@@ -49,10 +50,10 @@ def number_type(name: str, device: torch.device) -> torch.dtype:
 
 def local_ranks(world: int) -> range:
     """The ranks of this machine, which load at the same time; on several hosts each has one."""
-    if "RANK" not in os.environ:
+    if "RANK" not in os.environ or RENDEZVOUS in os.environ:
         return range(world)
-    first = int(os.environ["RANK"]) - int(os.environ.get("LOCAL_RANK", "0"))
-    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    own = int(os.environ["RANK"])
+    return range(own, own + 1)
 
 
 @dataclass(frozen=True)

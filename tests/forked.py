@@ -20,8 +20,8 @@ from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
 from config.presets import ROOT
 from launch import processes
-from launch.folder import Folder, private_folder
-from launch.processes import LAUNCHER, RENDEZVOUS
+from launch.folder import RENDEZVOUS, Folder, private_folder
+from launch.processes import LAUNCHER
 from launch.run import run
 from pipeline.failure import LOSS_KEY
 from scripts import generate

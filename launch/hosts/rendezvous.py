@@ -115,7 +115,7 @@ class Rendezvous:
         if self._shares:
             self._begin_groups()
         door = partial(BoardDoor, self._address, self.board.keys)
-        return Meeting(self._store, self.names, door, self._rename, self._look_after, PATIENCE)
+        return Meeting(self._store, door, self.names, self._rename, self._look_after, PATIENCE)
 
     def _rename(self) -> None:
         """Name the boards that are here now, of which some may stand in for others."""
