@@ -19,8 +19,7 @@ from launch import processes
 from launch.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
 from launch.epochs import Coming, Epochs, Meeting, Opening, door_of
 from launch.folder import RENDEZVOUS, Folder, hold, private_folder
-from launch.hosts.board import Board
-from launch.hosts.discovery import board_of
+from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
 from launch.prepare import Prepared, check_split, prepare
 from launch.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, Ranks, launched
@@ -227,7 +226,7 @@ def rank_0(resolved: Resolved) -> ContextManager[Rank]:
     The other ranks are on other boards, in processes, in threads, or simulated.
     """
     config = resolved.keys.run
-    board = board_of(config, os.environ)
+    board = find_board(config, os.environ)
     if board is not None:
         return _beside_boards(resolved, board)
     prepared = prepare(config)

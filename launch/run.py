@@ -16,8 +16,7 @@ from typing import Callable, NoReturn, Sequence
 
 from config.cli import CommandKeys
 from launch.console import EXIT_STOPPED, die, ended_by, interrupt, say
-from launch.hosts.board import TYPED_AS, Board
-from launch.hosts.discovery import board_of
+from launch.hosts.board import TYPED_AS, Board, find_board
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous, Spare
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
@@ -69,7 +68,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     resolved = resolve(argv, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
     keys, config = resolved.keys, resolved.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
-    board = board_of(config, os.environ)
+    board = find_board(config, os.environ)
     rendezvous = None
     if board is None:
         prepared = prepare(config)

@@ -28,7 +28,7 @@ LOCAL = frozenset({
     "data", "output", "results", "hosts",  # … and files
     "prompt", "prompt_ids", "question_file", "template", "chat_template",  # what rank 0 alone is asked
     "device", "threads_per_rank", "debug",  # of one machine
-    "master", "wait", "keys", "discover",  # how it comes to the rendezvous
+    "master", "wait", "keys",  # how it comes to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0
 })
 GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
