@@ -162,19 +162,19 @@ class Pipeline:
         if len(spec.part.stages) == 1 and not spec.config.virtual:
             # rank 0 holds it, alone or with other members: there is no ring
             links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
-        lm_head = build_lm_head(spec)
+        lm_head, remote_draft = build_lm_head(spec), RemoteDraft(rank.wires.drafter_links)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
         ring.meter, ring.reconnect = rank.wires.meter, rank.rejoin
-        pipeline = Pipeline(rank, ring, None, lm_head, RemoteDraft(rank.wires.drafter_links))
         try:
-            pipeline = replace(pipeline, text=open_text(spec.config, spec.part.folder))
+            pipeline = Pipeline(rank, ring, open_text(spec.config, spec.part.folder), lm_head, remote_draft)
             pipeline.draft_of(spec)
             ring.start()
-            pipeline.remote_draft.start()
+            remote_draft.start()
+            return pipeline
         except (ValueError, KeyboardInterrupt):
-            pipeline.stop()  # the other ranks are well, and shall end in good order
+            for end in (ring, remote_draft):  # the other ranks are well, and shall end in good order
+                end.stop()
             raise
-        return pipeline
 
     def stop(self) -> None:
         """Let all other ranks end their work; returns once they have."""
@@ -225,20 +225,14 @@ class Pipeline:
         """
         return self._generation(prompt, options, self.decoder.decode)
 
-    def submit(self, prompt: Prompt, **options: Any) -> Generation:
+    def submit(self, prompt: Prompt, waits: bool = True, **options: Any) -> Generation:
         """The same for an answer that begins at once, or when there is a place for it.
 
-        As many answers are made at once as `max_requests` says. Reading one of them lets all of them go on. The
-        option `priority`, above 0 and usually 1, says how much its guesses count, and who begins first.
+        As many answers are made at once as `max_requests` says. Reading one of them lets all of them go on; if it does
+        not wait, its pieces are empty meanwhile, and `turn` lets all go on. The option `priority`, above 0 and usually
+        1, says how much its guesses count, and who begins first.
         """
-        return self._generation(prompt, options, self.decoder.submit)
-
-    def watch(self, prompt: Prompt, **options: Any) -> Generation:
-        """The same for who reads several answers: its pieces are empty for as long as it waits.
-
-        Then `turn` lets all go on; `pipeline/decode.py` does so for several jobs.
-        """
-        return self._generation(prompt, options, partial(self.decoder.submit, waits=False))
+        return self._generation(prompt, options, partial(self.decoder.submit, waits=waits))
 
     def turn(self) -> None:
         """Let all requests that were submitted go on, or wait until one of them can. Raises PeerLost."""
@@ -284,16 +278,16 @@ class Pipeline:
 
         `variables` are what a tokenizer's own template reads beside messages.
         """
-        turns = [prompt] if isinstance(prompt, str) else list(prompt)
+        turns: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
         ids = [turn for turn in turns if isinstance(turn, int)]
-        if len(ids) < len(turns) and self.text is None:
-            raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
-                             "prompt_ids")
-        messages: Sequence[Any] = turns if any(isinstance(turn, Mapping) for turn in turns) else []
-        if messages and self.text is not None:
-            ids = self.text.chat_ids(messages, template, variables)
-        elif len(ids) < len(turns) and self.text is not None:
-            ids = self.text.prompt_ids([str(turn) for turn in turns], template)
+        if len(ids) < len(turns):
+            if self.text is None:
+                raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
+                                 "prompt_ids")
+            if any(isinstance(turn, Mapping) for turn in turns):
+                ids = self.text.chat_ids(turns, template, variables)
+            else:
+                ids = self.text.prompt_ids([str(turn) for turn in turns], template)
         check_ids("the prompt", ids, self.spec.sizes.vocab)
         return ids
 
@@ -307,10 +301,11 @@ class Pipeline:
     def request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
         """The request for an answer to these token ids, chosen and ended as this configuration says."""
         check_ids("logit_bias", [token for token, _ in config.biases], self.spec.sizes.vocab)
+        text = self.text
         request = Request(ids, sampler_of(config), config.max_new_tokens)
-        if self.text and not config.ignore_eos:
-            request = replace(request, end=frozenset(self.text.end_ids))
-        return replace(request, stop=self.text.stop_rule(stops)) if self.text and stops else request
+        if text and not config.ignore_eos:
+            request = replace(request, end=frozenset(text.end_ids))
+        return replace(request, stop=text.stop_rule(stops)) if text and stops else request
 
     # --- what a measurement needs beside ------------------------------------------------------------------------------
 

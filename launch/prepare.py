@@ -44,6 +44,11 @@ class Prepared(NamedTuple):
         """Seconds for a silent rank to come back; 0 where losses cannot be mended."""
         return self.config.recover_seconds if self.recovers else 0.0
 
+    @property
+    def forks(self) -> bool:
+        """Whether each rank of this machine is a process of its own."""
+        return self.config.processes and not self.config.virtual
+
     def spec(self, rank: int) -> RankSpec:
         """What a rank is built from; raises ValueError if its part is not there."""
         return RankSpec(self.config, open_part(self.folder, rank, self.config))

@@ -74,7 +74,8 @@ def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
             joining.join(POLL_SECONDS)
     if joined:
         return joined[0]
-    raise PeerLost(processes.loss_of(others, folder) or f"rank 0 could not connect to the others: {explain(failed[0])}")
+    reason = processes.reason_of(others.ended(), processes.noted_in(folder))
+    raise PeerLost(reason or f"rank 0 could not connect to the others: {explain(failed[0])}")
 
 
 def _end_with(launcher: int, folder: str) -> NoReturn:
@@ -225,14 +226,11 @@ def rank_0(resolved: Resolved) -> ContextManager[Rank]:
 
     The other ranks are on other boards, in processes, in threads, or simulated.
     """
-    config = resolved.keys.run
-    board = find_board(config, os.environ)
+    board = find_board(resolved.keys.run, os.environ)
     if board is not None:
         return _beside_boards(resolved, board)
-    prepared = prepare(config)
-    if config.processes and not config.virtual:
-        return _beside_processes(prepared, resolved.words)
-    return alone(prepared)
+    prepared = prepare(resolved.keys.run)
+    return _beside_processes(prepared, resolved.words) if prepared.forks else alone(prepared)
 
 
 @contextmanager
@@ -335,20 +333,14 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
     def busy() -> list[float]:
         return [each.meter.share() for each in wires]
 
-    def connected(rank: int) -> Rank:
-        return Rank(prepared.spec(rank), wires[rank], traces[rank], busy=busy)
-
-    def serve(rank: int) -> None:
-        connected(rank).serve()
-
     def failed(name: str, error: BaseException) -> None:
         show(error, config.debug)
         wires[0].fail(error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}"))
 
+    specs = map(prepared.spec, range(placement.world))
+    rank_0, *others = (Rank(*each, busy=busy) for each in zip(specs, wires, traces))
     with torch_as_it_was():
-        served = range(1, placement.world)
-        threads = [guarded(f"rank {rank}", partial(serve, rank), failed) for rank in served]
-        rank_0 = connected(0)
+        threads = [guarded(f"rank {rank.spec.part.rank}", rank.serve, failed) for rank in others]
         yield rank_0
         for thread in threads:
             thread.join()

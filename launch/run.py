@@ -79,7 +79,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         prepared = prepared._replace(trace=partial(command.trace, keys))
     resolved.report()
     if "RANK" not in os.environ:
-        if config.processes and not config.virtual:
+        if prepared.forks:
             # each rank comes back here with RANK set, so that it reads and checks the same words as this process
             typed = [*command.module.split(), *resolved.words]
             return spawn(typed, prepared.placement.world, prepared.recovers)

@@ -193,9 +193,9 @@ class FolderDoor(Door):
 class BoardDoor(Door):
     """A door at one address of a board. With keys, only boards of the same cluster come in, and nobody reads along."""
 
-    def __init__(self, address: str, keys: Keys | None, epoch: int) -> None:
+    def __init__(self, address: str, keys: Keys | None, epoch: int, port: int = 0) -> None:
         self._keys = keys
-        listening = socket.create_server((address, 0))
+        listening = socket.create_server((address, port))
         self.name = f"{address}:{listening.getsockname()[1]}"
         super().__init__(epoch, listening)
 

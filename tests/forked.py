@@ -190,7 +190,7 @@ def command(folder: Path, module: str, *words: str) -> Iterator[ForkedCommand]:
 
 def _be_server(words: Sequence[str], environment: dict[str, str], pipes: Sequence[Connection],
                shown: Sequence[Connection]) -> None:
-    """Be what forks the ranks: `python -m launch.processes PIPES RANKS MODULE`, where this process has the pipes."""
+    """Be what forks the ranks: `python -m launch.processes SOCKET RANKS MODULE`, where this process has the socket."""
     for number, file in enumerate(shown, 1):
         os.dup2(file.fileno(), number)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

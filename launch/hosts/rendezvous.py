@@ -251,8 +251,9 @@ class Coordinator(Rendezvous):
         try:
             self._server = StoreServer((address, board.port), entries, board.keys)
         except OSError as error:
-            raise ValueError(f"port {board.port} of {address} cannot be used ({error.strerror}): choose another "
-                             "with master=:PORT, the same on all boards") from error
+            reason = os.strerror(error.errno or 0)
+            raise ValueError(f"port {board.port} of {address} cannot be used ({reason}): choose another with "
+                             "master=:PORT, the same on all boards") from error
         self._store = Store(entries.own)
 
     def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
