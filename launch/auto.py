@@ -126,17 +126,21 @@ def _place(argv: Words, config: RunConfig) -> Path:
     paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*"))]
     states = ((path, path.stat()) for path in paths if path.is_file())
     files = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
-    about = {
+    return cached("auto", {
         "keys": {key: getattr(config, key) for key in sorted(KEPT)},
         "left open": [raw.get(key, "") for key in ("draft", "draft_dir", "ssm")],
         "stages": config.stages,
         "cluster": str(config.cluster),
         "code": code_version(),
         "files": files,
-        "machine": machine() if config.profile == "none" else []}
+        "machine": machine() if config.profile == "none" else []})
+
+
+def cached(kind: str, about: Any) -> Path:
+    """The file of the user's cache for something that depends on this."""
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "flowspec" / f"auto-{digest}.json"
+    return Path(cache) / "flowspec" / f"{kind}-{digest}.json"
 
 
 def machine() -> list[str]:

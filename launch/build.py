@@ -26,11 +26,11 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network, TreeDraft, read_all
 from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
-from model.llama import LlamaConfig, Logits, Slice, fill
+from model.llama import Logits, Slice, fill
 from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import EMBED, HEAD, Part, read_sizes
+from model.weights.parts import EMBED, HEAD, read_sizes
 from model.weights.quant import Recast, compress, compress_head, fuse, load, pack, probe, unfolded
 from model.weights.unfold import Unfolded
 from model.whole import Whole
@@ -244,9 +244,17 @@ def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give {key}=FOLDER, a small model in Hugging Face form")
     source = Unfolded(folder)
-    context = _draft_context(read_sizes(source), spec, folder)
-    check_tokens(source, spec.part)
+    _check_tokens(source, spec)
+    context = _context(source, spec)
+    if context < spec.context:
+        raise ValueError(f"the draft model in {folder} has only {context} positions: give max_length={context} or less")
     return _drafting(source, spec, context)
+
+
+def _context(source: Checkpoint, spec: RankSpec) -> int:
+    """The positions of a draft model, for texts as long as the target's where it has no limit."""
+    sizes = read_sizes(source)
+    return spec.sizes.context if sizes.family.rotary else sizes.context
 
 
 def _drafting(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
@@ -259,51 +267,29 @@ def _drafting(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
 
 def _model_draft(spec: RankSpec) -> Network:
     """The small model that drafts alone. One with a tokenizer of its own guesses in the target's tokens."""
-    folder, part = spec.draft_folder, spec.part
-    source = Unfolded(folder) if folder.is_dir() else None
-    why = _difference(source, spec) if source else ""
-    if not why or source is None or _vocabulary(folder) is None or _vocabulary(part.folder) is None:
+    folder, target = spec.draft_folder, spec.part.folder
+    if not (folder.is_dir() and _vocabulary(folder) and _vocabulary(target)):
         return _small_model(spec, folder, "draft_dir")
-    sizes = read_sizes(source)
-    context = spec.sizes.context if sizes.family.rotary else sizes.context
-    say(f"{why}: what that model writes is decoded, and guessed in the tokens of the target")
-    return Retokenized(_drafting(source, spec, context), Text(folder), Text(part.folder), context)
-
-
-def _difference(small: Checkpoint, spec: RankSpec) -> str:
-    """How the tokens of a small model differ from the target's; empty if they do not."""
+    source = Unfolded(folder)
     try:
-        _check_vocab(read_sizes(small), spec, small.folder)
-        check_tokens(small, spec.part)
+        _check_tokens(source, spec)
     except ValueError as error:
-        return str(error).rpartition(": ")[0]
-    return ""
+        difference = str(error).rpartition(": ")[0]
+        say(f"{difference}: what that model writes is decoded, and guessed in the tokens of the target")
+        context = _context(source, spec)
+        return Retokenized(_drafting(source, spec, context), Text(folder), Text(target), context)
+    return _small_model(spec, folder, "draft_dir")
 
 
-def _check_vocab(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> None:
-    base = spec.sizes
-    if sizes.vocab != base.vocab:
-        raise ValueError(f"the draft model in {folder} has vocab_size {sizes.vocab}, but the model has {base.vocab}: "
-                         "take one with the same tokenizer")
-
-
-def _draft_context(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> int:
-    """The positions of a draft model, for texts as long as the target's; one that does not fit is refused."""
-    base = spec.sizes
-    _check_vocab(sizes, spec, folder)
-    if sizes.family.rotary:
-        return base.context
-    if sizes.context < spec.context:
-        raise ValueError(f"the draft model in {folder} has only {sizes.context} positions: "
-                         f"give max_length={sizes.context} or less")
-    return sizes.context
-
-
-def check_tokens(small: Checkpoint, target: Part) -> None:
+def _check_tokens(small: Checkpoint, spec: RankSpec) -> None:
     """Refuse a small model whose tokens have other numbers than those of the model that rank 0 holds a part of.
 
     One that has no tokenizer beside it is believed.
     """
+    target, vocab = spec.part, read_sizes(small).vocab
+    if vocab != spec.sizes.vocab:
+        raise ValueError(f"the draft model in {small.folder} has vocab_size {vocab}, but the model has "
+                         f"{spec.sizes.vocab}: take one with the same tokenizer")
     other = "take a small model that was made for the same tokenizer"
     for name in SPECIAL:
         theirs, ours = small.config.get(name), target.config.get(name)

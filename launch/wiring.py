@@ -50,7 +50,7 @@ class Wires:
 
     def fail(self, failure: PeerLost) -> None:
         """Let those who wait for a message get this failure instead."""
-        for link in (self.link, *self.drafter_links):
+        for link in self._all:
             link.fail(failure)
 
     def begin(self, wires: tuple[Wire, Wire]) -> None:
@@ -78,11 +78,6 @@ class Wires:
         return [*self.links, *self.drafter_links, *fan]
 
 
-def unmeasured() -> list[float]:
-    """How busy ranks are where nobody measures it."""
-    return []
-
-
 class Rank(NamedTuple):
     """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
 
@@ -95,21 +90,19 @@ class Rank(NamedTuple):
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-    busy: Callable[[], list[float]] = unmeasured
+    busy: Callable[[], list[float]] = list
     restart: Callable[[bool], object] = lambda same: None
     rejoin: Callable[[PeerLost], None] = final
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
+        work: Callable[[], None]
+        forget: Callable[[], object] = int
         if self.spec.drafter is not None:
-            drafter = build_drafter(self.spec, self.trace, self.clock)
-            self._work(partial(run_drafter, drafter, self.wires.link))
-            return
-        stage = build_stage(self.spec, self.trace, self.wires.group)
-        self._work(partial(run_stage, stage, self.wires.serving), stage.forget)
-
-    def _work(self, work: Callable[[], None], forget: Callable[[], object] = int) -> None:
-        """Do this until it is stopped; after a loss once more, having forgotten all requests."""
+            work = partial(run_drafter, build_drafter(self.spec, self.trace, self.clock), self.wires.link)
+        else:
+            stage = build_stage(self.spec, self.trace, self.wires.group)
+            work, forget = partial(run_stage, stage, self.wires.serving), stage.forget
         while True:
             try:
                 with self.wires.meter:
