@@ -54,7 +54,16 @@ CHECK = 3  # of the best candidates, those that answer on this machine
 PLAN = "scripts.plan"  # the command that makes plans
 OURS = "flowspec: "  # begins a sentence of it
 STAGES = "4"  # if nothing says how many
-FORM = {"keys": lambda keys: _is_choice(keys),
+
+
+def _is_choice(keys: Any) -> bool:
+    """Whether this is a method by its name, with other keys that a plan chooses."""
+    if not isinstance(keys, dict) or not fits(list(keys.values()), [str]):
+        return False
+    return keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
+
+
+FORM = {"keys": _is_choice,
         "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
 Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
@@ -103,17 +112,12 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
                 kept = f"not remembered, since {error}"
         else:
             kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
-    say(_sentence(words, config, choice, kept))
-    return with_chosen(words, choice["keys"])
-
-
-def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
-    """What was chosen, what it promises, and what was not considered."""
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
-    stays = "; the split stays as it is" if config.model_dir or "stages" in raw_values(argv) else ""
-    return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar)"
-                 f"{stays}; {kept}")
+    stays = "; the split stays as it is" if config.model_dir or "stages" in raw_values(words) else ""
+    rates = f"{ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar"
+    say(plain(f"pipeline_type=auto is {keys} ({rates}){stays}; {kept}"))
+    return with_chosen(words, choice["keys"])
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------
@@ -156,13 +160,6 @@ def _lock(file: BinaryIO) -> None:
     except BlockingIOError:
         say("pipeline_type=auto: another start is planning; this one waits for it")
         fcntl.flock(file, fcntl.LOCK_EX)
-
-
-def _is_choice(keys: Any) -> bool:
-    """Whether this is a method by its name, with other keys that a plan chooses."""
-    if not isinstance(keys, dict) or not fits(list(keys.values()), [str]):
-        return False
-    return keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
 
 
 def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:

@@ -100,8 +100,7 @@ def _head(spec: RankSpec) -> Need:
     sampled = 4 if spec.config.temperature == 0 else 32  # bytes for each logit: sampling is done in float64
     logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
     folders = {
-        "eagle": [spec.part.eagle] if spec.part.eagle else [],
-        "dflash": [spec.part.eagle] if spec.part.eagle else [],
+        **dict.fromkeys(HEADS, [spec.part.eagle] if spec.part.eagle else []),
         "model": [spec.draft_folder],
         "ssm": [] if spec.config.drafting_ranks else spec.small_models,
         "cascade": spec.small_models,
@@ -151,11 +150,8 @@ def _loading(source: Checkpoint, making: str) -> int:
 
     Quantizing, if `making` names a kind, needs room for one piece of a tensor beside.
     """
-    forms = [source.form(name) for name in source.names()]
-    largest = max(forms, key=lambda form: form.bytes)
-    if making == "none":
-        return 2 * largest.bytes
-    piece = min(PIECE, math.prod(largest.shape))
+    largest = max(map(source.form, source.names()), key=lambda form: form.bytes)
+    piece = 0 if making == "none" else min(PIECE, math.prod(largest.shape))
     return 2 * largest.bytes + SCRATCH * piece
 
 

@@ -68,13 +68,14 @@ def prepare(config: RunConfig) -> Prepared:
     number = int(os.environ.get("RANK", "0"))
     own = RankSpec(config, open_part(folder, number, config))
     part = own.part
-    _check_form(config, part)
-    _check_world(own)
+    _check_form(own)
     check_ids("prompt_ids", config.ids, part.config["vocab_size"])
     if all_ranks:
         for rank in range(1, part.world):
             check_split(open_part(folder, rank), part.split_id)
-        _empty_trace(config.trace)
+        if config.trace:
+            check_folder(config.trace, "choose another trace=")
+            forget(config.trace)  # those of an earlier run may have had more ranks
     elif HEAD in part.weights.names() and own.drafter is None:  # rank 0 alone has these files
         _check_files(config)
     prepared = Prepared(config, folder, own.placement, partial(open_trace, config))
@@ -82,8 +83,9 @@ def prepare(config: RunConfig) -> Prepared:
     return prepared
 
 
-def _check_form(config: RunConfig, part: Part) -> None:
-    """Refuse a split of another form than the configuration asks for."""
+def _check_form(spec: RankSpec) -> None:
+    """Refuse a split of another form than the configuration asks for, or for another number of ranks."""
+    config, part, placement = spec.config, spec.part, spec.placement
     held, behind = f"{part.folder.parent} is split as {part.form}", len(part.stages) - 1
     again = "split the model again into another folder"
     if config.unpiped and behind:
@@ -100,16 +102,11 @@ def _check_form(config: RunConfig, part: Part) -> None:
     asked = f"tp_shares={config.tp_shares}" if config.tp_shares else f"tp={config.tp}"
     if (config.tp or config.tp_shares) and config.speeds != tuple(part.shares):
         raise ValueError(f"{held}, not with {asked}: leave tp and tp_shares out, or {again}")
-
-
-def _check_world(spec: RankSpec) -> None:
-    part, placement = spec.part, spec.placement
-    world = placement.world
-    if int(os.environ.get("WORLD_SIZE", world)) != world:
-        copied = f", in {spec.copies} replicas" if spec.copies > 1 else ""
+    if int(os.environ.get("WORLD_SIZE", placement.world)) != placement.world:
+        held += f", in {spec.copies} replicas" if spec.copies > 1 else ""
         if placement.drafting:
-            copied += f", and ssm_ranks=true gives {placement.drafting} small models a rank each"
-        raise ValueError(f"{part.folder.parent} is split as {part.form}{copied}: start {world} ranks, rank 0 included")
+            held += f", and ssm_ranks=true gives {placement.drafting} small models a rank each"
+        raise ValueError(f"{held}: start {placement.world} ranks, rank 0 included")
 
 
 def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
@@ -118,13 +115,6 @@ def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
     if wrong is not None:
         raise ValueError(f"{name} has {wrong}, but the model knows 0 to {vocab - 1} only: take ids of this "
                          "model's tokenizer")
-
-
-def _empty_trace(folder: str) -> None:
-    """Make sure that traces can be written, and forget those of an earlier run, which may have had more ranks."""
-    if folder:
-        check_folder(folder, "choose another trace=")
-        forget(folder)
 
 
 def _check_threads(asked: int) -> None:
@@ -140,13 +130,12 @@ def _check_memory(prepared: Prepared) -> None:
 
     The launcher of the ranks leaves CUDA to them: to look would take some of that memory.
     """
-    specs = {rank: prepared.spec(rank) for rank in local_ranks(prepared.placement.world)}
-    mine, report = list(specs.values()), prepared.config.debug
-    if "RANK" in os.environ:
-        mine = [specs[int(os.environ["RANK"])]]
-    elif prepared.config.processes:
-        mine, report = [spec for spec in mine if spec.device.type == "cpu"], False
-    check_memory(list(specs.values()), mine, report)
+    config, own = prepared.config, os.environ.get("RANK")
+    specs = [prepared.spec(rank) for rank in local_ranks(prepared.placement.world)]
+    mine = [spec for spec in specs if own in (None, str(spec.part.rank))]
+    if own is None and config.processes:
+        mine = [spec for spec in mine if spec.device.type == "cpu"]
+    check_memory(specs, mine, config.debug and not (own is None and config.processes))
 
 
 def split_of(config: RunConfig, write: bool) -> Path:
@@ -208,10 +197,7 @@ def check_split(part: Part, split_id: str) -> None:
 
 
 def _check_files(config: RunConfig) -> None:
-    """Refuse questions that cannot be read, and an output that cannot be written or destroys what the run reads.
-
-    That is before anything is computed.
-    """
+    """Refuse questions that cannot be read, and an output that cannot be written or destroys what the run reads."""
     if config.question_file:
         read(config.question_file, config.question_begin, config.question_end)
     if not config.output:

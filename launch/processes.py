@@ -77,8 +77,7 @@ class Ranks:
 
     def failed(self) -> Mapping[int, int]:
         """The same without those that are to be started again."""
-        ended = self.ended().items()
-        return {rank: code for rank, code in ended if not self._can_return(rank, code)}
+        return {rank: code for rank, code in self.ended().items() if not self._can_return(rank, code)}
 
     def _can_return(self, one: int, code: int) -> bool:
         return self.recovers and one > 0 > code and self._server.poll() is None
@@ -266,18 +265,13 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
     It reports what no rank could: who was killed, or has ended without a word.
     """
     first = ended.get(0, 0)
-    if first > 0 and first not in (EXIT_WRONG, EXIT_LOST):
-        return first  # the command's own
     bad = {rank: code for rank, code in ended.items() if code}
-    if not bad:
-        return 0
-    if EXIT_WRONG in bad.values():
-        code, message = EXIT_WRONG, loss  # if nothing is noted, rank 0 has printed it
-    else:
-        code, message = EXIT_LOST, reason_of(bad, loss)
-    if message:
+    if not bad or (first > 0 and first not in (EXIT_WRONG, EXIT_LOST)):
+        return first  # 0, or the command's own
+    is_wrong = EXIT_WRONG in bad.values()
+    if message := loss if is_wrong else reason_of(bad, loss):  # if nothing is noted, rank 0 has printed it
         say(message, "\n")
-    return code
+    return EXIT_WRONG if is_wrong else EXIT_LOST
 
 
 def reason_of(bad: Mapping[int, int], loss: str) -> str:

@@ -43,11 +43,6 @@ class Wires:
         """The first link, which hears what all of them bring."""
         return self.links[0]
 
-    @property
-    def serving(self) -> Any:
-        """The link for a rank that serves: what a leader hears goes on to the other members."""
-        return self.link if self.fan is None else Leading(self.link, self.fan)
-
     def fail(self, failure: PeerLost) -> None:
         """Let those who wait for a message get this failure instead."""
         for link in self._all:
@@ -101,8 +96,9 @@ class Rank(NamedTuple):
         if self.spec.drafter is not None:
             work = partial(run_drafter, build_drafter(self.spec, self.trace, self.clock), self.wires.link)
         else:
-            stage = build_stage(self.spec, self.trace, self.wires.group)
-            work, forget = partial(run_stage, stage, self.wires.serving), stage.forget
+            stage, link, fan = build_stage(self.spec, self.trace, self.wires.group), self.wires.link, self.wires.fan
+            heard: Any = link if fan is None else Leading(link, fan)  # what a leader hears goes on to the other members
+            work, forget = partial(run_stage, stage, heard), stage.forget
         while True:
             try:
                 with self.wires.meter:

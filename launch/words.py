@@ -103,11 +103,13 @@ def with_model(words: Sequence[str]) -> list[str]:
     """
     words = opened(words)
     raw, preset = raw_values(words), preset_of(words)
-    if raw.get("model") and not any(word in HELP for word in words):
+    if {*HELP}.intersection(words):
+        return words
+    if raw.get("model"):
         others = [word for word in words if not word.startswith(("model=", "revision="))]
         words = others + words_of(raw)
         raw = raw_values(words)
-    if is_one_rank(raw.get("hosts", "")) or any(word in HELP for word in words):
+    if is_one_rank(raw.get("hosts", "")):
         return words
     if is_gguf(raw.get("base_dir", "")):
         file = Path(raw["base_dir"]).expanduser()

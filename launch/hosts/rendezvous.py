@@ -87,10 +87,10 @@ class Rendezvous:
             written = self._agree("facts", world, judge)
             for rank, other in written.items():
                 self.names.append(self.board.named(rank, other["host"], other["address"]))
-            if returns:
-                self._check_return(written, facts)
-            else:
+            if not returns:
                 self._try_ways(written)
+            elif reason := judge_facts({0: written[0], self.board.rank: facts}, self.board):
+                raise ValueError(reason)  # anything has changed since this board was in this run
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         if self._client:
             own = self.board.named(self.board.rank, host, facts["address"])
@@ -99,16 +99,12 @@ class Rendezvous:
             # recovery such a program may go on.
             self._client.patience = max(SOONER * config.timeout, prepared.patience)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
-        say(f"all {world} ranks are here{self._safety(prepared)}")
         self._address, self._shares = facts["address"], prepared.placement.shares
-        return prepared
-
-    def _safety(self, prepared: Prepared) -> str:
-        """What strangers in the network can do, as a part of a sentence."""
+        safety = ", and all is encrypted but the sums of ranks that share a stage" if self._shares else ", encrypted"
         if self.board.keys is None:
-            return ", without keys: trust all who are in this network, or see bash scripts/make_keys.sh --help"
-        open_sums = prepared.placement.shares
-        return ", and all is encrypted but the sums of ranks that share a stage" if open_sums else ", encrypted"
+            safety = ", without keys: trust all who are in this network, or see bash scripts/make_keys.sh --help"
+        say(f"all {world} ranks are here{safety}")
+        return prepared
 
     def connect(self) -> Meeting:
         """Where all ranks meet. They are in a process group then if some of them share a stage."""
@@ -161,12 +157,6 @@ class Rendezvous:
         self._write("ways", [rank for rank in written if not reached[rank]])
         self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
 
-    def _check_return(self, written: Written, facts: Facts) -> None:
-        """Refuse to go on with a run in which this board was before, if anything has changed since."""
-        reason = judge_facts({0: written[0], self.board.rank: facts}, self.board)
-        if reason:
-            raise ValueError(reason)
-
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         """What all ranks have written about a topic, in the order of their numbers.
 
@@ -175,7 +165,6 @@ class Rendezvous:
         self._judge(topic, world, judge)
         while (verdict := self._read(f"{topic}/verdict")) is None:
             self._wait_for(self._missing("facts", world))
-        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
         reason, is_lost, pairs = verdict
         if reason:
             raise PeerLost(reason) if is_lost else ValueError(reason)
@@ -247,7 +236,7 @@ class Coordinator(Rendezvous):
     def __init__(self, board: Board) -> None:
         super().__init__(board)
         address, entries = board.listen_address(), Entries()
-        self._unheard: Sequence[str] = ()  # counts of those who have heard the verdict that ends the rendezvous
+        self._to_hear: Sequence[int] = ()  # ranks that shall hear the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries, board.keys)
         except OSError as error:
@@ -299,9 +288,8 @@ class Coordinator(Rendezvous):
         reason = late or judge(written)
         self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late), list(written.items()))))
         if reason:
-            to_hear = [rank for rank in range(1, world) if rank in written or not late]
-            self._unheard = [f"{topic}/heard/{rank}" for rank in to_hear]
-            atexit.register(self._linger)
+            self._to_hear = [rank for rank in range(1, world) if rank in written or not late]
+            atexit.register(self.close)
 
     def _collect(self, topic: str, world: int) -> tuple[Written, str]:
         """What the ranks have written once all have or one has an error; or what it says, once it is too late."""
@@ -321,17 +309,9 @@ class Coordinator(Rendezvous):
         return dict(sorted(written.items())), late
 
     def close(self) -> None:
-        """End the store, as the end of its process would; first let the other ranks hear why, and end."""
-        self._linger()
-        atexit.unregister(self._linger)
-        self._server.close(2 * GRACE)
-
-    def _linger(self) -> None:
-        """Before the store ends let all ranks hear the verdict, also those that come only now."""
-        end = time.monotonic() + PATIENCE
-        for heard in self._unheard:
-            while time.monotonic() < end and not self._store.add(heard, 0):
-                time.sleep(LOOK)
+        """End the store; first let the other ranks hear why, also those that come only now, and end."""
+        atexit.unregister(self.close)
+        self._server.close(PATIENCE if self._to_hear else 2 * GRACE, self._to_hear)
 
 
 class Participant(Rendezvous):

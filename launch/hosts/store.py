@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, BinaryIO, Callable, Sequence
+from typing import Any, BinaryIO, Callable, Iterable, Sequence
 
 import torch.distributed as dist
 
@@ -137,11 +137,14 @@ class StoreServer(BoardDoor):
         self._lock = threading.Lock()
         super().__init__(address[0], keys, 0, address[1])
 
-    def close(self, patience: float) -> None:
-        """End the store and leave its port, once all ranks have hung up; after `patience` seconds they are made to."""
+    def close(self, patience: float, awaited: Iterable[int] = ()) -> None:
+        """End the store and leave its port, once all ranks have hung up; after `patience` seconds they are made to.
+
+        Those that are `awaited` have to come first.
+        """
         with self:
             end = time.monotonic() + patience
-            while len(self.gone()) < len(self.seats) and time.monotonic() < end:
+            while self.seats.keys() | awaited != {*self.gone()} and time.monotonic() < end:
                 time.sleep(LOOK)
         for way in [*self._strangers, *(seat.way for seat in self.seats.values())]:
             hang_up(way)
