@@ -153,7 +153,8 @@ def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) 
     bar = bars.pop()
     try:
         for turn, words in enumerate(question.turns):
-            generation = pipeline.submit([*talk, words] if pipeline.text else pipeline.config.ids, waits=False)
+            asked = [*talk, words] if pipeline.text else pipeline.config.ids
+            generation = pipeline.submit(asked, waits=False)
             bar.set_description(f"question {question.id}, turn {turn + 1}", refresh=False)
             bar.reset(pipeline.config.max_new_tokens)
             with closing(generation):

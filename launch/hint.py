@@ -49,7 +49,8 @@ def _remembered(width: int) -> Shares:
     with suppress(ValueError, OSError):
         kept = whole(place, "delete it")
         if fits(kept, {HALF: float}):
-            return {words: kept[words] for words in (HALF, FOUR) if fits(kept.get(words), float)}
+            known = (words for words in (HALF, FOUR) if fits(kept.get(words), float))
+            return {words: kept[words] for words in known}
     shares = measured(width)
     with suppress(ValueError):  # then it is measured again at the next start
         write_json(place, shares)

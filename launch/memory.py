@@ -150,7 +150,8 @@ def _loading(source: Checkpoint, making: str) -> int:
 
     Quantizing, if `making` names a kind, needs room for one piece of a tensor beside.
     """
-    largest = max(map(source.form, source.names()), key=lambda form: form.bytes)
+    forms = map(source.form, source.names())
+    largest = max(forms, key=lambda form: form.bytes)
     piece = 0 if making == "none" else min(PIECE, math.prod(largest.shape))
     return 2 * largest.bytes + SCRATCH * piece
 

@@ -77,7 +77,8 @@ class Ranks:
 
     def failed(self) -> Mapping[int, int]:
         """The same without those that are to be started again."""
-        return {rank: code for rank, code in self.ended().items() if not self._can_return(rank, code)}
+        ended = self.ended().items()
+        return {rank: code for rank, code in ended if not self._can_return(rank, code)}
 
     def _can_return(self, one: int, code: int) -> bool:
         return self.recovers and one > 0 > code and self._server.poll() is None

@@ -40,7 +40,8 @@ SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # what a rendezvous writes into the en
 
 def connect(rank: int, placement: Placement) -> Meeting:
     """Where all ranks of this machine meet, which a launcher has started."""
-    launcher, folder = int(os.environ.get(LAUNCHER) or os.getppid()), os.environ[RENDEZVOUS]
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    folder = os.environ[RENDEZVOUS]
     with suppress(OSError):  # gone, if the launcher is
         hold(folder)
     if os.getppid() != launcher:
@@ -126,8 +127,8 @@ class Member:
             forget(config.trace, number)
         self.trace = self._prepared.trace(number, REAL)
         self.wires = wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
-        kind = Coming if number else Opening
-        self._epochs = kind(meeting, number, self.heartbeat, placement.reached(number), self._prepared.patience)
+        kind, peers = Coming if number else Opening, placement.reached(number)
+        self._epochs = kind(meeting, number, self.heartbeat, peers, self._prepared.patience)
         self.heartbeat.start(self.fail if self._recovers else lost, looks=False)
         wires.begin(self._epochs.join(time.monotonic() + meeting.patience))
         spec = self._prepared.spec(number)
@@ -338,7 +339,8 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
         wires[0].fail(error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}"))
 
     specs = map(prepared.spec, range(placement.world))
-    rank_0, *others = (Rank(*each, busy=busy) for each in zip(specs, wires, traces))
+    connected = zip(specs, wires, traces)
+    rank_0, *others = (Rank(*each, busy=busy) for each in connected)
     with torch_as_it_was():
         threads = [guarded(f"rank {rank.spec.part.rank}", rank.serve, failed) for rank in others]
         yield rank_0

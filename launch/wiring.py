@@ -94,9 +94,11 @@ class Rank(NamedTuple):
         work: Callable[[], None]
         forget: Callable[[], object] = int
         if self.spec.drafter is not None:
-            work = partial(run_drafter, build_drafter(self.spec, self.trace, self.clock), self.wires.link)
+            drafter = build_drafter(self.spec, self.trace, self.clock)
+            work = partial(run_drafter, drafter, self.wires.link)
         else:
-            stage, link, fan = build_stage(self.spec, self.trace, self.wires.group), self.wires.link, self.wires.fan
+            stage = build_stage(self.spec, self.trace, self.wires.group)
+            link, fan = self.wires.link, self.wires.fan
             heard: Any = link if fan is None else Leading(link, fan)  # what a leader hears goes on to the other members
             work, forget = partial(run_stage, stage, heard), stage.forget
         while True:

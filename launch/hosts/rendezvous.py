@@ -89,8 +89,8 @@ class Rendezvous:
                 self.names.append(self.board.named(rank, other["host"], other["address"]))
             if not returns:
                 self._try_ways(written)
-            elif reason := judge_facts({0: written[0], self.board.rank: facts}, self.board):
-                raise ValueError(reason)  # anything has changed since this board was in this run
+            elif reason := judge({0: written[0], self.board.rank: facts}):
+                raise ValueError(reason)  # something has changed since this board was in this run
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         if self._client:
             own = self.board.named(self.board.rank, host, facts["address"])

@@ -144,9 +144,10 @@ class StoreServer(BoardDoor):
         """
         with self:
             end = time.monotonic() + patience
-            while self.seats.keys() | awaited != {*self.gone()} and time.monotonic() < end:
+            while time.monotonic() < end and self.seats.keys() | awaited != {*self.gone()}:
                 time.sleep(LOOK)
-        for way in [*self._strangers, *(seat.way for seat in self.seats.values())]:
+        seated = [seat.way for seat in self.seats.values()]
+        for way in [*self._strangers, *seated]:
             hang_up(way)
 
     def gone(self, patience: float = math.inf) -> list[int]:

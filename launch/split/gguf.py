@@ -249,7 +249,8 @@ class GgufFile:
         theirs = {published(name, family): form for name, form in forms.items()}
         with bar, Writer(path, theirs) as file:
             for name, form in forms.items():
-                file.write(published(name, family), self._weights(name, *found[name], form))
+                weights = self._weights(name, *found[name], form)
+                file.write(published(name, family), weights)
                 bar.update(form.bytes)
 
     def _theirs(self, name: str) -> tuple[str, int | None]:
