@@ -95,13 +95,13 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     """
     if missing := absent(config):
         raise ValueError(missing)
-    path = _place(words, config)
+    asked = question(words, config, *_split(config))
+    path = _place(asked, words, config)
     with ExitStack() as alone:
         with suppress(OSError):  # where its folder takes no lock, nothing is waited for
             _lock(alone.enter_context(open_lock(f"{path}.lock")))
         choice = _remembered(path, words, kind)
         if choice is None:
-            asked = question(words, config, *_split(config))
             times = "measured on this machine" if config.profile == "none" else f"of profile={config.profile}"
             say(plain(f"pipeline_type=auto: the methods are simulated with times {times}, once for each model"))
             choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
@@ -122,22 +122,16 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
 
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
-def _place(argv: Words, config: RunConfig) -> Path:
-    """The file of a choice, named by all that the choice depends on."""
+def _place(asked: Words, argv: Words, config: RunConfig) -> Path:
+    """The file of a choice, named by all that the choice depends on, such as what the plan is asked."""
     raw = raw_values(argv)
     drafts = raw.get("draft_dir", ""), *(raw.get("ssm") or config.ssm).split(",")
     folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
     paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*"))]
     states = ((path, path.stat()) for path in paths if path.is_file())
     files = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
-    return cached("auto", {
-        "keys": {key: getattr(config, key) for key in sorted(KEPT)},
-        "left open": [raw.get(key, "") for key in ("draft", "draft_dir", "ssm")],
-        "stages": config.stages,
-        "cluster": str(config.cluster),
-        "code": code_version(),
-        "files": files,
-        "machine": machine() if config.profile == "none" else []})
+    times = str(config.cluster) if config.cluster else machine()
+    return cached("auto", [sorted(asked), times, code_version(), files])
 
 
 def cached(kind: str, about: Any) -> Path:

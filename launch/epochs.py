@@ -42,8 +42,7 @@ class Epochs:
 
     def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], patience: float
                  ) -> None:
-        self._store, self._door = meeting.store, meeting.door
-        self._attend, self._met = meeting.attend, meeting.met
+        self._meeting, self._store = meeting, meeting.store
         self._own, self._heartbeat, self._peers = own, heartbeat, peers
         self._patience, self._recovers = patience, patience > 0
         self._made: Connections | None = None
@@ -58,11 +57,11 @@ class Epochs:
         """
         while True:
             self.number = self._next()
-            with self._door(self.number) as door:
+            with self._meeting.door(self.number) as door:
                 self._store.set(f"door/{self._own}", f"{self.number} {door.name}")
                 if not self._all_come(until):
                     continue
-                self._met()
+                self._meeting.met()
                 self._heartbeat.begin(self._suffix)
                 self._made = made = Connections(self._own, self._peers)
                 try:
@@ -118,6 +117,11 @@ class Epochs:
         return door_of(self._store, rank)[0]
 
 
+def noted(store: Any) -> str:
+    """The loss that ends the run whose ranks meet in this store, in words; empty if there is none."""
+    return plain((store.look(LOSS_KEY) or b"").decode(errors="replace"))
+
+
 def door_of(store: Any, rank: int) -> tuple[int, str]:
     """The epoch to which a rank has come last, 0 if to none, and its door there."""
     entry = store.look(f"door/{rank}") or b"0"
@@ -146,12 +150,8 @@ class Coming(Epochs):
 
     def _wait(self) -> None:
         time.sleep(LOOK)
-        noted = self._store.look(LOSS_KEY)
-        if noted is not None:
-            raise PeerLost(plain(noted.decode(errors="replace")))
-        gone = self._heartbeat.gone(self.root, self._patience)
-        if gone:
-            raise PeerLost(gone)
+        if loss := noted(self._store) or self._heartbeat.gone(self.root, self._patience):
+            raise PeerLost(loss)
 
 
 class Opening(Epochs):
@@ -169,7 +169,7 @@ class Opening(Epochs):
             for peer in () if first else hung - found:
                 found.add(peer)
                 self._store.add(HUNG.format(peer), 1)
-            reason = self._attend()
+            reason = self._meeting.attend()
             if not reason and time.monotonic() > until:
                 names = "rank " + " and rank ".join(map(str, missing))
                 reason = f"{names} did not come" if first else f"{names} did not come back within recover_seconds"

@@ -54,8 +54,7 @@ Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
 class Generation:
     """One answer while it is made: iterate over its pieces of text, or close it to give it up.
 
-    Where there is no tokenizer, the pieces are token ids with spaces between. `answer` has the token ids and the
-    figures so far.
+    Without a tokenizer the pieces are token ids. `answer` has the token ids and the figures so far.
     """
 
     def __init__(self, answer: Answer, settled: Settled, reader: Reader | None, trace: NoTrace) -> None:
@@ -200,8 +199,6 @@ class Pipeline:
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """A whole answer. Options are the keys that say how tokens are chosen and when the answer ends, and `template`.
-
-        Raises ValueError for any other key.
         """
         generation = self.stream(prompt, **options)
         for _ in generation:
@@ -209,10 +206,7 @@ class Pipeline:
         return generation
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
-        """The assistant's whole answer to messages with a `role` (system, user or assistant) and a `content`.
-
-        The template puts them into words, as for a chat with the server. `stream` takes messages, too.
-        """
+        """The assistant's whole answer to messages with a `role` (system, user or assistant) and a `content`."""
         check_messages(messages)
         return self.generate(messages, **options)
 
@@ -274,9 +268,9 @@ class Pipeline:
         return Generation(answer, settled, reader, self.rank.trace)
 
     def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
-        """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them.
+        """A prompt as token ids, wrapped as `template` says, which may read `variables` beside messages.
 
-        `variables` are what a tokenizer's own template reads beside messages.
+        Raises ValueError for ids that the model does not know.
         """
         turns: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
         ids = [turn for turn in turns if isinstance(turn, int)]
@@ -325,10 +319,9 @@ class Pipeline:
         return self.decoder_for(self.config)
 
     def decoder_for(self, config: RunConfig, head: str = "") -> Decoder:
-        """A decoder of another method, with other trees, or with another draft, over the same ring.
+        """A decoder of another method, with other trees, or another draft, over the same ring.
 
-        `head` is the folder of a draft head to take in place of the split's. Raises ValueError for a draft that is not
-        there, or does not fit.
+        `head` is the folder of a draft head in place of the split's. Raises ValueError for a draft that does not fit.
         """
         spec = replace(self.spec, config=config, head=head)
         draft = self.draft_of(spec)

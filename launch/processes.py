@@ -26,11 +26,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Iterator, Mapping, MutableMapping, Sequence
 
-from config.schema.untrusted import plain
 from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
-from launch.epochs import HUNG
+from launch.epochs import HUNG, noted
 from launch.folder import RENDEZVOUS, Folder, private_folder
-from pipeline.failure import FILES, LOSS_KEY, SPACE, explain, first_loss, limited
+from pipeline.failure import FILES, SPACE, explain, first_loss, limited
 
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
 INTERFACE = "GLOO_SOCKET_IFNAME"  # in the environment: where gloo listens
@@ -144,8 +143,7 @@ started: set[Ranks] = set()  # by this process, and not ended by `kill` yet
 def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int]) -> Ranks:
     """Run `python -m command` for each of these ranks, whose rendezvous is a private folder.
 
-    Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it: one that still imports its modules
-    would answer with a traceback.
+    Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it without a traceback.
     """
     assert set(numbers) <= set(range(world)), (list(numbers), world)
     environment = {**os.environ, LAUNCHER: str(os.getpid()), RENDEZVOUS: folder}
@@ -194,7 +192,7 @@ def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
         ranks = start_ranks(command, folder, world, range(world))
         ranks.recovers = recovers
         ended = _await(ranks, stops, folder)
-        loss = noted_in(folder)
+        loss = noted(Folder(folder))
     if stops:
         return EXIT_STOPPED + stops[0]
     if ended.get(0) == EXIT_LOST:
@@ -219,10 +217,9 @@ def _noting_stops() -> Iterator[list[int]]:
 
 
 def _await(ranks: Ranks, stops: Sequence[int], folder: str) -> dict[int, int]:
-    """The exit codes of the ranks that end by themselves, the first one first; after `GRACE` seconds the others are
-    killed.
+    """The exit codes of the ranks that end by themselves, the first one first.
 
-    Others may take their time as long as rank 0 is at work and no rank has failed.
+    Once rank 0 has ended or a rank has failed, the others have `GRACE` seconds; then they are killed.
     """
     while not ranks.all_ended:
         if not stops:
@@ -240,13 +237,11 @@ def _await(ranks: Ranks, stops: Sequence[int], folder: str) -> dict[int, int]:
 
 
 def tend(ranks: Ranks, folder: str) -> str:
-    """Start ranks again that were killed, and kill those that rank 0 has found hung.
-
-    Returns why the run of these ranks, whose rendezvous is this folder, is lost, or nothing.
+    """Start ranks again that were killed, and kill those that rank 0 has found hung; why the run is lost, or nothing.
     """
     failed = ranks.failed()
     if failed:
-        return reason_of(failed, noted_in(folder))
+        return reason_of(failed, noted(Folder(folder)))
     store = Folder(folder)
     if ranks.recovers:
         hung = {rank: store.add(HUNG.format(rank), 0) for rank in ranks.numbers}
@@ -276,10 +271,7 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
 
 
 def reason_of(bad: Mapping[int, int], loss: str) -> str:
-    """Why a run is lost, by exit codes of ranks: who was killed, which no rank could say; else what ranks noted.
-
-    Empty if nothing is known.
-    """
+    """Why a run is lost, by exit codes of ranks: who was killed, else what ranks have noted; empty if none knows."""
     killed = [_death(rank, -code) for rank, code in bad.items() if code < 0]
     early = [f"rank {rank} ended too early, with exit code {code}" for rank, code in bad.items()]
     return "; ".join(killed) or loss or "".join(early[:1])
@@ -304,10 +296,6 @@ def note(loss: str) -> None:
     """Leave a loss to the launcher: of all that its ranks note, it reports what came first."""
     first_loss(Folder(os.environ[RENDEZVOUS]), loss)
 
-
-def noted_in(folder: str) -> str:
-    """What the ranks whose rendezvous is this folder have noted of a lost peer."""
-    return plain((Folder(folder).look(LOSS_KEY) or b"").decode(errors="replace"))
 
 
 # --- the process that forks the ranks ---------------------------------------------------------------------------------

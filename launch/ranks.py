@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from launch import processes
 from launch.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
-from launch.epochs import Coming, Epochs, Meeting, Opening, door_of
+from launch.epochs import Coming, Epochs, Meeting, Opening, door_of, noted
 from launch.folder import RENDEZVOUS, Folder, hold, private_folder
 from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
@@ -75,7 +75,7 @@ def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
             joining.join(POLL_SECONDS)
     if joined:
         return joined[0]
-    reason = processes.reason_of(others.ended(), processes.noted_in(folder))
+    reason = processes.reason_of(others.ended(), noted(Folder(folder)))
     raise PeerLost(reason or f"rank 0 could not connect to the others: {explain(failed[0])}")
 
 

@@ -164,8 +164,8 @@ def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_thei
     own, one, stranger = Store(keeper.entries.own), follower(keeper, 1), follower(keeper, 2)
     one.set("facts/1", json.dumps(FACTS))
     one.add("heartbeat/1", 3)
-    own.set("facts/verdict", json.dumps(["", False, []]))
-    for forged in (("set", "facts/1", "{}"), ("set", "facts/verdict", json.dumps([EVIL, False, []])),
+    own.set("facts/verdict", json.dumps(["", False]))
+    for forged in (("set", "facts/1", "{}"), ("set", "facts/verdict", json.dumps([EVIL, False])),
                    ("add", "heartbeat/1", 1 << 40), ("set", "clock/2/time/0", "0.5"),
                    ("set", "facts/2", "[]"), ("set", "facts/2", json.dumps({**FACTS, "port": "x"})),
                    ("set", "facts/2", "[" * 100_000), ("set", "facts/2", "9" * 100_000), ("set", "x", "y" * (1 << 21)),
@@ -174,7 +174,7 @@ def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_thei
                    ("add", "heartbeat/losses", 1 << 80), ("set", "split/2", "\u2028"), ("add", "facts/1", 1)):
         with pytest.raises(RuntimeError, match="does not take this rank's entry"):
             stranger._ask(*forged)
-    assert json.loads(one.get("facts/1")) == FACTS and json.loads(one.get("facts/verdict")) == ["", False, []]
+    assert json.loads(one.get("facts/1")) == FACTS and json.loads(one.get("facts/verdict")) == ["", False]
     assert one.add("heartbeat/1", 0) == 3 and own.look("facts/2") is None
     printed = capfd.readouterr().err
     assert printed.count("\n") == 2 and f"{HERE} wrote to port" in printed and "as rank 2" in printed
@@ -242,10 +242,10 @@ def test_what_a_pretender_answers_is_reported_in_a_sentence(answer, message):
 
 
 def test_a_pretenders_verdict_is_escaped():
-    verdict = json.dumps(["ok", json.dumps([EVIL, True, []])]).encode() + b"\n"
+    verdict = json.dumps(["ok", json.dumps([EVIL, True])]).encode() + b"\n"
     with pretender(b'["taken", "\\u001b[2J"]\n', verdict) as wire:
         assert wire.greet(1).isprintable()
-        found, lost, _ = json.loads(Store(wire.ask).look("facts/verdict"))
+        found, lost = json.loads(Store(wire.ask).look("facts/verdict"))
         assert found.isprintable() and "all is well" in found and lost
 
 

@@ -26,14 +26,14 @@ from config.cli import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.epochs import EPOCH, OPEN, Meeting, door_of
+from launch.epochs import EPOCH, OPEN, Meeting, door_of, noted
 from launch.hosts.agreement import Facts, Written, code_version, judge_facts, judge_ways, settings
 from launch.hosts.board import Board
 from launch.hosts.store import Entries, Store, StoreClient, StoreServer
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
 from launch.spec import RankSpec
-from pipeline.failure import LOSS_KEY, PeerLost, first_loss
+from pipeline.failure import PeerLost
 from pipeline.sockets import BoardDoor, hang_up
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
@@ -165,17 +165,17 @@ class Rendezvous:
         self._judge(topic, world, judge)
         while (verdict := self._read(f"{topic}/verdict")) is None:
             self._wait_for(self._missing("facts", world))
-        reason, is_lost, pairs = verdict
+        reason, is_lost = verdict
         if reason:
             raise PeerLost(reason) if is_lost else ValueError(reason)
-        written = dict(sorted(pairs))
-        if set(written) != set(range(world)):
+        written = {rank: self._read(f"{topic}/{rank}") for rank in range(world)}
+        if None in written.values():
             raise PeerLost(f"{self.board.named(0)} speaks of other ranks than the {world} of this split: look whether "
                            "all boards were given one address and port")
         return written
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
-        """On rank 0: write down what is wrong, whether that is a missing board, and what all have written."""
+        """On rank 0: write down what is wrong, and whether that is a missing board."""
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -255,8 +255,7 @@ class Coordinator(Rendezvous):
         return prepared
 
     def _look_after(self) -> str:
-        failed = first_loss(self._store, "")
-        if failed:
+        if failed := noted(self._store):
             return failed
         first = self._store.add(EPOCH, 0) == 1
         patience = math.inf if first else self._server.patience or math.inf
@@ -286,7 +285,7 @@ class Coordinator(Rendezvous):
         world = max(world, 1)  # 0: rank 0's own folder could not say
         written, late = self._collect(topic, world)
         reason = late or judge(written)
-        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late), list(written.items()))))
+        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late))))
         if reason:
             self._to_hear = [rank for rank in range(1, world) if rank in written or not late]
             atexit.register(self.close)
@@ -404,9 +403,8 @@ class Spare(Participant):
         patience = AT_ONCE * (1 + self.board.rank - self.board.world)
         while self.board.is_spare:
             time.sleep(LOOK)
-            noted = self._store.look(LOSS_KEY)
-            if noted is not None:
-                raise PeerLost(plain(noted.decode(errors="replace")))
+            if loss := noted(self._store):
+                raise PeerLost(loss)
             epoch, now = self._store.add(EPOCH, 0), time.monotonic()
             if epoch < 2 or self._store.add(OPEN, 0) == epoch:
                 since = now

@@ -295,12 +295,10 @@ class StoreClient:
         line = self._replies.readline(LINE)
         if not line:
             raise ConnectionError("it hung up, as one with keys does to one without")
-        try:
-            reply = parse(line)
-        except Junk:
-            reply = None
-        if fits(reply, REPLY):
-            return reply  # type: ignore[no-any-return]
+        with suppress(Junk):
+            reply: Sequence[Any] = parse(line)
+            if fits(reply, REPLY):
+                return reply
         where = ":".join(map(str, self._address))
         self._lost = (f"what answers at {where} is not the store of {self.names[0]}: give all boards another port, as "
                       "MASTER_PORT=29501")

@@ -267,10 +267,10 @@ class GgufFile:
         """The decoder's tensors, products together where the file has them so."""
         forms: dict[str, Form] = {}
         for name, shape in shapes(self._sizes):
+            part = name.split(".")[-2]
             for together, parts in FUSED.items():
-                if "experts" in name or name.split(".")[-2] not in parts:
+                if "experts" in name or part not in parts:
                     continue
-                part = name.split(".")[-2]
                 first, _ = self._theirs(name.replace(part, parts[0]))
                 if first not in self._tensors:
                     name = name.replace(part, together)
