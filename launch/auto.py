@@ -70,10 +70,7 @@ Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a
 
 
 def checked(argv: Words) -> list[str]:
-    """The words without those that a plan reads in a way of its own, so that the others can be checked.
-
-    Raises ValueError for what cannot be planned for.
-    """
+    """The words that a plan does not read in a way of its own; raises ValueError for what cannot be planned for."""
     raw = raw_values(argv)
     if is_one_rank(raw.get("hosts", "")):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
@@ -215,10 +212,7 @@ def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
 
 
 def _split(config: RunConfig) -> tuple[int, str]:
-    """How many stages the run has as it is, and the drafts that its split brings; empty: all that the keys name.
-
-    Raises ValueError for a split whose ranks share layers, which no plan can keep.
-    """
+    """How many stages the run has as it is, and the drafts that its split brings; empty: all that the keys name."""
     if not config.model_dir:
         stages = plan_stages(config.stages or STAGES, Unfolded(config.base_dir)) if config.base_dir else []
         return max(1, len(stages) - 1), ""

@@ -4,6 +4,7 @@ It knows nothing about processes or rank numbers. A builder changes nothing but 
 """
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -143,12 +144,8 @@ def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: RemoteDraft | None =
         return NoDraft()
     if elsewhere is not None and spec.sources == ("ssm",):
         return elsewhere
-    networks: list[Any] = []
-    for name in spec.sources:
-        if name == "ssm":
-            networks += _numbered_all(spec)
-        elif name in DRAFTS:
-            networks.append(DRAFTS[name](spec, lm_head))
+    made = [DRAFTS[name](spec, lm_head) for name in spec.sources if name in DRAFTS]
+    networks = [*chain.from_iterable(made)]
     policy = spec.config.growth_policy
     if policy in (*FIXED, "opt") and not all(network.by_level for network in networks):
         raise ValueError(f"policy={policy} grows trees level by level, and draft={spec.config.draft} guesses several "
@@ -322,9 +319,10 @@ def _numbers(value: Any) -> set[int]:
     return {number for number in named if isinstance(number, int)}
 
 
-DRAFTS: dict[str, Callable[[RankSpec, LMHead], Network]] = {
-    "eagle": _head_draft,
-    "dflash": _block_draft,
-    "cascade": lambda spec, lm_head: row(_numbered_all(spec)),
-    "model": lambda spec, lm_head: _model_draft(spec),
+DRAFTS: dict[str, Callable[[RankSpec, LMHead], Sequence[Network]]] = {
+    "eagle": lambda spec, lm_head: [_head_draft(spec, lm_head)],
+    "dflash": lambda spec, lm_head: [_block_draft(spec, lm_head)],
+    "cascade": lambda spec, lm_head: [row(_numbered_all(spec))],
+    "model": lambda spec, lm_head: [_model_draft(spec)],
+    "ssm": lambda spec, lm_head: _numbered_all(spec),
 }

@@ -14,30 +14,26 @@ from pipeline.failure import LOSS_KEY, Heartbeat, PeerLost, first_loss
 from pipeline.sockets import Connections, Door
 from pipeline.transport import Peers, Wire
 
-Attend = Callable[[], str]  # looks after the processes of other ranks; says why some will not come, or nothing
 LOOK = 0.02  # seconds between two looks at who has come
 EPOCH, OPEN = "epoch", "open"  # in the store: the newest epoch; the newest to which all ranks have come
 HUNG = "hung/{}"  # how often rank 0 has found a rank hung, which its launcher then kills
 
 
 class Meeting(NamedTuple):
-    """Where a rank meets the others: a store in which all write, how a rank opens its door in an epoch, the names of
-    all if they have hosts, what it does once all have come to an epoch, and on rank 0 what looks after the others, and
-    for how many seconds it waits for all to come first."""
+    """Where a rank meets the others."""
 
-    store: Any
-    door: Callable[[int], Door]
-    names: Sequence[str] = ()
-    met: Callable[[], object] = str
-    attend: Attend = str
-    patience: float = math.inf
+    store: Any  # in which all write
+    door: Callable[[int], Door]  # how the rank opens its own in an epoch
+    names: Sequence[str] = ()  # of all, if they have hosts
+    met: Callable[[], object] = str  # what it does once all have come to an epoch
+    attend: Callable[[], str] = str  # on rank 0: looks after the others; says why some will not come, or nothing
+    patience: float = math.inf  # seconds in which all have to come first
 
 
 class Epochs:
-    """One rank's way through the epochs; after a loss rank 0 may be silent for `patience` seconds, and if that is 0
-    there is no further epoch.
+    """One rank's way through the epochs; there is only one, unless rank 0 may be silent for `patience` seconds.
 
-    A rank that was started again ends the epoch to which it had come before. `attend` is for rank 0.
+    A rank that was started again ends the epoch to which it had come before.
     """
 
     def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], patience: float
@@ -130,10 +126,7 @@ def door_of(store: Any, rank: int) -> tuple[int, str]:
 
 
 class Coming(Epochs):
-    """The side of every rank but 0, `root`: it waits for as long as rank 0 lives.
-
-    Rank 0 may only be short of processor time: it ends the waiting if it is silent for longer than `patience`, or has
-    ended.
+    """The side of every rank but 0, `root`: it waits until rank 0 has ended, or is silent for longer than `patience`.
     """
 
     root = 0

@@ -55,10 +55,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(config: RunConfig) -> Prepared:
-    """A run whose model is split, which is done if need be.
-
-    Raises ValueError, in a sentence that names the fix, for what cannot work.
-    """
+    """A run whose model is split, which is done if need be; raises ValueError, with the fix, for what cannot work."""
     all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
     _check_threads(config.threads_per_rank)
     usable(config.device)
@@ -126,10 +123,7 @@ def _check_threads(asked: int) -> None:
 
 
 def _check_memory(prepared: Prepared) -> None:
-    """Refuse to load, before any rank does, what does not fit.
-
-    The launcher of the ranks leaves CUDA to them: to look would take some of that memory.
-    """
+    """Refuse to load what does not fit; a launcher leaves CUDA to its ranks: to look would take some of that memory."""
     config, own = prepared.config, os.environ.get("RANK")
     specs = [prepared.spec(rank) for rank in local_ranks(prepared.placement.world)]
     mine = [spec for spec in specs if own in (None, str(spec.part.rank))]
@@ -174,8 +168,7 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
 def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:
     """A rank's own part of the split model in `folder`; raises ValueError if that is not there, or another rank's.
 
-    Ranks above those of the split have copies of the same parts, in the same order; or that of rank 0, if they hold a
-    small model, which has to fit the target's tokens.
+    Ranks above those of the split have copies of the same parts, in the same order; or rank 0's, for a small model.
     """
     number = rank
     written = min(folder.glob("stage_*"), default=None)

@@ -54,8 +54,7 @@ def connect(rank: int, placement: Placement) -> Meeting:
 
 
 def join(folder: str, rank: int, placement: Placement) -> Meeting:
-    """Where all ranks of this machine meet: in a folder. They are in a process group then if some of them share a
-    stage."""
+    """Where all ranks of this machine meet: in a folder, and in a process group if some of them share a stage."""
     if placement.shares:
         files = dist.FileStore(os.path.join(folder, "groups"), placement.world)
         dist.init_process_group("gloo", store=files, rank=rank, world_size=placement.world)
@@ -80,10 +79,7 @@ def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
 
 
 def _end_with(launcher: int, folder: str) -> NoReturn:
-    """If the launcher is killed, so is this rank, even before there is a heartbeat that would notice.
-
-    With it goes the folder, which nobody else can remove then.
-    """
+    """If the launcher is killed, so is this rank, and with it the folder, which nobody else can remove then."""
     while os.getppid() == launcher:
         time.sleep(GRACE / 6)
     # Who has just begun to connect in the folder must be done with that: torch waits for a file that is gone, and lets
@@ -223,10 +219,7 @@ class Member:
 # --- rank 0 inside a program that stays -------------------------------------------------------------------------------
 
 def rank_0(resolved: Resolved) -> ContextManager[Rank]:
-    """Rank 0 of the pipeline that is asked for, to be entered and left; raises ValueError for what cannot work.
-
-    The other ranks are on other boards, in processes, in threads, or simulated.
-    """
+    """Rank 0 beside others on other boards, in processes, in threads, or simulated; ValueError for what cannot work."""
     board = find_board(resolved.keys.run, os.environ)
     if board is not None:
         return _beside_boards(resolved, board)
@@ -236,10 +229,7 @@ def rank_0(resolved: Resolved) -> ContextManager[Rank]:
 
 @contextmanager
 def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank]:
-    """Rank 0, beside the others as processes that read the same `words`.
-
-    This process joins their process group, if there is one.
-    """
+    """Rank 0, beside the others as processes that read the same `words`."""
     if prepared.placement.shares:
         _begin_groups()
     world = prepared.placement.world

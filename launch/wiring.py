@@ -74,20 +74,15 @@ class Wires:
 
 
 class Rank(NamedTuple):
-    """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
-
-    `busy` says for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
-    time begin again, where it is only counted, for the same question or another one. `rejoin` returns once all ranks
-    are connected again after a loss, or raises PeerLost.
-    """
+    """A rank that is connected to the others."""
 
     spec: RankSpec
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-    busy: Callable[[], list[float]] = list
-    restart: Callable[[bool], object] = lambda same: None
-    rejoin: Callable[[PeerLost], None] = final
+    busy: Callable[[], list[float]] = list  # for what share of its last seconds each rank was at work, where known
+    restart: Callable[[bool], object] = lambda same: None  # begins counted time again, for the same question or another
+    rejoin: Callable[[PeerLost], None] = final  # returns once all are connected again after a loss, or raises PeerLost
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
@@ -114,8 +109,7 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
                       ) -> Wires:
     """The wires of one rank in a process of its own, over which nothing travels yet.
 
-    Ranks that share a stage are in a process group of torch.distributed; all ranks make the same groups in the same
-    order.
+    Ranks that share a stage are in a process group; all ranks make the same groups in the same order.
     """
     meter = heartbeat.meter
     mine = placement.group(rank)

@@ -98,8 +98,7 @@ def with_model(words: Sequence[str]) -> list[str]:
     """The words of a command with the model that they mean, which is brought here if it is not.
 
     Without a preset or a folder that is SmolLM2, or, where that cannot be had, the toy. A rank of several hosts fetches
-    nothing: without a preset it has the toy, which every board holds. Raises ValueError, with the fix, for a model that
-    was named and cannot be had.
+    nothing. Raises ValueError, with the fix, for a model that was named and cannot be had.
     """
     words = opened(words)
     raw, preset = raw_values(words), preset_of(words)

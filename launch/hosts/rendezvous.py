@@ -86,7 +86,7 @@ class Rendezvous:
             world = prepared.placement.world
             written = self._agree("facts", world, judge)
             for rank, other in written.items():
-                self.names.append(self.board.named(rank, other["host"], other["address"]))
+                self.names.append(self.board.named(rank, other["host"], other.get("address", "")))
             if not returns:
                 self._try_ways(written)
             elif reason := judge({0: written[0], self.board.rank: facts}):

@@ -138,9 +138,7 @@ class StoreServer(BoardDoor):
         super().__init__(address[0], keys, 0, address[1])
 
     def close(self, patience: float, awaited: Iterable[int] = ()) -> None:
-        """End the store and leave its port, once all ranks have hung up; after `patience` seconds they are made to.
-
-        Those that are `awaited` have to come first.
+        """End the store once all ranks have come that are `awaited`, and all have hung up, or after `patience` seconds.
         """
         with self:
             end = time.monotonic() + patience
