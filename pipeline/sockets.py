@@ -196,7 +196,8 @@ class BoardDoor(Door):
     def __init__(self, address: str, keys: Keys | None, epoch: int, port: int = 0) -> None:
         self._keys = keys
         listening = socket.create_server((address, port))
-        self.name = f"{address}:{listening.getsockname()[1]}"
+        self.port = listening.getsockname()[1]
+        self.name = f"{address}:{self.port}"
         super().__init__(epoch, listening)
 
     def reach(self, name: str) -> socket.socket:

@@ -52,7 +52,7 @@ def keeper(clusters):
 
 
 def address_of(keeper):
-    return HERE, int(keeper.name.rpartition(":")[2])
+    return HERE, keeper.port
 
 
 def client(keeper, keys):

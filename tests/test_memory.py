@@ -233,8 +233,9 @@ FIRST, SECOND = available.FIRST, available.SECOND
 ], ids=str)
 def test_the_limit_of_a_container_is_obeyed_and_files_give_way(own, version, group, counts, free, machine):
     (machine / "cgroup").write_text(own)
-    folder = machine / "groups" / version.place / group
+    place, limit, used, _ = version
+    folder = machine / "groups" / place / group
     folder.mkdir(parents=True)
-    for name, text in zip((version.limit, version.used, "memory.stat"), counts):
+    for name, text in zip((limit, used, "memory.stat"), counts):
         (folder / name).write_text(text)
     assert memory.free(CPU) == free

@@ -132,7 +132,8 @@ _number = _form_of(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?")
 KINDS = (  # of a name that a pattern fits as a whole, the first one counts
     (rf"facts/{OWN}", _json(_is_facts)),
     (rf"ways/{OWN}", _json([RANK])),
-    (rf"{OF_ROOT}(?:facts|ways)/verdict", _json((str, bool))),
+    (rf"{OF_ROOT}facts/verdict", _json((str, bool, [(RANK, _is_facts)]))),
+    (rf"{OF_ROOT}ways/verdict", _json((str, bool, [(RANK, [RANK])]))),
     (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
     (rf"{BEFORE}heartbeat/losses(?:/\d+)?", _count),
     (rf"{BEFORE}heartbeat/lost(?:/\d+)?", _line),

@@ -12,10 +12,9 @@ import math
 import os
 import socket
 import ssl
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Callable, Sequence
@@ -34,7 +33,7 @@ from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
 from launch.spec import RankSpec
 from pipeline.failure import PeerLost
-from pipeline.sockets import BoardDoor, hang_up
+from pipeline.sockets import BoardDoor
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
 SEAT = 30  # seconds for a run to end that has this board in it still, since nobody has missed it there yet
@@ -74,10 +73,14 @@ class Rendezvous:
         judge = partial(judge_facts, board=self.board)
         facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
         returns = self._client is not None and self._read("facts/verdict") is not None
-        with socket.socket() as door:
+        with ExitStack() as ends:
             try:
                 prepared = prepare(config)
-                facts.update(self._describe(keys, prepared.spec(self.board.rank), door))
+                interface, address = self.board.network()
+                bell = Bell(address, self.board.rank)
+                ends.enter_context(bell)
+                own = held(keys, prepared.spec(self.board.rank))
+                facts.update(own, address=address, interface=interface, port=bell.port)
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
                 self._agree("facts", self.board.world, judge)
@@ -86,15 +89,13 @@ class Rendezvous:
             world = prepared.placement.world
             written = self._agree("facts", world, judge)
             for rank, other in written.items():
-                self.names.append(self.board.named(rank, other["host"], other.get("address", "")))
+                self.names.append(self.board.named(rank, other["host"], other["address"]))
             if not returns:
                 self._try_ways(written)
             elif reason := judge({0: written[0], self.board.rank: facts}):
                 raise ValueError(reason)  # something has changed since this board was in this run
-            hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         if self._client:
-            own = self.board.named(self.board.rank, host, facts["address"])
-            self._client.names = self.names[0], own
+            self._client.names = self.names[0], self.board.named(self.board.rank, host, facts["address"])
             # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still. With
             # recovery such a program may go on.
             self._client.patience = max(SOONER * config.timeout, prepared.patience)
@@ -139,16 +140,6 @@ class Rendezvous:
         """On rank 0: why some rank will not come to the next epoch; nothing if they may."""
         return ""
 
-    def _describe(self, keys: RunConfig | CommandKeys, spec: RankSpec, door: socket.socket) -> Facts:
-        """What this rank holds, and where its door is, which is opened at the interface to the other boards."""
-        interface, address = self.board.network()
-        door.bind((address, 0))
-        door.listen()
-        opening = partial(open_door, door, self.board.rank)
-        threading.Thread(target=opening, name="door", daemon=True).start()
-        port = door.getsockname()[1]
-        return {**held(keys, spec), "address": address, "interface": interface, "port": port}
-
     def _try_ways(self, written: Written) -> None:
         """Knock at the doors of all ranks, and agree that every knock is answered."""
         self._deadline = time.monotonic() + PATIENCE
@@ -165,17 +156,17 @@ class Rendezvous:
         self._judge(topic, world, judge)
         while (verdict := self._read(f"{topic}/verdict")) is None:
             self._wait_for(self._missing("facts", world))
-        reason, is_lost = verdict
+        reason, is_lost, pairs = verdict
         if reason:
             raise PeerLost(reason) if is_lost else ValueError(reason)
-        written = {rank: self._read(f"{topic}/{rank}") for rank in range(world)}
-        if None in written.values():
+        written = dict(sorted(pairs))
+        if set(written) != set(range(world)):
             raise PeerLost(f"{self.board.named(0)} speaks of other ranks than the {world} of this split: look whether "
                            "all boards were given one address and port")
         return written
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
-        """On rank 0: write down what is wrong, and whether that is a missing board."""
+        """On rank 0: write down what is wrong, whether that is a missing board, and what all have written."""
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -187,9 +178,14 @@ class Rendezvous:
         found = self._store.look(key)
         return None if found is None else json.loads(found)
 
+    def _written(self, topic: str, world: int) -> Written:
+        """What has been written about a topic so far, in the order of the ranks."""
+        found = ((rank, self._read(f"{topic}/{rank}")) for rank in range(world))
+        return {rank: entry for rank, entry in found if entry is not None}
+
     def _missing(self, topic: str, world: int) -> str:
-        ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
-        return ", ".join(self.board.named(rank) for rank in ranks)
+        ranks = set(range(world)) - self._written(topic, world).keys()
+        return ", ".join(map(self.board.named, sorted(ranks)))
 
     def _wait_for(self, missing: str) -> None:
         """Wait a little; print for whom, if that is news."""
@@ -209,13 +205,16 @@ def held(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
             "settings": settings(keys, **found)}
 
 
-def open_door(door: socket.socket, rank: int) -> None:
-    """Say to everybody who knocks which rank this is, until the door is closed."""
-    while door.fileno() >= 0:
-        with suppress(OSError):  # the other end has gone already
-            other, _ = door.accept()
-            with other:
-                other.sendall(b"flowspec %d\n" % rank)
+class Bell(BoardDoor):
+    """Says to everybody who knocks which rank this is."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        self._rank = rank
+        super().__init__(address, None, 0)
+
+    def _greet(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:  # the other end may have gone already
+            connection.sendall(b"flowspec %d\n" % self._rank)
 
 
 def reaches(facts: Facts, rank: int) -> bool:
@@ -285,27 +284,23 @@ class Coordinator(Rendezvous):
         world = max(world, 1)  # 0: rank 0's own folder could not say
         written, late = self._collect(topic, world)
         reason = late or judge(written)
-        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late))))
+        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late), list(written.items()))))
         if reason:
             self._to_hear = [rank for rank in range(1, world) if rank in written or not late]
             atexit.register(self.close)
 
     def _collect(self, topic: str, world: int) -> tuple[Written, str]:
         """What the ranks have written once all have or one has an error; or what it says, once it is too late."""
-        written: Written = {}
-        late = ""
-        while len(written) < world and not late:
-            for rank in range(world):
-                found = self._read(f"{topic}/{rank}") if rank not in written else None
-                if found is not None:
-                    written[rank] = found
-            if topic == "facts" and any(fact.get("error") for fact in written.values()):
-                break
-            if len(written) < world and time.monotonic() > self._deadline:
-                missing = self._missing(topic, world)
-                late = LATE.format(missing, self.board.wait) if topic == "facts" else SILENT.format(missing)
+        while True:
+            missing = self._missing(topic, world)
+            written = self._written(topic, world)
+            failed = topic == "facts" and any(fact.get("error") for fact in written.values())
+            if failed or not missing:
+                return written, ""
+            if time.monotonic() > self._deadline:
+                late = LATE if topic == "facts" else SILENT
+                return written, late.format(missing, self.board.wait)
             self._wait_for(self._missing("facts", world))
-        return dict(sorted(written.items())), late
 
     def close(self) -> None:
         """End the store; first let the other ranks hear why, also those that come only now, and end."""

@@ -158,8 +158,7 @@ class StoreServer(BoardDoor):
             if address in self._named or len(self._named) >= NAMED:
                 return
             self._named.add(address)
-        port = self.name.rpartition(":")[2]
-        say(f"{address} wrote to port {port} what is not of this run ({what}); it is ignored", "\n")
+        say(f"{address} wrote to port {self.port} what is not of this run ({what}); it is ignored", "\n")
 
     def _greet(self, connection: socket.socket) -> None:
         with suppress(OSError), connection, connection.makefile("rb") as lines:  # it may hang up, or say nothing
