@@ -26,7 +26,6 @@ ranks) is a board that waits for another one to be lost, and then takes its plac
   GLOO_SOCKET_IFNAME   the network interface to the other boards (the one that leads to rank 0's board)
   PYTHON               a Python with torch (board/bin/python, else python3, else .venv/bin/python)
 
-With discover=true (and the package zeroconf) the boards find each other, and write the hosts file if it is not there.
 A board needs only its own folder of the split model: model_dir=FOLDER has stage_RANK in it. Step by step: docs/jetson.md.
 
 END

@@ -176,7 +176,6 @@ class RunConfig(Checked):
     recover_seconds: float = 60.0  # seconds for such a rank to come back
     master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or HOST or :PORT alone
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
-    discover: bool = False  # find the other boards over zeroconf, and write the hosts file (hosts.txt), if not there
     keys: str = ""  # folder of the board's keys (scripts/make_keys.sh); empty: keys, if there
     wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
 

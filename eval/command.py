@@ -23,8 +23,7 @@ from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
 from launch.console import EXIT_STOPPED, ended_by, say
-from launch.hosts.board import BOARD, TYPED_AS
-from launch.hosts.discovery import board_of
+from launch.hosts.board import BOARD, TYPED_AS, find_board
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
@@ -136,7 +135,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         if protocol == USUAL_PROTOCOL:
             argv = with_model(argv)
         argv, config = _read(words(protocol, argv))
-        board_of(config.run, os.environ)
+        find_board(config.run, os.environ)
     except (ValueError, OSError) as error:
         return ended_by(error)
     results = Results(config.results)

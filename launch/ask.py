@@ -49,8 +49,7 @@ def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, 
 
 
 def table(answers: list[Answer], whole: float | None = None) -> str:
-    """The short table at the end, over all of these answers; `whole` are the seconds of all, if several were at once.
-    """
+    """The table at the end, over all of these answers; `whole` are the seconds of all, if several were at once."""
     tokens = sum(answer.new_tokens for answer in answers)
     passes = sum(answer.target_passes for answer in answers)
     prefill = sum(answer.prefill_seconds for answer in answers)
@@ -119,14 +118,15 @@ def ask_many(pipeline: Pipeline) -> None:
     As many questions as `max_requests` says are under way at once. Answers are kept in the order of the questions.
     """
     config, asked = pipeline.config, questions(pipeline.config)
-    done: dict[Place, tuple[Answer, dict[str, Any]]] = {}
+    answers: list[Answer] = []
+    done: dict[Place, dict[str, Any]] = {}
     at_once = bool(config.output) and not streams(config.output)
     turns = sum(len(question.turns) for question in asked)
     clock = pipeline.ring.clock
     begin = clock.now()
 
     def records() -> list[dict[str, Any]]:
-        return [entry for _, (_, entry) in sorted(done.items())]
+        return [done[place] for place in sorted(done)]
 
     try:
         with ExitStack() as shown:
@@ -135,7 +135,8 @@ def ask_many(pipeline: Pipeline) -> None:
             bars = [shown.enter_context(below(position=1 + place)) for place in range(config.max_requests)]
             jobs = (_talk(pipeline, number, question, bars) for number, question in enumerate(asked))
             for place, answer, entry in concurrent(jobs, pipeline.decoder, config.max_requests):
-                done[place] = answer, entry
+                answers.append(answer)
+                done[place] = entry
                 if at_once:
                     save(config.output, records())
                 bar.update()
@@ -143,7 +144,6 @@ def ask_many(pipeline: Pipeline) -> None:
         if config.output and not at_once:
             save(config.output, records())
     whole = clock.now() - begin if config.max_requests > 1 else None
-    answers = [answer for _, (answer, _) in sorted(done.items())]
     print(table(answers, whole))
 
 
@@ -153,7 +153,8 @@ def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) 
     bar = bars.pop()
     try:
         for turn, words in enumerate(question.turns):
-            generation = pipeline.watch([*talk, words] if pipeline.text else pipeline.config.ids)
+            asked = [*talk, words] if pipeline.text else pipeline.config.ids
+            generation = pipeline.submit(asked, waits=False)
             bar.set_description(f"question {question.id}, turn {turn + 1}", refresh=False)
             bar.reset(pipeline.config.max_new_tokens)
             with closing(generation):

@@ -1,7 +1,6 @@
 """A pipeline that one thread turns: others hand it jobs, and hear what comes of them, so that many may ask at once.
 
-A listener must not wait: what it hears is queued at the listener's end, so a slow reader stalls nobody. For asyncio
-there is `AsyncPipeline`.
+What is reported to a listener is queued at its own end, so a slow reader stalls nobody.
 """
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class Job:
 
     def events(self, text: str) -> Iterable[Any]:
         """What is reported when the answer goes on with this text, which may be empty."""
-        return [text] if text else []
+        return filter(None, [text])
 
 
 class RequestLoop:
@@ -135,7 +134,6 @@ class RequestLoop:
                 question.set_exception(end)
         for job in jobs:
             self._end(job, end)
-        self._running = []
 
     def _hear(self, pipeline: Pipeline) -> None:
         """Do what other threads asked for; wait for that a little, if there is nothing else to do."""
@@ -162,8 +160,6 @@ class RequestLoop:
         """Let those begin that were taken in and wait; here none do."""
 
     def _give_up(self, job: Any, pipeline: Pipeline) -> None:
-        if job in self._running:
-            self._running.remove(job)
         self._end(job, None)
         if job.generation is not None:
             job.generation.close()
@@ -175,12 +171,10 @@ class RequestLoop:
                 for piece in job.events(next(pieces)):
                     job.report(piece)
         except StopIteration:
-            self._running.remove(job)
             self._end(job, job.generation)
         except PeerLost:
             raise
         except Exception as error:
-            self._running.remove(job)
             self._end(job, error)
             job.generation.close()
 
@@ -189,6 +183,8 @@ class RequestLoop:
         with self._counting:
             over, job.over = job.over, True
             self.jobs.discard(job)
+            if job in self._running:
+                self._running.remove(job)
         if not over:
             self._report_end(job, end)
 
@@ -200,10 +196,7 @@ class RequestLoop:
 # --- for asyncio ------------------------------------------------------------------------------------------------------
 
 class Reports:
-    """What jobs of an event loop of asyncio report, begun with this; close it to give up what nobody reads any more.
-
-    It is queued here without a bound but that of the answers' own lengths, so a slow reader holds nobody up.
-    """
+    """What jobs of an event loop of asyncio report, begun with this; close it to give up what nobody reads any more."""
 
     def __init__(self, loop: RequestLoop, jobs: Sequence[Any]) -> None:
         self._requests, self.jobs = loop, jobs

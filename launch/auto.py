@@ -54,17 +54,23 @@ CHECK = 3  # of the best candidates, those that answer on this machine
 PLAN = "scripts.plan"  # the command that makes plans
 OURS = "flowspec: "  # begins a sentence of it
 STAGES = "4"  # if nothing says how many
-FORM = {"keys": lambda keys: _is_choice(keys),
+
+
+def _is_choice(keys: Any) -> bool:
+    """Whether this is a method by its name, with other keys that a plan chooses."""
+    if not isinstance(keys, dict) or not fits(list(keys.values()), [str]):
+        return False
+    return keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
+
+
+FORM = {"keys": _is_choice,
         "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
 Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 
 
 def checked(argv: Words) -> list[str]:
-    """The words without those that a plan reads in a way of its own, so that the others can be checked.
-
-    Raises ValueError for what cannot be planned for.
-    """
+    """The words that a plan does not read in a way of its own; raises ValueError for what cannot be planned for."""
     raw = raw_values(argv)
     if is_one_rank(raw.get("hosts", "")):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
@@ -86,13 +92,13 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     """
     if missing := absent(config):
         raise ValueError(missing)
-    path = _place(words, config)
+    asked = question(words, config, *_split(config))
+    path = _place(asked, words, config)
     with ExitStack() as alone:
         with suppress(OSError):  # where its folder takes no lock, nothing is waited for
             _lock(alone.enter_context(open_lock(f"{path}.lock")))
         choice = _remembered(path, words, kind)
         if choice is None:
-            asked = question(words, config, *_split(config))
             times = "measured on this machine" if config.profile == "none" else f"of profile={config.profile}"
             say(plain(f"pipeline_type=auto: the methods are simulated with times {times}, once for each model"))
             choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
@@ -103,40 +109,33 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
                 kept = f"not remembered, since {error}"
         else:
             kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
-    say(_sentence(words, config, choice, kept))
-    return with_chosen(words, choice["keys"])
-
-
-def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
-    """What was chosen, what it promises, and what was not considered."""
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
-    stays = "; the split stays as it is" if config.model_dir or "stages" in raw_values(argv) else ""
-    return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar)"
-                 f"{stays}; {kept}")
+    stays = "; the split stays as it is" if config.model_dir or "stages" in raw_values(words) else ""
+    rates = f"{ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar"
+    say(plain(f"pipeline_type=auto is {keys} ({rates}){stays}; {kept}"))
+    return with_chosen(words, choice["keys"])
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
-def _place(argv: Words, config: RunConfig) -> Path:
-    """The file of a choice, named by all that the choice depends on."""
+def _place(asked: Words, argv: Words, config: RunConfig) -> Path:
+    """The file of a choice, named by all that the choice depends on, such as what the plan is asked."""
     raw = raw_values(argv)
     drafts = raw.get("draft_dir", ""), *(raw.get("ssm") or config.ssm).split(",")
     folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
     paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*"))]
     states = ((path, path.stat()) for path in paths if path.is_file())
     files = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
-    about = {
-        "keys": {key: getattr(config, key) for key in sorted(KEPT)},
-        "left open": [raw.get(key, "") for key in ("draft", "draft_dir", "ssm")],
-        "stages": config.stages,
-        "cluster": str(config.cluster),
-        "code": code_version(),
-        "files": files,
-        "machine": machine() if config.profile == "none" else []}
+    times = str(config.cluster) if config.cluster else machine()
+    return cached("auto", [sorted(asked), times, code_version(), files])
+
+
+def cached(kind: str, about: Any) -> Path:
+    """The file of the user's cache for something that depends on this."""
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "flowspec" / f"auto-{digest}.json"
+    return Path(cache) / "flowspec" / f"{kind}-{digest}.json"
 
 
 def machine() -> list[str]:
@@ -152,13 +151,6 @@ def _lock(file: BinaryIO) -> None:
     except BlockingIOError:
         say("pipeline_type=auto: another start is planning; this one waits for it")
         fcntl.flock(file, fcntl.LOCK_EX)
-
-
-def _is_choice(keys: Any) -> bool:
-    """Whether this is a method by its name, with other keys that a plan chooses."""
-    if not isinstance(keys, dict) or not fits(list(keys.values()), [str]):
-        return False
-    return keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
 
 
 def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
@@ -220,10 +212,7 @@ def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
 
 
 def _split(config: RunConfig) -> tuple[int, str]:
-    """How many stages the run has as it is, and the drafts that its split brings; empty: all that the keys name.
-
-    Raises ValueError for a split whose ranks share layers, which no plan can keep.
-    """
+    """How many stages the run has as it is, and the drafts that its split brings; empty: all that the keys name."""
     if not config.model_dir:
         stages = plan_stages(config.stages or STAGES, Unfolded(config.base_dir)) if config.base_dir else []
         return max(1, len(stages) - 1), ""

@@ -6,24 +6,18 @@ read count as its own, but give way.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Iterator, NamedTuple
+from typing import Iterator
 
 MEMINFO, OWN, GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 FILES = ("inactive_file", "active_file")
 
 
-class Version(NamedTuple):
-    """Where the groups of a version stand, and how their files and counts are called."""
-
-    place: str
-    limit: str
-    used: str
-    prefix: str  # of a count that has the groups below in it
-
-
-SECOND = Version("", "memory.max", "memory.current", "")
-FIRST = Version("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+# Where the groups of a version are, their files of the limit and of what is used, and what begins the name of a count
+# that has the groups below in it.
+SECOND = "", "memory.max", "memory.current", ""
+FIRST = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
 
 
 def available() -> int:
@@ -46,22 +40,13 @@ def _left() -> Iterator[int]:
         _, kinds, path = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
             continue
-        version = FIRST if kinds else SECOND
+        place, *files, prefix = FIRST if kinds else SECOND
         own = PurePosixPath(path.lstrip("/"))
         for group in (own, *own.parents):  # a container may show only the last of them
-            yield from _below(GROUPS / version.place / group, version)
-
-
-def _below(group: Path, version: Version) -> Iterator[int]:
-    try:
-        limit, used = _number(group / version.limit), _number(group / version.used)
-        stat = (group / "memory.stat").read_text(encoding="ascii")
-    except (OSError, ValueError):  # there is no such group here, or its limit is "max"
-        return
-    counts = dict(line.split() for line in stat.splitlines())
-    held = (counts.get(version.prefix + name, 0) for name in FILES)
-    yield limit - used + sum(map(int, held))
-
-
-def _number(path: Path) -> int:
-    return int(path.read_text(encoding="ascii"))
+            folder = GROUPS / place / group
+            with suppress(OSError, ValueError):  # there is no such group here, or its limit is "max"
+                limit, used = (int((folder / file).read_text(encoding="ascii")) for file in files)
+                stat = (folder / "memory.stat").read_text(encoding="ascii")
+                counts = dict(line.split() for line in stat.splitlines())
+                held = (counts.get(prefix + name, 0) for name in FILES)
+                yield limit - used + sum(map(int, held))

@@ -4,6 +4,7 @@ It knows nothing about processes or rank numbers. A builder changes nothing but 
 """
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -26,11 +27,11 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network, TreeDraft, read_all
 from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
-from model.llama import LlamaConfig, Logits, Slice, fill
+from model.llama import Logits, Slice, fill
 from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import EMBED, HEAD, Part, read_sizes
+from model.weights.parts import EMBED, HEAD, read_sizes
 from model.weights.quant import Recast, compress, compress_head, fuse, load, pack, probe, unfolded
 from model.weights.unfold import Unfolded
 from model.whole import Whole
@@ -143,12 +144,8 @@ def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: RemoteDraft | None =
         return NoDraft()
     if elsewhere is not None and spec.sources == ("ssm",):
         return elsewhere
-    networks: list[Any] = []
-    for name in spec.sources:
-        if name == "ssm":
-            networks += _numbered_all(spec)
-        elif name in DRAFTS:
-            networks.append(DRAFTS[name](spec, lm_head))
+    made = [DRAFTS[name](spec, lm_head) for name in spec.sources if name in DRAFTS]
+    networks = [*chain.from_iterable(made)]
     policy = spec.config.growth_policy
     if policy in (*FIXED, "opt") and not all(network.by_level for network in networks):
         raise ValueError(f"policy={policy} grows trees level by level, and draft={spec.config.draft} guesses several "
@@ -244,9 +241,17 @@ def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give {key}=FOLDER, a small model in Hugging Face form")
     source = Unfolded(folder)
-    context = _draft_context(read_sizes(source), spec, folder)
-    check_tokens(source, spec.part)
+    _check_tokens(source, spec)
+    context = _context(source, spec)
+    if context < spec.context:
+        raise ValueError(f"the draft model in {folder} has only {context} positions: give max_length={context} or less")
     return _drafting(source, spec, context)
+
+
+def _context(source: Checkpoint, spec: RankSpec) -> int:
+    """The positions of a draft model, for texts as long as the target's where it has no limit."""
+    sizes = read_sizes(source)
+    return spec.sizes.context if sizes.family.rotary else sizes.context
 
 
 def _drafting(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
@@ -259,51 +264,29 @@ def _drafting(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
 
 def _model_draft(spec: RankSpec) -> Network:
     """The small model that drafts alone. One with a tokenizer of its own guesses in the target's tokens."""
-    folder, part = spec.draft_folder, spec.part
-    source = Unfolded(folder) if folder.is_dir() else None
-    why = _difference(source, spec) if source else ""
-    if not why or source is None or _vocabulary(folder) is None or _vocabulary(part.folder) is None:
+    folder, target = spec.draft_folder, spec.part.folder
+    if not (folder.is_dir() and _vocabulary(folder) and _vocabulary(target)):
         return _small_model(spec, folder, "draft_dir")
-    sizes = read_sizes(source)
-    context = spec.sizes.context if sizes.family.rotary else sizes.context
-    say(f"{why}: what that model writes is decoded, and guessed in the tokens of the target")
-    return Retokenized(_drafting(source, spec, context), Text(folder), Text(part.folder), context)
-
-
-def _difference(small: Checkpoint, spec: RankSpec) -> str:
-    """How the tokens of a small model differ from the target's; empty if they do not."""
+    source = Unfolded(folder)
     try:
-        _check_vocab(read_sizes(small), spec, small.folder)
-        check_tokens(small, spec.part)
+        _check_tokens(source, spec)
     except ValueError as error:
-        return str(error).rpartition(": ")[0]
-    return ""
+        difference = str(error).rpartition(": ")[0]
+        say(f"{difference}: what that model writes is decoded, and guessed in the tokens of the target")
+        context = _context(source, spec)
+        return Retokenized(_drafting(source, spec, context), Text(folder), Text(target), context)
+    return _small_model(spec, folder, "draft_dir")
 
 
-def _check_vocab(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> None:
-    base = spec.sizes
-    if sizes.vocab != base.vocab:
-        raise ValueError(f"the draft model in {folder} has vocab_size {sizes.vocab}, but the model has {base.vocab}: "
-                         "take one with the same tokenizer")
-
-
-def _draft_context(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> int:
-    """The positions of a draft model, for texts as long as the target's; one that does not fit is refused."""
-    base = spec.sizes
-    _check_vocab(sizes, spec, folder)
-    if sizes.family.rotary:
-        return base.context
-    if sizes.context < spec.context:
-        raise ValueError(f"the draft model in {folder} has only {sizes.context} positions: "
-                         f"give max_length={sizes.context} or less")
-    return sizes.context
-
-
-def check_tokens(small: Checkpoint, target: Part) -> None:
+def _check_tokens(small: Checkpoint, spec: RankSpec) -> None:
     """Refuse a small model whose tokens have other numbers than those of the model that rank 0 holds a part of.
 
     One that has no tokenizer beside it is believed.
     """
+    target, vocab = spec.part, read_sizes(small).vocab
+    if vocab != spec.sizes.vocab:
+        raise ValueError(f"the draft model in {small.folder} has vocab_size {vocab}, but the model has "
+                         f"{spec.sizes.vocab}: take one with the same tokenizer")
     other = "take a small model that was made for the same tokenizer"
     for name in SPECIAL:
         theirs, ours = small.config.get(name), target.config.get(name)
@@ -336,9 +319,10 @@ def _numbers(value: Any) -> set[int]:
     return {number for number in named if isinstance(number, int)}
 
 
-DRAFTS: dict[str, Callable[[RankSpec, LMHead], Network]] = {
-    "eagle": _head_draft,
-    "dflash": _block_draft,
-    "cascade": lambda spec, lm_head: row(_numbered_all(spec)),
-    "model": lambda spec, lm_head: _model_draft(spec),
+DRAFTS: dict[str, Callable[[RankSpec, LMHead], Sequence[Network]]] = {
+    "eagle": lambda spec, lm_head: [_head_draft(spec, lm_head)],
+    "dflash": lambda spec, lm_head: [_block_draft(spec, lm_head)],
+    "cascade": lambda spec, lm_head: [row(_numbered_all(spec))],
+    "model": lambda spec, lm_head: [_model_draft(spec)],
+    "ssm": lambda spec, lm_head: _numbered_all(spec),
 }

@@ -9,42 +9,35 @@ import math
 import time
 from typing import Any, Callable, NamedTuple, Sequence
 
-from config.schema.untrusted import plain
 from launch.processes import HUNG
-from pipeline.failure import LOSS_KEY, Heartbeat, PeerLost, first_loss
+from pipeline.failure import Heartbeat, PeerLost, first_loss, noted
 from pipeline.sockets import Connections, Door
 from pipeline.transport import Peers, Wire
 
-Attend = Callable[[], str]  # looks after the processes of other ranks; says why some will not come, or nothing
 LOOK = 0.02  # seconds between two looks at who has come
 EPOCH, OPEN = "epoch", "open"  # in the store: the newest epoch; the newest to which all ranks have come
 
 
 class Meeting(NamedTuple):
-    """Where a rank meets the others: a store in which all write, their names if they have hosts, how a rank opens its
-    door in an epoch (if not, torch.distributed connects them), what it does once all have come to one, and on rank 0
-    what looks after the others, and for how many seconds it waits for all to come first."""
+    """Where a rank meets the others."""
 
-    store: Any
-    names: Sequence[str] = ()
-    door: Callable[[int], Door] | None = None
-    met: Callable[[], object] = str
-    attend: Attend = str
-    patience: float = math.inf
+    store: Any  # in which all write
+    door: Callable[[int], Door]  # how the rank opens its own in an epoch
+    names: Sequence[str] = ()  # of all, if they have hosts
+    met: Callable[[], object] = str  # what it does once all have come to an epoch
+    attend: Callable[[], str] = str  # on rank 0: looks after the others; says why some will not come, or nothing
+    patience: float = math.inf  # seconds in which all have to come first
 
 
 class Epochs:
-    """One rank's way through the epochs; after a loss rank 0 may be silent for `patience` seconds, and if that is 0
-    there is no further epoch.
+    """One rank's way through the epochs; there is only one, unless rank 0 may be silent for `patience` seconds.
 
-    A rank that was started again ends the epoch to which it had come before. `attend` is for rank 0.
+    A rank that was started again ends the epoch to which it had come before.
     """
 
     def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], patience: float
                  ) -> None:
-        assert meeting.door is not None, "ranks without doors cannot meet in epochs"
-        self._store, self._door = meeting.store, meeting.door
-        self._attend, self._met = meeting.attend, meeting.met
+        self._meeting, self._store = meeting, meeting.store
         self._own, self._heartbeat, self._peers = own, heartbeat, peers
         self._patience, self._recovers = patience, patience > 0
         self._made: Connections | None = None
@@ -59,11 +52,11 @@ class Epochs:
         """
         while True:
             self.number = self._next()
-            with self._door(self.number) as door:
+            with self._meeting.door(self.number) as door:
                 self._store.set(f"door/{self._own}", f"{self.number} {door.name}")
                 if not self._all_come(until):
                     continue
-                self._met()
+                self._meeting.met()
                 self._heartbeat.begin(self._suffix)
                 self._made = made = Connections(self._own, self._peers)
                 try:
@@ -127,10 +120,7 @@ def door_of(store: Any, rank: int) -> tuple[int, str]:
 
 
 class Coming(Epochs):
-    """The side of every rank but 0, `root`: it waits for as long as rank 0 lives.
-
-    Rank 0 may only be short of processor time: it ends the waiting if it is silent for longer than `patience`, or has
-    ended.
+    """The side of every rank but 0, `root`: it waits until rank 0 has ended, or is silent for longer than `patience`.
     """
 
     root = 0
@@ -147,12 +137,8 @@ class Coming(Epochs):
 
     def _wait(self) -> None:
         time.sleep(LOOK)
-        noted = self._store.look(LOSS_KEY)
-        if noted is not None:
-            raise PeerLost(plain(noted.decode(errors="replace")))
-        gone = self._heartbeat.gone(self.root, self._patience)
-        if gone:
-            raise PeerLost(gone)
+        if loss := noted(self._store) or self._heartbeat.gone(self.root, self._patience):
+            raise PeerLost(loss)
 
 
 class Opening(Epochs):
@@ -170,7 +156,7 @@ class Opening(Epochs):
             for peer in () if first else hung - found:
                 found.add(peer)
                 self._store.add(HUNG.format(peer), 1)
-            reason = self._attend()
+            reason = self._meeting.attend()
             if not reason and time.monotonic() > until:
                 names = "rank " + " and rank ".join(map(str, missing))
                 reason = f"{names} did not come" if first else f"{names} did not come back within recover_seconds"

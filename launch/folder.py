@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from pipeline.failure import PeerLost
 
+RENDEZVOUS = "FLOWSPEC_FOLDER"  # in the environment of a rank that a launcher started: the folder where all meet
 LOOK = 0.01  # seconds between two looks for a key
 DIGITS = 20
 PREFIX = "flowspec-"

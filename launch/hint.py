@@ -5,11 +5,9 @@ waits for, and of as many as a segment of a tree has.
 """
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Callable, Mapping
 
 import torch
@@ -17,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from config.files import fits, whole, write_json
-from launch.auto import machine
+from launch.auto import cached, machine
 from launch.spec import RankSpec
 from model.weights import int4
 from model.weights.onednn import packed
@@ -32,16 +30,13 @@ Shares = Mapping[str, float]  # of the time in float32, by the words that one wo
 Product = Callable[[Tensor], Tensor]  # of rows with a weight
 
 
-def hint(spec: RankSpec, place: Path | None = None) -> str:
-    """The sentence; empty where a type was chosen, times are not this machine's, or nothing is gained.
-
-    What was measured is kept in `place`, or else in the user's cache.
-    """
+def hint(spec: RankSpec) -> str:
+    """The sentence; empty where a type was chosen, times are not this machine's, or nothing is gained."""
     config = spec.config
     chosen = config.dtype != "auto" or spec.quant != "none" or spec.device.type != "cpu"
     if chosen or config.cluster or config.hosts or spec.sizes.hidden < LEAST:
         return ""
-    shares = _remembered(spec.sizes.hidden, place or _usual_place())
+    shares = _remembered(spec.sizes.hidden)
     gains = [f"{share:.2f} of the time with {words}" for words, share in shares.items() if share < GAIN]
     if not gains:
         return ""
@@ -49,23 +44,17 @@ def hint(spec: RankSpec, place: Path | None = None) -> str:
             "(measured once); a text may then differ (docs/performance.md)")
 
 
-def _remembered(width: int, place: Path) -> Shares:
-    about = [*machine(), *map(str, (torch.get_num_threads(), width, ROWS))]
+def _remembered(width: int) -> Shares:
+    place = cached("types", [*machine(), torch.get_num_threads(), width, ROWS])
     with suppress(ValueError, OSError):
         kept = whole(place, "delete it")
-        if fits(kept, {"about": [str], "shares": dict}) and kept["about"] == about:
-            if all(fits(share, float) for share in kept["shares"].values()):
-                known = (words for words in (HALF, FOUR) if words in kept["shares"])
-                return {words: kept["shares"][words] for words in known}
+        if fits(kept, {HALF: float}):
+            known = (words for words in (HALF, FOUR) if fits(kept.get(words), float))
+            return {words: kept[words] for words in known}
     shares = measured(width)
     with suppress(ValueError):  # then it is measured again at the next start
-        write_json(place, {"about": about, "shares": shares})
+        write_json(place, shares)
     return shares
-
-
-def _usual_place() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "flowspec" / "types.json"
 
 
 def measured(width: int) -> Shares:

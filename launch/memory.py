@@ -65,11 +65,8 @@ def together(needs: Iterable[Need]) -> Need:
 
 
 def need(spec: RankSpec) -> Need:
-    """The memory of one rank, with a cache for each of `max_requests` requests.
-
-    A stage holds layers; rank 0 holds the LM head and the draft. Where there is no pipeline, rank 0 holds both. A rank
-    that drafts holds a small model and nothing else.
-    """
+    """The memory of one rank, with a cache for each of `max_requests` requests: of layers, of the LM head and the
+    draft, or of a small model alone."""
     if spec.drafter is not None:
         return _network(spec, spec.small_models[spec.drafter], eagle=False)
     found = []
@@ -100,8 +97,7 @@ def _head(spec: RankSpec) -> Need:
     sampled = 4 if spec.config.temperature == 0 else 32  # bytes for each logit: sampling is done in float64
     logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
     folders = {
-        "eagle": [spec.part.eagle] if spec.part.eagle else [],
-        "dflash": [spec.part.eagle] if spec.part.eagle else [],
+        **dict.fromkeys(HEADS, [spec.part.eagle] if spec.part.eagle else []),
         "model": [spec.draft_folder],
         "ssm": [] if spec.config.drafting_ranks else spec.small_models,
         "cascade": spec.small_models,
@@ -135,10 +131,7 @@ def _width(spec: RankSpec) -> int:
 
 
 def _loaded(forms: Mapping[str, Form], spec: RankSpec) -> int:
-    """The bytes of weights once they are loaded.
-
-    They take the type of the run; those that are quantized, and their scales, keep their own.
-    """
+    """The bytes of weights in the type of the run; those that are quantized, and their scales, keep their own."""
     total = 0
     for name, form in forms.items():
         keeps_type = name.endswith(".scale") or not form.dtype.is_floating_point
@@ -147,21 +140,18 @@ def _loaded(forms: Mapping[str, Form], spec: RankSpec) -> int:
 
 
 def _loading(source: Checkpoint, making: str) -> int:
-    """The bytes that loading takes for a while: a tensor as it is read and as it is changed.
-
-    Quantizing, if `making` names a kind, needs room for one piece of a tensor beside.
-    """
-    forms = [source.form(name) for name in source.names()]
+    """The bytes that loading takes for a while: a tensor as read and as changed, and a piece that is quantized."""
+    forms = map(source.form, source.names())
     largest = max(forms, key=lambda form: form.bytes)
-    if making == "none":
-        return 2 * largest.bytes
-    piece = min(PIECE, math.prod(largest.shape))
+    piece = 0 if making == "none" else min(PIECE, math.prod(largest.shape))
     return 2 * largest.bytes + SCRATCH * piece
 
 
 def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int], small: bool) -> tuple[int, int]:
-    """The bytes of the caches of all requests, of layers that have these windows: at most, where CUDA holds the keys
-    twice for a while, and at first. `small` ones hold 8 bits."""
+    """The bytes of the caches of all requests: at most, as CUDA holds the keys twice for a while, and at first.
+
+    `small` ones hold 8 bits.
+    """
     head = sizes.head_dim + 4 if small else sizes.head_dim * _width(spec)
     slot = 2 * sizes.kv_heads * head * spec.config.max_requests
     tail = spec.slots - spec.context + _rows_of_one(spec)
@@ -210,7 +200,7 @@ def free(device: torch.device) -> int:
 def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bool = True) -> None:
     """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may report `mine`.
 
-    It is called before the rendezvous, so before any rank loads: what is free is free for all of them.
+    No rank has loaded yet: what is free is free for all of them.
     """
     for device in {spec.device for spec in mine}:
         there = [spec for spec in specs if spec.device == device]

@@ -54,8 +54,7 @@ Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
 class Generation:
     """One answer while it is made: iterate over its pieces of text, or close it to give it up.
 
-    Where there is no tokenizer, the pieces are token ids with spaces between. `answer` has the token ids and the
-    figures so far.
+    Without a tokenizer the pieces are token ids. `answer` has the token ids and the figures so far.
     """
 
     def __init__(self, answer: Answer, settled: Settled, reader: Reader | None, trace: NoTrace) -> None:
@@ -162,19 +161,19 @@ class Pipeline:
         if len(spec.part.stages) == 1 and not spec.config.virtual:
             # rank 0 holds it, alone or with other members: there is no ring
             links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
-        lm_head = build_lm_head(spec)
+        lm_head, remote_draft = build_lm_head(spec), RemoteDraft(rank.wires.drafter_links)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
         ring.meter, ring.reconnect = rank.wires.meter, rank.rejoin
-        pipeline = Pipeline(rank, ring, None, lm_head, RemoteDraft(rank.wires.drafter_links))
         try:
-            pipeline = replace(pipeline, text=open_text(spec.config, spec.part.folder))
+            pipeline = Pipeline(rank, ring, open_text(spec.config, spec.part.folder), lm_head, remote_draft)
             pipeline.draft_of(spec)
             ring.start()
-            pipeline.remote_draft.start()
+            remote_draft.start()
+            return pipeline
         except (ValueError, KeyboardInterrupt):
-            pipeline.stop()  # the other ranks are well, and shall end in good order
+            for end in (ring, remote_draft):  # the other ranks are well, and shall end in good order
+                end.stop()
             raise
-        return pipeline
 
     def stop(self) -> None:
         """Let all other ranks end their work; returns once they have."""
@@ -200,8 +199,6 @@ class Pipeline:
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """A whole answer. Options are the keys that say how tokens are chosen and when the answer ends, and `template`.
-
-        Raises ValueError for any other key.
         """
         generation = self.stream(prompt, **options)
         for _ in generation:
@@ -209,10 +206,7 @@ class Pipeline:
         return generation
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
-        """The assistant's whole answer to messages with a `role` (system, user or assistant) and a `content`.
-
-        The template puts them into words, as for a chat with the server. `stream` takes messages, too.
-        """
+        """The assistant's whole answer to messages with a `role` (system, user or assistant) and a `content`."""
         check_messages(messages)
         return self.generate(messages, **options)
 
@@ -225,20 +219,14 @@ class Pipeline:
         """
         return self._generation(prompt, options, self.decoder.decode)
 
-    def submit(self, prompt: Prompt, **options: Any) -> Generation:
+    def submit(self, prompt: Prompt, waits: bool = True, **options: Any) -> Generation:
         """The same for an answer that begins at once, or when there is a place for it.
 
-        As many answers are made at once as `max_requests` says. Reading one of them lets all of them go on. The
-        option `priority`, above 0 and usually 1, says how much its guesses count, and who begins first.
+        As many answers are made at once as `max_requests` says. Reading one of them lets all of them go on; if it does
+        not wait, its pieces are empty meanwhile, and `turn` lets all go on. The option `priority`, above 0 and usually
+        1, says how much its guesses count, and who begins first.
         """
-        return self._generation(prompt, options, self.decoder.submit)
-
-    def watch(self, prompt: Prompt, **options: Any) -> Generation:
-        """The same for who reads several answers: its pieces are empty for as long as it waits.
-
-        Then `turn` lets all go on; `pipeline/decode.py` does so for several jobs.
-        """
-        return self._generation(prompt, options, partial(self.decoder.submit, waits=False))
+        return self._generation(prompt, options, partial(self.decoder.submit, waits=waits))
 
     def turn(self) -> None:
         """Let all requests that were submitted go on, or wait until one of them can. Raises PeerLost."""
@@ -280,20 +268,20 @@ class Pipeline:
         return Generation(answer, settled, reader, self.rank.trace)
 
     def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
-        """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them.
+        """A prompt as token ids, wrapped as `template` says, which may read `variables` beside messages.
 
-        `variables` are what a tokenizer's own template reads beside messages.
+        Raises ValueError for ids that the model does not know.
         """
-        turns = [prompt] if isinstance(prompt, str) else list(prompt)
+        turns: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
         ids = [turn for turn in turns if isinstance(turn, int)]
-        if len(ids) < len(turns) and self.text is None:
-            raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
-                             "prompt_ids")
-        messages: Sequence[Any] = turns if any(isinstance(turn, Mapping) for turn in turns) else []
-        if messages and self.text is not None:
-            ids = self.text.chat_ids(messages, template, variables)
-        elif len(ids) < len(turns) and self.text is not None:
-            ids = self.text.prompt_ids([str(turn) for turn in turns], template)
+        if len(ids) < len(turns):
+            if self.text is None:
+                raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
+                                 "prompt_ids")
+            if any(isinstance(turn, Mapping) for turn in turns):
+                ids = self.text.chat_ids(turns, template, variables)
+            else:
+                ids = self.text.prompt_ids([str(turn) for turn in turns], template)
         check_ids("the prompt", ids, self.spec.sizes.vocab)
         return ids
 
@@ -307,10 +295,11 @@ class Pipeline:
     def request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
         """The request for an answer to these token ids, chosen and ended as this configuration says."""
         check_ids("logit_bias", [token for token, _ in config.biases], self.spec.sizes.vocab)
+        text = self.text
         request = Request(ids, sampler_of(config), config.max_new_tokens)
-        if self.text and not config.ignore_eos:
-            request = replace(request, end=frozenset(self.text.end_ids))
-        return replace(request, stop=self.text.stop_rule(stops)) if self.text and stops else request
+        if text and not config.ignore_eos:
+            request = replace(request, end=frozenset(text.end_ids))
+        return replace(request, stop=text.stop_rule(stops)) if text and stops else request
 
     # --- what a measurement needs beside ------------------------------------------------------------------------------
 
@@ -330,10 +319,9 @@ class Pipeline:
         return self.decoder_for(self.config)
 
     def decoder_for(self, config: RunConfig, head: str = "") -> Decoder:
-        """A decoder of another method, with other trees, or with another draft, over the same ring.
+        """A decoder of another method, with other trees, or another draft, over the same ring.
 
-        `head` is the folder of a draft head to take in place of the split's. Raises ValueError for a draft that is not
-        there, or does not fit.
+        `head` is the folder of a draft head in place of the split's. Raises ValueError for a draft that does not fit.
         """
         spec = replace(self.spec, config=config, head=head)
         draft = self.draft_of(spec)

@@ -44,16 +44,18 @@ class Prepared(NamedTuple):
         """Seconds for a silent rank to come back; 0 where losses cannot be mended."""
         return self.config.recover_seconds if self.recovers else 0.0
 
+    @property
+    def forks(self) -> bool:
+        """Whether each rank of this machine is a process of its own."""
+        return self.config.processes and not self.config.virtual
+
     def spec(self, rank: int) -> RankSpec:
         """What a rank is built from; raises ValueError if its part is not there."""
         return RankSpec(self.config, open_part(self.folder, rank, self.config))
 
 
 def prepare(config: RunConfig) -> Prepared:
-    """A run whose model is split, which is done if need be.
-
-    Raises ValueError, in a sentence that names the fix, for what cannot work.
-    """
+    """A run whose model is split, which is done if need be; raises ValueError, with the fix, for what cannot work."""
     all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
     _check_threads(config.threads_per_rank)
     usable(config.device)
@@ -63,13 +65,14 @@ def prepare(config: RunConfig) -> Prepared:
     number = int(os.environ.get("RANK", "0"))
     own = RankSpec(config, open_part(folder, number, config))
     part = own.part
-    _check_form(config, part)
-    _check_world(own)
+    _check_form(own)
     check_ids("prompt_ids", config.ids, part.config["vocab_size"])
     if all_ranks:
         for rank in range(1, part.world):
             check_split(open_part(folder, rank), part.split_id)
-        _empty_trace(config.trace)
+        if config.trace:
+            check_folder(config.trace, "choose another trace=")
+            forget(config.trace)  # those of an earlier run may have had more ranks
     elif HEAD in part.weights.names() and own.drafter is None:  # rank 0 alone has these files
         _check_files(config)
     prepared = Prepared(config, folder, own.placement, partial(open_trace, config))
@@ -77,8 +80,9 @@ def prepare(config: RunConfig) -> Prepared:
     return prepared
 
 
-def _check_form(config: RunConfig, part: Part) -> None:
-    """Refuse a split of another form than the configuration asks for."""
+def _check_form(spec: RankSpec) -> None:
+    """Refuse a split of another form than the configuration asks for, or for another number of ranks."""
+    config, part, placement = spec.config, spec.part, spec.placement
     held, behind = f"{part.folder.parent} is split as {part.form}", len(part.stages) - 1
     again = "split the model again into another folder"
     if config.unpiped and behind:
@@ -95,16 +99,11 @@ def _check_form(config: RunConfig, part: Part) -> None:
     asked = f"tp_shares={config.tp_shares}" if config.tp_shares else f"tp={config.tp}"
     if (config.tp or config.tp_shares) and config.speeds != tuple(part.shares):
         raise ValueError(f"{held}, not with {asked}: leave tp and tp_shares out, or {again}")
-
-
-def _check_world(spec: RankSpec) -> None:
-    part, placement = spec.part, spec.placement
-    world = placement.world
-    if int(os.environ.get("WORLD_SIZE", world)) != world:
-        copied = f", in {spec.copies} replicas" if spec.copies > 1 else ""
+    if int(os.environ.get("WORLD_SIZE", placement.world)) != placement.world:
+        held += f", in {spec.copies} replicas" if spec.copies > 1 else ""
         if placement.drafting:
-            copied += f", and ssm_ranks=true gives {placement.drafting} small models a rank each"
-        raise ValueError(f"{part.folder.parent} is split as {part.form}{copied}: start {world} ranks, rank 0 included")
+            held += f", and ssm_ranks=true gives {placement.drafting} small models a rank each"
+        raise ValueError(f"{held}: start {placement.world} ranks, rank 0 included")
 
 
 def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
@@ -113,13 +112,6 @@ def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
     if wrong is not None:
         raise ValueError(f"{name} has {wrong}, but the model knows 0 to {vocab - 1} only: take ids of this "
                          "model's tokenizer")
-
-
-def _empty_trace(folder: str) -> None:
-    """Make sure that traces can be written, and forget those of an earlier run, which may have had more ranks."""
-    if folder:
-        check_folder(folder, "choose another trace=")
-        forget(folder)
 
 
 def _check_threads(asked: int) -> None:
@@ -131,17 +123,13 @@ def _check_threads(asked: int) -> None:
 
 
 def _check_memory(prepared: Prepared) -> None:
-    """Refuse to load, before any rank does, what does not fit.
-
-    The launcher of the ranks leaves CUDA to them: to look would take some of that memory.
-    """
-    specs = {rank: prepared.spec(rank) for rank in local_ranks(prepared.placement.world)}
-    mine, report = list(specs.values()), prepared.config.debug
-    if "RANK" in os.environ:
-        mine = [specs[int(os.environ["RANK"])]]
-    elif prepared.config.processes:
-        mine, report = [spec for spec in mine if spec.device.type == "cpu"], False
-    check_memory(list(specs.values()), mine, report)
+    """Refuse to load what does not fit; a launcher leaves CUDA to its ranks: to look would take some of that memory."""
+    config, own = prepared.config, os.environ.get("RANK")
+    specs = [prepared.spec(rank) for rank in local_ranks(prepared.placement.world)]
+    mine = [spec for spec in specs if own in (None, str(spec.part.rank))]
+    if own is None and config.processes:
+        mine = [spec for spec in mine if spec.device.type == "cpu"]
+    check_memory(specs, mine, config.debug and not (own is None and config.processes))
 
 
 def split_of(config: RunConfig, write: bool) -> Path:
@@ -180,8 +168,7 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
 def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:
     """A rank's own part of the split model in `folder`; raises ValueError if that is not there, or another rank's.
 
-    Ranks above those of the split have copies of the same parts, in the same order; or that of rank 0, if they hold a
-    small model, which has to fit the target's tokens.
+    Ranks above those of the split have copies of the same parts, in the same order; or rank 0's, for a small model.
     """
     number = rank
     written = min(folder.glob("stage_*"), default=None)
@@ -203,10 +190,7 @@ def check_split(part: Part, split_id: str) -> None:
 
 
 def _check_files(config: RunConfig) -> None:
-    """Refuse questions that cannot be read, and an output that cannot be written or destroys what the run reads.
-
-    That is before anything is computed.
-    """
+    """Refuse questions that cannot be read, and an output that cannot be written or destroys what the run reads."""
     if config.question_file:
         read(config.question_file, config.question_begin, config.question_end)
     if not config.output:

@@ -5,9 +5,9 @@ rendezvous is a private folder, and they talk over loopback, so nothing listens 
 
 The ranks are forked by one process, which imports what they need: once, and its memory is shared. Nothing is computed
 before they are forked, for threads of a library would not survive it. As a program it is that process: `python -m
-launch.processes PIPES RANKS MODULE [WORD ...]` runs the module as each of these ranks. On the first pipe it reports
-`RANK PID` of each one that it forks, and `RANK PID CODE` once that has ended; over the second it is asked to fork ranks
-again that were killed, and at last to end.
+launch.processes SOCKET RANKS MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it reports
+`RANK PID` of each one that it forks, and `RANK PID CODE` once that has ended. Over it it is asked to fork ranks again
+that were killed, and at last to end.
 """
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ import time
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, Iterator, Mapping, MutableMapping, Sequence
+from typing import Iterator, Mapping, MutableMapping, Sequence
 
-from config.schema.untrusted import plain
 from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
-from launch.folder import Folder, private_folder
-from pipeline.failure import FILES, LOSS_KEY, SPACE, explain, first_loss, limited
+from launch.folder import RENDEZVOUS, Folder, private_folder
+from pipeline.failure import FILES, SPACE, explain, first_loss, limited, noted
 
-RENDEZVOUS = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
 HUNG = "hung/{}"  # in the store: how often rank 0 has found a rank hung, which its launcher then kills
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
 INTERFACE = "GLOO_SOCKET_IFNAME"  # in the environment: where gloo listens
@@ -59,17 +57,12 @@ class Ranks:
         self.deaths: dict[int, int] = {}  # exit codes of ranks that were started again
         self._hung: dict[int, int] = {}  # how often each rank was killed since it hung
         self._unread = b""
-        reading, writing = os.pipe()
-        ordered, self._orders = os.pipe()
-        os.set_blocking(reading, False)
-        self._reports = os.fdopen(reading, "rb", buffering=0)
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
         listed = ",".join(map(str, numbers))
-        words = [sys.executable, "-m", "launch.processes", f"{writing},{ordered}", listed, *command]
-        try:
-            self._server = subprocess.Popen(words, env=environment, pass_fds=[writing, ordered])
-        finally:
-            os.close(writing)
-            os.close(ordered)
+        words = [sys.executable, "-m", "launch.processes", f"{theirs.fileno()}", listed, *command]
+        with theirs:
+            self._server = subprocess.Popen(words, env=environment, pass_fds=[theirs.fileno()])
         started.add(self)
 
     def ended(self) -> Mapping[int, int]:
@@ -102,7 +95,7 @@ class Ranks:
 
     def _order(self, word: bytes) -> None:
         with suppress(OSError):  # the server is gone, or was asked to end
-            os.write(self._orders, word + b"\n")
+            self._socket.sendall(word + b"\n")
 
     @property
     def all_ended(self) -> bool:
@@ -128,16 +121,14 @@ class Ranks:
         self._order(LAST)
         self._server.wait()
         self.ended()
-        self._reports.close()
+        self._socket.close()
         started.discard(self)
-        orders, self._orders = self._orders, -1
-        with suppress(OSError):  # it was closed before
-            os.close(orders)
 
     def _read(self) -> None:
         """Take in what the server has reported since the last time."""
-        while not self._reports.closed and (more := self._reports.read(1 << 16)):
-            self._unread += more
+        with suppress(OSError):  # there is no more yet, or it was closed
+            while more := self._socket.recv(1 << 16):
+                self._unread += more
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             rank, pid, *code = map(int, line.split())
@@ -152,12 +143,11 @@ started: set[Ranks] = set()  # by this process, and not ended by `kill` yet
 def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int]) -> Ranks:
     """Run `python -m command` for each of these ranks, whose rendezvous is a private folder.
 
-    Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it: one that still imports its modules
-    would answer with a traceback.
+    Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it without a traceback.
     """
     assert set(numbers) <= set(range(world)), (list(numbers), world)
     environment = {**os.environ, LAUNCHER: str(os.getpid()), RENDEZVOUS: folder}
-    environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(world)
+    environment["WORLD_SIZE"] = str(world)
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a broken connection is reported in our words
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave their core to another rank …
     environment.setdefault("GOMP_SPINCOUNT", "10000")  # … but not between two products: that takes longer than these
@@ -202,7 +192,7 @@ def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
         ranks = start_ranks(command, folder, world, range(world))
         ranks.recovers = recovers
         ended = _await(ranks, stops, folder)
-        loss = noted_in(folder)
+        loss = noted(Folder(folder))
     if stops:
         return EXIT_STOPPED + stops[0]
     if ended.get(0) == EXIT_LOST:
@@ -227,15 +217,14 @@ def _noting_stops() -> Iterator[list[int]]:
 
 
 def _await(ranks: Ranks, stops: Sequence[int], folder: str) -> dict[int, int]:
-    """The exit codes of the ranks that end by themselves, the first one first; after `GRACE` seconds the others are
-    killed.
+    """The exit codes of the ranks that end by themselves, the first one first.
 
-    Others may take their time as long as rank 0 is at work and no rank has failed.
+    Once rank 0 has ended or a rank has failed, the others have `GRACE` seconds; then they are killed.
     """
     while not ranks.all_ended:
-        failed = ranks.failed()
-        if not stops and not any(failed.values()):
+        if not stops:
             tend(ranks, folder)
+        failed = ranks.failed()
         if stops or 0 in failed or any(failed.values()):
             if stops:
                 ranks.send_signal(0, signal.SIGINT)  # it lets all end in good order
@@ -248,13 +237,11 @@ def _await(ranks: Ranks, stops: Sequence[int], folder: str) -> dict[int, int]:
 
 
 def tend(ranks: Ranks, folder: str) -> str:
-    """Start ranks again that were killed, and kill those that rank 0 has found hung.
-
-    Returns why the run of these ranks, whose rendezvous is this folder, is lost, or nothing.
+    """Start ranks again that were killed, and kill those that rank 0 has found hung; why the run is lost, or nothing.
     """
     failed = ranks.failed()
     if failed:
-        return reason_of(failed, noted_in(folder))
+        return reason_of(failed, noted(Folder(folder)))
     store = Folder(folder)
     if ranks.recovers:
         hung = {rank: store.add(HUNG.format(rank), 0) for rank in ranks.numbers}
@@ -274,33 +261,20 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
     It reports what no rank could: who was killed, or has ended without a word.
     """
     first = ended.get(0, 0)
-    if first > 0 and first not in (EXIT_WRONG, EXIT_LOST):
-        return first  # the command's own
     bad = {rank: code for rank, code in ended.items() if code}
-    if not bad:
-        return 0
-    if EXIT_WRONG in bad.values():
-        code, message = EXIT_WRONG, loss  # if nothing is noted, rank 0 has printed it
-    else:
-        code, message = EXIT_LOST, reason_of(bad, loss)
-    if message:
+    if not bad or (first > 0 and first not in (EXIT_WRONG, EXIT_LOST)):
+        return first  # 0, or the command's own
+    is_wrong = EXIT_WRONG in bad.values()
+    if message := loss if is_wrong else reason_of(bad, loss):  # if nothing is noted, rank 0 has printed it
         say(message, "\n")
-    return code
+    return EXIT_WRONG if is_wrong else EXIT_LOST
 
 
 def reason_of(bad: Mapping[int, int], loss: str) -> str:
-    """Why a run is lost, by exit codes of ranks: who was killed, which no rank could say; else what ranks noted."""
+    """Why a run is lost, by exit codes of ranks: who was killed, else what ranks have noted; empty if none knows."""
     killed = [_death(rank, -code) for rank, code in bad.items() if code < 0]
-    if killed or loss:
-        return "; ".join(killed) or loss
-    rank, code = next(iter(bad.items()))
-    return f"rank {rank} ended too early, with exit code {code}"
-
-
-def loss_of(ranks: Ranks, folder: str) -> str:
-    """Why a run of these ranks, whose rendezvous is this folder, is lost; empty if nothing is known."""
-    noted, ended = noted_in(folder), ranks.ended()
-    return reason_of(ended, noted) if ended else noted
+    early = [f"rank {rank} ended too early, with exit code {code}" for rank, code in bad.items()]
+    return "; ".join(killed) or loss or "".join(early[:1])
 
 
 def _death(rank: int, number: int) -> str:
@@ -323,70 +297,63 @@ def note(loss: str) -> None:
     first_loss(Folder(os.environ[RENDEZVOUS]), loss)
 
 
-def noted_in(folder: str) -> str:
-    """What the ranks whose rendezvous is this folder have noted of a lost peer."""
-    return plain((Folder(folder).look(LOSS_KEY) or b"").decode(errors="replace"))
-
 
 # --- the process that forks the ranks ---------------------------------------------------------------------------------
 
 def main(argv: Sequence[str]) -> None:
-    pipes, ranks, module, *words = argv
+    file, ranks, module, *words = argv
     importlib.import_module(module)
     gc.freeze()  # else the first collection in a rank would copy what it shares
     forked: dict[int, str] = {}
-    pipe, orders = map(int, pipes.split(","))
-    os.set_blocking(orders, False)
-    with os.fdopen(pipe, "w", buffering=1) as reports:
-        for rank in chain(ranks.split(","), _ordered(orders, forked, reports)):
-            try:
-                pid = os.fork()
-            except OSError as error:
-                say(f"rank {rank} could not be started: {explain(error)}")
-                sys.exit(EXIT_WRONG)  # those that were forked end with this process
-            if not pid:
-                reports.close()
-                os.close(orders)
-                _be_rank(rank, module, words)
-                return
-            forked[pid] = rank
-            print(rank, pid, file=reports)
+    launcher = socket.socket(fileno=int(file))
+    for rank in chain(ranks.split(","), _ordered(launcher, forked)):
+        try:
+            pid = os.fork()
+        except OSError as error:
+            say(f"rank {rank} could not be started: {explain(error)}")
+            sys.exit(EXIT_WRONG)  # those that were forked end with this process
+        if not pid:
+            launcher.close()
+            _be_rank(rank, module, words)
+            return
+        forked[pid] = rank
+        _report(launcher, rank, pid)
 
 
 def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
     """Be `python -m module words` as this rank, under a name by which `top` shows it."""
     with suppress(OSError):  # where /proc may not be written
         Path("/proc/self/comm").write_text(f"flowspec-{rank}", encoding="utf-8")
-    os.environ.update({LAUNCHER: str(os.getppid()), "RANK": rank, "LOCAL_RANK": rank})
+    os.environ.update({LAUNCHER: str(os.getppid()), "RANK": rank})
     sys.argv[1:] = words
     del sys.modules[module]  # runpy warns of one that is there
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _ordered(pipe: int, forked: dict[int, str], reports: IO[str]) -> Iterator[str]:
+def _ordered(launcher: socket.socket, forked: dict[int, str]) -> Iterator[str]:
     """The ranks that are to be forked once more; meanwhile report which have ended.
 
     It ends with the last order and the last rank, and early if the launcher is gone: then the ranks end, too.
     """
-    launcher, unread = int(os.environ[LAUNCHER]), b""
-    last = False
-    while os.getppid() == launcher and (forked or not last):
-        with suppress(BlockingIOError):
-            unread += os.read(pipe, 1 << 10)
+    parent, unread, last = int(os.environ[LAUNCHER]), b"", False
+    while os.getppid() == parent and (forked or not last):
+        with suppress(OSError):  # there is no more yet, or the launcher is gone
+            unread += launcher.recv(1 << 10, socket.MSG_DONTWAIT)
         *orders, unread = unread.split(b"\n")
         last = last or LAST in orders
         yield from (order.decode() for order in orders if not last)
-        if not _reported_end(forked, reports):
+        pid, status = os.waitpid(-1, os.WNOHANG) if forked else (0, 0)
+        if pid:
+            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            _report(launcher, forked.pop(pid), pid, code)
+        else:
             time.sleep(POLL_SECONDS)
 
 
-def _reported_end(forked: dict[int, str], reports: IO[str]) -> bool:
-    """Report the exit code of a rank that has ended; whether there is one."""
-    pid, status = os.waitpid(-1, os.WNOHANG) if forked else (0, 0)
-    if pid:
-        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        print(forked.pop(pid), pid, code, file=reports)
-    return bool(pid)
+def _report(launcher: socket.socket, *facts: object) -> None:
+    """Send the launcher a line: a rank, its process and, if that has ended, its exit code."""
+    with suppress(OSError):  # it is gone
+        launcher.sendall(" ".join(map(str, facts)).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -18,21 +18,19 @@ import torch.distributed as dist
 from launch import processes
 from launch.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
 from launch.epochs import Coming, Epochs, Meeting, Opening, door_of
-from launch.folder import Folder, hold, private_folder
-from launch.hosts.board import Board
-from launch.hosts.discovery import board_of
+from launch.folder import RENDEZVOUS, Folder, hold, private_folder
+from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
 from launch.prepare import Prepared, check_split, prepare
-from launch.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, RENDEZVOUS, Ranks, launched
+from launch.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, Ranks, launched
 from launch.spec import torch_as_it_was
 from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
 from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
-from pipeline.failure import Heartbeat, PeerLost, explain, guarded
+from pipeline.failure import Heartbeat, PeerLost, explain, guarded, noted
 from pipeline.sockets import FolderDoor
 from pipeline.trace import OFF, REAL, NoTrace, forget
-from pipeline.transport import group_wires
 from tp.links import Placement
 
 SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # what a rendezvous writes into the environment
@@ -41,32 +39,26 @@ SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # what a rendezvous writes into the en
 # --- processes of one machine; for several see hosts/rendezvous.py ----------------------------------------------------
 
 def connect(rank: int, placement: Placement) -> Meeting:
-    """Where all ranks of this machine meet, whether `spawn` or a person's own torchrun has started them."""
+    """Where all ranks of this machine meet, which a launcher has started."""
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
-    if launched():
-        with suppress(OSError):  # gone, if the launcher is
-            hold(os.environ[RENDEZVOUS])
+    folder = os.environ[RENDEZVOUS]
+    with suppress(OSError):  # gone, if the launcher is
+        hold(folder)
     if os.getppid() != launcher:
-        _end_with(launcher)
-    guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(EXIT_LOST))
+        _end_with(launcher, folder)
+    guarded("launcher", partial(_end_with, launcher, folder), lambda thread, error: die(EXIT_LOST))
     try:
-        if launched():
-            return join(os.environ[RENDEZVOUS], rank, placement)
-        if os.environ.get("LOCAL_WORLD_SIZE") == str(placement.world):
-            processes.keep_on_loopback(os.environ)
-        dist.init_process_group("gloo")
+        return join(folder, rank, placement)
     except RuntimeError as error:
         raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
-    return Meeting(dist.distributed_c10d._get_default_store())
 
 
 def join(folder: str, rank: int, placement: Placement) -> Meeting:
-    """Where all ranks of this machine meet: in a folder. They are in a process group then if some of them share a
-    stage."""
+    """Where all ranks of this machine meet: in a folder, and in a process group if some of them share a stage."""
     if placement.shares:
         files = dist.FileStore(os.path.join(folder, "groups"), placement.world)
         dist.init_process_group("gloo", store=files, rank=rank, world_size=placement.world)
-    return Meeting(Folder(folder), door=partial(FolderDoor, folder))
+    return Meeting(Folder(folder), partial(FolderDoor, folder))
 
 
 def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
@@ -82,21 +74,18 @@ def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
             joining.join(POLL_SECONDS)
     if joined:
         return joined[0]
-    raise PeerLost(processes.loss_of(others, folder) or f"rank 0 could not connect to the others: {explain(failed[0])}")
+    reason = processes.reason_of(others.ended(), noted(Folder(folder)))
+    raise PeerLost(reason or f"rank 0 could not connect to the others: {explain(failed[0])}")
 
 
-def _end_with(launcher: int) -> NoReturn:
-    """If the launcher is killed, so is this rank, even before there is a heartbeat that would notice.
-
-    With it goes the folder, which nobody else can remove then.
-    """
+def _end_with(launcher: int, folder: str) -> NoReturn:
+    """If the launcher is killed, so is this rank, and with it the folder, which nobody else can remove then."""
     while os.getppid() == launcher:
         time.sleep(GRACE / 6)
-    if launched():
-        # Who has just begun to connect in the folder must be done with that: torch waits for a file that is gone, and
-        # lets no other thread run meanwhile.
-        time.sleep(1)
-        shutil.rmtree(os.environ[RENDEZVOUS], ignore_errors=True)
+    # Who has just begun to connect in the folder must be done with that: torch waits for a file that is gone, and lets
+    # no other thread run meanwhile.
+    time.sleep(1)
+    shutil.rmtree(folder, ignore_errors=True)
     die(EXIT_LOST)
 
 
@@ -105,27 +94,21 @@ def _end_with(launcher: int) -> NoReturn:
 class Member:
     """One rank of a process group, from its start to its good-bye, or to its end before its time.
 
-    A rank that fails says why, lets the others hear of it, and keeps its trace. Rank 0 has the user's ear, but each
-    board its own terminal; a launcher of ours speaks for its ranks. A person's torchrun ends all ranks with the first,
-    so the others let rank 0 speak before they end.
+    A rank that fails lets the others hear why, and keeps its trace. Each board says it on its own terminal; a launcher
+    speaks for its ranks.
     """
 
     heartbeat: Heartbeat | None = None  # since the rank has joined the group
     wires: Wires | None = None
     trace: NoTrace = OFF
+    _epochs: Epochs | None = None  # where ranks meet
 
     def __init__(self, prepared: Prepared, rank: int, several_hosts: bool = False) -> None:
         self._prepared, self._rank = prepared, rank
-        self._speaks = several_hosts or not (rank or launched())
-        self._patience: float = GRACE  # seconds for the main thread to find a loss by itself
-        if several_hosts:
-            self._patience = 2.0 * GRACE
-        elif self._speaks or launched():
-            self._patience = GRACE / 3
-        self._recovers = False  # and a loss can be mended
-        self._epochs: Epochs | None = None  # where ranks meet in such
-        read_elsewhere = launched() or (several_hosts and rank)  # the store in which the others read why
-        self._linger = 0 if read_elsewhere else GRACE  # seconds for the others to read it
+        self._speaks = several_hosts
+        self._patience = 2 * GRACE if several_hosts else GRACE / 3  # seconds for the main thread to find a loss itself
+        self._linger = 0 if rank or not several_hosts else GRACE  # seconds for the others to read why in rank 0's store
+        self._recovers = prepared.recovers  # whether a loss can be mended
 
     def connect(self, meeting: Meeting, lost: Callable[[str], None]) -> Rank:
         """The rank, once all are connected; `lost` is called with a loss that the heartbeat hears of and nobody mends.
@@ -135,12 +118,15 @@ class Member:
         config, placement, number = self._prepared.config, self._prepared.placement, self._rank
         store = meeting.store
         self.heartbeat = Heartbeat(store, number, placement.world, config.timeout, meeting.names)
-        comes_again = meeting.door is not None and door_of(store, number)[0] > 0
+        comes_again = door_of(store, number)[0] > 0
         if config.trace and not comes_again:
             forget(config.trace, number)
         self.trace = self._prepared.trace(number, REAL)
         self.wires = wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
-        self._begin(wires, meeting, lost)
+        kind, peers = Coming if number else Opening, placement.reached(number)
+        self._epochs = kind(meeting, number, self.heartbeat, peers, self._prepared.patience)
+        self.heartbeat.start(self.fail if self._recovers else lost, looks=False)
+        wires.begin(self._epochs.join(time.monotonic() + meeting.patience))
         spec = self._prepared.spec(number)
         store.set(f"split/{number}", spec.part.split_id)
         check_split(spec.part, store.get("split/0").decode())
@@ -149,20 +135,6 @@ class Member:
         elif config.trace and not comes_again:  # rank 0 says the time at its own start
             learn_time(store, number, machine(), self.trace)
         return Rank(spec, wires, self.trace, busy=self.heartbeat.busy, rejoin=self.rejoin)
-
-    def _begin(self, wires: Wires, meeting: Meeting, lost: Callable[[str], None]) -> None:
-        """Connect this rank to its peers: by sockets, where losses can be mended, or under torchrun process groups."""
-        placement, number, heartbeat = self._prepared.placement, self._rank, self.heartbeat
-        assert heartbeat is not None, "a rank is connected without a heartbeat"
-        if meeting.door is None:
-            wires.begin(group_wires())
-            heartbeat.start(lost)
-            return
-        kind = Coming if number else Opening
-        self._recovers = self._prepared.recovers
-        self._epochs = kind(meeting, number, heartbeat, placement.reached(number), self._prepared.patience)
-        heartbeat.start(self.fail if self._recovers else lost, looks=False)
-        wires.begin(self._epochs.join(time.monotonic() + meeting.patience))
 
     def rejoin(self, loss: PeerLost) -> None:
         """Connect all ranks once more after a loss; raises PeerLost where that cannot be, or they do not come."""
@@ -188,10 +160,9 @@ class Member:
 
     def leave(self, outlive: bool) -> None:
         """Say good-bye in good order; `outlive`: return when all others have done so."""
-        assert self.wires is not None and self.heartbeat is not None, "a rank leaves that was not connected"
+        assert self.wires and self._epochs and self.heartbeat, "a rank leaves that was not connected"
         self.wires.close()
-        if self._epochs is not None:
-            self._epochs.close()
+        self._epochs.close()
         self.trace.close()
         self.heartbeat.stop(outlive)
 
@@ -227,8 +198,7 @@ class Member:
         show(error, self._prepared.config.debug)
         lost = isinstance(error, PeerLost)
         reason = explain(error) if lost else f"rank {self._rank} failed: {explain(error)}"
-        own_error_unheard = not lost and not launched()
-        if self._speaks or own_error_unheard:
+        if self._speaks:
             say(reason, "\n")
         self._speaks = False  # once is enough
         if self.heartbeat is not None:
@@ -249,26 +219,17 @@ class Member:
 # --- rank 0 inside a program that stays -------------------------------------------------------------------------------
 
 def rank_0(resolved: Resolved) -> ContextManager[Rank]:
-    """Rank 0 of the pipeline that is asked for, to be entered and left; raises ValueError for what cannot work.
-
-    The other ranks are on other boards, in processes, in threads, or simulated.
-    """
-    config = resolved.keys.run
-    board = board_of(config, os.environ)
+    """Rank 0 beside others on other boards, in processes, in threads, or simulated; ValueError for what cannot work."""
+    board = find_board(resolved.keys.run, os.environ)
     if board is not None:
         return _beside_boards(resolved, board)
-    prepared = prepare(config)
-    if config.processes and not config.virtual:
-        return _beside_processes(prepared, resolved.words)
-    return alone(prepared)
+    prepared = prepare(resolved.keys.run)
+    return _beside_processes(prepared, resolved.words) if prepared.forks else alone(prepared)
 
 
 @contextmanager
 def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank]:
-    """Rank 0, beside the others as processes that read the same `words`.
-
-    This process joins their process group, if there is one.
-    """
+    """Rank 0, beside the others as processes that read the same `words`."""
     if prepared.placement.shares:
         _begin_groups()
     world = prepared.placement.world
@@ -363,20 +324,15 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
     def busy() -> list[float]:
         return [each.meter.share() for each in wires]
 
-    def connected(rank: int) -> Rank:
-        return Rank(prepared.spec(rank), wires[rank], traces[rank], busy=busy)
-
-    def serve(rank: int) -> None:
-        connected(rank).serve()
-
     def failed(name: str, error: BaseException) -> None:
         show(error, config.debug)
         wires[0].fail(error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}"))
 
+    specs = map(prepared.spec, range(placement.world))
+    connected = zip(specs, wires, traces)
+    rank_0, *others = (Rank(*each, busy=busy) for each in connected)
     with torch_as_it_was():
-        served = range(1, placement.world)
-        threads = [guarded(f"rank {rank}", partial(serve, rank), failed) for rank in served]
-        rank_0 = connected(0)
+        threads = [guarded(f"rank {rank.spec.part.rank}", rank.serve, failed) for rank in others]
         yield rank_0
         for thread in threads:
             thread.join()

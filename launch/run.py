@@ -2,13 +2,12 @@
 
 The only place that asks which rank this is; everything below it receives values. A command calls `run` with what rank 0
 shall do. Started by hand, it looks the input over and starts one process for each rank (or, with processes=false, one
-thread). Where the environment names a rank, as torchrun does too, it is that rank. As a program it is a rank beside a
-rank 0 that is a person's program: `python -m launch.run [PRESET] [key=value ...]`.
+thread). Where a launcher has set RANK in the environment, it is that rank. As a program it is a rank beside a rank 0
+that is a person's program: `python -m launch.run [PRESET] [key=value ...]`.
 """
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from typing import Callable, NoReturn, Sequence
 
 from config.cli import CommandKeys
 from launch.console import EXIT_STOPPED, die, ended_by, interrupt, say
-from launch.hosts.board import TYPED_AS, Board
-from launch.hosts.discovery import board_of
+from launch.hosts.board import TYPED_AS, Board, find_board
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous, Spare
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
@@ -63,14 +61,14 @@ def run(command: Command, argv: Sequence[str]) -> int:
 
 
 def _run(command: Command, argv: Sequence[str]) -> int:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        value = os.environ.get(name, "0")
-        if not re.fullmatch("[0-9]{1,6}", value):
-            raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
+    for name in ("RANK", "WORLD_SIZE"):
+        if name in os.environ and not launched():
+            raise ValueError(f"{name}={os.environ[name]} in the environment is no launcher's of ours: unset it, or "
+                             "start this without torchrun, for it starts its ranks itself")
     resolved = resolve(argv, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
     keys, config = resolved.keys, resolved.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
-    board = board_of(config, os.environ)
+    board = find_board(config, os.environ)
     rendezvous = None
     if board is None:
         prepared = prepare(config)
@@ -81,14 +79,14 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         prepared = prepared._replace(trace=partial(command.trace, keys))
     resolved.report()
     if "RANK" not in os.environ:
-        if config.processes and not config.virtual:
+        if prepared.forks:
             # each rank comes back here with RANK set, so that it reads and checks the same words as this process
             typed = [*command.module.split(), *resolved.words]
             return spawn(typed, prepared.placement.world, prepared.recovers)
         with alone(prepared) as rank_0:
             return _lead(rank_0, main)
     if config.virtual:
-        raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add time=real")
+        raise ValueError("time=virtual computes everything in one process: start it without hosts, or add time=real")
     return _be_rank(prepared, rendezvous, main)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from config.methods import METHODS
 from config.run_config import RunConfig
+from launch.folder import RENDEZVOUS
 from model.llama import LlamaConfig
 from model.weights.parts import Part
 from model.weights.quant import probe, running_kind
@@ -37,11 +38,7 @@ def usable(name: str, key: str = "device=") -> torch.device:
 
 
 def number_type(name: str, device: torch.device) -> torch.dtype:
-    """The number type of that name.
-
-    `auto` keeps float32 on a CPU, although some are faster in bfloat16: there a text shall not depend on the method
-    (docs/performance.md).
-    """
+    """The number type of that name; `auto` on a CPU is float32, in which a text does not depend on the method."""
     if name == "auto":
         name = "float16" if device.type == "cuda" else "float32"
     return getattr(torch, name)  # type: ignore[no-any-return]
@@ -49,10 +46,10 @@ def number_type(name: str, device: torch.device) -> torch.dtype:
 
 def local_ranks(world: int) -> range:
     """The ranks of this machine, which load at the same time; on several hosts each has one."""
-    if "RANK" not in os.environ:
+    if "RANK" not in os.environ or RENDEZVOUS in os.environ:
         return range(world)
-    first = int(os.environ["RANK"]) - int(os.environ.get("LOCAL_RANK", "0"))
-    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    own = int(os.environ["RANK"])
+    return range(own, own + 1)
 
 
 @dataclass(frozen=True)
@@ -81,11 +78,8 @@ class RankSpec:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Behind how many positions each of its layers drops keys and values, 0 for never.
-
-        None does where other requests may begin with a part of a text.
-        """
-        ours = (self.sizes.window(number) for number in range(*self.part.layers))
+        """Behind how many positions each layer drops keys and values; 0 for never, as where texts are reused."""
+        ours = map(self.sizes.window, range(*self.part.layers))
         cuts = not self.config.reuse
         return tuple(window if cuts and window < self.context else 0 for window in ours)
 
@@ -110,8 +104,7 @@ class RankSpec:
 
     @cached_property
     def drafter(self) -> int | None:
-        """Which of the small models this rank holds in place of its part, counted from 0; None if it is no such rank.
-        """
+        """Which small model this rank holds in place of its part, counted from 0; None if it holds none."""
         return self.placement.drafter(self.part.rank)
 
     @cached_property
@@ -150,7 +143,7 @@ class RankSpec:
     @property
     def small_models(self) -> list[Path]:
         """The folders of the small models that draft side by side: those that are named, or `draft` in rank 0's."""
-        return [Path(folder) for folder in self.config.small_models] or [self.part.folder / "draft"]
+        return [*map(Path, self.config.small_models)] or [self.part.folder / "draft"]
 
     @property
     def trees_at_once(self) -> int:
@@ -159,8 +152,8 @@ class RankSpec:
 
     @property
     def draft_folder(self) -> Path:
-        """The folder of a small model of the same vocabulary that drafts alone: as named, or `draft` in rank 0's."""
-        return Path(self.config.draft_dir) if self.config.draft_dir else self.part.folder / "draft"
+        """The folder of a small model that drafts alone: as named, or `draft` in rank 0's."""
+        return Path(self.config.draft_dir or self.part.folder / "draft")
 
     def draft_quant(self) -> str:
         """The kind of weights that a draft runs with; refused where this rank cannot compute them."""
@@ -169,11 +162,7 @@ class RankSpec:
         return kind
 
     def prepare_torch(self) -> None:
-        """Tell torch, for the whole process, to compute no gradients, and how many threads to use.
-
-        The ranks of this machine share its cores: with more threads than cores each product waits for one that is not
-        running.
-        """
+        """Let torch compute no gradients in this process, with a fair share of the cores unless threads were given."""
         torch.set_grad_enabled(False)
         cores = os.cpu_count() or 1
         fair = max(1, cores // len(local_ranks(self.placement.world)))

@@ -43,14 +43,9 @@ class Wires:
         """The first link, which hears what all of them bring."""
         return self.links[0]
 
-    @property
-    def serving(self) -> Any:
-        """The link for a rank that serves: what a leader hears goes on to the other members."""
-        return self.link if self.fan is None else Leading(self.link, self.fan)
-
     def fail(self, failure: PeerLost) -> None:
         """Let those who wait for a message get this failure instead."""
-        for link in (self.link, *self.drafter_links):
+        for link in self._all:
             link.fail(failure)
 
     def begin(self, wires: tuple[Wire, Wire]) -> None:
@@ -78,38 +73,29 @@ class Wires:
         return [*self.links, *self.drafter_links, *fan]
 
 
-def unmeasured() -> list[float]:
-    """How busy ranks are where nobody measures it."""
-    return []
-
-
 class Rank(NamedTuple):
-    """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
-
-    `busy` says for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
-    time begin again, where it is only counted, for the same question or another one. `rejoin` returns once all ranks
-    are connected again after a loss, or raises PeerLost.
-    """
+    """A rank that is connected to the others."""
 
     spec: RankSpec
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-    busy: Callable[[], list[float]] = unmeasured
-    restart: Callable[[bool], object] = lambda same: None
-    rejoin: Callable[[PeerLost], None] = final
+    busy: Callable[[], list[float]] = list  # for what share of its last seconds each rank was at work, where known
+    restart: Callable[[bool], object] = lambda same: None  # begins counted time again, for the same question or another
+    rejoin: Callable[[PeerLost], None] = final  # returns once all are connected again after a loss, or raises PeerLost
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
+        work: Callable[[], None]
+        forget: Callable[[], object] = int
         if self.spec.drafter is not None:
             drafter = build_drafter(self.spec, self.trace, self.clock)
-            self._work(partial(run_drafter, drafter, self.wires.link))
-            return
-        stage = build_stage(self.spec, self.trace, self.wires.group)
-        self._work(partial(run_stage, stage, self.wires.serving), stage.forget)
-
-    def _work(self, work: Callable[[], None], forget: Callable[[], object] = int) -> None:
-        """Do this until it is stopped; after a loss once more, having forgotten all requests."""
+            work = partial(run_drafter, drafter, self.wires.link)
+        else:
+            stage = build_stage(self.spec, self.trace, self.wires.group)
+            link, fan = self.wires.link, self.wires.fan
+            heard: Any = link if fan is None else Leading(link, fan)  # what a leader hears goes on to the other members
+            work, forget = partial(run_stage, stage, heard), stage.forget
         while True:
             try:
                 with self.wires.meter:
@@ -123,8 +109,7 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
                       ) -> Wires:
     """The wires of one rank in a process of its own, over which nothing travels yet.
 
-    Ranks that share a stage are in a process group of torch.distributed; all ranks make the same groups in the same
-    order.
+    Ranks that share a stage are in a process group; all ranks make the same groups in the same order.
     """
     meter = heartbeat.meter
     mine = placement.group(rank)

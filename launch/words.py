@@ -98,16 +98,17 @@ def with_model(words: Sequence[str]) -> list[str]:
     """The words of a command with the model that they mean, which is brought here if it is not.
 
     Without a preset or a folder that is SmolLM2, or, where that cannot be had, the toy. A rank of several hosts fetches
-    nothing: without a preset it has the toy, which every board holds. Raises ValueError, with the fix, for a model that
-    was named and cannot be had.
+    nothing. Raises ValueError, with the fix, for a model that was named and cannot be had.
     """
     words = opened(words)
     raw, preset = raw_values(words), preset_of(words)
-    if raw.get("model") and not any(word in HELP for word in words):
+    if {*HELP}.intersection(words):
+        return words
+    if raw.get("model"):
         others = [word for word in words if not word.startswith(("model=", "revision="))]
         words = others + words_of(raw)
         raw = raw_values(words)
-    if is_one_rank(raw.get("hosts", "")) or any(word in HELP for word in words):
+    if is_one_rank(raw.get("hosts", "")):
         return words
     if is_gguf(raw.get("base_dir", "")):
         file = Path(raw["base_dir"]).expanduser()

@@ -328,8 +328,13 @@ class Heartbeat:
 
 def first_loss(store: Any, loss: str, suffix: str = "") -> str:
     """The loss that was noted first under keys with this suffix, this one or another; empty if there is none."""
-    noted = store.add(f"heartbeat/losses{suffix}", 1 if loss else 0)
-    if loss and noted == 1:
+    count = store.add(f"heartbeat/losses{suffix}", 1 if loss else 0)
+    if loss and count == 1:
         store.set(f"{LOSS_KEY}{suffix}", loss)
-    first: bytes = store.get(f"{LOSS_KEY}{suffix}") if noted else b""
+    first: bytes = store.get(f"{LOSS_KEY}{suffix}") if count else b""
     return plain(first.decode(errors="replace"))
+
+
+def noted(store: Any) -> str:
+    """The loss that ends the run whose ranks meet in this store, in words; empty if there is none."""
+    return plain((store.look(LOSS_KEY) or b"").decode(errors="replace"))

@@ -193,10 +193,11 @@ class FolderDoor(Door):
 class BoardDoor(Door):
     """A door at one address of a board. With keys, only boards of the same cluster come in, and nobody reads along."""
 
-    def __init__(self, address: str, keys: Keys | None, epoch: int) -> None:
+    def __init__(self, address: str, keys: Keys | None, epoch: int, port: int = 0) -> None:
         self._keys = keys
-        listening = socket.create_server((address, 0))
-        self.name = f"{address}:{listening.getsockname()[1]}"
+        listening = socket.create_server((address, port))
+        self.port = listening.getsockname()[1]
+        self.name = f"{address}:{self.port}"
         super().__init__(epoch, listening)
 
     def reach(self, name: str) -> socket.socket:

@@ -203,13 +203,6 @@ class GroupWire:
         over(dist.recv, x, peer, self._group)
 
 
-def group_wires() -> tuple[Wire, Wire]:
-    """The wires for data and for control over process groups; all ranks make them at the same time."""
-    data = dist.new_group(backend="gloo", timeout=IDLE)
-    control = dist.new_group(backend="gloo", timeout=IDLE)
-    return GroupWire(data), GroupWire(control)
-
-
 class ProcessLink(Hearing):
     """One of the ranks in processes of their own, which boards have too; tensors travel through host memory.
 

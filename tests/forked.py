@@ -20,8 +20,8 @@ from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
 from config.presets import ROOT
 from launch import processes
-from launch.folder import Folder, private_folder
-from launch.processes import LAUNCHER, RENDEZVOUS
+from launch.folder import RENDEZVOUS, Folder, private_folder
+from launch.processes import LAUNCHER
 from launch.run import run
 from pipeline.failure import LOSS_KEY
 from scripts import generate
@@ -190,7 +190,7 @@ def command(folder: Path, module: str, *words: str) -> Iterator[ForkedCommand]:
 
 def _be_server(words: Sequence[str], environment: dict[str, str], pipes: Sequence[Connection],
                shown: Sequence[Connection]) -> None:
-    """Be what forks the ranks: `python -m launch.processes PIPES RANKS MODULE`, where this process has the pipes."""
+    """Be what forks the ranks: `python -m launch.processes SOCKET RANKS MODULE`, where this process has the socket."""
     for number, file in enumerate(shown, 1):
         os.dup2(file.fileno(), number)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,4 +1,4 @@
-"""`pipeline_type=dsi` as a person types it: over threads, processes and torchrun, with what can go wrong."""
+"""`pipeline_type=dsi` as a person types it: over threads and processes, with what can go wrong."""
 from __future__ import annotations
 
 import json
@@ -9,7 +9,8 @@ import signal
 import pytest
 
 from config.presets import ROOT
-from launch.prepare import open_part
+from config.run_config import RunConfig
+from launch.prepare import open_part, prepare
 from launch.split.write import Layout, split
 from tests import test_run
 from tests.forked import command, ranks
@@ -101,11 +102,12 @@ def test_a_split_that_rank_0_holds_is_not_copied(saved, tmp_path, capsys):
         capsys.readouterr().err)
 
 
-def test_another_number_of_ranks_is_refused(saved, capsys, monkeypatch):
+def test_another_number_of_ranks_is_refused(saved, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert here(f"model_dir={saved / '0+4'}", *ASK, "replicas=3") == 2
-    assert "is split as 0+4, in 3 replicas: start 4 ranks, rank 0 included" in capsys.readouterr().err
+    config = RunConfig("dsi", model_dir=str(saved / "0+4"), replicas="3")
+    with pytest.raises(ValueError, match=r"is split as 0\+4, in 3 replicas: start 4 ranks, rank 0 included"):
+        prepare(config)
 
 
 def test_ranks_above_those_of_the_split_hold_copies_even_where_only_their_own_part_is(saved, tmp_path):

@@ -430,7 +430,7 @@ def test_a_stranger_in_a_boards_seat_ends_no_rank_in_a_traceback_and_reaches_no_
             stranger.ask("set", "facts/2", junk)
     evil = {"host": "b\x1b[2J", "code": "\u202e", "settings": {"\r": "\x07"}, "error": "\x1b[31mall is well\r\n"}
     stranger.ask("set", "facts/2", json.dumps(evil))
-    stranger.ask("add", "facts/heard/2", 1)  # rank 0 waits for that
+    stranger.close()  # rank 0 waits for that
     assert ends(runs) == [2, 2]
     shown = ["\\x1b[31mall is well" in said(tmp_path, rank) and said(tmp_path, rank).isprintable() for rank in range(2)]
     assert shown == [True, True]

@@ -89,7 +89,7 @@ def test_keys_go_before_the_environment_and_that_before_the_hosts_file(tmp_path)
     assert found(environment)[:4] == (0, "10.8.8.8", 7, "c")
 
 
-def test_without_a_board_or_under_torchrun_no_others_are_waited_for():
+def test_without_a_board_or_in_a_rank_no_others_are_waited_for():
     assert find_board(RunConfig(), {"NODE_RANK": "1"}) is None and found({"RANK": "1"}) is None
 
 

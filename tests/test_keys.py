@@ -48,11 +48,15 @@ def clusters(tmp_path_factory):
 def keeper(clusters):
     found = StoreServer((HERE, 0), Entries(), clusters[0][0])
     yield found
-    threading.Thread(target=lambda: (found.shutdown(), found.server_close())).start()
+    found.close(0)
+
+
+def address_of(keeper):
+    return HERE, keeper.port
 
 
 def client(keeper, keys):
-    return StoreClient(keeper.server_address, ("rank 0", "rank 1"), 20, keys)
+    return StoreClient(address_of(keeper), ("rank 0", "rank 1"), 20, keys)
 
 
 @contextmanager
@@ -174,7 +178,7 @@ def test_a_board_writes_over_an_encrypted_way(clusters, keeper):
 
 
 def test_idle_strangers_and_junk_keep_no_board_from_the_store(clusters, keeper, capsys):
-    idle = [socket.create_connection(keeper.server_address, timeout=20) for _ in range(300)]
+    idle = [socket.create_connection(address_of(keeper), timeout=20) for _ in range(300)]
     for way in idle[::3]:
         with suppress(OSError):  # it was sent away
             way.send(b"\x16\x03\x01 junk" * 9)
@@ -187,7 +191,7 @@ def test_idle_strangers_and_junk_keep_no_board_from_the_store(clusters, keeper, 
 
 def test_a_start_that_somebody_has_captured_takes_no_seat_of_the_store(clusters, keeper):
     heard = []
-    address, port = keeper.server_address
+    address, port = address_of(keeper)
     with spied(f"{address}:{port}", heard) as place:
         host, _, spy = place.rpartition(":")
         way = StoreClient((host, int(spy)), ("rank 0", "rank 1"), 20, clusters[0][1])
@@ -197,7 +201,7 @@ def test_a_start_that_somebody_has_captured_takes_no_seat_of_the_store(clusters,
     assert len(said) > 500 and b"flowspec" not in said and b"heartbeat" not in said
     way.close()
     keeper.seats.clear()
-    with socket.create_connection(keeper.server_address, timeout=20) as again, suppress(OSError):
+    with socket.create_connection(address_of(keeper), timeout=20) as again, suppress(OSError):
         again.sendall(said)
         while again.recv(1 << 16):
             pass

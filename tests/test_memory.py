@@ -10,6 +10,7 @@ import torch
 from config.run_config import RunConfig
 from launch import available, memory
 from launch.build import build_draft, build_lm_head, build_stage
+from launch.folder import RENDEZVOUS
 from launch.memory import Need, check_memory, need, together
 from launch.spec import RankSpec, local_ranks
 from model import cache as caches
@@ -177,18 +178,19 @@ def test_with_debug_every_rank_states_its_need(saved, capsys):
     assert [line.split(" needs ")[0] for line in lines if " needs " in line] == ["rank 0", "rank 1", "rank 2"]
 
 
-def test_the_ranks_of_a_machine_are_those_that_torchrun_says(monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+def test_all_ranks_are_of_this_machine_unless_it_is_a_board(monkeypatch):
+    for name in ("RANK", RENDEZVOUS):
         monkeypatch.delenv(name, raising=False)
     assert local_ranks(5) == range(5)
-    for name, value in (("RANK", "3"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    assert local_ranks(5) == range(2, 4)
+    monkeypatch.setenv("RANK", "3")
+    assert local_ranks(5) == range(3, 4)
+    monkeypatch.setenv(RENDEZVOUS, "/tmp")
+    assert local_ranks(5) == range(5)
 
 
-@pytest.mark.parametrize("words, threads", [({}, 4), ({"RANK": "1"}, 12), ({"RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 6)])
+@pytest.mark.parametrize("words, threads", [({}, 4), ({"RANK": "1"}, 12), ({"RANK": "1", RENDEZVOUS: "/tmp"}, 4)])
 def test_the_ranks_of_a_machine_share_its_cores(words, threads, saved, monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    for name in ("RANK", RENDEZVOUS):
         monkeypatch.delenv(name, raising=False)
     for name, value in words.items():
         monkeypatch.setenv(name, value)
@@ -231,8 +233,9 @@ FIRST, SECOND = available.FIRST, available.SECOND
 ], ids=str)
 def test_the_limit_of_a_container_is_obeyed_and_files_give_way(own, version, group, counts, free, machine):
     (machine / "cgroup").write_text(own)
-    folder = machine / "groups" / version.place / group
+    place, limit, used, _ = version
+    folder = machine / "groups" / place / group
     folder.mkdir(parents=True)
-    for name, text in zip((version.limit, version.used, "memory.stat"), counts):
+    for name, text in zip((limit, used, "memory.stat"), counts):
         (folder / name).write_text(text)
     assert memory.free(CPU) == free

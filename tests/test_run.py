@@ -78,13 +78,6 @@ def is_whole(tmp_path, world, method, temperature, stdout, stderr):
     assert {(0, "send"), (0, "recv"), (0, "wait")} <= named and ((0, "grow") in named) == (method != "ar")
 
 
-def test_ranks_that_are_started_by_hand_with_torchrun_write_the_same(saved, tmp_path):
-    with command(tmp_path, "torch.distributed.run --standalone --nproc-per-node 2 -m scripts.generate",
-                 f"model_dir={saved / '0+4'}", f"output={tmp_path / 'out.json'}", "dtype=float64", *ASK) as run:
-        assert run.end(120) == 0, run.stderr
-    assert result(tmp_path / "out.json")["token_ids"] == reference(0)
-
-
 def test_the_text_is_the_one_that_transformers_writes(saved):
     import torch
     from transformers import AutoModelForCausalLM

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from config.schema.untrusted import plain
 from launch.hosts.agreement import Junk, clean, judge_ways
 from launch.hosts.board import Board, Line
-from launch.hosts.rendezvous import open_door, reaches
-from launch.hosts.store import STRANGERS, Entries, Store, StoreClient, StoreServer, hang_up
+from launch.hosts.rendezvous import Bell, reaches
+from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
 from launch.trace import learn_time, send_time
 from pipeline.failure import Heartbeat
+from pipeline.sockets import STRANGERS
 from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost
 from tests.saved import wait_until
@@ -35,22 +36,18 @@ FACTS = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 3, "split": "
 def keeper():
     found = StoreServer((HERE, 0), Entries())
     yield found
-    threading.Thread(target=lambda: (found.shutdown(), found.server_close())).start()  # it takes half a second
-
-
-def port_of(keeper):
-    return keeper.server_address[1]
+    found.close(0)
 
 
 def follower(keeper, rank):
-    wire = StoreClient((HERE, port_of(keeper)), ("rank 0 (b0)", f"rank {rank} (b{rank})"), 20)
+    wire = StoreClient((HERE, keeper.port), ("rank 0 (b0)", f"rank {rank} (b{rank})"), 20)
     assert wire.greet(rank) == ""
     return Store(wire.ask)
 
 
 def throw(keeper, *pieces):
     """What a stranger's connection gets back for some bytes."""
-    with socket.create_connection((HERE, port_of(keeper)), timeout=20) as way:
+    with socket.create_connection((HERE, keeper.port), timeout=20) as way:
         got = b""
         try:
             for piece in pieces:
@@ -96,7 +93,7 @@ def test_boards_of_the_hosts_file_are_known_by_their_addresses():
 def test_the_store_listens_at_its_address_alone(keeper):
     assert works(keeper)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port_of(keeper)), timeout=20)
+        socket.create_connection(("127.0.0.2", keeper.port), timeout=20)
 
 
 @pytest.mark.parametrize("pieces", [
@@ -110,27 +107,27 @@ def test_who_does_not_say_which_rank_it_is_gets_nothing_and_harms_nobody(keeper,
     assert works(keeper)
     printed = capfd.readouterr().err
     assert "Traceback" not in printed and printed.replace("\n", "").isprintable()
-    named = f"flowspec: {HERE} wrote to port {port_of(keeper)} what is not of this run"
+    named = f"flowspec: {HERE} wrote to port {keeper.port} what is not of this run"
     assert printed.count(named) == (pieces != [b""]), printed
 
 
 def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper, capfd):
     for _ in range(20):
-        reset(port_of(keeper))
-    idle = [socket.create_connection((HERE, port_of(keeper)), timeout=20) for _ in range(300)]
-    half = [socket.create_connection((HERE, port_of(keeper)), timeout=20) for _ in range(5)]
+        reset(keeper.port)
+    idle = [socket.create_connection((HERE, keeper.port), timeout=20) for _ in range(300)]
+    half = [socket.create_connection((HERE, keeper.port), timeout=20) for _ in range(5)]
     for way in half:
         way.sendall(b'["flow')
     assert works(keeper)
-    assert sum(keeper._ways.values()) <= STRANGERS
+    assert len(keeper._strangers) <= STRANGERS
     for way in idle + half:
         way.close()
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
-    wire = StoreClient((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
-    crowd = [socket.create_connection((HERE, port_of(keeper)), timeout=20) for _ in range(2 * STRANGERS)]
+    wire = StoreClient((HERE, keeper.port), ("rank 0", "rank 1"), 20)
+    crowd = [socket.create_connection((HERE, keeper.port), timeout=20) for _ in range(2 * STRANGERS)]
     assert wait_until(lambda: select.select([wire._way], [], [], 0)[0], 20)  # it was the oldest
     with pytest.raises(OSError):
         wire.greet(1)
@@ -141,21 +138,21 @@ def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
 
 def test_a_lost_seat_is_taken_from_a_known_address_alone(keeper, capfd):
     names = "rank 0", "rank 1"
-    first = StoreClient((HERE, port_of(keeper)), names, 20)
+    first = StoreClient((HERE, keeper.port), names, 20)
     assert first.greet(1) == ""
     first.close()
     assert wait_until(lambda: keeper.gone() == [1], 20)
     keeper.patience, keeper.known = 60.0, {"10.0.0.1"}
     with pytest.raises(OSError):
-        StoreClient((HERE, port_of(keeper)), names, 20).greet(1)
+        StoreClient((HERE, keeper.port), names, 20).greet(1)
     assert "without keys only boards of the hosts file" in capfd.readouterr().err
     keeper.known.add(HERE)
-    assert StoreClient((HERE, port_of(keeper)), names, 20).greet(1) == ""
+    assert StoreClient((HERE, keeper.port), names, 20).greet(1) == ""
 
 
 def test_a_seat_is_taken_once(keeper):
     assert works(keeper, 1)
-    again = StoreClient((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
+    again = StoreClient((HERE, keeper.port), ("rank 0", "rank 1"), 20)
     assert again.greet(1) == HERE
 
 
@@ -297,18 +294,9 @@ def test_ways_to_ranks_that_are_none_are_not_looked_at():
 
 
 def test_a_connection_that_is_reset_leaves_the_door_open():
-    with socket.socket() as door:
-        door.bind((HERE, 0))
-        door.listen()
-        port = door.getsockname()[1]
-        for _ in range(5):
-            reset(port)
-        thread = threading.Thread(target=open_door, args=(door, 4), daemon=True)
-        thread.start()
-        reset(port)
-        assert reaches({"address": HERE, "port": port}, 4)
-        hang_up(door)
-    thread.join(20)
-    assert not thread.is_alive()
+    with Bell(HERE, 4) as bell:
+        for _ in range(2 * STRANGERS):
+            reset(bell.port)
+        assert reaches({"address": HERE, "port": bell.port}, 4)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HERE, port), timeout=20)
+        socket.create_connection((HERE, bell.port), timeout=20)

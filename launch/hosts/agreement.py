@@ -9,6 +9,8 @@ import hashlib
 import json
 import re
 from collections import Counter
+from contextlib import suppress
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Callable, Dict, Sequence
 
@@ -28,7 +30,7 @@ LOCAL = frozenset({
     "data", "output", "results", "hosts",  # … and files
     "prompt", "prompt_ids", "question_file", "template", "chat_template",  # what rank 0 alone is asked
     "device", "threads_per_rank", "debug",  # of one machine
-    "master", "wait", "keys", "discover",  # how it comes to the rendezvous
+    "master", "wait", "keys",  # how it comes to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0
 })
 GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
@@ -64,9 +66,9 @@ def _digits(text: str) -> int:
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 def _is_address(value: Any) -> bool:
-    parts = value.split(".") if isinstance(value, str) else []
-    numbers = [int(part) for part in parts if re.fullmatch("0|[1-9][0-9]{0,2}", part)]
-    return len(parts) == len(numbers) == 4 and max(numbers) < 256
+    with suppress(ValueError):
+        return isinstance(value, str) and str(IPv4Address(value)) == value
+    return False
 
 
 def _is_settings(value: Any) -> bool:
@@ -132,7 +134,6 @@ KINDS = (  # of a name that a pattern fits as a whole, the first one counts
     (rf"ways/{OWN}", _json([RANK])),
     (rf"{OF_ROOT}facts/verdict", _json((str, bool, [(RANK, _is_facts)]))),
     (rf"{OF_ROOT}ways/verdict", _json((str, bool, [(RANK, [RANK])]))),
-    (rf"(?:facts|ways)/heard/{OWN}", _count),
     (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
     (rf"{BEFORE}heartbeat/losses(?:/\d+)?", _count),
     (rf"{BEFORE}heartbeat/lost(?:/\d+)?", _line),

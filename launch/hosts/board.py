@@ -114,19 +114,15 @@ class Board(NamedTuple):
 
     def network(self) -> tuple[str, str]:
         """The interface through which this rank talks, and its address; raises ValueError if there is none."""
-        here = addresses()
-        there = listed(here)
-        remedy = "name one in GLOO_SOCKET_IFNAME, or behind interface= in the hosts file"
-        if self.interface:
-            if self.interface not in here:
-                raise ValueError(f"the interface {self.interface} has no IPv4 address on this board, which has {there}:"
-                                 f" {remedy}")
-            return self.interface, here[self.interface]
-        own = way_to(self.master)
+        here, own = addresses(), way_to(self.master)
         for name, address in here.items():
-            if address == own or (name == "lo" and own.startswith("127.")):
+            leads = address == own or (name == "lo" and own.startswith("127."))
+            if name == self.interface or (leads and not self.interface):
                 return name, address
-        raise ValueError(f"no interface of this board, which has {there}, leads to {self.master}: {remedy}")
+        wrong = f"the interface {self.interface} has no IPv4 address on this board, which has {listed(here)}"
+        if not self.interface:
+            wrong = f"no interface of this board, which has {listed(here)}, leads to {self.master}"
+        raise ValueError(f"{wrong}: name one in GLOO_SOCKET_IFNAME, or behind interface= in the hosts file")
 
 
 def read_hosts(path: str) -> list[Line]:
@@ -222,13 +218,9 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
     interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if lines and not interface:
         interface = lines[rank].interface
-    return Board(rank, master, port or PORT, interface, config.wait, lines, _keys(config))
-
-
-def _keys(config: RunConfig) -> Keys | None:
-    """Those in `keys`, or where make_keys.sh has put them; None if there are none."""
-    place = Path(config.keys) if config.keys else ROOT / "keys"
-    return read_keys(place) if config.keys or place.exists() else None
+    place = Path(config.keys) if config.keys else ROOT / "keys"  # where make_keys.sh puts them
+    keys = read_keys(place) if config.keys or place.exists() else None
+    return Board(rank, master, port or PORT, interface, config.wait, lines, keys)
 
 
 def _rank(given: str, lines: Sequence[Line], path: str) -> int:

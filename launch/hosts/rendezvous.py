@@ -12,10 +12,9 @@ import math
 import os
 import socket
 import ssl
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Callable, Sequence
@@ -33,8 +32,8 @@ from launch.hosts.store import Entries, Store, StoreClient, StoreServer
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
 from launch.spec import RankSpec
-from pipeline.failure import LOSS_KEY, PeerLost, first_loss
-from pipeline.sockets import BoardDoor, hang_up
+from pipeline.failure import PeerLost, noted
+from pipeline.sockets import BoardDoor
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
 SEAT = 30  # seconds for a run to end that has this board in it still, since nobody has missed it there yet
@@ -74,10 +73,14 @@ class Rendezvous:
         judge = partial(judge_facts, board=self.board)
         facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
         returns = self._client is not None and self._read("facts/verdict") is not None
-        with socket.socket() as door:
+        with ExitStack() as ends:
             try:
                 prepared = prepare(config)
-                facts.update(self._describe(keys, prepared.spec(self.board.rank), door))
+                interface, address = self.board.network()
+                bell = Bell(address, self.board.rank)
+                ends.enter_context(bell)
+                own = held(keys, prepared.spec(self.board.rank))
+                facts.update(own, address=address, interface=interface, port=bell.port)
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
                 self._agree("facts", self.board.world, judge)
@@ -87,35 +90,29 @@ class Rendezvous:
             written = self._agree("facts", world, judge)
             for rank, other in written.items():
                 self.names.append(self.board.named(rank, other["host"], other["address"]))
-            if returns:
-                self._check_return(written, facts)
-            else:
+            if not returns:
                 self._try_ways(written)
-            hang_up(door)  # closing it alone would leave it open for as long as its thread waits
+            elif reason := judge({0: written[0], self.board.rank: facts}):
+                raise ValueError(reason)  # something has changed since this board was in this run
         if self._client:
-            own = self.board.named(self.board.rank, host, facts["address"])
-            self._client.names = self.names[0], own
+            self._client.names = self.names[0], self.board.named(self.board.rank, host, facts["address"])
             # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still. With
             # recovery such a program may go on.
             self._client.patience = max(SOONER * config.timeout, prepared.patience)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
-        say(f"all {world} ranks are here{self._safety(prepared)}")
         self._address, self._shares = facts["address"], prepared.placement.shares
-        return prepared
-
-    def _safety(self, prepared: Prepared) -> str:
-        """What strangers in the network can do, as a part of a sentence."""
+        safety = ", and all is encrypted but the sums of ranks that share a stage" if self._shares else ", encrypted"
         if self.board.keys is None:
-            return ", without keys: trust all who are in this network, or see bash scripts/make_keys.sh --help"
-        open_sums = prepared.placement.shares
-        return ", and all is encrypted but the sums of ranks that share a stage" if open_sums else ", encrypted"
+            safety = ", without keys: trust all who are in this network, or see bash scripts/make_keys.sh --help"
+        say(f"all {world} ranks are here{safety}")
+        return prepared
 
     def connect(self) -> Meeting:
         """Where all ranks meet. They are in a process group then if some of them share a stage."""
         if self._shares:
             self._begin_groups()
         door = partial(BoardDoor, self._address, self.board.keys)
-        return Meeting(self._store, self.names, door, self._rename, self._look_after, PATIENCE)
+        return Meeting(self._store, door, self.names, self._rename, self._look_after, PATIENCE)
 
     def _rename(self) -> None:
         """Name the boards that are here now, of which some may stand in for others."""
@@ -143,16 +140,6 @@ class Rendezvous:
         """On rank 0: why some rank will not come to the next epoch; nothing if they may."""
         return ""
 
-    def _describe(self, keys: RunConfig | CommandKeys, spec: RankSpec, door: socket.socket) -> Facts:
-        """What this rank holds, and where its door is, which is opened at the interface to the other boards."""
-        interface, address = self.board.network()
-        door.bind((address, 0))
-        door.listen()
-        opening = partial(open_door, door, self.board.rank)
-        threading.Thread(target=opening, name="door", daemon=True).start()
-        port = door.getsockname()[1]
-        return {**held(keys, spec), "address": address, "interface": interface, "port": port}
-
     def _try_ways(self, written: Written) -> None:
         """Knock at the doors of all ranks, and agree that every knock is answered."""
         self._deadline = time.monotonic() + PATIENCE
@@ -160,12 +147,6 @@ class Rendezvous:
             reached = list(pool.map(reaches, written.values(), written))
         self._write("ways", [rank for rank in written if not reached[rank]])
         self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
-
-    def _check_return(self, written: Written, facts: Facts) -> None:
-        """Refuse to go on with a run in which this board was before, if anything has changed since."""
-        reason = judge_facts({0: written[0], self.board.rank: facts}, self.board)
-        if reason:
-            raise ValueError(reason)
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         """What all ranks have written about a topic, in the order of their numbers.
@@ -175,7 +156,6 @@ class Rendezvous:
         self._judge(topic, world, judge)
         while (verdict := self._read(f"{topic}/verdict")) is None:
             self._wait_for(self._missing("facts", world))
-        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
         reason, is_lost, pairs = verdict
         if reason:
             raise PeerLost(reason) if is_lost else ValueError(reason)
@@ -198,9 +178,14 @@ class Rendezvous:
         found = self._store.look(key)
         return None if found is None else json.loads(found)
 
+    def _written(self, topic: str, world: int) -> Written:
+        """What has been written about a topic so far, in the order of the ranks."""
+        found = ((rank, self._read(f"{topic}/{rank}")) for rank in range(world))
+        return {rank: entry for rank, entry in found if entry is not None}
+
     def _missing(self, topic: str, world: int) -> str:
-        ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
-        return ", ".join(self.board.named(rank) for rank in ranks)
+        ranks = set(range(world)) - self._written(topic, world).keys()
+        return ", ".join(map(self.board.named, sorted(ranks)))
 
     def _wait_for(self, missing: str) -> None:
         """Wait a little; print for whom, if that is news."""
@@ -220,13 +205,16 @@ def held(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
             "settings": settings(keys, **found)}
 
 
-def open_door(door: socket.socket, rank: int) -> None:
-    """Say to everybody who knocks which rank this is, until the door is closed."""
-    while door.fileno() >= 0:
-        with suppress(OSError):  # the other end has gone already
-            other, _ = door.accept()
-            with other:
-                other.sendall(b"flowspec %d\n" % rank)
+class Bell(BoardDoor):
+    """Says to everybody who knocks which rank this is."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        self._rank = rank
+        super().__init__(address, None, 0)
+
+    def _greet(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:  # the other end may have gone already
+            connection.sendall(b"flowspec %d\n" % self._rank)
 
 
 def reaches(facts: Facts, rank: int) -> bool:
@@ -247,12 +235,13 @@ class Coordinator(Rendezvous):
     def __init__(self, board: Board) -> None:
         super().__init__(board)
         address, entries = board.listen_address(), Entries()
-        self._unheard: Sequence[str] = ()  # counts of those who have heard the verdict that ends the rendezvous
+        self._to_hear: Sequence[int] = ()  # ranks that shall hear the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries, board.keys)
         except OSError as error:
-            raise ValueError(f"port {board.port} of {address} cannot be used ({error.strerror}): choose another "
-                             "with master=:PORT, the same on all boards") from error
+            reason = os.strerror(error.errno or 0)
+            raise ValueError(f"port {board.port} of {address} cannot be used ({reason}): choose another with "
+                             "master=:PORT, the same on all boards") from error
         self._store = Store(entries.own)
 
     def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
@@ -265,8 +254,7 @@ class Coordinator(Rendezvous):
         return prepared
 
     def _look_after(self) -> str:
-        failed = first_loss(self._store, "")
-        if failed:
+        if failed := noted(self._store):
             return failed
         first = self._store.add(EPOCH, 0) == 1
         patience = math.inf if first else self._server.patience or math.inf
@@ -298,39 +286,26 @@ class Coordinator(Rendezvous):
         reason = late or judge(written)
         self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late), list(written.items()))))
         if reason:
-            to_hear = [rank for rank in range(1, world) if rank in written or not late]
-            self._unheard = [f"{topic}/heard/{rank}" for rank in to_hear]
-            atexit.register(self._linger)
+            self._to_hear = [rank for rank in range(1, world) if rank in written or not late]
+            atexit.register(self.close)
 
     def _collect(self, topic: str, world: int) -> tuple[Written, str]:
         """What the ranks have written once all have or one has an error; or what it says, once it is too late."""
-        written: Written = {}
-        late = ""
-        while len(written) < world and not late:
-            for rank in range(world):
-                found = self._read(f"{topic}/{rank}") if rank not in written else None
-                if found is not None:
-                    written[rank] = found
-            if topic == "facts" and any(fact.get("error") for fact in written.values()):
-                break
-            if len(written) < world and time.monotonic() > self._deadline:
-                missing = self._missing(topic, world)
-                late = LATE.format(missing, self.board.wait) if topic == "facts" else SILENT.format(missing)
+        while True:
+            missing = self._missing(topic, world)
+            written = self._written(topic, world)
+            failed = topic == "facts" and any(fact.get("error") for fact in written.values())
+            if failed or not missing:
+                return written, ""
+            if time.monotonic() > self._deadline:
+                late = LATE if topic == "facts" else SILENT
+                return written, late.format(missing, self.board.wait)
             self._wait_for(self._missing("facts", world))
-        return dict(sorted(written.items())), late
 
     def close(self) -> None:
-        """End the store, as the end of its process would; first let the other ranks hear why, and end."""
-        self._linger()
-        atexit.unregister(self._linger)
-        self._server.close(2 * GRACE)
-
-    def _linger(self) -> None:
-        """Before the store ends let all ranks hear the verdict, also those that come only now."""
-        end = time.monotonic() + PATIENCE
-        for heard in self._unheard:
-            while time.monotonic() < end and not self._store.add(heard, 0):
-                time.sleep(LOOK)
+        """End the store; first let the other ranks hear why, also those that come only now, and end."""
+        atexit.unregister(self.close)
+        self._server.close(PATIENCE if self._to_hear else 2 * GRACE, self._to_hear)
 
 
 class Participant(Rendezvous):
@@ -423,9 +398,8 @@ class Spare(Participant):
         patience = AT_ONCE * (1 + self.board.rank - self.board.world)
         while self.board.is_spare:
             time.sleep(LOOK)
-            noted = self._store.look(LOSS_KEY)
-            if noted is not None:
-                raise PeerLost(plain(noted.decode(errors="replace")))
+            if loss := noted(self._store):
+                raise PeerLost(loss)
             epoch, now = self._store.add(EPOCH, 0), time.monotonic()
             if epoch < 2 or self._store.add(OPEN, 0) == epoch:
                 since = now

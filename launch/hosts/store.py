@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 import socket
-import socketserver
 import ssl
-import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Callable, Sequence
+from typing import Any, BinaryIO, Callable, Iterable, Sequence
 
 import torch.distributed as dist
 
@@ -26,7 +25,7 @@ from launch.console import say
 from launch.hosts.agreement import COUNT_LIMIT, ENTRY_BYTES, MOST_RANKS, Junk, clean, owner_of, parse
 from pipeline.failure import PeerLost
 from pipeline.keys import Keys, encrypted
-from pipeline.sockets import hang_up
+from pipeline.sockets import BRIEF, BoardDoor, hang_up
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
 LINE = 6 * ENTRY_BYTES + 1024  # bytes of a request: JSON writes a byte of an entry with at most six
@@ -36,8 +35,6 @@ NEAR = 0.3  # seconds in which the system of a board answers, whatever its progr
 STAY = 30  # seconds that a rank waits for an entry at most, whatever torch's own patience
 PAUSES = 0.001, 0.05  # seconds between two looks: the first pause, and the longest
 GREETING_BYTES = 256
-WHILE = 5  # seconds for a stranger to say who it is
-STRANGERS = 64  # that may be connected at once; the oldest goes first
 NAMED = 8  # strangers that are reported
 LOOK = 0.05  # seconds between two looks at who is connected
 REQUEST = str, lambda key: isinstance(key, str) and len(key) <= KEY, object  # an operation, a key and a value
@@ -115,93 +112,45 @@ class Entries:
 class Seat:
     """Who is a rank: a connection, the address from which it came, and when it was heard last."""
 
-    way: Any
+    way: socket.socket
     address: str
     heard: float = field(default_factory=time.monotonic)
 
+    def is_gone(self, patience: float) -> bool:
+        """Whether it has hung up, or was silent for so many seconds."""
+        return self.way.fileno() < 0 or time.monotonic() - self.heard > patience
 
-class StoreServer(socketserver.ThreadingTCPServer):
+
+class StoreServer(BoardDoor):
     """Rank 0's end of the store: the first to name a rank has its seat, the others are sent away.
 
     With `patience` a rank that has hung up, or was silent for so many seconds, may come again, also as another board.
     If it is known from which addresses boards come, no others are let in any more.
     """
 
-    allow_reuse_address = daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
     def __init__(self, address: tuple[str, int], entries: Entries, keys: Keys | None = None) -> None:
-        self.entries, self._keys = entries, keys
+        self.entries = entries
         self.seats: dict[int, Seat] = {}  # by rank
         self.patience: float | None = None
         self.known: set[str] = set()  # addresses of boards; empty: any
-        self._ways: dict[Any, bool] = {}  # all connections, the oldest first; whether it has not said who it is
         self._named: set[str] = set()  # addresses of strangers that were reported
         self._lock = threading.Lock()
-        super().__init__(address, StoreConnection)
-        threading.Thread(target=self.serve_forever, name="store", daemon=True).start()
+        super().__init__(address[0], keys, 0, address[1])
 
-    def get_request(self) -> tuple[Any, Any]:
-        request, address = super().get_request()
-        return encrypted(request, self._keys.server, server=True) if self._keys else request, address
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            self._ways[request] = True
-            strangers = [way for way, is_stranger in self._ways.items() if is_stranger]
-            for oldest in strangers[:-STRANGERS]:
-                del self._ways[oldest]
-                hang_up(oldest)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._ways.pop(request, None)
-        super().shutdown_request(request)
-
-    def close(self, patience: float) -> None:
-        """End the store and leave its port, once all ranks have hung up; after `patience` seconds they are made to."""
-        end = time.monotonic() + patience
-        while self._ranks() and time.monotonic() < end:
-            time.sleep(LOOK)
-        self.shutdown()
-        self.server_close()
-        with self._lock:
-            for request in self._ways:
-                hang_up(request)
-
-    def _ranks(self) -> int:
-        with self._lock:
-            return sum(not is_stranger for is_stranger in self._ways.values())
-
-    def seat(self, request: Any, rank: int, address: str) -> str | None:
-        """Give a rank's seat to a connection, unless it was sent away just now: None.
-
-        Returns the address that has the seat already; empty if it is this one's from now on. Raises Junk for an address
-        that is not known.
+    def close(self, patience: float, awaited: Iterable[int] = ()) -> None:
+        """End the store once all ranks have come that are `awaited`, and all have hung up, or after `patience` seconds.
         """
-        with self._lock:
-            if self.known and address not in self.known:
-                raise Junk("without keys only boards of the hosts file and of the start are let in")
-            if request not in self._ways:
-                return None
-            self._ways[request] = False
-            seat = self.seats.get(rank)
-            if seat is not None:
-                if self.patience is None or not self._is_gone(seat, self.patience):
-                    return seat.address
-                hang_up(seat.way)
-            self.seats[rank] = Seat(request, address)
-            return ""
+        with self:
+            end = time.monotonic() + patience
+            while time.monotonic() < end and self.seats.keys() | awaited != {*self.gone()}:
+                time.sleep(LOOK)
+        seated = [seat.way for seat in self.seats.values()]
+        for way in [*self._strangers, *seated]:
+            hang_up(way)
 
     def gone(self, patience: float = math.inf) -> list[int]:
         """The ranks that have hung up, or were silent for so many seconds."""
-        with self._lock:
-            return sorted(rank for rank, seat in self.seats.items() if self._is_gone(seat, patience))
-
-    def _is_gone(self, seat: Seat, patience: float) -> bool:
-        return seat.way not in self._ways or time.monotonic() - seat.heard > patience
+        return sorted(rank for rank, seat in list(self.seats.items()) if seat.is_gone(patience))
 
     def report(self, address: str, what: str) -> None:
         """Report that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
@@ -209,57 +158,73 @@ class StoreServer(socketserver.ThreadingTCPServer):
             if address in self._named or len(self._named) >= NAMED:
                 return
             self._named.add(address)
-        say(f"{address} wrote to port {self.server_address[1]} what is not of this run ({what}); it is ignored", "\n")
+        say(f"{address} wrote to port {self.port} what is not of this run ({what}); it is ignored", "\n")
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # it hung up, or said nothing for too long
-            super().handle_error(request, client_address)
+    def _greet(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection, connection.makefile("rb") as lines:  # it may hang up, or say nothing
+            try:
+                address = str(connection.getpeername()[0])
+                connection.settimeout(BRIEF)
+                self._serve(connection, lines, address)
+            except Junk as junk:
+                self.report(address, str(junk))
+            finally:
+                self._is_stranger(connection)
 
+    def _is_stranger(self, connection: socket.socket) -> bool:
+        """Whether a connection was among the strangers, of whom it is none any more."""
+        with suppress(ValueError):
+            self._strangers.remove(connection)
+            return True
+        return False
 
-class StoreConnection(socketserver.StreamRequestHandler):
-    """One connection to the store, on a thread of its own."""
+    def _serve(self, connection: socket.socket, lines: BinaryIO, address: str) -> None:
+        """Give a connection the seat of the rank that it names, if that is free, and reply until it hangs up.
 
-    server: StoreServer
-    timeout = WHILE
-    disable_nagle_algorithm = True
-
-    def handle(self) -> None:
-        address = str(self.client_address[0])
+        Raises Junk for what names no rank, or has an address that is not known.
+        """
         try:
-            greeting = self._greeting()
-            if not greeting:
-                return
-            rank = greeted(greeting)
-            holder = self.server.seat(self.request, rank, address)
-            if holder is None:
-                return  # it will come again
-            self._say("taken" if holder else "welcome", holder)
-            if not holder:
-                self.request.settimeout(None)
-                self._serve(rank, address)
-        except Junk as junk:
-            self.server.report(address, str(junk))
-
-    def _greeting(self) -> bytes:
-        try:
-            return self.rfile.readline(GREETING_BYTES)
+            greeting = lines.readline(GREETING_BYTES)
         except ssl.SSLError:
             raise Junk("it has no key of this cluster") from None
-
-    def _serve(self, rank: int, address: str) -> None:
-        seat = self.server.seats[rank]
-        while line := self.rfile.readline(LINE):
+        if not greeting:
+            return
+        rank = greeted(greeting)
+        if self.known and address not in self.known:
+            raise Junk("without keys only boards of the hosts file and of the start are let in")
+        if not self._is_stranger(connection):
+            return  # it was sent away just now, and will come again
+        seat = Seat(connection, address)
+        holder = self._take_seat(rank, seat)
+        _say(connection, "taken" if holder else "welcome", holder)
+        if holder:
+            return
+        connection.settimeout(None)
+        while line := lines.readline(LINE):
             seat.heard = time.monotonic()
             try:
-                self._say("ok", self.server.entries.reply(rank, parse(line)))
+                _say(connection, "ok", self.entries.reply(rank, parse(line)))
             except Junk as junk:
-                self.server.report(address, f"as rank {rank}: {junk}")
-                self._say("junk", str(junk))
+                self.report(address, f"as rank {rank}: {junk}")
+                _say(connection, "junk", str(junk))
             if not line.endswith(b"\n"):
                 return
 
-    def _say(self, word: str, value: Any) -> None:
-        self.wfile.write(json.dumps([word, value]).encode() + b"\n")
+
+    def _take_seat(self, rank: int, seat: Seat) -> str:
+        """Let a rank have this seat, if it has none, or one that is lost; else the address from which it came."""
+        with self._lock:
+            before = self.seats.get(rank)
+            if before is not None:
+                if self.patience is None or not before.is_gone(self.patience):
+                    return before.address
+                hang_up(before.way)
+            self.seats[rank] = seat
+            return ""
+
+
+def _say(connection: socket.socket, word: str, value: Any) -> None:
+    connection.sendall(json.dumps([word, value]).encode() + b"\n")
 
 
 def greeted(line: bytes) -> int:
@@ -327,12 +292,10 @@ class StoreClient:
         line = self._replies.readline(LINE)
         if not line:
             raise ConnectionError("it hung up, as one with keys does to one without")
-        try:
-            reply = parse(line)
-        except Junk:
-            reply = None
-        if fits(reply, REPLY):
-            return reply  # type: ignore[no-any-return]
+        with suppress(Junk):
+            reply: Sequence[Any] = parse(line)
+            if fits(reply, REPLY):
+                return reply
         where = ":".join(map(str, self._address))
         self._lost = (f"what answers at {where} is not the store of {self.names[0]}: give all boards another port, as "
                       "MASTER_PORT=29501")

@@ -148,13 +148,6 @@ def _explained(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read ({shown(reason)[1:-1]}): {REMEDY}") from error
 
 
-class Place(NamedTuple):
-    """Where a tensor of the decoder's is in the file: in which, and the number of its expert there, if it has any."""
-
-    tensor: Any
-    expert: int | None = None
-
-
 class GgufFile:
     """A GGUF file: its model's config, and its tensors under their names at Hugging Face."""
 
@@ -244,7 +237,7 @@ class GgufFile:
         """Write all tensors to a safetensors file."""
         forms = self._forms()
         found = {name: self._find(name) for name in forms}
-        read = {place.tensor.name for place in found.values()}
+        read = {tensor.name for tensor, _ in found.values()}
         left = self._tensors.keys() - read - {FACTORS, *LONG}
         if left:
             raise ValueError(f"it holds {min(left)}, which no {self._name} model has")
@@ -256,7 +249,8 @@ class GgufFile:
         theirs = {published(name, family): form for name, form in forms.items()}
         with bar, Writer(path, theirs) as file:
             for name, form in forms.items():
-                file.write(published(name, family), self._weights(name, found[name], form))
+                weights = self._weights(name, *found[name], form)
+                file.write(published(name, family), weights)
                 bar.update(form.bytes)
 
     def _theirs(self, name: str) -> tuple[str, int | None]:
@@ -273,10 +267,10 @@ class GgufFile:
         """The decoder's tensors, products together where the file has them so."""
         forms: dict[str, Form] = {}
         for name, shape in shapes(self._sizes):
+            part = name.split(".")[-2]
             for together, parts in FUSED.items():
-                if "experts" in name or name.split(".")[-2] not in parts:
+                if "experts" in name or part not in parts:
                     continue
-                part = name.split(".")[-2]
                 first, _ = self._theirs(name.replace(part, parts[0]))
                 if first not in self._tensors:
                     name = name.replace(part, together)
@@ -284,21 +278,21 @@ class GgufFile:
             forms[name] = Form(torch.float32, (rows + shape[0], *shape[1:]))
         return forms
 
-    def _find(self, name: str) -> Place:
-        """Where the tensor is that has this name in the decoder."""
+    def _find(self, name: str) -> tuple[Any, int | None]:
+        """The tensor that has this name in the decoder, and the number of its expert in there, if it has any."""
         theirs, expert = self._theirs(name)
         if theirs not in self._tensors:
             raise ValueError(f"it lacks {theirs}")
-        return Place(self._tensors[theirs], expert)
+        return self._tensors[theirs], expert
 
-    def _weights(self, name: str, place: Place, form: Form) -> Tensor:
+    def _weights(self, name: str, tensor: Any, expert: int | None, form: Form) -> Tensor:
         """A tensor as float32, dequantized, its rows in the order of Hugging Face."""
         from gguf import dequantize
 
-        data = place.tensor.data if place.expert is None else place.tensor.data[place.expert]
-        weights = torch.from_numpy(dequantize(data, place.tensor.tensor_type).copy())
+        data = tensor.data if expert is None else tensor.data[expert]
+        weights = torch.from_numpy(dequantize(data, tensor.tensor_type).copy())
         if tuple(weights.shape) != form.shape:
-            raise ValueError(f"{place.tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
+            raise ValueError(f"{tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
         if self._architecture.turned and any(part in name for part in TURNED):
             heads = weights.unflatten(0, (-1, self._sizes.head_dim // 2, 2))  # there the two of a wave are neighbours
             weights = heads.transpose(1, 2).reshape(weights.shape)

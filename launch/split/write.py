@@ -263,9 +263,7 @@ def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = 
           progress: bool = True, layout: Layout = Layout()) -> list[Path]:
     """Write one folder for each rank, and keep those that an earlier run finished. Returns all folders.
 
-    A GGUF file is unpacked beside them first.
-
-    Raises ValueError, in a sentence that names the fix, for what cannot work.
+    A GGUF file is unpacked beside them first. Raises ValueError, with the fix, for what cannot work.
     """
     try:
         if is_gguf(model_dir):
@@ -284,8 +282,7 @@ def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = 
 
 
 def check(out_dir: Name) -> list[Part]:
-    """Compare all folders of a split with their hashes; on a board there may be one folder only. Returns their parts.
-    """
+    """The parts of a split, compared with their hashes; on a board there may be one folder only."""
     parts = [Part(manifest.parent) for manifest in sorted(Path(out_dir).glob(f"stage_*/{MANIFEST}"))]
     if not parts:
         raise ValueError(f"{out_dir} holds no split; give the OUT_DIR of an earlier run")
