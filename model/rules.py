@@ -184,25 +184,12 @@ def drawing(sampler: Sampler) -> Draw | None:
     return None if sampler.matches else RULES[sampler.rule].draw
 
 
-class Proposer(NamedTuple):
-    """Who proposes: its name in the tree, and its number, which keeps its draws apart from those of others."""
-
-    source: str
-    number: int
-
-    def drawn(self, sampler: Sampler, law_V: Law, position: int, count: int) -> Proposed:
-        """What it draws from its law for a position."""
-        draw = drawing(sampler)
-        assert draw is not None, f"the rule {sampler.rule} draws nothing"
-        numbers = stream(sampler.seed, position, DRAWING, self.number)
-        tokens = draw(law_V, count, Stream(numbers))
-        gains = [math.log(law_V[token]) for token in tokens]
-        proposals = [Proposal(self.source, token, law_V) for token in tokens]
-        return list(zip(proposals, gains))
-
-    def likely(self, tokens: list[int], gains: list[float]) -> Proposed:
-        """Tokens that are chosen without chance, with the log-probability of each."""
-        return list(zip([Proposal(self.source, token) for token in tokens], gains))
+def drawn(sampler: Sampler, like: Proposal, position: int, number: int, count: int) -> Proposed:
+    """What a drafter draws for a position, from the law of `like`; its `number` keeps its draws apart from others'."""
+    draw = drawing(sampler)
+    assert draw is not None, f"the rule {sampler.rule} draws nothing"
+    tokens = draw(like.law, count, Stream(stream(sampler.seed, position, DRAWING, number)))
+    return [(like._replace(token=token), math.log(like.law[token])) for token in tokens]
 
 
 def spread(law_TV: Law, known_V: Tensor) -> Law:

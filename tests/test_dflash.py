@@ -38,7 +38,7 @@ def publish(folder, change=lambda tensors: None, **more):
             "use_sliding_window": False, "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
             "dflash_config": {"mask_token_id": 52, "target_layer_ids": ids}, **more}
     (folder / "config.json").write_text(json.dumps(said))
-    held = weights(DEEP.block().head, seed=6)
+    held = weights(DEEP.block().network, seed=6)
     held.pop("embed_tokens.weight")
     change(held)
     save_file(held, folder / "model.safetensors")

@@ -115,7 +115,7 @@ def test_the_head_equals_the_original(kind):
         ids = case["head_input_ids"][0]
         nodes = list(range(len(ids)))
         eagle.cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-        out = eagle.head(ids, case["hidden_states"][0], torch.arange(len(ids)), eagle.cache)
+        out = eagle.network(ids, case["hidden_states"][0], torch.arange(len(ids)), eagle.cache)
         torch.testing.assert_close(out, case["head_output"][0], atol=1e-5, rtol=1e-5)
         keys = eagle.cache.slots[0].keys[0, :, :len(ids)]
         torch.testing.assert_close(keys, case["keys"][0], atol=1e-5, rtol=1e-5)

@@ -158,7 +158,7 @@ def test_a_window_that_holds_the_whole_context_is_plain_attention(tmp_path):
 def test_a_head_that_foresees_next_to_nothing_is_noticed_once(strategy):
     said, prompt = [], [5, 17, 40, 3]
     made = DEEP.eagle()
-    draft = Eagle(made.head, lambda out: -made.lm_head(out), CAPACITY, Fit("HEAD", said.append))
+    draft = Eagle(made.network, lambda out: -made.lm_head(out), CAPACITY, Fit("HEAD", said.append))
     with pipeline(DEEP, 2, strategy, draft) as decoder:
         for _ in range(2):
             assert write(decoder, prompt, 60) == DEEP.text(prompt, 60, Sampler())

@@ -122,7 +122,7 @@ class Tiny:
         """A model with the same letters under other numbers, as draft."""
         order = [*range(CONFIG.vocab)][::-1]
         twin = self.twin(noise)
-        model = twin.model
+        model = twin.network
         assert isinstance(model, Slice), "the twin is a slice of all layers"
         model.embed_tokens.weight.data = model.embed_tokens.weight.data[order]
         small = ModelDraft(model, lambda out: self.lm_head(out)[:, order], twin.cache)

@@ -16,35 +16,29 @@ import torch
 from torch import Tensor, nn
 
 from config.schema.heads import BlockForm
-from model.cache import Admitted, Rows
+from model.cache import Rows
 from model.drafts.draft import Guesses, Read, Reading, Steps
+from model.drafts.head import Head
 from model.drafts.network import CHUNK, TreeDraft
-from model.llama import Layer, LlamaConfig, RMSNorm, embedding, linear
-from model.rotary import Rotary
+from model.llama import Layer, LlamaConfig, RMSNorm, linear
 from model.tree import TokenTree
 
 TEXT = -1  # in the place of a token: a row of text, of which only the target's feature is read
 
 
-class DFlashHead(nn.Module):
+class DFlashHead(Head):
     """`fc` over inner features of the target, a norm, and layers in which the rows of a block see them and each other.
 
     Embedding and LM head are the target's.
     """
 
-    shift = None
-    drifts = False  # it stands on no guess of its own
-
     def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
-        super().__init__()
-        self.config, self.form = c, form
-        self.inner = form.inner
-        self.embed_tokens = embedding(c.vocab, c.hidden)
+        super().__init__(c)
+        self.form, self.inner = form, form.inner
         self.fc = linear(len(form.inner) * c.hidden, c.hidden)
         self.hidden_norm = RMSNorm(c.hidden, c.eps)
         self.layers = nn.ModuleList([Layer(c) for _ in range(c.layers)])
         self.norm = RMSNorm(c.hidden, c.eps)
-        self.rotary = Rotary(c.turns)
 
     def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
         """What the head makes of each row of a block, `[T, D]`; rows of text only leave keys and values behind."""
@@ -72,16 +66,9 @@ class Block(TreeDraft):
     by_level, far, inner = False, True, True
 
     def __init__(self, head: DFlashHead, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
-        self.head, self.lm_head = head, lm_head
+        self.network, self.lm_head = head, lm_head
         self.form, self.wide = head.form, head.fc.in_features
         super().__init__(head.config.cache(head.config.layers, capacity, head.embed_tokens.weight))
-
-    @property
-    def network(self) -> object:
-        return self.head
-
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         return list(takewhile(lambda node: tree.nodes[node].hidden is not None, fresh))

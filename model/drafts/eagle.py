@@ -10,21 +10,32 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, Callable, Mapping, Sequence, Union
 
 import torch
 from torch import Tensor, nn
 
-from config.schema.heads import VOCAB, Dialect, head_problems, is_block, read_block, read_dialect, verifier
+from config.schema.heads import (
+    VOCAB,
+    Dialect,
+    block_problems,
+    head_problems,
+    is_block,
+    read_block,
+    read_dialect,
+    verifier,
+)
 from config.schema.untrusted import shown
-from model.cache import Admitted, Rows
+from model.cache import Rows
 from model.drafts.dflash import DFlashHead
 from model.drafts.draft import Read, Steps
+from model.drafts.head import Head
 from model.drafts.mtp import MtpHead, own_name
 from model.drafts.network import TreeDraft
-from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, fill, linear
-from model.rotary import Rotary, Rotation
+from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, fill, linear
+from model.rotary import Rotation
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
@@ -36,23 +47,18 @@ TRIED, LEAST = 32, 0.1  # guesses by which a head is judged, and the share of th
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
 
 
-class EagleHead(nn.Module):
+class EagleHead(Head):
     """`fc` over [embedding, feature], then one decoder layer without input norm; no norm at the end.
 
     The feature is the target's last hidden state, after its norm; the target's LM head makes logits of what it says.
     """
 
-    shift = None
-    inner: tuple[int, ...] = ()  # it reads no inner layers
+    drifts = True
 
     def __init__(self, c: LlamaConfig, bias: bool) -> None:
-        super().__init__()
-        self.drifts = True
-        self.config = c
-        self.embed_tokens = embedding(c.vocab, c.hidden)
+        super().__init__(c)
         self.fc = linear(2 * c.hidden, c.hidden, bias)
         self.layers = nn.ModuleList([Layer(c, input_norm=False)])
-        self.rotary = Rotary(c.turns)
 
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
         """The head's guess of the feature of each token, `[T, D]`."""
@@ -84,22 +90,17 @@ class MidLayer(nn.Module):
         return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
 
 
-class Eagle3Head(nn.Module):
-    """`fc` over inner features of a target of size `target`, `midlayer`, and an LM head of its own.
+class Eagle3Head(Head):
+    """`fc` over inner features of a target of size `target`, `midlayer`, and an LM head of its own for `vocab` tokens.
 
-    That LM head knows `vocab` tokens. If those are not all, its token i is the target's token i + `shift[i]`. A head of
-    more than one layer has usual ones behind `midlayer`, in `layers` under their numbers.
+    A head of more than one layer has usual ones behind `midlayer`, in `layers` under their numbers. It does not drift:
+    its training feeds it its own outputs, for about seven passes.
     """
 
-    drifts = False  # its training feeds it its own outputs, for about seven passes
-
     def __init__(self, c: LlamaConfig, target: int, vocab: int, dialect: Dialect) -> None:
-        super().__init__()
-        self.config, self.dialect = c, dialect
-        self.inner = dialect.inner
-        self.shift: Tensor | None = None
+        super().__init__(c)
+        self.dialect, self.inner = dialect, dialect.inner
         wide = len(self.inner) * target
-        self.embed_tokens = embedding(c.vocab, c.hidden)
         self.input_norm = RMSNorm(wide, c.eps) if dialect.norm_before_fc else nn.Identity()
         norms = [RMSNorm(target, c.eps) for _ in self.inner]
         self.fc_norm = nn.ModuleList(norms if dialect.fc_norm else [])
@@ -109,7 +110,6 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleDict(more)
         self.norm = RMSNorm(c.hidden, c.eps)
         self.lm_head = linear(c.hidden, vocab)
-        self.rotary = Rotary(c.turns)
 
     def join(self, inner_TN: Tensor) -> Tensor:
         """The feature `[T, D]` out of the target's inner ones side by side, `[T, inner * target]`."""
@@ -136,8 +136,7 @@ class Eagle3Head(nn.Module):
         return self.lm_head(out_TD if self.dialect.norm_output else self.norm(out_TD))  # type: ignore[no-any-return]
 
 
-Head = Union[EagleHead, Eagle3Head, DFlashHead]  # which can be trained here
-AnyHead = Union[Head, MtpHead]
+Trainable = Union[EagleHead, Eagle3Head, DFlashHead]
 
 
 class Fit:
@@ -182,12 +181,9 @@ class Eagle(TreeDraft):
 
     source, lag = "eagle", 1
 
-    def __init__(self, head: Head | MtpHead,
-                 lm_head: Callable[[Tensor], Tensor], capacity: int,
-                 fit: Fit | None = None) -> None:
-        self.head, self.lm_head, self.fit = head, lm_head, fit
-        self.inner = isinstance(head, Eagle3Head)
-        self.drifts = head.drifts
+    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int, fit: Fit | None = None) -> None:
+        self.network, self.lm_head, self.fit = head, lm_head, fit
+        self.inner, self.drifts = bool(head.inner), head.drifts
         layers = head.config.layers if self.inner else 1
         super().__init__(head.config.cache(layers, capacity, head.embed_tokens.weight))
 
@@ -199,14 +195,7 @@ class Eagle(TreeDraft):
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
         above = [tree.nodes[tree.nodes[node].parent] for node in fresh]
         feature_TD = torch.stack([node.hidden for node in above])
-        return self.head.join(feature_TD) if isinstance(self.head, Eagle3Head) else feature_TD
-
-    @property
-    def network(self) -> object:
-        return self.head
-
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
+        return self.network.join(feature_TD) if self.inner else feature_TD
 
     def _begin_behind(self, length: int) -> None:
         super()._begin_behind(length)
@@ -225,7 +214,8 @@ class Eagle(TreeDraft):
         return read
 
     def tokens(self, place: Tensor) -> Tensor:
-        return place if self.head.shift is None else place + self.head.shift[place]
+        shift = self.network.shift
+        return place if shift is None else place + shift[place]
 
 
 def held_ahead(source: Checkpoint) -> list[str]:
@@ -250,56 +240,34 @@ def own_names(source: Checkpoint) -> dict[str, str]:
     return {name.replace("layers.0.", "midlayer."): theirs for name, theirs in weights.items()}
 
 
-def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> AnyHead:
+def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     """The head that a file holds, still without weights; one that does not fit the base's config is refused."""
     names = own_names(source)
     forms = {name: source.form(names[name]).shape for name in names}
-    if "input_proj.weight" in forms:
-        return _fit_mtp(source, LlamaConfig.read(base))
-    if is_block(source.config):
-        return _fit_block(source, forms, LlamaConfig.read(base))
-    third = any(name.startswith("midlayer.") for name in forms)
-    if "fc.weight" not in forms and not third:
-        raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
     target = LlamaConfig.read(base)
+    is_mtp, third = "input_proj.weight" in forms, any(name.startswith("midlayer.") for name in forms)
+    if "fc.weight" not in forms and not is_mtp and not third:
+        raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
     _check_target(source, base)
     _check_sizes(source, target, third)
-    sizes = _read_config(source, target, third)
-    has_bias = any(name.endswith(".q_proj.bias") for name in forms)
-    has_norms = any(name.endswith(".q_norm.weight") for name in forms)
-    family = replace(sizes.family, qkv_bias=has_bias, head_norms=has_norms)
-    sizes = replace(sizes, context=target.context, family=family)
-    if third:
-        return _fit_third(source, forms, sizes, target)
-    head = EagleHead(sizes, bias="fc.bias" in forms)
-    head.drifts = (source.config.get("unrolled_passes") or 1) < UNROLLED
-    _check_names(source, head, set())
-    return head
-
-
-def _fit_mtp(source: Checkpoint, target: LlamaConfig) -> MtpHead:
-    """The layer for multi-token prediction that a file holds, still without weights."""
-    _check_sizes(source, target, third=False)
-    sizes = replace(read_sizes(source), layers=1, context=target.context, windows=())
-    head = MtpHead(sizes)
-    _check_names(source, head, {OWN_EMBEDDING})
-    return head
-
-
-def _fit_block(source: Checkpoint, forms: Mapping[str, Shape], target: LlamaConfig) -> DFlashHead:
-    """The head of DFlash that a file holds, still without weights."""
-    _check_sizes(source, target, third=False)
-    try:
-        form = read_block(source.config, target.layers, target.context)
-    except ValueError as error:
-        raise ValueError(f"{source.folder / 'config.json'} {error}") from None
+    if not is_mtp:
+        _check_config(source, target, third)
     sizes = read_sizes(source)
     has_bias = any(name.endswith(".q_proj.bias") for name in forms)
     has_norms = any(name.endswith(".q_norm.weight") for name in forms)
     family = replace(sizes.family, qkv_bias=has_bias, head_norms=has_norms)
     sizes = replace(sizes, context=target.context, family=family, windows=())
-    head = DFlashHead(sizes, form)
-    _check_names(source, head, {OWN_EMBEDDING})
+    if third:
+        return _fit_third(source, forms, sizes, target)
+    head: Head
+    if is_mtp:
+        head = MtpHead(replace(sizes, layers=1))
+    elif is_block(source.config):
+        head = DFlashHead(sizes, read_block(source.config))
+    else:
+        head = EagleHead(sizes, bias="fc.bias" in forms)
+        head.drifts = (source.config.get("unrolled_passes") or 1) < UNROLLED
+    _check_names(source, head, set() if isinstance(head, EagleHead) else {OWN_EMBEDDING})
     return head
 
 
@@ -352,12 +320,12 @@ def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
     return OWN_EMBEDDING not in own_names(source)
 
 
-def _read_config(source: Checkpoint, target: LlamaConfig, third: bool) -> LlamaConfig:
-    """The sizes of a head; one that computes otherwise, or cannot get its features from the target, is refused."""
-    problem = next(head_problems(source.config, third, target.layers, target.context), None)
+def _check_config(source: Checkpoint, target: LlamaConfig, third: bool) -> None:
+    """Refuse a head that computes otherwise, or cannot get its features from the target."""
+    found = block_problems if is_block(source.config) else partial(head_problems, third=third)
+    problem = next(found(source.config, layers=target.layers, context=target.context), None)
     if problem:
         raise ValueError(f"{source.folder / 'config.json'} {problem}")
-    return read_sizes(source)
 
 
 def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
@@ -371,7 +339,7 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
     return shift
 
 
-def _check_names(source: Checkpoint, head: AnyHead, free: set[str]) -> None:
+def _check_names(source: Checkpoint, head: Head, free: set[str]) -> None:
     """Refuse a file whose tensors are not those of the head; the `free` ones may be missing."""
     names = own_names(source)
     wanted: dict[str, Shape] = {name: tuple(p.shape) for name, p in head.named_parameters()}
@@ -385,7 +353,7 @@ def _check_names(source: Checkpoint, head: AnyHead, free: set[str]) -> None:
 
 
 def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor],
-              dtype: torch.dtype, device: torch.device | str) -> AnyHead:
+              dtype: torch.dtype, device: torch.device | str) -> Head:
     """The head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
     head = fit_head(source, base)
     names = own_names(source)

@@ -19,10 +19,7 @@ class ForcedDraft(Draft):
     """A request's draft, and behind its likeliest guesses what the grammar of the request forces."""
 
     def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-
-    def refresh(self) -> None:
-        self._draft.refresh()
+        self._draft, self.parts = draft, (draft,)
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         grown = self._force(tree, growth)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import sys
 from dataclasses import dataclass
 from typing import Iterator, Mapping, Sequence, Tuple
 
@@ -54,31 +53,19 @@ class Mixture(Draft):
     """The sum of some networks and, if there is one, a suffix automaton."""
 
     def __init__(self, networks: Sequence[Network], suffix: Suffix | None = None) -> None:
-        self._networks, self._suffix = networks, suffix
+        self.parts: Sequence[Network] = networks
+        self._suffix = suffix
         self._tree: TokenTree | None = None  # of the request, once there was a growth
         self._blend = Blend()  # learns from one request to the next
         self.inner = any(network.inner for network in networks)
+        self._mixes = suffix is not None or [network.by_level for network in networks] != [True]
         self._blind = {SUFFIX, *(network.source for network in networks if network.blind)}
         self.reset()
-
-    @property
-    def _mixes(self) -> bool:
-        """Whether there is more to mix than one network that can also grow level by level."""
-        alone = len(self._networks) == 1 and self._networks[0].by_level
-        return self._suffix is not None or not alone
-
-    @property
-    def networks(self) -> Sequence[Network]:
-        return self._networks
-
-    @property
-    def consumed(self) -> int:
-        return min((network.consumed for network in self._networks), default=sys.maxsize)
 
     def another(self) -> Mixture:
         """A twin for another request, which learns together with this one who was right."""
         suffix = self._suffix.another() if self._suffix else None
-        twin = Mixture([network.another() for network in self._networks], suffix)
+        twin = Mixture([network.another() for network in self.parts], suffix)
         twin._blend = self._blend
         return twin
 
@@ -87,29 +74,9 @@ class Mixture(Draft):
 
     def begin(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        for network in self._networks:
-            network.begin(sampler)
+        super().begin(sampler)
 
-    def catch_up(self, tree: TokenTree) -> Steps[None]:
-        for network in self._networks:
-            yield from network.catch_up(tree)
-
-    def keep(self, length: int) -> None:
-        self._forget()
-        for network in self._networks:
-            network.keep(length)
-
-    def copy(self, other: Mixture, length: int) -> None:
-        for mine, theirs in zip(self._networks, other.networks):
-            mine.copy(theirs, length)
-
-    def reset(self) -> None:
-        self._forget()
-        for network in self._networks:
-            network.reset()
-
-    def _forget(self) -> None:
-        """Forget all but what the networks hold."""
+    def forget(self) -> None:
         self._stands: dict[int, Stand] = {}
         self._settled = 0  # nodes of the trunk whose guesses were learnt from
         self._tip = -1
@@ -122,13 +89,6 @@ class Mixture(Draft):
             self._suffix.reset()
         self._tree = None
 
-    def refresh(self) -> None:
-        """Let the networks that drift begin again at the tip."""
-        for network in self._networks:
-            network.refresh()
-            if network.drifts:
-                network.restart()
-
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Read the likeliest nodes that were not read yet, wherever they stand, and offer what all sources say.
 
@@ -137,65 +97,63 @@ class Mixture(Draft):
         best_first = growth.anywhere or self._mixes
         if growth.shape or not best_first:
             return (yield from self._grow_levels(tree, growth))
-        self._tree = tree
-        moved = tree.tip != self._tip
-        if moved:
-            self._move(tree)
+        moved = self._move(tree)
         if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
             return False
-        least = tree.nodes[tree.tip].score + growth.worth
         if moved:  # there is room again for guesses that were not among the best
-            self._offer(tree, list(self._stands), growth, least)
-        nodes = self._choose(tree, growth, least)
+            self._offer(tree, list(self._stands), growth)
+        nodes = self._choose(tree, growth)
         if nodes and not spares(self._promise(tree, nodes)):
             return False
         read = yield from self._expand(tree, nodes, growth.width)
         if not read:
             return False
         self._levels += 1
-        self._offer(tree, read, growth, least)
-        self._hear(tree, growth, least)
+        self._offer(tree, read, growth)
+        self._hear(tree, growth)
         for node in read:
-            self._run(tree, node, growth, least)
+            self._run(tree, node, growth)
         return True
 
     def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
         """Offer what followed a long match of the text."""
-        self._tree = tree
-        if tree.tip != self._tip:
-            self._move(tree)
+        self._move(tree)
         self._stand(tree, tree.tip, {}, growth.width)
         stand = self._stands.get(tree.tip)
         if stand is None or stand.match.length < LONG:
             return False
-        least = tree.nodes[tree.tip].score + growth.worth
-        self._offer(tree, [tree.tip], growth, least)
-        self._run(tree, tree.tip, growth, least)
+        self._offer(tree, [tree.tip], growth)
+        self._run(tree, tree.tip, growth)
         return bool(tree.waiting)
 
     def _grow_levels(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
         """Let every network grow one level of its own tree; the trees are merged (SpecInfer, section 3)."""
         grown = False
-        for network in self._networks:
+        for network in self.parts:
             grown |= yield from network.grow(tree, growth)
         return grown
 
     # --- the text goes on ---------------------------------------------------------------------------------------------
 
-    def _move(self, tree: TokenTree) -> None:
-        """Learn from what settled, forget what died, and begin at the tip if nobody had guessed it."""
+    def _move(self, tree: TokenTree) -> bool:
+        """Learn from what settled, forget what died, and begin at the tip if nobody had guessed it; False if it is the
+        same tip."""
+        self._tree = tree
+        if tree.tip == self._tip:
+            return False
         self._tip, self._levels = tree.tip, 0
         self._learn(tree)
         if self._suffix:
             self._suffix.settle(tree)
         guessed = bool(tree.nodes[tree.tip].proposals)
-        for network in self._networks:
+        for network in self.parts:
             if guessed:
                 network.settle(tree)
             else:
                 network.restart()
         kept = tree.live | {tree.tip}
         self._stands = {node: stand for node, stand in self._stands.items() if node in kept}
+        return True
 
     def _learn(self, tree: TokenTree) -> None:
         """Compare what was guessed of the tokens that settled with what they are."""
@@ -210,9 +168,10 @@ class Mixture(Draft):
 
     # --- a level ------------------------------------------------------------------------------------------------------
 
-    def _choose(self, tree: TokenTree, growth: Growth, least: float) -> list[int]:
+    def _choose(self, tree: TokenTree, growth: Growth) -> list[int]:
         """The likeliest nodes that a source wants to read: the tip, and guesses below it."""
         left = levels_left(tree, growth.fan) if growth.fan else {}
+        least = tree.nodes[tree.tip].score + growth.worth
         useful = (node for node in tree.live if left.get(node, 1) > 0)
         scores = {node: tree.nodes[node].score for node in useful}
         worthy = (node for node in scores if scores[node] >= least and self._wanted(tree, node))
@@ -226,19 +185,17 @@ class Mixture(Draft):
         return self._foresight * sum(math.exp(score - tip) for score in scores)
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
-        if any(network.wants(tree, node) for network in self._networks):
+        if any(network.wants(tree, node) for network in self.parts):
             return True
         unread = node not in self._stands and tree.nodes[node].pos + 1 < tree.limit
-        return unread and self._suffix is not None and (node == tree.tip or not self._networks)
+        return unread and self._suffix is not None and (node == tree.tip or not self.parts)
 
     def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
         """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""
         said: dict[int, dict[str, Guesses]] = {}
-        for network in self._networks:
+        for network in self.parts:
             wanted = [node for node in nodes if network.wants(tree, node)]
-            guesses = None
-            if wanted:
-                guesses = yield from network.expand(tree, wanted, width)
+            guesses = (yield from network.expand(tree, wanted, width)) if wanted else None
             for node, guessed in zip(wanted, guesses or ()):
                 said.setdefault(node, {})[network.source] = guessed
         fresh = [node for node in nodes if node in said or node not in self._stands]
@@ -303,8 +260,9 @@ class Mixture(Draft):
 
     # --- into the tree ------------------------------------------------------------------------------------------------
 
-    def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth, least: float) -> None:
+    def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth) -> None:
         """Add the children of these nodes that are among the best."""
+        least = tree.nodes[tree.tip].score + growth.worth
         known = [node for node in nodes if node in tree.nodes]
         guesses = [guess for node in known for guess in self._children(tree, node, least)]
         guesses.sort(key=lambda guess: -guess[2])
@@ -314,14 +272,13 @@ class Mixture(Draft):
             tree.nodes[node].proposals = {source: score for source, said in given.items()
                                     if any(guess == token for guess, _ in said)}
 
-    def _hear(self, tree: TokenTree, growth: Growth, least: float) -> None:
+    def _hear(self, tree: TokenTree, growth: Growth) -> None:
         """Offer what networks have said, unasked, of the tokens after guesses, the likeliest guess first.
 
         With a network that says the marginals of a block, that is DDTree's growth (arXiv 2604.12989).
         """
-        far = [network for network in self._networks if network.far]
-        live = tree.live if far else ()
-        heap = [(-tree.nodes[node].score, node) for node in live]
+        far = [network for network in self.parts if network.far]
+        heap = [(-tree.nodes[node].score, node) for node in tree.live if far]
         heapq.heapify(heap)
         heard = 0
         while heap and heard < HEARD:
@@ -332,11 +289,11 @@ class Mixture(Draft):
             said = {source: guesses for source, guesses in found.items() if guesses is not None}
             if said and self._stand(tree, node, said, growth.width):
                 heard += 1
-                self._offer(tree, [node], growth, least)
+                self._offer(tree, [node], growth)
                 for child in tree.nodes[node].children.values():
                     heapq.heappush(heap, (-tree.nodes[child].score, child))
 
-    def _run(self, tree: TokenTree, node: int, growth: Growth, least: float) -> None:
+    def _run(self, tree: TokenTree, node: int, growth: Growth) -> None:
         """Go on behind a long match at once, along what followed it, without waiting for a network."""
         for _ in range(RUN):
             stand = self._stands[node]
@@ -347,7 +304,7 @@ class Mixture(Draft):
             if child is None or tree.nodes[child].pos + 1 >= tree.limit:
                 return
             if child not in self._stands and self._stand(tree, child, {}, growth.width):
-                self._offer(tree, [child], growth, least)
+                self._offer(tree, [child], growth)
             if child not in self._stands:
                 return
             node = child

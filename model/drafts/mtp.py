@@ -15,32 +15,27 @@ import torch
 from torch import Tensor, nn
 
 from model.cache import Rows
-from model.llama import Layer, LlamaConfig, RMSNorm, embedding, linear
-from model.rotary import Rotary
+from model.drafts.head import Head
+from model.llama import Layer, LlamaConfig, RMSNorm, linear
 
 OF_LAYER = re.compile(r"^(self_attn|mlp|input_layernorm|post_attention_layernorm)\.")
 
 
-class MtpHead(nn.Module):
+class MtpHead(Head):
     """`input_proj` over [feature, embedding], each normed, then one layer and a norm.
 
     The feature is the target's last hidden state, after its norm, or what the head made of the pair before.
     """
 
-    shift = None
-    inner: tuple[int, ...] = ()  # it reads no inner layers
     drifts = True  # its training feeds it the target's states alone
 
     def __init__(self, c: LlamaConfig) -> None:
-        super().__init__()
-        self.config = c
-        self.embed_tokens = embedding(c.vocab, c.hidden)
+        super().__init__(c)
         self.token_layernorm = RMSNorm(c.hidden, c.eps)
         self.hidden_layernorm = RMSNorm(c.hidden, c.eps)
         self.input_proj = linear(2 * c.hidden, c.hidden)
         self.layers = nn.ModuleList([Layer(c)])
         self.final_layernorm = RMSNorm(c.hidden, c.eps)
-        self.rotary = Rotary(c.turns)
 
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
         """What the head makes of each pair, `[T, D]`."""

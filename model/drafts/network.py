@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from itertools import accumulate
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from torch import Tensor
 from config.trees import Growth
 from model.cache import Admitted, TreeCache, together
 from model.drafts.draft import Draft, Guesses, Passes, Read, Reading, Result, Spares, Steps, always
-from model.rules import Proposed, Proposer, drawing, laws, spread
+from model.rules import Proposed, drawing, drawn, laws, spread
 from model.sample import Sampler, not_finite
-from model.tree import TokenTree
+from model.tree import Proposal, TokenTree
 
 CHUNK = 256  # rows of a prompt that a draft reads at once
 
@@ -61,11 +61,13 @@ class Network(Draft):
 
     def restart(self) -> None:
         """Read the text again at the next tip, with the target's features instead of the draft's own."""
-        raise NotImplementedError
+        for part in self.parts:
+            part.restart()
 
     def settle(self, tree: TokenTree) -> None:
         """The text went on: forget what died."""
-        raise NotImplementedError
+        for part in self.parts:
+            part.settle(tree)
 
 
 class TreeDraft(Network):
@@ -77,12 +79,12 @@ class TreeDraft(Network):
 
     by_level = True
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
+    network: Any  # what twins share
     lm_head: Callable[[Tensor], Tensor]  # makes logits of what the network makes
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
-        self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on …
-        self._out = torch.empty(0)  # … and what was made of its nodes' parents [T, D]
+        self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on
         self.reset()
 
     @property
@@ -113,11 +115,6 @@ class TreeDraft(Network):
         twin.reset()
         return twin
 
-    @property
-    def network(self) -> object:
-        """What twins share."""
-        raise NotImplementedError
-
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         """The leading nodes of `fresh`, the next ones of the text, that can be read by now."""
         raise NotImplementedError
@@ -135,7 +132,8 @@ class TreeDraft(Network):
 
         The feature of a guess is what the draft made of its parent.
         """
-        raise NotImplementedError
+        made: Tensor = self.network(token_T, feature_TD, pos_T, cache)
+        return made
 
     def logits(self, out_TD: Tensor) -> Tensor:
         """Logits `[T, V]` over the draft's own vocabulary of what follows each row."""
@@ -183,7 +181,6 @@ class TreeDraft(Network):
             if followed is None:
                 return None
             read = followed
-            self._made.clear()
         self._made.update(zip(nodes, read.out_TD))
         positions = [tree.nodes[node].pos + 1 for node in nodes]
         return self.predict(self._shaped(tree, nodes, read.logits_AV), positions, width)
@@ -192,20 +189,22 @@ class TreeDraft(Network):
         """The logits behind these nodes, changed as the request changes those of the target."""
         if tree.law is None:
             return logits_AV
-        known = self.tokens(torch.arange(logits_AV.shape[-1], device=logits_AV.device))
-        shaped: Tensor = tree.law.shaped(tree, nodes, logits_AV, known)
+        shaped: Tensor = tree.law.shaped(tree, nodes, logits_AV, self._known(logits_AV))
         return shaped
+
+    def _known(self, logits_TV: Tensor) -> Tensor:
+        """The target's tokens of all columns of logits."""
+        return self.tokens(torch.arange(logits_TV.shape[-1], device=logits_TV.device))
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
         logits_TV = self._sampler.warped(logits_TV)
         gain_TV = torch.log_softmax(logits_TV, -1)
-        known = self.tokens(torch.arange(gain_TV.shape[-1], device=gain_TV.device))
-        worth_TV = gain_TV + self._sampler.noise(positions, known)
+        worth_TV = gain_TV + self._sampler.noise(positions, self._known(gain_TV))
         best = worth_TV.topk(min(width, gain_TV.shape[-1]), -1).indices
         chance = gain_TV.gather(-1, best).exp().tolist()
         if math.isnan(chance[0][0]):
-            raise self._damaged(logits_TV)
+            raise self._damaged()
         guessed = (zip(tokens, chances) for tokens, chances in zip(self.tokens(best).tolist(), chance))
         return [[(token, probability) for token, probability in guesses if probability > 0] for guesses in guessed]
 
@@ -214,9 +213,9 @@ class TreeDraft(Network):
         self.cache.retain(kept)
         self._made = {node: made for node, made in self._made.items() if node in kept or node == tree.tip}
 
-    def _damaged(self, out_TD: Tensor) -> ValueError:
-        return not_finite("draft", out_TD.dtype, "its weights are damaged or were made for another model: take "
-                          "another draft, or add draft=none")
+    def _damaged(self) -> ValueError:
+        return not_finite("draft", self.cache.like.dtype, "its weights are damaged or were made for another model: "
+                          "take another draft, or add draft=none")
 
     # --- level by level -----------------------------------------------------------------------------------------------
 
@@ -224,6 +223,8 @@ class TreeDraft(Network):
         """Begin again at the tip at the next growth, with the target's features instead of the draft's own."""
         self._origin: int | None = None  # the tip that the tree was begun at
         self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
+        if self.drifts:
+            self.restart()
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
@@ -248,11 +249,12 @@ class TreeDraft(Network):
             if followed is None:
                 return False
             read = followed
-        read = read._replace(logits_AV=self._shaped(tree, self._frontier, read.logits_AV))
+        self._made.update(zip(self._frontier, read.out_TD))
+        logits_AV = self._shaped(tree, self._frontier, read.logits_AV)
         if growth.shape:
-            self._branch(tree, read, growth)
+            self._branch(tree, logits_AV, growth)
         else:
-            self._offer(tree, read, growth)
+            self._offer(tree, logits_AV, growth)
         return True
 
     def _follow(self, tree: TokenTree,
@@ -275,7 +277,7 @@ class TreeDraft(Network):
             parents = [tree.nodes[node].parent for node in rows]
             self.cache.admit(rows, parents, text=len(fresh))
             asked = 1 + len(ahead) if whole else 0
-            read = yield self._reading(tree, rows, self.features(tree, fresh), asked)
+            read = yield self._reading(tree, rows, self.features(tree, rows), asked)
             self._fed = fed
         if read is None or self._fed < len(tree.trunk):
             return None
@@ -284,6 +286,7 @@ class TreeDraft(Network):
         self._frontier, self._score = [tree.tip], read.out_TD.new_zeros(1)
         self._places = [0]
         self._pays, self._expected = True, 0.0
+        self._made.clear()
         return read._replace(out_TD=read.out_TD[-1 - len(ahead):])
 
     def _deepen(self, tree: TokenTree, alive: list[int]) -> Reading:
@@ -294,10 +297,10 @@ class TreeDraft(Network):
         if len(alive) < len(self._frontier):
             self._frontier = [self._frontier[i] for i in alive]
             self._places = [self._places[i] for i in alive]
-            self._score, self._out = self._score[alive], self._out[alive]
+            self._score = self._score[alive]
         parents = [tree.nodes[node].parent for node in self._frontier]
         self.cache.admit(self._frontier, parents, text=0)
-        return self._reading(tree, self._frontier, self._out, len(self._frontier))
+        return self._reading(tree, self._frontier, self.carried(parents), len(parents))
 
     def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
         device = self.cache.like.device
@@ -307,24 +310,23 @@ class TreeDraft(Network):
         pos_T = torch.tensor(positions, device=device)
         return Reading(self, token_T, feature_TD, pos_T, asked)
 
-    def _offer(self, tree: TokenTree, read: Read, growth: Growth) -> None:
+    def _offer(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Add the children that are good enough; the best `width` of all make the next frontier."""
-        gain_TW, token_TW = self.guess(read.logits_AV, growth.width)
+        gain_TW, token_TW = self.guess(logits_AV, growth.width)
         path_TW = self._score[:, None] + gain_TW
         score, order = path_TW.flatten().sort(descending=True, stable=True)
         tokens = token_TW.flatten()[order].tolist()
         parents = order.div(gain_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
         values = score.tolist()
         if math.isnan(values[0]):  # which sorts first
-            raise self._damaged(read.out_TD)
+            raise self._damaged()
         guesses = [(self._frontier[parent], token, self._base + value)
                    for parent, token, value in zip(parents, tokens, values) if value > -math.inf]
         least = tree.nodes[tree.tip].score + growth.worth
         taken = tree.offer(guesses, growth.nodes, least, self.source)
         self._frontier = taken[:growth.width]
-        size = len(self._frontier)
-        self._places = list(range(size))
-        self._score, self._out = score[:size], read.out_TD[parents[:size]]
+        self._places = list(range(len(self._frontier)))
+        self._score = score[:len(self._frontier)]
         self._level += 1
         if growth.gain:
             tip = tree.nodes[tree.tip].score
@@ -333,46 +335,40 @@ class TreeDraft(Network):
             self._pays = expected - self._expected > growth.gain
             self._expected = expected
 
-    def _branch(self, tree: TokenTree, read: Read, growth: Growth) -> None:
+    def _branch(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Give every node of the frontier the children that the shape says; those with children are the next one."""
         counts, following = [*growth.shape, ()][self._level:self._level + 2]
         begins = [0, *accumulate(counts)]
         self._level += 1
-        children = self._children(tree, read.logits_AV, [counts[place] for place in self._places])
-        above = self._score.tolist()
-        rows: dict[int, int] = {}  # a node of the next frontier -> the row of its parent
-        places: list[int] = []
-        scores: list[float] = []
-        for row, (parent, guesses) in enumerate(zip(self._frontier, children)):
-            for place, (proposal, gain) in enumerate(guesses, begins[self._places[row]]):
-                score = above[row] + gain
-                node = tree.propose(parent, proposal, self._base + score)
-                if place < len(following) and following[place] and node not in rows:  # a draw may come twice
-                    rows[node] = row
-                    places.append(place)
-                    scores.append(score)
-        self._frontier, self._places = list(rows), places
-        self._score = self._score.new_tensor(scores)
-        self._out = read.out_TD[list(rows.values())]
+        children = self._children(tree, logits_AV, [counts[place] for place in self._places])
+        next_level: dict[int, tuple[int, float]] = {}  # a node of the next frontier -> its place and score
+        for parent, place, above, guesses in zip(self._frontier, self._places, self._score.tolist(), children):
+            for child, (proposal, gain) in enumerate(guesses, begins[place]):
+                node = tree.propose(parent, proposal, self._base + (above + gain))
+                if child < len(following) and following[child]:
+                    next_level.setdefault(node, (child, above + gain))  # a draw may come twice
+        self._frontier = list(next_level)
+        self._places = [place for place, _ in next_level.values()]
+        self._score = self._score.new_tensor([score for _, score in next_level.values()])
 
     def _children(self, tree: TokenTree, logits_TV: Tensor,
                   counts: Sequence[int]) -> list[Proposed]:
         """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
-        sampler, proposer = self._sampler, Proposer(self.source, self.number)
+        sampler = self._sampler
         if drawing(sampler) is None:
             gain_TW, token_TW = self.guess(logits_TV, max(counts))
             if gain_TW.isnan().any():
-                raise self._damaged(logits_TV)
+                raise self._damaged()
             rows = zip(token_TW.tolist(), gain_TW.tolist(), counts)
-            likely = [proposer.likely(tokens[:count], gains) for tokens, gains, count in rows]
-            return [[guess for guess in guesses if guess[1] > -math.inf] for guesses in likely]
+            return [[(Proposal(self.source, token), gain) for token, gain in zip(tokens[:count], gains)
+                     if gain > -math.inf] for tokens, gains, count in rows]
         law_TV = laws(sampler, logits_TV)
         if np.isnan(law_TV).any():
-            raise self._damaged(logits_TV)
-        places = torch.arange(law_TV.shape[1], device=logits_TV.device)
-        law_TV = spread(law_TV, self.tokens(places))
+            raise self._damaged()
+        law_TV = spread(law_TV, self._known(logits_TV))
         position = tree.nodes[self._frontier[0]].pos + 1
-        return [proposer.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
+        return [drawn(sampler, Proposal(self.source, 0, law_V), position, self.number, count)
+                for law_V, count in zip(law_TV, counts)]
 
 
 class ModelDraft(TreeDraft):
@@ -382,7 +378,7 @@ class ModelDraft(TreeDraft):
 
     def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor],
                  lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
-        self.model, self.lm_head = model, lm_head
+        self.network, self.lm_head = model, lm_head
         super().__init__(cache)
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
@@ -390,21 +386,14 @@ class ModelDraft(TreeDraft):
         return [] if len(tree.unsent) > 1 else fresh
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        return self._out
+        return self.carried(fresh)
 
     def carried(self, parents: list[int]) -> Tensor:
-        return self._out
-
-    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
-        """What is to be read, without features."""
-        return super()._reading(tree, nodes, feature_TD.new_empty(len(nodes), 0), asked)
-
-    @property
-    def network(self) -> object:
-        return self.model
+        return self.cache.like.new_empty(len(parents), 0)
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        return self.model(token_T, pos_T, cache)
+        made: Tensor = self.network(token_T, pos_T, cache)
+        return made
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------
@@ -431,20 +420,15 @@ def _pass(group: Sequence[Reading]) -> list[Read]:
     draft = group[0].draft
     counts = [len(reading.token_T) for reading in group]
     caches = together([reading.draft.cache for reading in group], counts)
-    token_T = _joined([reading.token_T for reading in group])
-    feature_TD = _joined([reading.feature_TD for reading in group])
-    pos_T = _joined([reading.pos_T for reading in group])
+    token_T = torch.cat([reading.token_T for reading in group])
+    feature_TD = torch.cat([reading.feature_TD for reading in group])
+    pos_T = torch.cat([reading.pos_T for reading in group])
     out_TD = draft.read(token_T, feature_TD, pos_T, caches)
     outs = out_TD.split(counts)
     asked = [reading.asked for reading in group]
-    last = _joined([out[len(out) - wanted:] for out, wanted in zip(outs, asked)])
+    last = torch.cat([out[len(out) - wanted:] for out, wanted in zip(outs, asked)])
     logits_AV = draft.logits(last) if sum(asked) else last
     return [Read(*each) for each in zip(outs, logits_AV.split(asked))]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of several requests, one behind the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def at_once(steps: Steps[Result], passes: Passes = read_all) -> Result:
