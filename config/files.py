@@ -189,19 +189,18 @@ def _place(path: Name) -> Path:
     """Where a path leads, links followed, in a folder that is made. Raises OSError if that is nothing to write to."""
     if INHERITED.match(str(path)):
         raise OSError(0, "it is open in one process alone, and a rank is another")
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        place = Path(os.path.realpath(path))
+    place = Path(os.path.realpath(path))
+    if not os.path.exists(path):
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
+    mode = os.stat(path).st_mode
     for refused, what in ((stat.S_ISDIR, "it is a folder"), (stat.S_ISSOCK, "it is a socket"),
                           (stat.S_ISBLK, "it is a disk")):
         if refused(mode):
             raise OSError(0, what)
     if not os.access(path, os.W_OK):
         raise OSError(0, "it may not be written")
-    return Path(os.path.realpath(path))
+    return place
 
 
 @contextmanager

@@ -361,31 +361,21 @@ def _problems(c: RunConfig) -> Iterator[str]:
     for name, usual in EMULATION.items():
         if c.profile == "none" and values[name] != usual:
             yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
-    yield from _problems_of_sharing(c)
+    yield from _misfits(c)
     yield from _problems_of_small_models(c)
-    yield from _problems_of_time(c)
-    yield from _problems_of_questions(c)
-    yield from _problems_of_drafts(c)
     yield from _problems_of_trees(c)
 
 
-def _problems_of_sharing(c: RunConfig) -> Iterator[str]:
-    if not c.tp_shares:
-        return
-    if not all(map(SPEED.holds, c.speeds)):
+def _misfits(c: RunConfig) -> Iterator[str]:
+    """Keys that are sound by themselves, but not together."""
+    if c.tp_shares and not all(map(SPEED.holds, c.speeds)):
         yield f"tp_shares={c.tp_shares} is not possible: give {SPEED.advice} for each rank"
-    elif c.tp not in (0, len(c.speeds)):
+    if c.tp_shares and c.tp not in (0, len(c.speeds)):
         yield f"tp_shares={c.tp_shares} is for {len(c.speeds)} ranks, not for tp={c.tp}: give one number for each"
-
-
-def _problems_of_time(c: RunConfig) -> Iterator[str]:
     if c.virtual and c.slowdown != 1:
         yield f"slowdown={c.slowdown:g} means nothing where nobody waits: leave it out, or add time=real"
     if c.virtual and c.hosts:
         yield "time=virtual computes everything in one process: leave hosts out, or add time=real"
-
-
-def _problems_of_questions(c: RunConfig) -> Iterator[str]:
     given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(given) > 1:
         yield f"{' and '.join(given)} are both given: give only one of them"
@@ -393,9 +383,6 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
         yield f"chat_template={c.chat_template} is not read with template={c.template}: leave one of them out"
     if 0 <= c.question_end <= c.question_begin:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
-
-
-def _problems_of_drafts(c: RunConfig) -> Iterator[str]:
     if c.draft_dir and "model" not in (*c.sources, *c.draft.split("+")):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"

@@ -62,15 +62,11 @@ class Growth:
         levels = len(shape)
         return replace(self, nodes=nodes, depth=levels - 1, width=width, shape=shape)
 
-    def adaptive(self, gain: float) -> Growth:
-        """OPT-Tree's tree of as many guesses: the frontier is as wide as the tree, and deepens while that pays."""
-        return replace(self, width=self.nodes, gain=gain)
-
 
 def by_policy(growth: Growth, policy: str, expansion: str, threshold: float) -> Growth:
     """A tree that is grown by a policy, with the values of the keys `expansion` and `opt_threshold`."""
-    if policy == "opt":
-        return growth.adaptive(threshold or GAIN)
+    if policy == "opt":  # OPT-Tree's frontier is as wide as the tree, and deepens while that pays
+        return replace(growth, width=growth.nodes, gain=threshold or GAIN)
     if policy not in FIXED:
         return growth
     return growth.shaped(STATIC if policy == "static" else expanded(expansion))

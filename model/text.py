@@ -15,8 +15,8 @@ from threading import Lock
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 from config.files import HALF
-from config.schema.untrusted import Name, read_json
-from model.sandbox import LONGEST, Sandbox
+from config.schema.untrusted import Name, plain, read_json, reason
+from model.sandbox import Sandbox
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
@@ -41,9 +41,6 @@ BEFORE = "a"  # what stands before a single token, since the first of a text may
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
 MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
-LONG = 1 << 16  # characters; a longer prompt is made into tokens in a process of its own
-READING = 600.0  # seconds for that, which takes one or two a megabyte where nobody else computes
-FIRST = 0xE000  # the letter that stands for token 0 there, behind those that UTF-8 does not have
 PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which takes a thousandth of one
 OTHERS = "use template=vicuna, template=llama-2 or template=none"
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
@@ -75,9 +72,7 @@ def _of_transformers(name: str) -> Any:
 
 def shown(error: Exception) -> str:
     """What an error says, in one line that does nothing to a terminal: a stranger may have written it."""
-    first = (str(error).splitlines() or [""])[0]
-    escaped = repr(first[:200])[1:-1]
-    return f"{type(error).__name__}: {escaped}"
+    return f"{type(error).__name__}: {plain(reason(error)[:200])}"
 
 
 def chosen(template: str, folder: Name, file: str = "") -> str:
@@ -127,7 +122,6 @@ class Text:
             self.tokenizer.chat_template = own_template(folder, chat_template)
         own = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
         self._sandbox = Sandbox(lambda talk, variables: own(talk, **variables))
-        self._elsewhere = Sandbox(self._letters)
         configs = ("generation_config.json", "config.json")
         self._configs = [self._held[name] for name in configs if name in self._held]
         has = self._configs[-1].get("vocab_size") if self._configs else None
@@ -182,23 +176,7 @@ class Text:
         `variables` are what the tokenizer's own template reads beside them.
         """
         text = self._chat_text(messages, template, variables)
-        return self._ids(text, template) if len(text) <= LONG else self._ids_of_long(text, template)
-
-    def _ids(self, text: str, template: str) -> list[int]:
         return next(self.spans([text], template))[0]
-
-    def _ids_of_long(self, text: str, template: str) -> list[int]:
-        """The same, made elsewhere: a tokenizer keeps all threads of its process waiting."""
-        try:
-            letters = self._elsewhere.call(READING, text, template)
-        except Exception as error:
-            raise ValueError(f"the prompt has {len(text)} characters, which cannot be made into tokens "
-                             f"({shown(error)}); shorten it") from error
-        return [ord(letter) - FIRST for letter in letters]
-
-    def _letters(self, text: str, template: str) -> str:
-        """The ids as letters, one each; no model has room for more than a sandbox lets out."""
-        return "".join(chr(FIRST + i) for i in self._ids(text, template)[:LONGEST])
 
     def _chat_text(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any]) -> str:
         check_messages(messages)
@@ -359,8 +337,7 @@ class Reader:
 
     def _begun(self, held: str) -> int:
         """How many characters at the end of a text may be the beginning of a stop text."""
-        longest = max(map(len, self._stops), default=1) - 1
-        counts = range(min(longest, len(held)), 0, -1)
+        counts = range(len(held), 0, -1)
         begun = (count for count in counts for stop in self._stops if stop.startswith(held[-count:]))
         return next(begun, 0)
 

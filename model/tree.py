@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from dataclasses import dataclass, field
 from itertools import count, islice, takewhile
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
@@ -25,23 +26,20 @@ class Proposal(NamedTuple):
     law: Any = None
 
 
+@dataclass
 class Node:
     """What is known of a node for as long as it lives."""
 
-    __slots__ = ("token", "parent", "pos", "score", "children", "proposals", "drawn", "target_token", "hidden",
-                 "logprob")
-
-    def __init__(self, token: int, parent: int, pos: int, score: float) -> None:
-        self.token = token
-        self.parent = parent  # the root is its own parent
-        self.pos = pos
-        self.score = score  # log-probability of the path, never above the parent's
-        self.children: dict[int, int] = {}  # token -> child: adding twice is merging
-        self.proposals: dict[str, float] = {}  # of a guess: who proposed it -> the score that it gave
-        self.drawn: Sequence[Proposal] = ()  # what was drawn after it, in this order, equal tokens apart
-        self.target_token: int | None = None  # the token that the target says follows it
-        self.hidden: Any = None  # the target's feature of it, until that is released
-        self.logprob: Any = None  # what the target says of the token behind it, where a request wants that
+    token: int
+    parent: int  # the root is its own parent
+    pos: int
+    score: float  # log-probability of the path, never above the parent's
+    children: dict[int, int] = field(default_factory=dict)  # token -> child: adding twice is merging
+    proposals: dict[str, float] = field(default_factory=dict)  # of a guess: who proposed it -> the score that it gave
+    drawn: Sequence[Proposal] = ()  # what was drawn after it, in this order, equal tokens apart
+    target_token: int | None = None  # the token that the target says follows it
+    hidden: Any = None  # the target's feature of it, until that is released
+    logprob: Any = None  # what the target says of the token behind it, where a request wants that
 
 
 class TokenTree:

@@ -353,26 +353,6 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
     assert process not in multiprocessing.active_children()
 
 
-def test_a_long_prompt_is_made_into_tokens_elsewhere_and_they_are_the_same(llama3, monkeypatch):
-    text = Text(llama3.folder)
-    before = set(multiprocessing.active_children())
-    prompt = "How long is a dog, please? " * 200
-    for template in ("none", "vicuna"):
-        found = text.prompt_ids([prompt], template)
-        assert not set(multiprocessing.active_children()) - before
-        with monkeypatch.context() as patch:
-            patch.setattr("model.text.LONG", 100)
-            assert text.prompt_ids([prompt], template) == found
-            assert len(set(multiprocessing.active_children()) - before) == 1
-        for process in set(multiprocessing.active_children()) - before:
-            process.kill()
-            process.join()
-    monkeypatch.setattr("model.text.LONG", 100)
-    monkeypatch.setattr("model.text.READING", 0.0)
-    with refused("which cannot be made into tokens (TimeoutError: no end after 0 seconds); shorten it"):
-        text.prompt_ids([prompt], "none")
-
-
 def ask_and_wait(folder, link):
     """Send the number of the processes that this one has once a template was asked."""
     text = Text(folder)

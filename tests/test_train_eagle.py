@@ -456,7 +456,7 @@ def test_of_the_bundled_heads_one_drifts_and_one_does_not():
         decoder = open_decoder(teacher, ROOT / "toy" / name, 512)
         assert decoder.draft.drifts == (name == "eagle")
         rows, _ = answered(decoder, prompts, frozenset(text.end_ids), 64)
-        right.append(Task(teacher, decoder.draft.head, Objective(1)).agreement(rows, [0, 8]))
+        right.append(Task(teacher, decoder.draft.network, Objective(1)).agreement(rows, [0, 8]))
     drifting, deep = right
     assert drifting[0] - drifting[1] > 0.1 > abs(deep[0] - deep[1]) and deep[1] > drifting[1] + 0.1
 

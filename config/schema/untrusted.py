@@ -53,7 +53,7 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException | str) -> str:
     """What an error says in its first line; its kind, if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 

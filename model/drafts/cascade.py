@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from model.drafts.draft import Guesses, Steps
-from model.drafts.network import Network, TreeDraft
+from model.drafts.network import Expansion, Network, TreeDraft
 from model.tree import TokenTree
 
 AHEAD, HOPE = 8, 0.3  # guesses in a chain; and the least probability of a whole one, as who drafts it finds
@@ -55,8 +55,7 @@ class Cascade(Network):
     def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
         return self._heard.pop(node, None)
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         chain = yield from self._chain(tree, nodes)
         said = yield from self.larger.expand(tree, [*nodes, *chain], width)
         if said is None:

@@ -19,7 +19,7 @@ from config.schema.heads import BlockForm
 from model.cache import Rows
 from model.drafts.draft import Guesses, Read, Reading, Steps
 from model.drafts.head import Head
-from model.drafts.network import CHUNK, TreeDraft
+from model.drafts.network import CHUNK, Expansion, TreeDraft
 from model.llama import Layer, LlamaConfig, RMSNorm, linear
 from model.tree import TokenTree
 
@@ -103,8 +103,7 @@ class Block(TreeDraft):
         position = tree.nodes[node].pos
         return node == tree.tip and position != self._begun and position + 1 < tree.limit
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         fresh = tree.trunk[self._fed:-1]
         if self.known(tree, fresh) != fresh:
             return None

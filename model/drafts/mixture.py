@@ -248,12 +248,9 @@ class Mixture(Draft):
             return mixed
         tokens = torch.tensor([token for token, _ in mixed])
         chance = torch.tensor([probability for _, probability in mixed], dtype=torch.float64)
-        order = tokens.argsort()
-        noise = torch.empty_like(chance)
-        drawn_TV = self._sampler.noise([position], tokens[order])
-        noise[order] = drawn_TV[0].to(noise)
+        noise_TV = self._sampler.noise([position], tokens)
         others = chance.new_tensor([max(rest, 0.0)]).log() + EULER
-        whole = torch.cat([chance.log() + noise, others])
+        whole = torch.cat([chance.log() + noise_TV[0], others])
         worth = torch.softmax(whole, -1)[:-1]
         best = worth.argsort(descending=True, stable=True)
         return list(zip(tokens[best].tolist(), worth[best].tolist()))
@@ -433,12 +430,11 @@ def _bounded(step: float) -> float:
 
 def starting_weights(sources: Sequence[str], length: int) -> dict[str, float]:
     """The weights before anything was learnt: a suffix has its share of WEIGHTS, and all others have equal parts."""
-    others = [source for source in sources if source != SUFFIX]
+    others = len(sources) - (SUFFIX in sources)
     if not others:
         return dict.fromkeys(sources, 1.0)
     share = WEIGHTS[_rung(length)] if SUFFIX in sources else 0.0
-    found = dict.fromkeys(others, (1 - share) / len(others))
-    return {**found, SUFFIX: share} if SUFFIX in sources else found
+    return {source: share if source == SUFFIX else (1 - share) / others for source in sources}
 
 
 def _rung(length: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from itertools import accumulate
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from model.sample import Sampler, not_finite
 from model.tree import Proposal, TokenTree
 
 CHUNK = 256  # rows of a prompt that a draft reads at once
+Expansion = Steps[Optional[List[Guesses]]]  # what follows each node
 
 
 class Network(Draft):
@@ -46,8 +47,7 @@ class Network(Draft):
         """Whether a node was not read yet and could be."""
         raise NotImplementedError
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
 
         Above temperature 0 they are those that win most likely with the noise of their position. The last nodes are
@@ -166,8 +166,7 @@ class TreeDraft(Network):
             return False
         return node == tree.tip or tree.nodes[node].parent in self._made
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         room = self.cache.room
         if tree.nodes[nodes[0]].parent in self._made:
             nodes = nodes[:room]

@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import re
 from copy import copy
+from os.path import commonprefix
 from typing import Any, Sequence
 
 from model.drafts.draft import Guesses, Steps
-from model.drafts.network import Network, TreeDraft
+from model.drafts.network import Expansion, Network, TreeDraft
 from model.sample import Sampler
 from model.text import BROKEN, Text, decoded, silent
 from model.tree import TokenTree
@@ -87,8 +88,7 @@ class Retokenized(Network):
         is_open = node == end and place == len(self._chain) and ahead < AHEAD
         return is_open and not self._ended and self.small.cache.room > 0
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         if self._base < 0:
             if len(tree.unsent) > 1:  # the pipeline shall not wait while its prompt is read here
                 return None
@@ -130,8 +130,8 @@ class Retokenized(Network):
         self._ended = text.endswith(BROKEN) or not 0 < len(ids) < room
         if self._ended:
             return
-        known = _alike(ids[:-1], self._tree.tokens)
-        self.small.keep(min(known, self.small.held))
+        known = commonprefix([ids[:-1], self._tree.tokens])
+        self.small.keep(min(len(known), self.small.held))
         self.small.begin(Sampler())
         self._tree = TokenTree(ids, self._limit)
         self._tree.unsent.clear()  # nobody is sent it
@@ -196,9 +196,3 @@ def encoded_behind(tokenizer: Any, tail: Sequence[int], text: str) -> list[int]:
     if border is None:
         found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return found if decoded(tokenizer, [*tail, *found]) == before + text else []
-
-
-def _alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens two texts have in common."""
-    pairs = enumerate(zip(one, other))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

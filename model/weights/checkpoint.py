@@ -14,7 +14,6 @@ import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -288,8 +287,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 at: TracebackType | None) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         try:
             with self._file:
                 if error is None:
@@ -299,5 +297,4 @@ class Writer:
             if error is None:
                 os.replace(self._new, self.path)
         finally:
-            if self._new.exists():
-                self._new.unlink()
+            self._new.unlink(missing_ok=True)

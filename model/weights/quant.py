@@ -15,7 +15,7 @@ import math
 import re
 from contextlib import suppress
 from functools import partial
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from model.weights import int4
 from model.weights.checkpoint import Checkpoint, Form
 from model.weights.onednn import Packed, packable
 
+T = TypeVar("T")
 KINDS = ("int8", "int4", "nf4", "fp4")
 BLOCK = 64  # weights that share a scale, of those in nf4 and fp4
 PIECE = 1 << 22  # weights that are quantized in one go, which bounds the memory for it; whole blocks
@@ -112,10 +113,10 @@ class Recast(Mapping[str, Tensor]):
 
     def _forms(self, name: str) -> dict[str, Form]:
         form = self.source.form(self.names[name])
-        if self.kind == "none" or not LINEAR.search(name):
-            return {name: form}
-        made = forms(self.kind, form.shape)
-        return {_beside(name, end): made[end] for end in made}
+        return _beside(name, forms(self.kind, form.shape)) if self._quantizes(name) else {name: form}
+
+    def _quantizes(self, name: str) -> bool:
+        return self.kind != "none" and LINEAR.search(name) is not None
 
     @property
     def order(self) -> list[str]:
@@ -143,10 +144,7 @@ class Recast(Mapping[str, Tensor]):
     def _made(self, name: str) -> dict[str, Tensor]:
         read = self.source.sound if self.sound else self.source.read
         tensor = read(self.names[name])
-        if self.kind == "none" or not LINEAR.search(name):
-            return {name: tensor}
-        made = quantize(self.kind, tensor)
-        return {_beside(name, end): made[end] for end in made}
+        return _beside(name, quantize(self.kind, tensor)) if self._quantizes(name) else {name: tensor}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._origin)
@@ -155,9 +153,10 @@ class Recast(Mapping[str, Tensor]):
         return len(self._origin)
 
 
-def _beside(name: str, end: str) -> str:
-    """The name of a neighbour: `a.scale` beside `a.weight`."""
-    return f"{name.rpartition('.')[0]}.{end}"
+def _beside(name: str, made: Mapping[str, T]) -> dict[str, T]:
+    """What is made of a weight, under the names of neighbours: `a.scale` beside `a.weight`."""
+    owner = name.rpartition(".")[0]
+    return {f"{owner}.{end}": one for end, one in made.items()}
 
 
 class Quantized(nn.Module):
@@ -279,15 +278,10 @@ def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
     for owner, name, child in _linears(module, kind):
         setattr(owner, name, quantized(child, kind))
     fill(module, tensors, dtype, device)
-    settle(module, dtype)
+    for part in module.modules():
+        if isinstance(part, Quantized):
+            part.settle(dtype)
     fuse(module)
-
-
-def settle(module: nn.Module, dtype: torch.dtype) -> None:
-    """Bring all quantized weights of a filled module into the form that their device wants, to compute in `dtype`."""
-    for child in module.modules():
-        if isinstance(child, Quantized):
-            child.settle(dtype)
 
 
 def fuse(module: nn.Module) -> None:
@@ -362,8 +356,7 @@ def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
     """Quantize the linears of a module that is in memory already, in place; an LM head stays as it is."""
     for owner, name, child in _linears(module, kind):
         small, device = nn.ModuleDict({name: child}), child.weight.device
-        made = quantize(kind, child.weight.cpu())
-        tensors = {f"{name}.{end}": made[end] for end in made}
+        tensors = _beside(f"{name}.weight", quantize(kind, child.weight.cpu()))
         if child.bias is not None:
             tensors[f"{name}.bias"] = child.bias
         load(small, kind, tensors, dtype, device)
@@ -398,10 +391,7 @@ def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
         wrong = "" if close else "the result is wrong"
     except (ImportError, OSError, RuntimeError, NotImplementedError, AttributeError) as error:
         wrong = reason(error)
-    if wrong and kind == "int4":
-        raise ValueError(f"int4 weights cannot be computed on {device} ({wrong}): run unquantized weights: quant=none, "
-                         "and a split without --quant")
     if wrong:
-        raise ValueError(f"{kind} weights cannot be computed on {device} ({wrong}): install the bitsandbytes of "
-                         "requirements.txt (boards: docs/jetson.md), or run unquantized weights: quant=none, and a "
-                         "split without --quant")
+        other = "" if kind == "int4" else "install the bitsandbytes of requirements.txt (boards: docs/jetson.md), or "
+        raise ValueError(f"{kind} weights cannot be computed on {device} ({wrong}): {other}run unquantized weights: "
+                         "quant=none, and a split without --quant")
