@@ -84,16 +84,11 @@ def _found(folder: str) -> str:
 def headless(config: RunConfig) -> bool:
     """Whether no draft head is there: not in rank 0's part of the split, and none is named for a split to be made."""
     if not config.model_dir:
-        base = Path(config.base_dir or os.devnull)
-        return not config.eagle_dir and base.is_dir() and not _predicts(base)
+        described = Path(config.base_dir or os.devnull) / "config.json"
+        predicts = described.is_file() and read_json(described).get("num_nextn_predict_layers")  # which are a head
+        return not config.eagle_dir and described.parent.is_dir() and not predicts
     part = config.first_folder  # which other boards than rank 0's do not have
     return part.is_dir() and not (part / "eagle" / "config.json").is_file()
-
-
-def _predicts(model: Path) -> bool:
-    """Whether a model has layers for multi-token prediction, which are a head."""
-    path = model / "config.json"
-    return path.is_file() and bool(read_json(path).get("num_nextn_predict_layers"))
 
 
 def needs_head(draft: str) -> bool:

@@ -251,8 +251,7 @@ class RunConfig(Checked):
     def cluster(self) -> Profile | None:
         """The profile of the cluster to emulate, or None to run on this machine as it is.
 
-        `wires` replaces the profile's rate and latency; a step of a collective, which is a message and more, is longer
-        by as much as the latency is. In the end `slowdown` stretches every time.
+        `wires` replaces the profile's rate and latency. In the end `slowdown` stretches every time.
         """
         if self.profile == "none":
             return None
@@ -260,8 +259,7 @@ class RunConfig(Checked):
         mbps, _, milliseconds = self.wires.partition(",")
         rate = number(mbps) if mbps else usual.mbps
         delay = number(milliseconds) if milliseconds else usual.latency
-        step = usual.step + (delay - usual.latency)
-        return replace(usual, mbps=rate, latency=delay, step=step).slowed(self.slowdown)
+        return usual.wired(delay, rate).slowed(self.slowdown)
 
     @property
     def unpiped(self) -> bool:
@@ -318,23 +316,18 @@ class RunConfig(Checked):
 
         A growth that is ablated has no nodes and no levels; `min_probability` becomes a log-probability.
         """
-        policy, off = self.growth_policy, self.ablated
+        policy, off = (self.growth_policy, self.expansion, self.opt_threshold), self.ablated
         worth = math.log(self.min_probability) if self.min_probability else -math.inf
         segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED
         init = Growth(self.init_total_token, self.init_depth, self.width, segment, worth)
-        expand = replace(init, nodes=0, depth=0)
-        if "expand" not in off:
-            expand = Growth(self.expand_total_token, self.expand_depth, self.width, segment, worth)
-            expand = by_policy(expand, policy, self.expansion, self.opt_threshold)
+        expand = by_policy(replace(init, nodes=self.expand_total_token, depth=self.expand_depth), *policy)
         idle = replace(TreeConfig.idle, width=self.width)
-        if "none_expand" in off:
-            idle = replace(idle, nodes=0, depth=0)
         wide = self.init_topk_pipedec
         chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
-        least = max(worth, LEAST_SCORE)
-        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=least)
+        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=max(worth, LEAST_SCORE))
         return TreeConfig(
-            init=by_policy(init, policy, self.expansion, self.opt_threshold), expand=expand, idle=idle,
+            init=by_policy(init, *policy), expand=init.nothing if "expand" in off else expand,
+            idle=idle.nothing if "none_expand" in off else idle,
             layer=Growth(ENDLESS, ENDLESS, wide, wide, worth), chain=chain, stream=stream,
             run=self.run_pipeinfer, coupled=replace(chain, anywhere=True),
             lookahead=self.guesses or 1, chunk=self.prefill_chunk,

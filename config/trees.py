@@ -46,6 +46,11 @@ class Growth:
     gain: float = 0.0  # expected accepted guesses that a level must bring for another one to be drafted (OPT-Tree)
 
     @property
+    def nothing(self) -> Growth:
+        """No tree: it has no nodes and no levels."""
+        return replace(self, nodes=0, depth=0)
+
+    @property
     def young(self) -> Growth:
         """The same tree before it is deep: of three levels, at most."""
         return replace(self, depth=min(self.depth, 2))

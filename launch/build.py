@@ -19,9 +19,10 @@ from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
 from model.drafts.cascade import row
-from model.drafts.dflash import Block, DFlashHead
+from model.drafts.dflash import Block
 from model.drafts.draft import Draft, NoDraft, Passes
-from model.drafts.eagle import Eagle, Eagle3Head, Fit, load_head
+from model.drafts.eagle import Eagle, Fit, load_head
+from model.drafts.heads import DFlashHead, Eagle3Head
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network, TreeDraft, read_all
 from model.drafts.retokenized import Retokenized

@@ -310,7 +310,7 @@ class Pipeline:
         request = Request(ids, sampler_of(config), config.max_new_tokens)
         if self.text and not config.ignore_eos:
             request = replace(request, end=frozenset(self.text.end_ids))
-        return replace(request, stop=self.text.stop_rule(stops)) if self.text and stops else request
+        return replace(request, stop=Reader(self.text, stops).stops) if self.text and stops else request
 
     # --- what a measurement needs beside ------------------------------------------------------------------------------
 

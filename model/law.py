@@ -55,10 +55,6 @@ class PathLaw:
         """Whether a token may follow a node, which is the tip or a guess."""
         return self.follower is None or self.follower.allows(tree, node, token)
 
-    def forced(self, tree: TokenTree, node: int) -> Sequence[int]:
-        """The tokens that have to follow a node, as far as that is known."""
-        return self.follower.forced(tree, node) if self.follower else ()
-
     def _penalize(self, logits_TV: Tensor, paths: Sequence[Sequence[int]], tree: TokenTree,
                   known_V: Tensor | None) -> None:
         """Lower the logits of tokens that occur on the paths, in place."""

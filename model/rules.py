@@ -17,7 +17,7 @@ the source of all randomness.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, NamedTuple, Protocol, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from torch import Tensor
@@ -30,35 +30,27 @@ Drawn = Sequence[Proposal]
 Proposed = List[Tuple[Proposal, float]]  # with the log-probability of each
 
 
-class Chance(Protocol):
-    """What happens by chance."""
-
-    def happens(self, probability: Any) -> bool:
-        """Whether an event of this probability happens."""
-
-    def pick(self, weights: Law) -> int:
-        """The place of one of these weights, with a probability in proportion to it."""
-
-
-Draw = Callable[[Law, int, Chance], List[int]]
-
-
-class Stream:
-    """Chance by uniform numbers of the stream of one position."""
+class Chance:
+    """What happens by chance: by uniform numbers of the stream of one position."""
 
     def __init__(self, numbers: np.random.Generator) -> None:
         self._random = numbers.random  # from [0, 1)
 
     def happens(self, probability: Any) -> bool:
+        """Whether an event of this probability happens."""
         return bool(self._random() < probability)
 
     def pick(self, weights: Law) -> int:
+        """The place of one of these weights, with a probability in proportion to it."""
         sums = np.cumsum(weights)
         reached = self._random() * sums[-1]
         place = np.searchsorted(sums, reached, side="right")
         if place == len(sums):  # what was reached was rounded up to the whole sum
             place = np.flatnonzero(weights)[-1]
         return int(place)
+
+
+Draw = Callable[[Law, int, Chance], List[int]]
 
 
 # --- the arithmetic at one node ---------------------------------------------------------------------------------------
@@ -166,7 +158,7 @@ def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: T
     for node, law_V in zip(nodes, law_TV):
         known = tree.nodes[node]
         proposals = [widened(proposal, len(law_V)) for proposal in known.drawn]
-        chance = Stream(stream(sampler.seed, known.pos + 1, JUDGING))
+        chance = Chance(stream(sampler.seed, known.pos + 1, JUDGING))
         tokens.append(judge(law_V, proposals, chance))
     return tokens
 
@@ -188,7 +180,7 @@ def drawn(sampler: Sampler, like: Proposal, position: int, number: int, count: i
     """What a drafter draws for a position, from the law of `like`; its `number` keeps its draws apart from others'."""
     draw = drawing(sampler)
     assert draw is not None, f"the rule {sampler.rule} draws nothing"
-    tokens = draw(like.law, count, Stream(stream(sampler.seed, position, DRAWING, number)))
+    tokens = draw(like.law, count, Chance(stream(sampler.seed, position, DRAWING, number)))
     return [(like._replace(token=token), math.log(like.law[token])) for token in tokens]
 
 

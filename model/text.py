@@ -12,7 +12,7 @@ from inspect import signature
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 from config.files import HALF
 from config.schema.untrusted import Name, plain, read_json, reason
@@ -234,16 +234,6 @@ class Text:
     def stream(self) -> Stream:
         return Stream(self.tokenizer)
 
-    def stop_rule(self, stop: Stops) -> Callable[[int], bool]:
-        """A function that says whether a token completes a stop text; it takes an answer's tokens in their order."""
-        reader = Reader(self, stop)
-
-        def stops(token: int) -> bool:
-            reader.read([token])
-            return reader.stopped
-
-        return stops
-
     def decode(self, ids: Iterable[int]) -> str:
         """The text that a stream of these ids prints."""
         stream = self.stream()
@@ -312,6 +302,11 @@ class Reader:
         self._held = ""
         self.text = ""  # that was handed out so far
         self.stopped = False  # whether a stop text is complete
+
+    def stops(self, token: int) -> bool:
+        """Whether a token completes a stop text; it is asked about an answer's tokens in their order."""
+        self.read([token])
+        return self.stopped
 
     def read(self, tokens: Iterable[int]) -> str:
         """The text that these tokens add; nothing once a stop text is complete."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model.drafts.eagle import EagleHead
+from model.drafts.heads import EagleHead
 from model.llama import LlamaConfig
 
 

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 
 from config.run_config import Growth
 from config.schema.heads import usual_layers
-from model.drafts.dflash import Block, DFlashHead
+from model.drafts.dflash import Block
 from model.drafts.eagle import fit_head, load_head
+from model.drafts.heads import DFlashHead
 from model.drafts.mixture import Blend, Mixture
 from model.drafts.network import at_once
 from model.sample import Sampler

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from config.run_config import Growth
 from config.schema.heads import read_dialect
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead
+from model.drafts.eagle import Eagle
+from model.drafts.heads import Eagle3Head, EagleHead
 from model.drafts.network import at_once
 from model.llama import LlamaConfig, fill
 from model.tree import TokenTree, verify

@@ -15,7 +15,8 @@ from launch.build import build_draft
 from launch.spec import RankSpec
 from launch.split.write import split
 from model.drafts.draft import NoDraft
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, Fit, fit_head, load_head
+from model.drafts.eagle import Eagle, Fit, fit_head, load_head
+from model.drafts.heads import Eagle3Head, EagleHead
 from model.drafts.network import ModelDraft
 from model.llama import LlamaConfig
 from model.sample import Sampler

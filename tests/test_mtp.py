@@ -13,7 +13,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding as Tur
 from config.schema.fields import read_config
 from launch.split.write import split
 from model.drafts.eagle import Eagle, fit_head, load_head
-from model.drafts.mtp import MtpHead
+from model.drafts.heads import MtpHead
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, Part
 from model.weights.unfold import Unfolded

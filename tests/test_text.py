@@ -397,7 +397,7 @@ def test_transformers_is_not_imported_before_it_is_needed_and_by_threads_one_aft
 
 def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
     ids = llama.tokenizer("the dog runs home", add_special_tokens=False).input_ids
-    stops = llama.stop_rule("dog")
+    stops = Reader(llama, "dog").stops
     found = [stops(token) for token in ids]
     last = found.index(True)
     assert "dog" in llama.decode(ids[:last + 1]) and "dog" not in llama.decode(ids[:last])

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from config.presets import ROOT
 from config.schema.heads import BlockForm, usual_layers
 from launch.split.write import split
-from model.drafts.dflash import Block, DFlashHead
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head
+from model.drafts.dflash import Block
+from model.drafts.eagle import Eagle, fit_head
+from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead
 from model.drafts.network import at_once
 from model.text import Text
 from model.tree import TokenTree

@@ -1,11 +1,11 @@
-"""Draft heads that guess a block of tokens in one pass: DFlash's, as they are published.
+"""A draft that guesses a block of tokens in one pass, with a head of DFlash.
 
 After DFlash (J. Chen, Y. Liang and Z. Liu, arXiv 2602.06036): the head reads the tip and a row of mask tokens behind,
 which see each other and, in every layer, keys and values made of the target's features of the text before the tip. What
 it says at a mask is the marginal law of the token there. Out of these marginals the tree is grown best first, as DDTree
 does (L. Ringel and Y. Romano, arXiv 2604.12989); `model/drafts/mixture.py` does that.
 
-Shapes: T rows, D model, N inner features side by side, V vocabulary.
+Shapes: T rows, N inner features side by side, V vocabulary.
 """
 from __future__ import annotations
 
@@ -13,46 +13,12 @@ from itertools import takewhile
 from typing import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from config.schema.heads import BlockForm
-from model.cache import Rows
 from model.drafts.draft import Guesses, Read, Reading, Steps
-from model.drafts.head import Head
+from model.drafts.heads import TEXT, DFlashHead
 from model.drafts.network import CHUNK, Expansion, TreeDraft
-from model.llama import Layer, LlamaConfig, RMSNorm, linear
 from model.tree import TokenTree
-
-TEXT = -1  # in the place of a token: a row of text, of which only the target's feature is read
-
-
-class DFlashHead(Head):
-    """`fc` over inner features of the target, a norm, and layers in which the rows of a block see them and each other.
-
-    Embedding and LM head are the target's.
-    """
-
-    def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
-        super().__init__(c)
-        self.form, self.inner = form, form.inner
-        self.fc = linear(len(form.inner) * c.hidden, c.hidden)
-        self.hidden_norm = RMSNorm(c.hidden, c.eps)
-        self.layers = nn.ModuleList([Layer(c) for _ in range(c.layers)])
-        self.norm = RMSNorm(c.hidden, c.eps)
-
-    def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """What the head makes of each row of a block, `[T, D]`; rows of text only leave keys and values behind."""
-        of_text_T1 = (token_T == TEXT)[:, None]
-        feature_TD = self.hidden_norm(self.fc(feature_TN))
-        x_TD = self.embed_tokens(token_T.clamp(min=0))
-        rotation = self.rotary.at(pos_T, x_TD)
-        for number, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer), layer
-            normed_TD = layer.input_layernorm(x_TD)
-            seen_TD = torch.where(of_text_T1, feature_TD, normed_TD)
-            x_TD = x_TD + layer.self_attn(seen_TD, rotation, cache, number)
-            x_TD = x_TD + layer.mlp(layer.post_attention_layernorm(x_TD))
-        return self.norm(x_TD)  # type: ignore[no-any-return]
 
 
 class Block(TreeDraft):
@@ -139,16 +105,14 @@ class Block(TreeDraft):
     def rows(self, tree: TokenTree, fresh: list[int], begin: int, rows: int) -> Reading:
         """New rows of text, then so many rows of the block behind the node `begin`, its own first; their cache ids are
         below 0."""
-        block = [-1 - place for place in range(rows)]
+        block, first = [-1 - place for place in range(rows)], tree.nodes[begin]
         parents = [tree.nodes[node].parent for node in fresh]
-        above = [fresh[-1] if fresh else tree.nodes[begin].parent, *block[:-1]]
+        above = [fresh[-1] if fresh else first.parent, *block[:-1]]
         self.cache.admit([*fresh, *block], [*parents, *above[:rows]], text=len(fresh), mutual=True)
-        device, first = self.cache.like.device, tree.nodes[begin]
         masks = [first.token, *[self.form.mask] * rows][:rows]
         positions = [tree.nodes[node].pos for node in fresh]
-        places = range(first.pos, first.pos + rows)
-        token_T = torch.tensor([*[TEXT] * len(fresh), *masks], device=device)
-        pos_T = torch.tensor([*positions, *places], device=device)
+        tokens, places = [*[TEXT] * len(fresh), *masks], [*positions, *range(first.pos, first.pos + rows)]
+        token_T, pos_T = torch.tensor([tokens, places], device=self.cache.like.device)
         features = [self.features(tree, fresh)] if fresh else []
         feature_TN = torch.cat((*features, self.blank(rows)))
         return Reading(self, token_T, feature_TN, pos_T, max(0, rows - 1))

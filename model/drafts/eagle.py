@@ -1,6 +1,6 @@
-"""EAGLE's draft heads: those of EAGLE-1 and EAGLE-2, which share a form, and those of EAGLE-3; others are read beside.
+"""A head that drafts from pairs, as EAGLE's do, and heads of all kinds out of files.
 
-They know nothing about pipelines. A draft pair is a token and the feature of the token before it, at the position of
+It knows nothing about pipelines. A draft pair is a token and the feature of the token before it, at the position of
 that token (EAGLE, section 4.1). Pairs of settled nodes hold the target's features, pairs of guesses the head's own:
 what it made of the pair before.
 
@@ -9,33 +9,20 @@ Shapes: T rows, D model, V vocabulary.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import Any, Callable, Mapping, Sequence, Union
+from typing import Any, Callable, ClassVar, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from config.schema.heads import (
-    VOCAB,
-    Dialect,
-    block_problems,
-    head_problems,
-    is_block,
-    read_block,
-    read_dialect,
-    verifier,
-)
+from config.schema.heads import VOCAB, block_problems, head_problems, is_block, read_block, read_dialect, verifier
 from config.schema.untrusted import shown
-from model.cache import Rows
-from model.drafts.dflash import DFlashHead
 from model.drafts.draft import Read, Steps
-from model.drafts.head import Head
-from model.drafts.mtp import MtpHead, own_name
+from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Head, MtpHead
 from model.drafts.network import TreeDraft
-from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, fill, linear
-from model.rotary import Rotation
+from model.llama import LlamaConfig, fill
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
@@ -45,100 +32,10 @@ OWN_EMBEDDING = "embed_tokens.weight"
 UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
 TRIED, LEAST = 32, 0.1  # guesses by which a head is judged, and the share of them that guessing needs at least
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
+OF_LAYER = re.compile(r"^(self_attn|mlp|input_layernorm|post_attention_layernorm)\.")  # beside an MtpHead's own
 
 
-class EagleHead(Head):
-    """`fc` over [embedding, feature], then one decoder layer without input norm; no norm at the end.
-
-    The feature is the target's last hidden state, after its norm; the target's LM head makes logits of what it says.
-    """
-
-    drifts = True
-
-    def __init__(self, c: LlamaConfig, bias: bool) -> None:
-        super().__init__(c)
-        self.fc = linear(2 * c.hidden, c.hidden, bias)
-        self.layers = nn.ModuleList([Layer(c, input_norm=False)])
-
-    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """The head's guess of the feature of each token, `[T, D]`."""
-        x_TD = self.fc(torch.cat((self.embed_tokens(token_T), feature_TD), -1))
-        return self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
-
-
-class MidLayer(nn.Module):
-    """EAGLE-3's first layer: attention looks at embedding and feature side by side, the residual is the feature."""
-
-    def __init__(self, c: LlamaConfig, norm_before_residual: bool) -> None:
-        super().__init__()
-        self.norm_before_residual = norm_before_residual
-        self.self_attn = Attention(c)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            narrow = getattr(self.self_attn, name)
-            wide = linear(2 * c.hidden, narrow.out_features, bias=narrow.bias is not None)
-            setattr(self.self_attn, name, wide)
-        self.mlp = MLP(c)
-        self.hidden_norm = RMSNorm(c.hidden, c.eps)
-        self.input_layernorm = RMSNorm(c.hidden, c.eps)
-        self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
-
-    def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: Rows) -> Tensor:
-        normed_TD = self.hidden_norm(feature_TD)
-        both = torch.cat((self.input_layernorm(x_TD), normed_TD), -1)
-        residual_TD = normed_TD if self.norm_before_residual else feature_TD
-        x_TD = residual_TD + self.self_attn(both, rotation, cache, 0)
-        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
-
-
-class Eagle3Head(Head):
-    """`fc` over inner features of a target of size `target`, `midlayer`, and an LM head of its own for `vocab` tokens.
-
-    A head of more than one layer has usual ones behind `midlayer`, in `layers` under their numbers. It does not drift:
-    its training feeds it its own outputs, for about seven passes.
-    """
-
-    def __init__(self, c: LlamaConfig, target: int, vocab: int, dialect: Dialect) -> None:
-        super().__init__(c)
-        self.dialect, self.inner = dialect, dialect.inner
-        wide = len(self.inner) * target
-        self.input_norm = RMSNorm(wide, c.eps) if dialect.norm_before_fc else nn.Identity()
-        norms = [RMSNorm(target, c.eps) for _ in self.inner]
-        self.fc_norm = nn.ModuleList(norms if dialect.fc_norm else [])
-        self.fc = linear(wide, c.hidden)
-        self.midlayer = MidLayer(c, dialect.norm_before_residual)
-        more = {str(number): Layer(c) for number in range(1, c.layers)}
-        self.layers = nn.ModuleDict(more)
-        self.norm = RMSNorm(c.hidden, c.eps)
-        self.lm_head = linear(c.hidden, vocab)
-
-    def join(self, inner_TN: Tensor) -> Tensor:
-        """The feature `[T, D]` out of the target's inner ones side by side, `[T, inner * target]`."""
-        inner_TN = self.input_norm(inner_TN)
-        if self.fc_norm:
-            parts = inner_TN.chunk(len(self.inner), -1)
-            normed = [norm(part) for norm, part in zip(self.fc_norm, parts)]
-            inner_TN = torch.cat(normed, -1)
-        return self.fc(inner_TN)  # type: ignore[no-any-return]
-
-    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """What the head makes of each pair, `[T, D]`; `feature_TD` are the target's inner features or its own."""
-        if feature_TD.shape[-1] == self.fc.in_features:
-            feature_TD = self.join(feature_TD)
-        x_TD = self.embed_tokens(token_T)
-        rotation = self.rotary.at(pos_T, x_TD)
-        x_TD = self.midlayer(x_TD, feature_TD, rotation, cache)
-        for number, layer in self.layers.items():
-            x_TD = layer(x_TD, rotation, cache, int(number))
-        return self.norm(x_TD) if self.dialect.norm_output else x_TD
-
-    def logits(self, out_TD: Tensor) -> Tensor:
-        """Logits `[T, V]` over the head's own vocabulary."""
-        return self.lm_head(out_TD if self.dialect.norm_output else self.norm(out_TD))  # type: ignore[no-any-return]
-
-
-Trainable = Union[EagleHead, Eagle3Head, DFlashHead]
-
-
+@dataclass
 class Fit:
     """How often a head's best guess behind settled text became text, for the first `TRIED` of them.
 
@@ -146,11 +43,11 @@ class Fit:
     template, is right next to never.
     """
 
-    remedy = "take the head of this model, or add draft=suffix"
-
-    def __init__(self, name: str, report: Callable[[str], None]) -> None:
-        self.name, self.report = name, report
-        self.tried = self.right = 0
+    remedy: ClassVar[str] = "take the head of this model, or add draft=suffix"
+    name: str
+    report: Callable[[str], None]
+    tried: int = 0
+    right: int = 0
 
     @property
     def counted(self) -> str:
@@ -232,7 +129,7 @@ def held_ahead(source: Checkpoint) -> list[str]:
 def own_names(source: Checkpoint) -> dict[str, str]:
     """The names of a head's tensors here, where the first layer of EAGLE-3 is `midlayer` -> those in its file."""
     if ahead := held_ahead(source):
-        return {own_name(AHEAD.sub("", name)): name for name in ahead}
+        return {OF_LAYER.sub(r"layers.0.\1.", AHEAD.sub("", name)): name for name in ahead}
     held = [name for name in source.names() if not BUFFER.search(name) and not name.startswith("verifier_")]
     weights = {re.sub(r"^model\.", "", name): name for name in held}
     if "layers.0.hidden_norm.weight" not in weights:

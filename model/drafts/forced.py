@@ -37,6 +37,6 @@ class ForcedDraft(Draft):
         before = len(tree.live)
         for node in best:
             room = min(tree.limit - 1 - tree.nodes[node].pos, growth.nodes - len(tree.live))
-            for token in islice(tree.law.forced(tree, node), max(0, room)):
+            for token in islice(tree.law.follower.forced(tree, node), max(0, room)):
                 node = tree.add(node, token, tree.nodes[node].score, FORCED)
         return len(tree.live) > before

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect
 from dataclasses import dataclass
 from typing import Iterator, Mapping, Sequence, Tuple
 
@@ -17,7 +18,6 @@ import torch
 from config.trees import Growth
 from model.drafts.draft import Draft, Guesses, Spares, Steps, always
 from model.drafts.network import Network
-from model.drafts.outcomes import levels_left
 from model.drafts.suffix import NOTHING, SUFFIX, Match, Suffix
 from model.sample import Sampler
 from model.tree import Guess, TokenTree
@@ -25,6 +25,7 @@ from model.tree import Guess, TokenTree
 OFTEN, SELDOM = 16, 64  # tokens over which foresight is taken; and over which it is believed in again, untried
 EULER = 0.5772  # the mean of Gumbel noise
 HEARD = 64  # guesses at most whose children a level adds without reading them
+BY_DEPTH, BY_RANK = 0.95, 0.8  # of the levels that the outcome one place before may have: of one less deep, or likelier
 LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
 Given = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources that have guesses, and how long a match is
@@ -313,6 +314,33 @@ class Mixture(Draft):
                 yield node, token, above + math.log(probability)
 
 
+# --- how much is prepared for each answer that a segment under way may bring ------------------------------------------
+
+def levels_left(tree: TokenTree, levels: int) -> dict[int, int]:
+    """How many levels of guesses may still be drafted below each guess that was not sent (SSD, arXiv 2603.03251,
+    section 4.1).
+
+    An outcome is a place at which the target leaves what was sent, and the token with which it does: a guess that was
+    not sent, below the tip or a guess that was. Below the likeliest outcome at the tip these are `levels`. They fall
+    geometrically by the depth of the place, as the number of outcomes does in the paper (theorem 12), and by the rank
+    of the token among those not sent there.
+    """
+    left: dict[int, int] = {}
+    tip = tree.nodes[tree.tip].pos
+    for parent in sorted(tree.live.union([tree.tip])):  # parents are older
+        above = tree.nodes[parent]
+        unsent = [node for node in above.children.values() if node in tree.waiting]
+        if parent in left:
+            left.update((node, left[parent] - 1) for node in unsent)
+            continue
+        unsent.sort(key=lambda node: (-tree.nodes[node].score, node))
+        most = levels * BY_DEPTH ** (above.pos - tip)
+        for node in unsent:
+            left[node] = round(most)
+            most *= BY_RANK
+    return left
+
+
 # --- what sources are worth -------------------------------------------------------------------------------------------
 
 class Blend:
@@ -354,11 +382,12 @@ class Blend:
         stand on.
         """
         mixed = self._mixed(given, length)
-        worth = self._worth.get((_bucket(given, length), _range(depth)))
+        worth = self._worth.get((_bucket(given, length), bisect(DEPTHS, depth)))
         if worth:
             mixed = {token: worth.of(claimed) for token, claimed in mixed.items()}
         total = max(1.0, sum(mixed.values()))
-        return sorted(((token, probability / total) for token, probability in mixed.items()), key=_rank)
+        shares = ((token, probability / total) for token, probability in mixed.items())
+        return sorted(shares, key=lambda guess: (-guess[1], guess[0]))
 
     def learn(self, given: Given, length: int, token: int, depth: int = 0) -> None:
         """The token that settled where these guesses stood; arguments as of `mix`.
@@ -367,7 +396,7 @@ class Blend:
         """
         bucket = _bucket(given, length)
         mixed = self._mixed(given, length)
-        worth = self._worth.setdefault((bucket, _range(depth)), PlattScaling())
+        worth = self._worth.setdefault((bucket, bisect(DEPTHS, depth)), PlattScaling())
         worth.learn(list(mixed.items()), token)
         shares = {source: weight * dict(given[source]).get(token, 0.0)
                   for source, weight in self.weights(bucket[0], length).items()}
@@ -445,15 +474,6 @@ def _bucket(given: Given, length: int) -> Bucket:
     """The sources that have guesses, by name, and the length of a match if a suffix is among them."""
     sources = tuple(source for source in sorted(given) if given[source])
     return sources, _rung(length) if SUFFIX in sources else 0
-
-
-def _range(depth: int) -> int:
-    return sum(depth >= begin for begin in DEPTHS)
-
-
-def _rank(guess: tuple[int, float]) -> tuple[float, int]:
-    token, probability = guess
-    return -probability, token
 
 
 def _log_odds(probability: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from itertools import accumulate
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -70,6 +70,15 @@ class Network(Draft):
             part.settle(tree)
 
 
+class Leaf(NamedTuple):
+    """A guess of the last level: its place in that level of a shape, and the log-probability of its path from the tip.
+    """
+
+    node: int
+    place: int
+    score: float
+
+
 class TreeDraft(Network):
     """A network that guesses, and EAGLE-2's growth; a kind of draft says how it reads and what it guesses then.
 
@@ -84,7 +93,7 @@ class TreeDraft(Network):
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
-        self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on
+        self._level, self._tip, self._pays = 0, -1, True
         self.reset()
 
     @property
@@ -172,9 +181,7 @@ class TreeDraft(Network):
             nodes = nodes[:room]
             if not nodes:
                 return []
-            parents = [tree.nodes[node].parent for node in nodes]
-            self.cache.admit(nodes, parents, text=0)
-            read: Read = yield self._reading(tree, nodes, self.carried(parents), len(nodes))
+            read: Read = yield self._of_guesses(tree, nodes)
         else:
             followed = yield from self._follow(tree, nodes[1:])
             if followed is None:
@@ -221,7 +228,7 @@ class TreeDraft(Network):
     def refresh(self) -> None:
         """Begin again at the tip at the next growth, with the target's features instead of the draft's own."""
         self._origin: int | None = None  # the tip that the tree was begun at
-        self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
+        self._frontier: list[Leaf] = []  # the guesses of the last level that are to be expanded
         if self.drifts:
             self.restart()
 
@@ -235,12 +242,16 @@ class TreeDraft(Network):
         """
         if growth.nodes < 1:
             return False
-        alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
+        alive = [leaf for leaf in self._frontier if leaf.node in tree.live]
         if alive:
-            position = tree.nodes[self._frontier[alive[0]]].pos
+            position = tree.nodes[alive[0].node].pos
             if self._level > growth.depth or position + 1 >= tree.limit or not self._pays:
                 return False
-            read: Read = yield self._deepen(tree, alive)
+            self._frontier = alive
+            if self._tip != tree.tip:  # text that settled since is seen as it was guessed until the next refresh
+                self._tip = tree.tip
+                self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
+            read: Read = yield self._of_guesses(tree, [leaf.node for leaf in alive])
         else:
             if self._origin == tree.tip or tree.room < 1:
                 return False
@@ -248,8 +259,10 @@ class TreeDraft(Network):
             if followed is None:
                 return False
             read = followed
-        self._made.update(zip(self._frontier, read.out_TD))
-        logits_AV = self._shaped(tree, self._frontier, read.logits_AV)
+        nodes = [leaf.node for leaf in self._frontier]
+        self._made.update(zip(nodes, read.out_TD))
+        logits_AV = self._shaped(tree, nodes, read.logits_AV)
+        self._level += 1
         if growth.shape:
             self._branch(tree, logits_AV, growth)
         else:
@@ -282,51 +295,39 @@ class TreeDraft(Network):
             return None
         self._origin = self._tip = tree.tip
         self._level, self._base = 0, tree.nodes[tree.tip].score
-        self._frontier, self._score = [tree.tip], read.out_TD.new_zeros(1)
-        self._places = [0]
+        self._frontier = [Leaf(tree.tip, 0, 0.0)]
         self._pays, self._expected = True, 0.0
         self._made.clear()
         return read._replace(out_TD=read.out_TD[-1 - len(ahead):])
 
-    def _deepen(self, tree: TokenTree, alive: list[int]) -> Reading:
-        """What is to be read: what lives of the frontier, the nodes at the places `alive`, with features of its own."""
-        if self._tip != tree.tip:  # text that settled since is seen as it was guessed until the next refresh
-            self._tip = tree.tip
-            self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
-        if len(alive) < len(self._frontier):
-            self._frontier = [self._frontier[i] for i in alive]
-            self._places = [self._places[i] for i in alive]
-            self._score = self._score[alive]
-        parents = [tree.nodes[node].parent for node in self._frontier]
-        self.cache.admit(self._frontier, parents, text=0)
-        return self._reading(tree, self._frontier, self.carried(parents), len(parents))
+    def _of_guesses(self, tree: TokenTree, nodes: list[int]) -> Reading:
+        """Guesses that are to be read, with features of the draft's own."""
+        parents = [tree.nodes[node].parent for node in nodes]
+        self.cache.admit(nodes, parents, text=0)
+        return self._reading(tree, nodes, self.carried(parents), len(nodes))
 
     def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
-        device = self.cache.like.device
         tokens = [tree.nodes[node].token for node in nodes]
         positions = [tree.nodes[node].pos - self.lag for node in nodes]
-        token_T = torch.tensor(tokens, device=device)
-        pos_T = torch.tensor(positions, device=device)
+        token_T, pos_T = torch.tensor([tokens, positions], device=self.cache.like.device)
         return Reading(self, token_T, feature_TD, pos_T, asked)
 
     def _offer(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Add the children that are good enough; the best `width` of all make the next frontier."""
         gain_TW, token_TW = self.guess(logits_AV, growth.width)
-        path_TW = self._score[:, None] + gain_TW
+        path_TW = gain_TW.new_tensor([leaf.score for leaf in self._frontier])[:, None] + gain_TW
         score, order = path_TW.flatten().sort(descending=True, stable=True)
         tokens = token_TW.flatten()[order].tolist()
         parents = order.div(gain_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
         values = score.tolist()
         if math.isnan(values[0]):  # which sorts first
             raise self._damaged()
-        guesses = [(self._frontier[parent], token, self._base + value)
+        guesses = [(self._frontier[parent].node, token, self._base + value)
                    for parent, token, value in zip(parents, tokens, values) if value > -math.inf]
         least = tree.nodes[tree.tip].score + growth.worth
         taken = tree.offer(guesses, growth.nodes, least, self.source)
-        self._frontier = taken[:growth.width]
-        self._places = list(range(len(self._frontier)))
-        self._score = score[:len(self._frontier)]
-        self._level += 1
+        leaves = enumerate(zip(taken[:growth.width], values))
+        self._frontier = [Leaf(node, place, value) for place, (node, value) in leaves]
         if growth.gain:
             tip = tree.nodes[tree.tip].score
             scores = [tree.nodes[node].score for node in tree.live]
@@ -336,19 +337,18 @@ class TreeDraft(Network):
 
     def _branch(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Give every node of the frontier the children that the shape says; those with children are the next one."""
-        counts, following = [*growth.shape, ()][self._level:self._level + 2]
+        counts, following = [*growth.shape, ()][self._level - 1:self._level + 1]
         begins = [0, *accumulate(counts)]
-        self._level += 1
-        children = self._children(tree, logits_AV, [counts[place] for place in self._places])
-        next_level: dict[int, tuple[int, float]] = {}  # a node of the next frontier -> its place and score
-        for parent, place, above, guesses in zip(self._frontier, self._places, self._score.tolist(), children):
-            for child, (proposal, gain) in enumerate(guesses, begins[place]):
-                node = tree.propose(parent, proposal, self._base + (above + gain))
-                if child < len(following) and following[child]:
-                    next_level.setdefault(node, (child, above + gain))  # a draw may come twice
-        self._frontier = list(next_level)
-        self._places = [place for place, _ in next_level.values()]
-        self._score = self._score.new_tensor([score for _, score in next_level.values()])
+        children = self._children(tree, logits_AV, [counts[leaf.place] for leaf in self._frontier])
+        leaves: dict[int, Leaf] = {}
+        for leaf, guesses in zip(self._frontier, children):
+            for place, (proposal, gain) in enumerate(guesses, begins[leaf.place]):
+                score = leaf.score + gain
+                node = tree.propose(leaf.node, proposal, self._base + score)
+                if place < len(following) and following[place]:
+                    rounded = float(logits_AV.new_tensor(score))
+                    leaves.setdefault(node, Leaf(node, place, rounded))  # a draw may come twice
+        self._frontier = list(leaves.values())
 
     def _children(self, tree: TokenTree, logits_TV: Tensor,
                   counts: Sequence[int]) -> list[Proposed]:
@@ -365,7 +365,7 @@ class TreeDraft(Network):
         if np.isnan(law_TV).any():
             raise self._damaged()
         law_TV = spread(law_TV, self._known(logits_TV))
-        position = tree.nodes[self._frontier[0]].pos + 1
+        position = tree.nodes[self._frontier[0].node].pos + 1
         return [drawn(sampler, Proposal(self.source, 0, law_V), position, self.number, count)
                 for law_V, count in zip(law_TV, counts)]
 

@@ -15,9 +15,8 @@ import torch
 from config.files import write_json
 from config.schema.heads import BlockForm, usual_layers
 from launch.spec import usable
-from model.drafts.dflash import DFlashHead
-from model.drafts.eagle import Eagle3Head, EagleHead, Trainable, borrows_embedding, fit_head
-from model.drafts.mtp import MtpHead
+from model.drafts.eagle import borrows_embedding, fit_head
+from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, MtpHead, Trainable
 from model.llama import LlamaConfig
 from model.text import chosen
 from model.weights.checkpoint import Checkpoint

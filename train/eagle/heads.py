@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from config.schema.heads import BLOCK, BLOCK_NESTED, KIND, LAYERS, NORMS, BlockForm, is_block, read_block, read_dialect
 from launch.split.write import WEIGHTS, store
-from model.drafts.dflash import DFlashHead
-from model.drafts.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Trainable, load_head
+from model.drafts.eagle import MAPS, OWN_EMBEDDING, load_head
+from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Trainable
 from model.llama import LlamaConfig, RMSNorm
 from model.weights.checkpoint import Checkpoint
 from train.data import Row

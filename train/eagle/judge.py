@@ -12,11 +12,11 @@ import torch
 from tqdm import tqdm
 
 from config.run_config import Growth, TreeConfig
-from model.drafts.dflash import Block, DFlashHead
+from model.drafts.dflash import Block
 from model.drafts.draft import Draft
-from model.drafts.eagle import Eagle, Eagle3Head, load_head
+from model.drafts.eagle import Eagle, load_head
+from model.drafts.heads import DFlashHead, Eagle3Head, MtpHead
 from model.drafts.mixture import Mixture
-from model.drafts.mtp import MtpHead
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import serial

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.drafts.eagle import Eagle3Head, Trainable
+from model.drafts.heads import Eagle3Head, Trainable
 from train.data import Row, Rows
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll

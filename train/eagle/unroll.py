@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model.cache import PLAIN, Look, attend
-from model.drafts.eagle import Trainable
+from model.drafts.heads import Trainable
 
 
 class Causal:
