@@ -208,10 +208,7 @@ def parse(argv: Sequence[str], command: str = RUN_PIPE, *, kind: type[Keys]) -> 
 
 
 def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None = None) -> Any:
-    """The configuration that `argv` asks for: what was typed, over the preset, over the defaults of the keys.
-
-    `kind` are the keys of a command that has its own. `--help` prints the help of `command` and ends the program.
-    """
+    """The configuration out of what was typed, over the preset, over defaults; `kind` are a command's own keys."""
     if any(word in HELP for word in argv):
         print(help_text(command, kind))
         raise SystemExit(0)

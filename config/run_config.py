@@ -312,10 +312,7 @@ class RunConfig(Checked):
 
     @property
     def tree(self) -> TreeConfig:
-        """The hyperparameters of drafting, sending and pruning, as the strategies and the draft read them.
-
-        A growth that is ablated has no nodes and no levels; `min_probability` becomes a log-probability.
-        """
+        """The hyperparameters that strategies and draft read; `min_probability` becomes a log-probability."""
         policy, off = (self.growth_policy, self.expansion, self.opt_threshold), self.ablated
         worth = math.log(self.min_probability) if self.min_probability else -math.inf
         segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED

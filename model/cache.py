@@ -149,10 +149,7 @@ class Slots:
         self.values[:, :, start:end] = self.values.index_select(2, source_S)
 
     def reserve(self, settled: int, end: int) -> None:
-        """Memory for the slots up to `end`; one tensor after the other, so that little is held twice.
-
-        Settled ones on which no row to come looks back are dropped first, once they are a block.
-        """
+        """Memory for the slots up to `end`; a block of settled ones that no row to come sees is dropped first."""
         held = self.keys.shape[2]
         passed = settled + 1 - self.window - self.first
         if self.window and passed >= BLOCK and end - self.first > held:
@@ -296,10 +293,7 @@ class TreeCache:
         tail.masked_fill_(blind, float("-inf"))
 
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep the keys and values of the admitted rows in one layer.
-
-        Returned are the layer's keys and values `[K, S, E]` of all slots that it holds, and the additive mask `[T, S]`.
-        """
+        """Keep keys and values of the admitted rows; those `[K, S, E]` of all slots, and the mask `[T, S]`."""
         slots, place = self._layers[layer]
         keys, values = slots.keys[place], slots.values[place]
         last = self.settled + len(self._tail)
@@ -322,10 +316,7 @@ class TreeCache:
         return attend(q_HTE, keys, values, self._masks[kind], look)
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:
-        """The mask of the admitted rows, without what lies further back than a window.
-
-        A row sees its ancestors, itself and nothing else, so its position is their number, one less.
-        """
+        """The mask of the rows within a window; a row's position is the number of those that it sees, less one."""
         size = len(self._tail)
         tail = self.settled + self._sees[:size, :size].sum(1) - 1
         position_S = np.concatenate((np.arange(self.settled), tail))

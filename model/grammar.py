@@ -92,10 +92,7 @@ class Grammars:
 
 
 def _spelled(file: dict[str, Any]) -> str:
-    """A tokenizer.json that says in one way how its tokens are spelled.
-
-    `transformers` writes several ways for a tokenizer out of a GGUF file, of which llguidance would take the wrong one.
-    """
+    """A tokenizer.json that spells tokens in one way; of a GGUF file's several, llguidance takes the wrong one."""
     file.update(truncation=None, padding=None)
     levels = [one for one in (file["decoder"] or {}).get("decoders", ()) if one["type"] == "ByteLevel"]
     if levels:
@@ -138,7 +135,9 @@ class State:
     @cached_property
     def forced(self) -> list[int]:
         """The tokens that have to follow, as far as that is known; a whole answer is followed by its end."""
-        return [min(self._ends)] if self.matcher.is_stopped() else list(self.matcher.compute_ff_tokens()[:LONGEST])
+        if self.matcher.is_stopped():
+            return [min(self._ends)]
+        return list(self.matcher.compute_ff_tokens()[:LONGEST])
 
     def after(self, token: int) -> State | None:
         """What follows a token; None for one that breaks the grammar, or ends the answer."""
@@ -172,10 +171,12 @@ class Follower:
 
     def mask(self, tree: TokenTree, nodes: Sequence[int], size: int) -> np.ndarray[Any, Any]:
         """Whether each of the first `size` tokens may follow each node, `[T, V]`; all may where the path is broken."""
-        states = [self._state(tree, node) for node in nodes]
-        rows = [np.unpackbits(state.bits, bitorder="little")[:size] if state else np.ones(size, dtype=np.uint8)
-                for state in states]
-        return np.stack(rows).astype(bool)
+        allowed_TV = np.ones((len(nodes), size), dtype=bool)
+        for row, node in enumerate(nodes):
+            state = self._state(tree, node)
+            if state:
+                allowed_TV[row] = np.unpackbits(state.bits, count=size, bitorder="little")
+        return allowed_TV
 
     def _state(self, tree: TokenTree, node: int) -> State | None:
         if tree.tip != self._tip:

@@ -110,10 +110,7 @@ class LlamaConfig:
             chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
 
     def within(self, length: int) -> LlamaConfig:
-        """The same for texts of at most so many tokens, which are all that get rotary positions.
-
-        If that is more than longrope's training had, its factors for long texts turn every text.
-        """
+        """The same for texts of so many tokens; beyond longrope's training, factors for long texts turn every text."""
         if not self.family.rotary:
             return self
         longest = self.context
@@ -251,10 +248,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward block: gated by SiLU (LLaMA and most relatives) or GELU, or with ReLU and no gate (OPT).
-
-    `fused` is as in `Attention`.
-    """
+    """The feed-forward block: gated by SiLU or GELU, or with ReLU and no gate (OPT); `fused` is as in `Attention`."""
 
     fusible = ("gate_proj", "up_proj")
 

@@ -94,10 +94,7 @@ def acceptance(law: Law, drawn_from: Law, token: int) -> Any:
 
 
 def residual(law: Law, drawn_from: Law) -> Law:
-    """What a rejected proposal leaves of a law: norm(max(0, p - q)).
-
-    If that is nothing, p and q are equal but for rounding, and p stays.
-    """
+    """What a rejected proposal leaves: norm(max(0, p - q)); if that is nothing, only rounding differs, and p stays."""
     left = np.maximum(law - drawn_from, 0)
     total = left.sum()
     return left / total if total > 0 else law
@@ -146,10 +143,7 @@ RULES = {
 # --- rules for nodes of a tree ----------------------------------------------------------------------------------------
 
 def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
-    """The tokens that follow these nodes, by the target's logits there and the rule of a sampler that does not match.
-
-    A guess is judged by the law of the target and, if it was drawn, by that which it was drawn from.
-    """
+    """The tokens that follow these nodes, by the target's logits and the laws that guesses were drawn from."""
     judge = RULES[sampler.rule].judge
     law_TV = laws(sampler, logits_TV)
     if np.isnan(law_TV).any():
@@ -180,7 +174,8 @@ def drawn(sampler: Sampler, like: Proposal, position: int, number: int, count: i
     """What a drafter draws for a position, from the law of `like`; its `number` keeps its draws apart from others'."""
     draw = drawing(sampler)
     assert draw is not None, f"the rule {sampler.rule} draws nothing"
-    tokens = draw(like.law, count, Chance(stream(sampler.seed, position, DRAWING, number)))
+    chance = Chance(stream(sampler.seed, position, DRAWING, number))
+    tokens = draw(like.law, count, chance)
     return [(like._replace(token=token), math.log(like.law[token])) for token in tokens]
 
 

@@ -68,10 +68,7 @@ def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float,
 
 
 class Penalties(NamedTuple):
-    """Changes of logits before temperature, in this order, as vLLM makes them; what each does is in docs/options.md.
-
-    They depend on the tokens that a path has so far (model/law.py).
-    """
+    """Changes of logits by the tokens of a path (model/law.py) before temperature, in this order, as vLLM's."""
 
     bias: tuple[tuple[int, float], ...] = ()  # pairs of a token and what is added to its logit
     repetition: float = 1.0  # divides logits above 0 of tokens of prompt and answer, multiplies those below
@@ -148,10 +145,7 @@ class Logprob(NamedTuple):
 
 
 def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[Logprob]:
-    """What each row says of one token and of so many likeliest ones, in float32 or finer.
-
-    That is the model's own distribution, before temperature, top-k and top-p, so it is the same for all methods.
-    """
+    """What each row says of a token and the likeliest ones, in float32 or finer, before temperature and top-p."""
     exact = torch.promote_types(logits_TV.dtype, torch.float32)
     said_TV = logits_TV.log_softmax(-1, dtype=exact)
     token_T = torch.tensor(tokens, device=said_TV.device)
@@ -162,10 +156,7 @@ def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[L
 
 
 class LogprobRequest(NamedTuple):
-    """The log-probabilities that a request wants: of how many `likeliest` tokens beside each one of the answer.
-
-    It wants the same of the tokens of the prompt behind its first `echoed` nodes.
-    """
+    """How many `likeliest` tokens a request wants beside each; of the prompt, behind its first `echoed` nodes."""
 
     likeliest: int
     echoed: int = 0

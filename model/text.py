@@ -83,10 +83,7 @@ def chosen(template: str, folder: Name, file: str = "") -> str:
 
 
 def own_template(folder: Name, file: str = "") -> str:
-    """The words of the chat template in a file, or of the tokenizer in a folder, of several all; empty: it has none.
-
-    Raises ValueError for a file that cannot be read.
-    """
+    """The words of the chat templates in a file or a tokenizer's folder; ValueError for a file that cannot be read."""
     if file:
         try:
             return Path(file).expanduser().read_text(encoding="utf-8")
@@ -171,10 +168,7 @@ class Text:
 
     def chat_ids(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any] = NO_VARIABLES
                  ) -> list[int]:
-        """The token ids of messages, of which the last is the user's or a tool's.
-
-        `variables` are what the tokenizer's own template reads beside them.
-        """
+        """The token ids of messages; `variables` are what the tokenizer's own template reads beside them."""
         text = self._chat_text(messages, template, variables)
         return next(self.spans([text], template))[0]
 
@@ -204,10 +198,7 @@ class Text:
                              f"{OTHERS}, or mend it") from error
 
     def spans(self, texts: Sequence[str], template: str) -> Iterator[tuple[list[int], list[int]]]:
-        """For each text that has its template already its token ids, and behind which character each token ends.
-
-        Tokenizers that are written in Python do not know the latter: they give no ends.
-        """
+        """Token ids of texts that have their template, and behind which character each ends, if the tokenizer knows."""
         own = chosen(template, self.folder) == OWN
         fast = self.tokenizer.is_fast
         try:

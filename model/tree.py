@@ -16,10 +16,7 @@ Guess = Tuple[int, int, float]  # parent, token, log-probability of the path
 
 
 class Proposal(NamedTuple):
-    """A token that is guessed after a node, by whom, and the law of all tokens that it was drawn from.
-
-    The law is None where the token was chosen without chance.
-    """
+    """A token that is guessed after a node, by whom, and the law that it was drawn from, if it was drawn."""
 
     source: str
     token: int
@@ -71,10 +68,7 @@ class TokenTree:
         self.passes = -len(self.trunk)
 
     def again(self, prompt: int, length: int, law: Any = None) -> TokenTree:
-        """The first `length` tokens of this text, of which `prompt` are the prompt, for a target that holds none.
-
-        Nothing is guessed below it, and the counts go on; `law` is one like that of this tree, which has read nothing.
-        """
+        """The first `length` tokens of this text for a target that holds none; counts go on, `law` has read nothing."""
         tree = TokenTree(self.tokens[:length], self.limit, self._ids, self.best_first, law)
         tree.guessed = self.guessed
         tree.foreseen = [position for position in self.foreseen if position < length]
@@ -194,10 +188,7 @@ class TokenTree:
         return [self.add(*guess, source) for guess in taken]
 
     def trim(self, size: int, offered: Iterable[float] = ()) -> float:
-        """The least score among the best `size` of the live guesses and of the scores on offer.
-
-        Guesses that wait and score less are dropped; what was sent is under way anyhow and stays.
-        """
+        """The least score of the best `size` guesses, live or on offer; what waits and scores less is dropped."""
         scores = [self.nodes[node].score for node in self.live]
         scores += offered
         if len(scores) <= size:

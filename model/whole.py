@@ -49,10 +49,7 @@ class Whole:
     @torch.no_grad()
     def logits(self, ids: Sequence[int], cache: TreeCache, last: int,
                text: bool = True) -> Tensor:
-        """The logits `[last, V]` behind the last of these tokens, which follow those that `cache` holds.
-
-        The tokens stay in the cache, unless they are no `text`: then `cache.drop()` forgets them.
-        """
+        """The logits `[last, V]` behind the last of these tokens; what is no `text` is forgotten by `cache.drop()`."""
         start = cache.capacity - cache.room
         nodes = list(range(start, start + len(ids)))
         parents = [node - 1 for node in nodes]

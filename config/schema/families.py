@@ -112,10 +112,7 @@ def published(name: str, family: Family) -> str:
 
 
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `config.json` under one set of names, whatever wrote it; a ValueError if it is not supported.
-
-    What a field may hold by itself was checked when the file was read (`fields.py`).
-    """
+    """The fields of a `config.json` under one set of names, whatever wrote it; ValueError if it is not supported."""
     family = FAMILIES.get(config.get("model_type") or "llama")
     said = {name: value for name, value in config.items() if value is not None}
     config = {**(family.usual if family else {}), **said}

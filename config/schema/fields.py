@@ -89,10 +89,7 @@ GENERATION = {"eos_token_id": TOKENS}
 
 def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
           remedy: str = "copy it again from the model", needed: Collection[str] = ()) -> None:
-    """Raise ValueError if a field does not hold what the table says, or a field that is `needed` is not there.
-
-    `where` and `remedy` are how the sentence begins and ends.
-    """
+    """ValueError, from `where` to `remedy`, if a field does not hold what the table says or a needed one is absent."""
     for name in needed:
         if given.get(name) is None:
             raise ValueError(f"{where} does not give {name}; {remedy}")

@@ -137,11 +137,7 @@ def verifier(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def head_problems(config: Mapping[str, Any], third: bool, layers: int, context: int) -> Iterator[str]:
-    """What a head is not, as ends of a sentence that begins with its file.
-
-    `third`: whether it is one of EAGLE-3; `layers`: those of its target; `context`: the most tokens that it will look
-    back on.
-    """
+    """What a head is not, as ends of a sentence; `layers` are its target's, `context` how far it will look back."""
     nested = config.get(NESTED) or {}
     only = {**ONLY, **dict.fromkeys(THIRD, third)}
     if not third:

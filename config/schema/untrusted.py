@@ -106,10 +106,7 @@ def decoded(data: bytes, where: object, remedy: str) -> str:
 
 
 def parse_json(text: str, where: object, remedy: str) -> Any:
-    """What a text of JSON says.
-
-    A ValueError that begins with `where` if it is none, repeats a key, or is nested without end.
-    """
+    """What JSON says; a ValueError that begins with `where` if it is none, repeats a key or is nested without end."""
     try:
         found = json.loads(text, object_pairs_hook=_once)
         deep = _is_deep(found)

@@ -10,14 +10,13 @@ Shapes: T rows, N inner features side by side, V vocabulary.
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Callable
 
 import torch
 from torch import Tensor
 
 from model.drafts.draft import Guesses, Read, Reading, Steps
 from model.drafts.heads import TEXT, DFlashHead
-from model.drafts.network import CHUNK, Expansion, TreeDraft
+from model.drafts.network import CHUNK, Expansion, LMHead, TreeDraft
 from model.tree import TokenTree
 
 
@@ -31,10 +30,10 @@ class Block(TreeDraft):
     source = "dflash"
     by_level, far, inner = False, True, True
 
-    def __init__(self, head: DFlashHead, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
+    def __init__(self, head: DFlashHead, lm_head: LMHead, capacity: int) -> None:
         self.network, self.lm_head = head, lm_head
-        self.form, self.wide = head.form, head.fc.in_features
-        super().__init__(head.config.cache(head.config.layers, capacity, head.embed_tokens.weight))
+        self.form, sizes = head.form, head.config
+        super().__init__(sizes.cache(sizes.layers, capacity, head.embed_tokens.weight))
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         return list(takewhile(lambda node: tree.nodes[node].hidden is not None, fresh))
@@ -45,7 +44,7 @@ class Block(TreeDraft):
 
     def blank(self, rows: int) -> Tensor:
         """Features `[rows, N]` of a block, which has none."""
-        return self.cache.like.new_zeros(rows, self.wide)
+        return self.cache.like.new_zeros(rows, self.network.fc.in_features)
 
     def catch_up(self, tree: TokenTree) -> Steps[None]:
         self.cache.drop()
@@ -105,13 +104,12 @@ class Block(TreeDraft):
     def rows(self, tree: TokenTree, fresh: list[int], begin: int, rows: int) -> Reading:
         """New rows of text, then so many rows of the block behind the node `begin`, its own first; their cache ids are
         below 0."""
-        block, first = [-1 - place for place in range(rows)], tree.nodes[begin]
-        parents = [tree.nodes[node].parent for node in fresh]
+        block, first, text = [-1 - place for place in range(rows)], tree.nodes[begin], len(fresh)
         above = [fresh[-1] if fresh else first.parent, *block[:-1]]
-        self.cache.admit([*fresh, *block], [*parents, *above[:rows]], text=len(fresh), mutual=True)
-        masks = [first.token, *[self.form.mask] * rows][:rows]
-        positions = [tree.nodes[node].pos for node in fresh]
-        tokens, places = [*[TEXT] * len(fresh), *masks], [*positions, *range(first.pos, first.pos + rows)]
+        parents = [tree.nodes[node].parent for node in fresh] + above[:rows]
+        self.cache.admit([*fresh, *block], parents, text, mutual=True)
+        tokens = [TEXT] * text + [first.token, *[self.form.mask] * rows][:rows]
+        places = [tree.nodes[node].pos for node in fresh] + list(range(first.pos, first.pos + rows))
         token_T, pos_T = torch.tensor([tokens, places], device=self.cache.like.device)
         features = [self.features(tree, fresh)] if fresh else []
         feature_TN = torch.cat((*features, self.blank(rows)))

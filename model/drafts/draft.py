@@ -50,10 +50,7 @@ def always(promise: float) -> bool:
 
 
 class Draft:
-    """Who guesses, for one request at a time; `another` guesses for a second one with the same networks.
-
-    A draft that is made of others passes on to these `parts` what it does not do itself.
-    """
+    """Who guesses, for one request at a time; it passes on to its `parts`, if any, what it does not do itself."""
 
     inner = False  # whether its features are the inputs of inner layers, instead of the target's last hidden states
     drifts = False  # whether its guesses get worse where they stand on many of its own

@@ -21,7 +21,7 @@ from config.schema.heads import VOCAB, block_problems, head_problems, is_block, 
 from config.schema.untrusted import shown
 from model.drafts.draft import Read, Steps
 from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Head, MtpHead
-from model.drafts.network import TreeDraft
+from model.drafts.network import LMHead, TreeDraft
 from model.llama import LlamaConfig, fill
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
@@ -70,15 +70,11 @@ class Fit:
 
 
 class Eagle(TreeDraft):
-    """A draft that guesses with a head; `lm_head` maps what the head makes to logits.
-
-    `drifts`: whether its guesses get worse with every guess that they stand on, as those of a head do that was taught
-    on the target's features alone.
-    """
+    """A draft that guesses with a head; `lm_head` maps what the head makes to logits."""
 
     source, lag = "eagle", 1
 
-    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int, fit: Fit | None = None) -> None:
+    def __init__(self, head: Head, lm_head: LMHead, capacity: int, fit: Fit | None = None) -> None:
         self.network, self.lm_head, self.fit = head, lm_head, fit
         self.inner, self.drifts = bool(head.inner), head.drifts
         layers = head.config.layers if self.inner else 1

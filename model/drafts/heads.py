@@ -35,10 +35,7 @@ class Head(nn.Module):
 
 
 class EagleHead(Head):
-    """`fc` over [embedding, feature], then one decoder layer without input norm; no norm at the end.
-
-    The feature is the target's last hidden state, after its norm; the target's LM head makes logits of what it says.
-    """
+    """`fc` over [embedding, the target's last hidden state], then a layer without input norm; the target's LM head."""
 
     drifts = True
 
@@ -124,10 +121,7 @@ class Eagle3Head(Head):
 
 
 class DFlashHead(Head):
-    """`fc` over inner features of the target, a norm, and layers in which the rows of a block see them and each other.
-
-    Embedding and LM head are the target's.
-    """
+    """`fc` over inner features, a norm, and layers in which the rows of a block see them and each other."""
 
     def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
         super().__init__(c)

@@ -91,10 +91,7 @@ class Mixture(Draft):
         self._tree = None
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
-        """Read the likeliest nodes that were not read yet, wherever they stand, and offer what all sources say.
-
-        `spares` is asked first whether there is time for what that promises, in tokens.
-        """
+        """Read the likeliest nodes anywhere, if `spares` the time for the tokens they promise, and offer what is said."""
         best_first = growth.anywhere or self._mixes
         if growth.shape or not best_first:
             return (yield from self._grow_levels(tree, growth))
@@ -271,10 +268,7 @@ class Mixture(Draft):
                                     if any(guess == token for guess, _ in said)}
 
     def _hear(self, tree: TokenTree, growth: Growth) -> None:
-        """Offer what networks have said, unasked, of the tokens after guesses, the likeliest guess first.
-
-        With a network that says the marginals of a block, that is DDTree's growth (arXiv 2604.12989).
-        """
+        """Offer what networks have said, unasked, the likeliest first; of a block that is DDTree (arXiv 2604.12989)."""
         far = [network for network in self.parts if network.far]
         heap = [(-tree.nodes[node].score, node) for node in tree.live if far]
         heapq.heapify(heap)
@@ -390,10 +384,7 @@ class Blend:
         return sorted(shares, key=lambda guess: (-guess[1], guess[0]))
 
     def learn(self, given: Given, length: int, token: int, depth: int = 0) -> None:
-        """The token that settled where these guesses stood; arguments as of `mix`.
-
-        Where no source had guessed it, nothing is learnt of their weights.
-        """
+        """The token that settled where these guesses stood; one that no source had guessed changes no weight."""
         bucket = _bucket(given, length)
         mixed = self._mixed(given, length)
         worth = self._worth.setdefault((bucket, bisect(DEPTHS, depth)), PlattScaling())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -24,6 +24,7 @@ from model.sample import Sampler, not_finite
 from model.tree import Proposal, TokenTree
 
 CHUNK = 256  # rows of a prompt that a draft reads at once
+LMHead = Callable[[Tensor], Tensor]  # makes logits of what a network makes
 Expansion = Steps[Optional[List[Guesses]]]  # what follows each node
 
 
@@ -89,7 +90,7 @@ class TreeDraft(Network):
     by_level = True
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
     network: Any  # what twins share
-    lm_head: Callable[[Tensor], Tensor]  # makes logits of what the network makes
+    lm_head: LMHead
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
@@ -137,10 +138,7 @@ class TreeDraft(Network):
         return torch.stack([self._made[parent] for parent in parents])
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        """What the network makes `[T, D]` of rows that were admitted to `cache`, its own or that of several twins.
-
-        The feature of a guess is what the draft made of its parent.
-        """
+        """What the network makes `[T, D]` of rows that were admitted to `cache`, its own or that of several twins."""
         made: Tensor = self.network(token_T, feature_TD, pos_T, cache)
         return made
 
@@ -211,8 +209,8 @@ class TreeDraft(Network):
         chance = gain_TV.gather(-1, best).exp().tolist()
         if math.isnan(chance[0][0]):
             raise self._damaged()
-        guessed = (zip(tokens, chances) for tokens, chances in zip(self.tokens(best).tolist(), chance))
-        return [[(token, probability) for token, probability in guesses if probability > 0] for guesses in guessed]
+        rows = map(zip, self.tokens(best).tolist(), chance)
+        return [[(token, probability) for token, probability in row if probability > 0] for row in rows]
 
     def settle(self, tree: TokenTree) -> None:
         kept = tree.live.union(tree.trunk[self._fed:])
@@ -358,9 +356,8 @@ class TreeDraft(Network):
             gain_TW, token_TW = self.guess(logits_TV, max(counts))
             if gain_TW.isnan().any():
                 raise self._damaged()
-            rows = zip(token_TW.tolist(), gain_TW.tolist(), counts)
-            return [[(Proposal(self.source, token), gain) for token, gain in zip(tokens[:count], gains)
-                     if gain > -math.inf] for tokens, gains, count in rows]
+            rows = (islice(zip(*row), count) for *row, count in zip(token_TW.tolist(), gain_TW.tolist(), counts))
+            return [[(Proposal(self.source, token), gain) for token, gain in row if gain > -math.inf] for row in rows]
         law_TV = laws(sampler, logits_TV)
         if np.isnan(law_TV).any():
             raise self._damaged()
@@ -375,8 +372,7 @@ class ModelDraft(TreeDraft):
 
     source = "model"
 
-    def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor],
-                 lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
+    def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor], lm_head: LMHead, cache: TreeCache) -> None:
         self.network, self.lm_head = model, lm_head
         super().__init__(cache)
 
@@ -425,7 +421,8 @@ def _pass(group: Sequence[Reading]) -> list[Read]:
     out_TD = draft.read(token_T, feature_TD, pos_T, caches)
     outs = out_TD.split(counts)
     asked = [reading.asked for reading in group]
-    last = torch.cat([out[len(out) - wanted:] for out, wanted in zip(outs, asked)])
+    lasts = [out[len(out) - wanted:] for out, wanted in zip(outs, asked)]
+    last = torch.cat(lasts)
     logits_AV = draft.logits(last) if sum(asked) else last
     return [Read(*each) for each in zip(outs, logits_AV.split(asked))]
 

@@ -163,10 +163,7 @@ class Retokenized(Network):
     # --- in the target's tokens ---------------------------------------------------------------------------------------
 
     def _rewritten(self) -> list[tuple[int, float]]:
-        """The drafted text in the target's tokens, as far as what follows cannot change it, with probabilities.
-
-        A token has the probability of the drafted tokens that end in it.
-        """
+        """The drafted text in stable tokens of the target, each as probable as the drafted ones that end in it."""
         ids = encoded_behind(self._target, self._tail, self._text)
         word = LAST_WORD.search(self._text)
         stable = word.start() if word else len(self._text) - 1 if len(self._drafted) >= LONG else 0

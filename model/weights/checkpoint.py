@@ -125,10 +125,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
-    """A hash over a file's size and content; of a large file, over blocks spread evenly.
-
-    The content counts because a model that was trained again has the same names, shapes and sizes.
-    """
+    """A hash over a file's size and content, as training changes nothing else; of a large file, over spread blocks."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

@@ -59,10 +59,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _steps(group_NGg: Tensor, range_NG: Tensor) -> Tensor:
-    """The steps `[N, G]` of groups whose weights are all few multiples of one; 0 for other groups.
-
-    So are weights that were in 4 bits before, whatever their format.
-    """
+    """The steps `[N, G]` of groups whose weights are few multiples of one, as those that were in 4 bits are; else 0."""
     size_NGg = group_NGg.abs()
     least = size_NGg.masked_fill_(size_NGg == 0, torch.inf).amin(-1)
     found = torch.zeros_like(least)

@@ -46,10 +46,7 @@ NEEDED = ("rank", "stages", "layers", "split_id", "files")
 
 
 def plan_stages(text: str, source: Checkpoint) -> list[int]:
-    """Layers per rank, as `parse_stages`; or for "auto:4" so that the largest of 4 stages has the fewest bytes.
-
-    For "auto:8,8,16" the layers of each stage are in proportion to these gigabytes.
-    """
+    """Layers per rank, as `parse_stages`; for "auto:4" by their bytes, for "auto:8,8,16" in proportion to gigabytes."""
     check_model(source)  # a config that promises layers without end would be split without end
     layers = read_sizes(source).layers
     auto = AUTO.fullmatch(text.strip())
@@ -67,10 +64,7 @@ def plan_stages(text: str, source: Checkpoint) -> list[int]:
 
 
 def layer_of(name: str, layers: int) -> int | None:
-    """The layer beside which a tensor is held: its own, the first for embeddings, the last for the final norm.
-
-    None for a tensor that goes with no layer of a model with so many, as the LM head does.
-    """
+    """The layer beside which a tensor is held, as the first for embeddings; None for the LM head and unknown ones."""
     layer = LAYER.match(name)
     if layer:
         return int(layer[1]) if int(layer[1]) < layers else None
@@ -81,10 +75,7 @@ def layer_of(name: str, layers: int) -> int | None:
 
 def assign(names: Iterable[str], stages: list[int], tied: bool,
            borrows: bool = False) -> list[dict[str, str]]:
-    """What each stage holds: the name in its part -> the name in the checkpoint, the same. Layers keep their numbers.
-
-    `borrows` says that the draft head of rank 0 uses the model's embedding; a tied LM head is that embedding.
-    """
+    """What each stage holds, by name; if the draft head `borrows` it, rank 0 holds the embedding, or a tied LM head."""
     owner = [rank for rank, count in enumerate(stages) for _ in range(count)]  # of each layer
     parts: list[dict[str, str]] = [{} for _ in stages]
     for name in names:

@@ -36,10 +36,7 @@ ERROR = 0.2  # of the outputs of the trial layer, relative; 4 bits have about 0.
 
 
 def running_kind(asked: str, held: str, folder: Any) -> str:
-    """The kind of weights that a rank runs: what the key `quant` asks, where `auto` is what the split holds.
-
-    ValueError if a split that holds quantized weights is asked for others: they cannot be made of these.
-    """
+    """The kind of weights that a rank runs: `auto` is what the split holds; ValueError if it holds another."""
     if asked == "auto":
         return held
     if held in (asked, "none"):
@@ -113,7 +110,9 @@ class Recast(Mapping[str, Tensor]):
 
     def _forms(self, name: str) -> dict[str, Form]:
         form = self.source.form(self.names[name])
-        return _beside(name, forms(self.kind, form.shape)) if self._quantizes(name) else {name: form}
+        if self._quantizes(name):
+            return _beside(name, forms(self.kind, form.shape))
+        return {name: form}
 
     def _quantizes(self, name: str) -> bool:
         return self.kind != "none" and LINEAR.search(name) is not None
@@ -144,7 +143,9 @@ class Recast(Mapping[str, Tensor]):
     def _made(self, name: str) -> dict[str, Tensor]:
         read = self.source.sound if self.sound else self.source.read
         tensor = read(self.names[name])
-        return _beside(name, quantize(self.kind, tensor)) if self._quantizes(name) else {name: tensor}
+        if self._quantizes(name):
+            return _beside(name, quantize(self.kind, tensor))
+        return {name: tensor}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._origin)
@@ -303,10 +304,7 @@ def fuse(module: nn.Module) -> None:
 
 
 def pack(module: nn.Module) -> None:
-    """Bring the plain products of a filled and fused module into the order that their device's kernels read, if any.
-
-    The weights of a fused product's parts, and of an LM head, are given up.
-    """
+    """Bring plain products into the order that their device's kernels read, if any; plain weights are given up."""
     for block in list(module.modules()):
         fused = vars(block).get("fused")
         if isinstance(fused, partial) and fused.func is F.linear and packable(fused.keywords["weight"]):
