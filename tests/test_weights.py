@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from model.drafts.eagle import fit_head
 from model.weights import checkpoint
-from model.weights.checkpoint import Checkpoint, Form, Writer
+from model.weights.checkpoint import Checkpoint, Form, writing
 from model.weights.parts import EMBED, HEAD, assign, check_model, plan_stages
 from model.weights.split import balance, is_split_as, parse_stages
 from tests.checkpoints import refused, same, save_head, save_llama
@@ -61,7 +61,7 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
     tensors = {f"x.{dtype}": torch.arange(6).reshape(2, 3).to(dtype) for dtype in (
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)}
     tensors.update(number=torch.tensor(2.5), nothing=torch.empty(0, 4), turned=torch.rand(3, 5).t())
-    with Writer(tmp_path / "model.safetensors", {n: Form(x.dtype, tuple(x.shape)) for n, x in tensors.items()}) as file:
+    with writing(tmp_path / "model.safetensors", {n: Form(x.dtype, tuple(x.shape)) for n, x in tensors.items()}) as file:
         for name, tensor in tensors.items():
             file.write(name, tensor)
     data = (tmp_path / "model.safetensors").read_bytes()
@@ -74,7 +74,7 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
 def test_a_writer_that_is_interrupted_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_text("old")
-    with pytest.raises(RuntimeError), Writer(path, {"a": Form(torch.float32, (2,))}) as file:
+    with pytest.raises(RuntimeError), writing(path, {"a": Form(torch.float32, (2,))}) as file:
         file.write("a", torch.zeros(2))
         raise RuntimeError
     assert path.read_text() == "old"

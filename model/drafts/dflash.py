@@ -65,8 +65,7 @@ class Block(TreeDraft):
         """Guesses behind the new tip still stand where the block says what follows."""
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        position = tree.nodes[node].pos
-        return node == tree.tip and position != self._begun and position + 1 < tree.limit
+        return node == tree.tip and tree.nodes[node].pos != self._begun
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         fresh = tree.trunk[self._fed:-1]

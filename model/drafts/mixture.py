@@ -91,7 +91,7 @@ class Mixture(Draft):
         self._tree = None
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
-        """Read the likeliest nodes anywhere, if `spares` the time for the tokens they promise, and offer what is said."""
+        """Read the likeliest nodes anywhere, if what they promise `spares` time for that, and offer what is said."""
         best_first = growth.anywhere or self._mixes
         if growth.shape or not best_first:
             return (yield from self._grow_levels(tree, growth))
@@ -183,10 +183,10 @@ class Mixture(Draft):
         return self._foresight * sum(math.exp(score - tip) for score in scores)
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
-        if any(network.wants(tree, node) for network in self.parts):
-            return True
-        unread = node not in self._stands and tree.nodes[node].pos + 1 < tree.limit
-        return unread and self._suffix is not None and (node == tree.tip or not self.parts)
+        if tree.nodes[node].pos + 1 >= tree.limit:
+            return False
+        copied = self._suffix is not None and (node == tree.tip or not self.parts)
+        return copied and node not in self._stands or any(network.wants(tree, node) for network in self.parts)
 
     def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
         """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""

@@ -45,7 +45,7 @@ class Network(Draft):
         raise NotImplementedError
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        """Whether a node was not read yet and could be."""
+        """Whether a node, behind which the text has room, was not read yet and could be."""
         raise NotImplementedError
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
@@ -169,9 +169,7 @@ class TreeDraft(Network):
         self._made: dict[int, Tensor] = {}  # what was made [D] of each node that was read
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        if node in self._made or tree.nodes[node].pos + 1 >= tree.limit:
-            return False
-        return node == tree.tip or tree.nodes[node].parent in self._made
+        return node not in self._made and (node == tree.tip or tree.nodes[node].parent in self._made)
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         room = self.cache.room

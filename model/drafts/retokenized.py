@@ -79,8 +79,6 @@ class Retokenized(Network):
             self.restart()
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        if tree.nodes[node].pos + 1 >= tree.limit:
-            return False
         if self._base < 0:
             return node == tree.tip
         end, place = self._end(tree)

@@ -12,9 +12,10 @@ import math
 import os
 import warnings
 import zipfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Iterator
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -200,13 +201,18 @@ class Checkpoint:
         return self._place[name][1]
 
     def read(self, name: str) -> Tensor:
+        return self.rows(name)
+
+    def rows(self, name: str, span: tuple[int, int] | None = None) -> Tensor:
+        """The rows [begin, end) of a tensor as it is in its file, or all of it; of safetensors only these are read."""
         form, path, start = self._place[name]
         if start is None:
-            return self._bin(path)[name].clone()
-        return self._load(name, form, path, start)
-
-    def _load(self, name: str, form: Form, path: Path, start: int) -> Tensor:
-        """A tensor of this form that begins at a byte of a safetensors file."""
+            whole = self._bin(path)[name]
+            return (whole[slice(*span)] if span else whole).clone()
+        if span:
+            begin, end = span
+            form = Form(form.dtype, (end - begin, *form.shape[1:]))
+            start += begin * form.bytes // max(1, end - begin)
         data = bytearray(form.bytes)
         with path.open("rb") as file:
             file.seek(start)
@@ -216,18 +222,6 @@ class Checkpoint:
         if not data:  # which torch.frombuffer refuses
             return torch.empty(form.shape, dtype=form.dtype)
         return torch.frombuffer(data, dtype=form.dtype).reshape(form.shape)
-
-    def rows(self, name: str, span: tuple[int, int] | None) -> Tensor:
-        """The rows [begin, end) of a tensor as it is in its file, or all of it; of safetensors only these are read."""
-        form, path, start = self._place[name]
-        if span is None:
-            return Checkpoint.read(self, name)
-        begin, end = span
-        if start is None:
-            return self._bin(path)[name][begin:end].clone()
-        part = Form(form.dtype, (end - begin, *form.shape[1:]))
-        offset = begin * part.bytes // max(1, end - begin)
-        return self._load(name, part, path, start + offset)
 
     def sound(self, name: str) -> Tensor:
         """A tensor, as `read` gives it; ValueError if it holds NaN or infinity: it broke in training or on a disk."""
@@ -245,22 +239,19 @@ class Checkpoint:
 
 
 class Writer:
-    """A safetensors file written tensor after tensor; it appears under its name when the `with` ends well."""
+    """Writes the tensors of these forms, one after the other, into a file as safetensors has it."""
 
-    def __init__(self, path: Path, forms: dict[str, Form]) -> None:
+    def __init__(self, file: BinaryIO, forms: dict[str, Form]) -> None:
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        self.path = path
-        self._left = list(forms.items())
+        self.left = list(forms.items())
         end = 0
-        for name, form in self._left:
+        for name, form in self.left:
             start, end = end, end + form.bytes
             table[name] = {"dtype": NAMES[form.dtype], "shape": form.shape, "data_offsets": [start, end]}
         header = json.dumps(table, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)  # data begins at a multiple of 8
-        self.bytes, self._hash = 0, hashlib.sha256()
-        self._new = path.with_name(path.name + ".part")
-        self._file = self._new.open("wb")
-        self._head = len(header).to_bytes(8, "little") + header
+        self.bytes, self._hash, self._file = 0, hashlib.sha256(), file
+        self._put(len(header).to_bytes(8, "little") + header)
 
     def _put(self, data: Any) -> None:
         self._file.write(data)
@@ -269,9 +260,7 @@ class Writer:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor; they come in the order of the forms."""
-        if not self.bytes:
-            self._put(self._head)
-        given, expected = (name, Form(tensor.dtype, tuple(tensor.shape))), self._left.pop(0)
+        given, expected = (name, Form(tensor.dtype, tuple(tensor.shape))), self.left.pop(0)
         assert given == expected, f"{given} was written where {expected} comes next"
         flat = tensor.detach().contiguous().reshape(-1)
         self._put(flat.view(torch.uint8).numpy().data)
@@ -281,17 +270,18 @@ class Writer:
         """The file's line in a manifest."""
         return {"bytes": self.bytes, "sha256": self._hash.hexdigest()}
 
-    def __enter__(self) -> Writer:
-        return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        try:
-            with self._file:
-                if error is None:
-                    assert not self._left, f"{self._left[0][0]} was not written"
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-            if error is None:
-                os.replace(self._new, self.path)
-        finally:
-            self._new.unlink(missing_ok=True)
+@contextmanager
+def writing(path: Path, forms: dict[str, Form]) -> Iterator[Writer]:
+    """A safetensors file written tensor after tensor; it appears under its name when the `with` ends well."""
+    new = path.with_name(path.name + ".part")
+    try:
+        with new.open("wb") as file:
+            writer = Writer(file, forms)
+            yield writer
+            assert not writer.left, f"{writer.left[0][0]} was not written"
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
