@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 import torch
@@ -48,8 +49,9 @@ def layer(inputs, outputs, dtype):
 def kernels():
     """Those that this machine can try: ARM's has a form for every processor."""
     made = int4._x86(), int4._arm()
-    tried = [int4.tried(kernel, "cpu") for kernel in made]
-    return [each for each in tried if isinstance(each, int4.Kernel)]
+    for kernel in made:
+        with suppress(RuntimeError):
+            yield int4.tried(kernel, "cpu")
 
 
 def test_a_weight_is_its_code_times_the_scale_of_its_group_and_an_offset():
@@ -87,8 +89,8 @@ def test_inputs_that_fill_no_group_are_padded_and_cut_off():
 @pytest.mark.parametrize("inputs, outputs", [(64, 96), (576, 192), (1536, 576)])
 def test_a_row_has_the_same_bits_in_every_batch(inputs, outputs, dtype):
     linear, _, x = layer(inputs, outputs, dtype)
-    if isinstance(linear.kernel, str):
-        pytest.skip(f"no kernel for int4 here: {linear.kernel}")
+    if linear.kernel.why:
+        pytest.skip(f"no kernel for int4 here: {linear.kernel.why}")
     whole = linear(x)
     for rows in range(1, MOST + 1):
         assert torch.equal(linear(x[:rows]), whole[:rows])
@@ -125,7 +127,8 @@ def test_rows_are_padded_where_a_kernel_lets_them_depend_on_each_other():
     whole = steady(x, pairs, scale)
     assert torch.equal(steady(x[:3], pairs, scale), whole[:3])
     wrong = int4.replace(kernel, multiply=lambda *args: kernel.multiply(*args) * 2)
-    assert int4.tried(wrong, "cpu") == "its result is wrong"
+    with pytest.raises(RuntimeError, match="its result is wrong"):
+        int4.tried(wrong, "cpu")
 
 
 @pytest.mark.parametrize("dtype, inputs, outputs, why", [
@@ -135,8 +138,8 @@ def test_rows_are_padded_where_a_kernel_lets_them_depend_on_each_other():
 def test_without_a_kernel_weights_are_unfolded(dtype, inputs, outputs, why, monkeypatch):
     monkeypatch.setattr(int4, "_named", lambda device: int4._x86)
     linear, weight, x = layer(inputs, outputs, dtype)
-    if linear.kernel != why:
-        pytest.skip(f"no kernel for int4 here: {linear.kernel}")
+    if linear.kernel.why != why:
+        pytest.skip(f"no kernel for int4 here: {linear.kernel.why}")
     pairs, scale = int4.quantize(weight)
     unfolded = int4.unfold(pairs, scale, inputs, dtype)
     wanted = nn.functional.linear(x, unfolded, linear.bias)

@@ -61,7 +61,8 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
     tensors = {f"x.{dtype}": torch.arange(6).reshape(2, 3).to(dtype) for dtype in (
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)}
     tensors.update(number=torch.tensor(2.5), nothing=torch.empty(0, 4), turned=torch.rand(3, 5).t())
-    with writing(tmp_path / "model.safetensors", {n: Form(x.dtype, tuple(x.shape)) for n, x in tensors.items()}) as file:
+    forms = {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+    with writing(tmp_path / "model.safetensors", forms) as file:
         for name, tensor in tensors.items():
             file.write(name, tensor)
     data = (tmp_path / "model.safetensors").read_bytes()

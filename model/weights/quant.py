@@ -233,30 +233,15 @@ class FourBit(Quantized):
 class Int4(Quantized):
     """Weights in int4, by the kernel of their device where there is one; else they are unfolded."""
 
-    kernel: int4.Kernel | str = ""  # or why there is none
-
     def settle(self, dtype: torch.dtype) -> None:
-        self.kernel = int4.fitting(self.weight.device.type, dtype, self.out_features, self.in_features)
-        if isinstance(self.kernel, int4.Kernel):
-            packed, scale = self.kernel.pack(self.weight, self.scale)
-            self.weight = nn.Parameter(packed, requires_grad=False)
-            self.scale = nn.Parameter(scale, requires_grad=False)
-
-    @property
-    def block(self) -> int:
-        """Outputs of which a multiple can be put together with others; 0 if this weight cannot."""
-        return 1 if isinstance(self.kernel, str) else self.kernel.block
+        device = self.weight.device.type
+        self.kernel = int4.fitting(device, dtype, self.out_features, self.in_features)
+        packed, scale = self.kernel.pack(self.weight, self.scale)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return _multiplied(x_TD, self.kernel, self.weight, self.scale, self.bias)
-
-
-def _multiplied(x_TD: Tensor, kernel: int4.Kernel | str,
-                weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    if isinstance(kernel, str):
-        return F.linear(x_TD, int4.unfold(weight, scale, x_TD.shape[1], x_TD.dtype), bias)
-    out = kernel(x_TD, weight, scale)
-    return out if bias is None else out + bias
+        return self.kernel(x_TD, self.weight, self.scale, self.bias)
 
 
 CLASSES: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # of the others: FourBit
@@ -300,7 +285,7 @@ def fuse(module: nn.Module) -> None:
         elif all(isinstance(part, Int4) for part in parts) and _alike(parts):
             rows = {"weight": 0, "scale": 1, "bias": 0}  # the dimension of a tensor that has a product's outputs
             whole = {name: _put_together(parts, name, dim) for name, dim in rows.items()}
-            block.fused = partial(_multiplied, kernel=parts[0].kernel, **whole)  # type: ignore[assignment]
+            block.fused = partial(parts[0].kernel, **whole)  # type: ignore[assignment]
 
 
 def pack(module: nn.Module) -> None:
@@ -327,9 +312,9 @@ def _give_back() -> None:
 
 def _alike(parts: Sequence[Int4]) -> bool:
     """Whether one kernel reads all of these, and reads them one behind the other as it does alone."""
-    block, kernels = parts[0].block, {part.kernel for part in parts}
-    sizes = [part.out_features for part in parts]
-    return len(kernels) == 1 and block > 0 and all(size % block == 0 for size in sizes)
+    kernels = {part.kernel for part in parts}
+    block = parts[0].kernel.block
+    return len(kernels) == 1 and block > 0 and not any(part.out_features % block for part in parts)
 
 
 def _put_together(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
@@ -346,8 +331,8 @@ def _put_together(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | Non
 
 def unfolded(module: nn.Module) -> str:
     """Why weights in int4 below a module are unfolded for every product, which is slow; empty if none are."""
-    return next((child.kernel for child in module.modules() if isinstance(child, Int4)
-                 and isinstance(child.kernel, str)), "")
+    reasons = (child.kernel.why for child in module.modules() if isinstance(child, Int4))
+    return next(filter(None, reasons), "")
 
 
 def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
