@@ -132,7 +132,7 @@ def test_what_is_forced_saves_passes_without_any_draft():
         with pipeline(TINY, 2, "continuous") as decoder:
             answer, stream = decoder.decode(request(GUIDES[4]))
             if not forced:
-                stream.tree.law.forced = lambda tree, node: ()
+                stream.tree.law.follower.forced = lambda tree, node: ()
             for _ in stream:
                 pass
         assert answer.token_ids == reference(GUIDES[4], Sampler())
