@@ -174,21 +174,20 @@ class ComparedDrafts(CommandKeys):
             model = model or self.run.draft_dir
         return replace(self.run, draft=kind, draft_dir=model, **changes)
 
-    def draft_problems(self) -> list[str]:
+    def draft_problems(self) -> Iterator[str]:
         """What is wrong with the drafts, each in a sentence that names the fix."""
-        found, used = [], set()
+        used = {""}
         for name in listed(self.drafts):
             try:
                 used.add(self.with_draft(name).draft_dir)
             except ValueError as error:
-                found.append(f"drafts={self.drafts}: {error}")
-        if any(needs_head(name) for name in listed(self.drafts)) and headless(self.run):
-            found.append(f"drafts={self.drafts}: {no_head(self.run)}")
+                yield f"drafts={self.drafts}: {error}"
+        if any(map(needs_head, listed(self.drafts))) and headless(self.run):
+            yield f"drafts={self.drafts}: {no_head(self.run)}"
         if self.drafts and not listed(self.drafts):
-            found.append("drafts is empty: name at least one, or leave it out")
-        if self.drafts and self.run.draft_dir not in ("", *used):
-            found.append(f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there")
-        return found
+            yield "drafts is empty: name at least one, or leave it out"
+        if self.drafts and self.run.draft_dir not in used:
+            yield f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there"
 
 
 def flat(config: CommandKeys | RunConfig) -> dict[str, Any]:

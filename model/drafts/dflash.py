@@ -9,8 +9,6 @@ Shapes: T rows, N inner features side by side, V vocabulary.
 """
 from __future__ import annotations
 
-from itertools import takewhile
-
 import torch
 from torch import Tensor
 
@@ -34,13 +32,6 @@ class Block(TreeDraft):
         self.network, self.lm_head = head, lm_head
         self.form, sizes = head.form, head.config
         super().__init__(sizes.cache(sizes.layers, capacity, head.embed_tokens.weight))
-
-    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        return list(takewhile(lambda node: tree.nodes[node].hidden is not None, fresh))
-
-    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        hidden = [tree.nodes[node].hidden for node in fresh]
-        return torch.stack(hidden)  # type: ignore[arg-type]
 
     def blank(self, rows: int) -> Tensor:
         """Features `[rows, N]` of a block, which has none."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from typing import Any, Callable, ClassVar, Mapping, Sequence
 
 import torch
@@ -80,14 +79,8 @@ class Eagle(TreeDraft):
         layers = head.config.layers if self.inner else 1
         super().__init__(head.config.cache(layers, capacity, head.embed_tokens.weight))
 
-    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        """Those whose pair can be formed: the target's feature of the token before has come."""
-        above = {node: tree.nodes[tree.nodes[node].parent] for node in fresh}
-        return list(takewhile(lambda node: above[node].hidden is not None, fresh))
-
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        above = [tree.nodes[tree.nodes[node].parent] for node in fresh]
-        feature_TD = torch.stack([node.hidden for node in above])
+        feature_TD = super().features(tree, fresh)
         return self.network.join(feature_TD) if self.inner else feature_TD
 
     def _begin_behind(self, length: int) -> None:

@@ -229,9 +229,11 @@ class Mixture(Draft):
         if self._suffix is None:
             return NOTHING
         way = [node]
-        while way[-1] != tree.tip and tree.nodes[way[-1]].parent not in self._stands:
-            way.append(tree.nodes[way[-1]].parent)
-        above = self._stands.get(tree.nodes[way[-1]].parent)
+        parent = tree.nodes[node].parent
+        while way[-1] != tree.tip and parent not in self._stands:
+            way.append(parent)
+            parent = tree.nodes[parent].parent
+        above = self._stands.get(parent)
         match = above.match if above else NOTHING
         for step in reversed(way):
             match = self._suffix.match(tree, step, match)
@@ -423,7 +425,9 @@ class PlattScaling:
     def learn(self, guesses: Guesses, token: int) -> None:
         """This token was right, of these guesses or of none."""
         fading = (1 - KEEP) * TRUST
-        self._aa, self._ab, self._bb = KEEP * self._aa + fading, KEEP * self._ab, KEEP * self._bb + fading
+        self._aa = KEEP * self._aa + fading
+        self._ab = KEEP * self._ab
+        self._bb = KEEP * self._bb + fading
         self._step(fading * (1 - self._slope), -fading * self._shift)
         for guess, claimed in guesses:
             if claimed > 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from itertools import accumulate, islice
+from itertools import accumulate, islice, takewhile
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -126,12 +126,16 @@ class TreeDraft(Network):
         return twin
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        """The leading nodes of `fresh`, the next ones of the text, that can be read by now."""
-        raise NotImplementedError
+        """The leading nodes of `fresh`, the next ones of the text, that can be read: whose features have come."""
+        return list(takewhile(lambda node: self._feature(tree, node) is not None, fresh))
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        """The target's features `[T, D]` of the tokens before these nodes of the text."""
-        raise NotImplementedError
+        """The target's features `[T, D]` that these nodes of the text are read with."""
+        return torch.stack([self._feature(tree, node) for node in fresh])
+
+    def _feature(self, tree: TokenTree, node: int) -> Any:
+        known = tree.nodes[node]
+        return tree.nodes[known.parent].hidden if self.lag else known.hidden
 
     def carried(self, parents: list[int]) -> Tensor:
         """The features `[T, D]` of guesses: what was made of their parents."""
@@ -213,7 +217,8 @@ class TreeDraft(Network):
     def settle(self, tree: TokenTree) -> None:
         kept = tree.live.union(tree.trunk[self._fed:])
         self.cache.retain(kept)
-        self._made = {node: made for node, made in self._made.items() if node in kept or node == tree.tip}
+        kept.add(tree.tip)
+        self._made = {node: made for node, made in self._made.items() if node in kept}
 
     def _damaged(self) -> ValueError:
         return not_finite("draft", self.cache.like.dtype, "its weights are damaged or were made for another model: "

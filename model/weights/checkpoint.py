@@ -260,7 +260,8 @@ class Writer:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor; they come in the order of the forms."""
-        given, expected = (name, Form(tensor.dtype, tuple(tensor.shape))), self.left.pop(0)
+        given = name, Form(tensor.dtype, tuple(tensor.shape))
+        expected = self.left.pop(0)
         assert given == expected, f"{given} was written where {expected} comes next"
         flat = tensor.detach().contiguous().reshape(-1)
         self._put(flat.view(torch.uint8).numpy().data)

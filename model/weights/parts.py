@@ -217,7 +217,8 @@ class Part:
         places = placements(self.stages, len(self.shares))
         ranks = range(len(places))
         self.world = len(places)
-        misplaced = 0 in self.stages[1:] or (self.stages[1:] and self.stages[0] != 0)
+        first, *others = self.stages or [0]
+        misplaced = 0 in others or others and first
         possible = self.rank in ranks and not misplaced
         if possible:
             stage, self.member = places[self.rank]

@@ -101,24 +101,22 @@ class Unfolded(Checkpoint):
 def _cut(c: LlamaConfig, name: str, view: View) -> Iterator[Piece]:
     """A fused product as its parts; another tensor as it is."""
     part = PART.search(name)
-    if not part or part[2] not in FUSED:
-        yield name, view
-        return
+    fused = part[2] if part else ""
     sizes = [c.intermediate, c.intermediate]
-    if part[2] == "qkv_proj":
+    if fused == "qkv_proj":
         sizes = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
     dtype, shape = view.form.dtype, view.form.shape
-    if sum(sizes) != shape[0]:  # which is reported where shapes are compared
+    if fused not in FUSED or sum(sizes) != shape[0]:  # which is reported where shapes are compared
         yield name, view
         return
     begin, whole = 0, view
-    for own, size in zip(FUSED[part[2]], sizes):
+    for own, size in zip(FUSED[fused], sizes):
         form = Form(dtype, (size, *shape[1:]))
         if len(view.theirs) == 1:
             view = View(form, view.theirs, span=(begin, begin + size))
         else:
             view = View(form, view.theirs, _rows(whole.make, begin, size))
-        yield name.replace(part[2], own), view
+        yield name.replace(fused, own), view
         begin += size
 
 
