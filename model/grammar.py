@@ -7,8 +7,7 @@ node follows from the node's path alone.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module
 from threading import Lock
 from typing import Any, NamedTuple, Sequence
@@ -49,30 +48,25 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocabulary: int, ends: frozenset[int]) -> None:
         self._tokenizer, self._vocabulary, self._ends = tokenizer, vocabulary, ends
         self._lock = Lock()
-        self._own: Any = None  # the tokenizer as llguidance has it
-        self._kept: OrderedDict[Guide, Grammar] = OrderedDict()
+        self._of = lru_cache(maxsize=KEPT)(self._compiled)
 
     def of(self, guide: Guide) -> Grammar:
         """The grammar, compiled once; raises ValueError, with the reason, for one that nothing can fulfil."""
         with self._lock:
-            grammar = self._kept.pop(guide, None) or self._compiled(guide)
-            self._kept[guide] = grammar
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return grammar
+            return self._of(guide)
 
     def _compiled(self, guide: Guide) -> Grammar:
         try:
             library = import_module("llguidance")
         except ImportError:
             raise ValueError(MISSING) from None
-        self._own = self._own or self._read_tokenizer()
+        tokens = self._tokens
         try:
             if guide.kind == "json_schema":
                 text = library.LLMatcher.grammar_from_json_schema(guide.source, overrides=FORM)
             else:
                 text = library.grammar_from(guide.kind, guide.source)
-            matcher = library.LLMatcher(self._own, text, log_level=0)
+            matcher = library.LLMatcher(tokens, text, log_level=0)
             wrong = matcher.get_error() or _endless(matcher.deep_copy()) or _empty(matcher.deep_copy())
         except (ValueError, TypeError) as error:
             wrong = str(error)
@@ -81,7 +75,9 @@ class Grammars:
             raise ValueError(f"the {guide.kind.replace('_', ' ')} cannot be met ({why}): mend it")
         return Grammar(matcher, self._ends)
 
-    def _read_tokenizer(self) -> Any:
+    @cached_property
+    def _tokens(self) -> Any:
+        """The tokenizer as llguidance has it."""
         if not self._tokenizer.is_fast:
             raise ValueError("grammars need a tokenizer in the form of tokenizer.json, and this model's is another: "
                              "save it in that form, or leave the grammar out")
