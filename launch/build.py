@@ -22,7 +22,7 @@ from model.drafts.cascade import row
 from model.drafts.dflash import Block
 from model.drafts.draft import Draft, NoDraft, Passes
 from model.drafts.eagle import Eagle, Fit, load_head
-from model.drafts.heads import DFlashHead, Eagle3Head
+from model.drafts.heads import DFlashHead
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network, TreeDraft, read_all
 from model.drafts.retokenized import Retokenized
@@ -215,8 +215,7 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
         return Block(head, lm_head, spec.slots)
     fuse(head)
     pack(head)
-    logits = head.logits if isinstance(head, Eagle3Head) else lm_head
-    return Eagle(head, logits, spec.slots, Fit(str(folder), say))
+    return Eagle(head, lm_head, spec.slots, Fit(str(folder), say))
 
 
 def _block_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:

@@ -69,12 +69,12 @@ class Fit:
 
 
 class Eagle(TreeDraft):
-    """A draft that guesses with a head; `lm_head` maps what the head makes to logits."""
+    """A draft that guesses with a head; `lm_head` makes logits of what it makes, if it has no LM head of its own."""
 
     source, lag = "eagle", 1
 
     def __init__(self, head: Head, lm_head: LMHead, capacity: int, fit: Fit | None = None) -> None:
-        self.network, self.lm_head, self.fit = head, lm_head, fit
+        self.network, self.lm_head, self.fit = head, head.logits or lm_head, fit
         self.inner, self.drifts = bool(head.inner), head.drifts
         layers = head.config.layers if self.inner else 1
         super().__init__(head.config.cache(layers, capacity, head.embed_tokens.weight))

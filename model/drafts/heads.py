@@ -4,7 +4,7 @@ They know nothing about trees. Shapes: T rows, D model, N inner features side by
 """
 from __future__ import annotations
 
-from typing import Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ class Head(nn.Module):
 
     drifts = False  # whether its guesses get worse where they stand on many of its own
     inner: tuple[int, ...] = ()  # the target's layers whose inputs it reads, in place of the last hidden state
+    logits: Any = None  # makes logits of what it makes, if it has an LM head of its own
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
