@@ -108,7 +108,7 @@ def held_ahead(source: Checkpoint) -> list[str]:
     """The tensors of a model's layer for multi-token prediction, in its checkpoint or alone; of several it is refused.
     """
     found = {name: match[1] for name in source.names() if (match := AHEAD.search(name))}
-    numbers = sorted(set(found.values()))
+    numbers = set(found.values())
     if len(numbers) > 1:
         raise ValueError(f"{source.folder} has {len(numbers)} layers for multi-token prediction, each for one token "
                          "further, and only one can guess: take a model with one, or a draft head of EAGLE")
@@ -134,8 +134,7 @@ def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     is_mtp, third = "input_proj.weight" in forms, any(name.startswith("midlayer.") for name in forms)
     if "fc.weight" not in forms and not is_mtp and not third:
         raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
-    _check_target(source, base)
-    _check_sizes(source, target, third)
+    _check_target(source, base, target, third)
     if not is_mtp:
         _check_config(source, target, third)
     sizes = read_sizes(source)
@@ -164,8 +163,7 @@ def _fit_third(source: Checkpoint, forms: Mapping[str, Shape], sizes: LlamaConfi
     if not dialect.inner:
         raise ValueError(f"the head in {source.folder} is one of EAGLE-3 that names no layers, which needs a model of "
                          f"7 layers or more, and the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
-    own = [source.config[key] for key in VOCAB if source.config.get(key)]
-    vocab = own[0] if own else sizes.vocab
+    vocab = next(filter(None, map(source.config.get, VOCAB)), sizes.vocab)
     head = Eagle3Head(sizes, target.hidden, vocab, dialect)
     mapped = bool(forms.keys() & MAPS)
     free = set() if mapped or vocab != sizes.vocab else set(MAPS)
@@ -177,26 +175,19 @@ def _fit_third(source: Checkpoint, forms: Mapping[str, Shape], sizes: LlamaConfi
     return head
 
 
-def _check_target(source: Checkpoint, base: Mapping[str, Any]) -> None:
-    """Refuse a head that names another kind of model than its base as the one that it was trained for."""
-    named = verifier(source.config)
+def _check_target(source: Checkpoint, base: Mapping[str, Any], target: LlamaConfig, third: bool) -> None:
+    """Refuse a head that was made for another kind of model than its base, or for other sizes."""
+    its, named = source.config, verifier(source.config)
     kinds, ours = named.get("architectures") or [], base.get("architectures") or []
     if kinds and ours and not set(kinds) & set(ours):
         raise ValueError(f"the draft head in {source.folder} was trained for {shown(named.get('name_or_path'))}, a "
                          f"{shown(kinds[0])}, and the model is a {ours[0]}; take the head that was trained for it")
-
-
-def _check_sizes(source: Checkpoint, target: LlamaConfig, third: bool) -> None:
-    """Refuse a head whose sizes are not those of its target."""
-    its = source.config
-    hidden = its.get("hidden_size")
+    hidden, vocab = its.get("hidden_size"), its.get("vocab_size")
     if third:  # with an embedding of its own, it may differ from its target
         hidden = its.get("target_hidden_size") or hidden
-    found = {"hidden_size": hidden, "vocab_size": its.get("vocab_size")}
-    wanted = {"hidden_size": target.hidden, "vocab_size": target.vocab}
-    for key, size in wanted.items():
-        if found[key] != size:
-            raise ValueError(f"the draft head in {source.folder} has {key} {found[key]!r}, but the model has {size}; "
+    for key, found, size in (("hidden_size", hidden, target.hidden), ("vocab_size", vocab, target.vocab)):
+        if found != size:
+            raise ValueError(f"the draft head in {source.folder} has {key} {found!r}, but the model has {size}; "
                              "take the head that was trained for this model")
 
 

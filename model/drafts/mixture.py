@@ -228,15 +228,14 @@ class Mixture(Draft):
         """The match of a node, from that of the nearest node above whose match is known."""
         if self._suffix is None:
             return NOTHING
-        way = [node]
-        parent = tree.nodes[node].parent
-        while way[-1] != tree.tip and parent not in self._stands:
-            way.append(parent)
-            parent = tree.nodes[parent].parent
-        above = self._stands.get(parent)
-        match = above.match if above else NOTHING
-        for step in reversed(way):
-            match = self._suffix.match(tree, step, match)
+        way = []
+        while node != tree.tip and node not in self._stands:
+            way.append(tree.nodes[node].token)
+            node = tree.nodes[node].parent
+        automaton = self._suffix.automaton
+        match = self._stands[node].match if node in self._stands else automaton.tip
+        for token in reversed(way):
+            match = automaton.step(match, token)
         return match
 
     def _foreseen(self, mixed: Guesses, rest: float, position: int) -> Guesses:

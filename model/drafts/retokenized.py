@@ -97,8 +97,8 @@ class Retokenized(Network):
         return [self.heard(tree, node, width) or [] for node in nodes]
 
     def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
-        end, place = self._end(tree) if self._base >= 0 else (node, len(self._chain))
-        if node != end or place == len(self._chain):
+        end, place = self._end(tree)
+        if node != end or place >= len(self._chain):  # as before it has begun
             return None
         guess = self._chain[place]
         if (node, guess[0]) in self._given:

@@ -204,10 +204,6 @@ class Suffix:
             self._text.append(tree.nodes[node].token)
             self.automaton.extend(tree.nodes[node].token)
 
-    def match(self, tree: TokenTree, node: int, above: Match) -> Match:
-        """The match of a node, where that of its parent is `above`."""
-        return self.automaton.tip if node == tree.tip else self.automaton.step(above, tree.nodes[node].token)
-
 
 # --- texts in a file --------------------------------------------------------------------------------------------------
 
