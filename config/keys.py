@@ -74,11 +74,7 @@ class Option(NamedTuple):
 
 
 def read_keys(argv: Sequence[str], kind: type[Kind], command: str) -> Kind:
-    """The dataclass `kind` with what was typed, over its defaults. Raises ValueError, also out of `kind` itself.
-
-    `kind.PATHS` may name the keys that are paths, which count from where the command is typed. `--help` prints the help
-    of `command` with `kind.EXAMPLES`, and ends the program.
-    """
+    """The dataclass `kind` with what was typed over its defaults; paths in `kind.PATHS` count from here."""
     if any(word in HELP for word in argv):
         print(help_of(kind, command))
         raise SystemExit(0)

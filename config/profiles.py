@@ -111,11 +111,7 @@ class Profile:
         return share * whole_model / 1e3
 
     def draft(self, asked: Sequence[int]) -> float:
-        """Seconds of a level of the draft for several requests at once, of each of which so many rows are asked about.
-
-        Beyond the rows that one request has, or that cost a stage nothing, each costs the draft the share of a pass
-        that it costs the model.
-        """
+        """Seconds of a level for several requests; rows beyond one's, or free ones, cost their share of a pass."""
         beyond = sum(asked) - max(self.free, *asked)
         costlier = 1 + self.row / self.model * max(0, beyond)
         return costlier * self.level / 1e3 if any(asked) else 0.0

@@ -249,10 +249,7 @@ class RunConfig(Checked):
 
     @property
     def cluster(self) -> Profile | None:
-        """The profile of the cluster to emulate, or None to run on this machine as it is.
-
-        `wires` replaces the profile's rate and latency. In the end `slowdown` stretches every time.
-        """
+        """The cluster to emulate, with `wires` for its rate and latency, stretched by `slowdown`; None: no other."""
         if self.profile == "none":
             return None
         usual = read(self.profile) if is_file(self.profile) else PROFILES[self.profile]

@@ -32,10 +32,7 @@ def damaged(dtype: torch.dtype) -> ValueError:
 
 def stream(seed: int, position: int, purpose: int,
            who: int = 0) -> np.random.Generator:
-    """A counter-based stream of chance for one position, with (seed, position) as its key.
-
-    The upper words of its counter are purpose and who, so that no two of these streams have a number in common.
-    """
+    """Chance keyed by (seed, position); its counter has purpose and who, so that no two streams share numbers."""
     key = np.array([seed, position], dtype=np.uint64)  # of a list with 2**63 or more numpy makes floats
     counter = np.array([0, 0, who, purpose], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))

@@ -364,10 +364,7 @@ def _in_conversation(messages: Sequence[Message], template: str) -> str:
 
 
 def _turns(messages: Sequence[Message], template: str) -> tuple[str, list[str]]:
-    """The system's words, and turns of user and assistant that alternate, from the user's first to the user's last.
-
-    Messages of one role that follow each other are one turn. Raises ValueError for what fschat has no place for.
-    """
+    """The system's words, and turns of user and assistant in turn; ValueError for what fschat has no place for."""
     if any(message["role"] == "tool" for message in messages):
         raise ValueError(f"template={template} has no place for messages of the role tool; leave them out, or start "
                          "with template=own, if the tokenizer's template has one")

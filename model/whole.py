@@ -21,11 +21,7 @@ from model.weights.quant import Recast, load
 
 
 class Whole:
-    """The layers and the LM head of `source`, in `dtype` on `device`; the layers' weights quantized as `kind` says.
-
-    `context` is the number of its positions, if not that of its `config.json`. ValueError for a model that is not
-    supported, or whose weights are damaged.
-    """
+    """The layers and the LM head of `source`, quantized as `kind` says, for `context` positions."""
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device | str, kind: str = "none",
                  context: int | None = None) -> None:

@@ -18,10 +18,7 @@ TEXT = -1  # in the place of a token, for a head of DFlash: a row of text, of wh
 
 
 class Head(nn.Module):
-    """A head reads pairs of a token and a feature; its embedding is that of its target, unless it has its own.
-
-    Its token i is the target's token i + `shift[i]`, if it does not know all of them.
-    """
+    """A head reads pairs of a token and a feature; its token i is the target's i + `shift[i]`, if it knows fewer."""
 
     drifts = False  # whether its guesses get worse where they stand on many of its own
     inner: tuple[int, ...] = ()  # the target's layers whose inputs it reads, in place of the last hidden state

@@ -239,10 +239,7 @@ class Mixture(Draft):
         return match
 
     def _foreseen(self, mixed: Guesses, rest: float, position: int) -> Guesses:
-        """Probabilities once the noise of a position is known, which chooses among the tokens: see docs/design.md.
-
-        `rest` is the probability of all tokens of which nobody has said anything.
-        """
+        """Probabilities once the noise of a position is known (docs/design.md); `rest` is that of all other tokens."""
         if not self._sampler.temperature or not mixed:
             return mixed
         tokens = torch.tensor([token for token, _ in mixed])
@@ -371,11 +368,7 @@ class Blend:
         return {source: (PRIOR * weight + sums.get(source, 0.0)) / total for source, weight in found.items()}
 
     def mix(self, given: Given, length: int, depth: int = 0) -> list[tuple[int, float]]:
-        """The tokens of all sources with the probability of each, the likeliest first, then by token.
-
-        `length` is that of the suffix's match, and without one not looked at; `depth` is how many guesses the guesses
-        stand on.
-        """
+        """Tokens of all sources, the likeliest first; `length` is that of a suffix's match, `depth` of the path."""
         mixed = self._mixed(given, length)
         worth = self._worth.get((_bucket(given, length), bisect(DEPTHS, depth)))
         if worth:

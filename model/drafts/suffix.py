@@ -208,10 +208,7 @@ class Suffix:
 # --- texts in a file --------------------------------------------------------------------------------------------------
 
 def load_texts(path: Name, vocabulary: int, limit: int) -> list[list[int]]:
-    """The newest texts of a file, the oldest first, `limit` tokens in all; none if there is no file or an empty one.
-
-    Raises ValueError if the file cannot be read, is of another vocabulary, or has a line that is no text of it.
-    """
+    """The newest texts of a file, the oldest first, of `limit` tokens in all; ValueError for another file."""
     found = lines(path, AFRESH) if os.path.exists(path) else iter(())
     head: object
     number, head = next(found, (0, None))

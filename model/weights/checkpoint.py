@@ -138,11 +138,7 @@ def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
 
 
 class Checkpoint:
-    """A Hugging Face folder (safetensors or .bin, sharded or not).
-
-    The forms of its tensors are read at once, their data when they are asked for. ValueError if files are missing or
-    damaged.
-    """
+    """A Hugging Face folder (safetensors or .bin, sharded or not); ValueError if files are missing or damaged."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -119,11 +119,7 @@ class Recast(Mapping[str, Tensor]):
 
     @property
     def order(self) -> list[str]:
-        """All names, in the order in which they are written and read.
-
-        Wide types come first, so that tensors are aligned in a file; among them the checkpoint's order holds, so that
-        each of its files is opened once.
-        """
+        """All names, as written and read: wide types first, so that tensors are aligned, then as the checkpoint."""
         place = {name: i for i, name in enumerate(self.source.names())}
 
         def rank(name: str) -> tuple[int, int]:
@@ -271,10 +267,7 @@ def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
 
 
 def fuse(module: nn.Module) -> None:
-    """Put the products that the blocks below a filled module call `fusible` together; parts become views of the whole.
-
-    So fewer kernels are asked for. Only plain linears and packed int4 weights can be put together.
-    """
+    """Put products that blocks call `fusible` together, for fewer calls, if plain or int4; parts become views."""
     for block in module.modules():
         parts = [getattr(block, name) for name in getattr(block, "fusible", ())]
         if len({getattr(part, "bias", None) is None for part in parts}) != 1:
