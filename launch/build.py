@@ -32,7 +32,7 @@ from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, Part, read_sizes
-from model.weights.quant import Recast, compress, compress_head, fuse, load, pack, probe, unfolded
+from model.weights.quant import Recast, compress, fuse, load, pack, probe, unfolded
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
@@ -116,13 +116,13 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
     return Paced(comm, Pace(cluster, trace=trace), layers, times)
 
 
-def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
+def build_lm_head(spec: RankSpec) -> Logits:
     """The LM head, which rank 0 holds."""
     spec.prepare_torch()
     lm_head = Logits(spec.sizes)
-    fill(lm_head, {"weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
+    fill(lm_head, {"product.weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
     probe(spec.config.quant_head, spec.dtype, spec.device)
-    compress_head(lm_head, spec.config.quant_head, spec.dtype)
+    compress(lm_head, spec.config.quant_head, spec.dtype)
     pack(lm_head)
     _warn_if_unfolded(spec, lm_head)
     return lm_head

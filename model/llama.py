@@ -174,16 +174,16 @@ def embedding(size: int, hidden: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(size, hidden, device="meta"))
 
 
-class Logits(nn.Linear):
-    """Logits `[T, V]` of normed rows, scaled and bent as the model's are; by `product`, if there is one."""
+class Logits(nn.Module):
+    """An LM head: logits `[T, V]` of normed rows, scaled and bent as the model's are."""
 
     def __init__(self, c: LlamaConfig) -> None:
-        super().__init__(c.hidden, c.vocab, bias=False, device="meta")
+        super().__init__()
+        self.product = linear(c.hidden, c.vocab)
         self.divisor, self.cap = c.scales.logits, c.scales.logit_cap
-        self.product: Product | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        logits = self.product(x_TD) if self.product else super().forward(x_TD)
+        logits: Tensor = self.product(x_TD)
         if self.divisor != 1:
             logits = logits / self.divisor
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits

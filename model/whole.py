@@ -35,7 +35,7 @@ class Whole:
         names = {name[len("model."):]: held for name, held in layers.items()}
         load(self.body, kind, Recast(source, names, kind, sound=True), dtype, device)
         self.lm_head = Logits(self.config)
-        fill(self.lm_head, {"weight": source.sound(top[HEAD])}, dtype, device)
+        fill(self.lm_head, {"product.weight": source.sound(top[HEAD])}, dtype, device)
 
     def cache(self, slots: int) -> TreeCache:
         """An empty cache for a text of so many tokens."""

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config.schema.untrusted import reason
-from model.llama import Logits, fill
+from model.llama import fill
 from model.weights import int4
 from model.weights.checkpoint import Checkpoint, Form
 from model.weights.onednn import Packed, packable
@@ -292,8 +292,6 @@ def pack(module: nn.Module) -> None:
         for name, child in list(block.named_children()):
             if type(child) is nn.Linear and packable(child.weight):
                 setattr(block, name, Packed(child.weight, child.bias))
-        if isinstance(block, Logits) and block.product is None and packable(block.weight):
-            block.product, block.weight = Packed(block.weight), None  # type: ignore[assignment]
     _give_back()
 
 
@@ -329,7 +327,7 @@ def unfolded(module: nn.Module) -> str:
 
 
 def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
-    """Quantize the linears of a module that is in memory already, in place; an LM head stays as it is."""
+    """Quantize the linears of a module that is in memory, in place; a draft head keeps its own LM head as it is."""
     for owner, name, child in _linears(module, kind):
         small, device = nn.ModuleDict({name: child}), child.weight.device
         tensors = _beside(f"{name}.weight", quantize(kind, child.weight.cpu()))
@@ -337,17 +335,6 @@ def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
             tensors[f"{name}.bias"] = child.bias
         load(small, kind, tensors, dtype, device)
         setattr(owner, name, small[name])
-
-
-def compress_head(head: Logits, kind: str, dtype: torch.dtype) -> None:
-    """Quantize an LM head that is in memory already; its plain weight is given up."""
-    if kind == "none":
-        return
-    plain = nn.Linear(head.in_features, head.out_features, bias=False, device="meta")
-    plain.weight = head.weight
-    holder = nn.ModuleDict({"product": plain})
-    compress(holder, kind, dtype)
-    head.product, head.weight = holder["product"], None  # type: ignore[assignment]
 
 
 def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:

@@ -122,7 +122,7 @@ def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Tr
                 part.weight.fill_(1.0)
         head.embed_tokens.weight.copy_(teacher.embedding)
         if isinstance(head, Eagle3Head) and own is not None:
-            head.lm_head.weight.copy_(teacher.lm_head.weight[own])
+            head.lm_head.weight.copy_(teacher.lm_head.product.weight[own])
             if len(own) < c.vocab:
                 head.shift = (own - torch.arange(len(own))).to(teacher.device)
     return _learner(head.to(teacher.device))

@@ -226,7 +226,7 @@ class WordTask(Task):
         super().__init__(teacher, head, method)
         own = torch.arange(head.lm_head.out_features, device=teacher.device)
         self._target_V = own if head.shift is None else own + head.shift
-        self._known_VD = teacher.lm_head.weight[self._target_V].detach()
+        self._known_VD = teacher.lm_head.product.weight[self._target_V].detach()
 
     def size(self, row: Row) -> int:
         return len(row.ids) - 1
