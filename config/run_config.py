@@ -190,7 +190,18 @@ class RunConfig(Checked):
     debug: bool = False  # show the traceback of an error
 
     def problems(self) -> Iterator[str]:
-        yield from _problems(self)
+        values, choices = vars(self), dict(CHOICES)
+        if is_file(self.profile):
+            del choices["profile"]
+        yield from unknown(values, choices)
+        yield from outside(values, RANGES)
+        yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
+        for name, usual in EMULATION.items():
+            if self.profile == "none" and values[name] != usual:
+                yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
+        yield from _misfits(self)
+        yield from _problems_of_small_models(self)
+        yield from _problems_of_trees(self)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -334,23 +345,6 @@ class RunConfig(Checked):
         if self.policy != "auto":
             return self.policy
         return "expansion" if METHODS[self.pipeline_type].draft == "ssm" else "eagle2"
-
-
-def _problems(c: RunConfig) -> Iterator[str]:
-    """What is wrong with a configuration, each in a sentence that names the fix."""
-    values = vars(c)
-    choices = dict(CHOICES)
-    if is_file(c.profile):
-        del choices["profile"]
-    yield from unknown(values, choices)
-    yield from outside(values, RANGES)
-    yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
-    for name, usual in EMULATION.items():
-        if c.profile == "none" and values[name] != usual:
-            yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
-    yield from _misfits(c)
-    yield from _problems_of_small_models(c)
-    yield from _problems_of_trees(c)
 
 
 def _misfits(c: RunConfig) -> Iterator[str]:

@@ -22,7 +22,7 @@ from model.llama import LlamaConfig
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import Part
-from tests.checkpoints import refused
+from tests.checkpoints import refused, tensors_of
 from tests.saved import here, save_model
 from tests.tiny import CAPACITY, DEEP, pipeline, weights, write
 
@@ -291,7 +291,7 @@ def test_a_head_of_each_dialect_computes_what_its_dialect_says(tmp_path, name):
         cache.admit([node], [node - 1], 0)
         position = torch.tensor([node])
         made.append(head(tokens[position], made[-1][-1:], position, cache))
-    t = {key.replace("model.", ""): x for key, x in source.tensors().items()}
+    t = {key.replace("model.", ""): x for key, x in tensors_of(source).items()}
     first = first.replace("model.", "")
     out, logits = plain_head(t, fields, first, inner, tokens, own=2)
     made = torch.cat(made)
@@ -326,7 +326,7 @@ def test_a_split_passes_on_the_layers_that_its_head_reads_and_refuses_a_head_tha
 
 def test_a_table_of_tokens_that_is_no_list_of_whole_numbers_is_reported(tmp_path):
     source = save(tmp_path / "head", True, {**FORGE, "draft_vocab_size": 53})
-    tensors = source.tensors()
+    tensors = tensors_of(source)
     tensors.update(d2t=torch.zeros(53), t2d=torch.ones(53, dtype=torch.bool))
     torch.save(tensors, tmp_path / "head" / "pytorch_model.bin")
     with refused("d2t and t2d in"):

@@ -18,7 +18,7 @@ from model.weights import checkpoint
 from model.weights.checkpoint import Checkpoint, Form, writing
 from model.weights.parts import EMBED, HEAD, assign, check_model, plan_stages
 from model.weights.split import balance, is_split_as, parse_stages
-from tests.checkpoints import refused, same, save_head, save_llama
+from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
 
 NORM = "model.norm.weight"
 LAYOUTS = {
@@ -39,7 +39,7 @@ def model(tmp_path) -> Path:
 def test_every_layout_gives_the_same_tensors(tmp_path, options):
     whole = save_llama(tmp_path, **options)
     source = Checkpoint(tmp_path)
-    assert same(source.tensors(), whole)
+    assert same(tensors_of(source), whole)
     assert all(source.form(name) == Form(whole[name].dtype, tuple(whole[name].shape)) for name in source.names())
     assert source.config["vocab_size"] == 40
     assert len(source.files) > 1 or "max_shard_size" not in options
@@ -54,7 +54,7 @@ def test_a_bin_file_that_cannot_be_mapped_is_read_whole(tmp_path, monkeypatch, l
         load = torch.load
         monkeypatch.setattr(torch, "load", lambda f, map_location=None, weights_only=False: load(
             f, map_location=map_location, weights_only=weights_only))
-    assert same(Checkpoint(tmp_path).tensors(), whole)
+    assert same(tensors_of(Checkpoint(tmp_path)), whole)
 
 
 def test_every_type_and_shape_survives_the_writer(tmp_path):
@@ -69,7 +69,7 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
     assert file.entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert same(load_file(tmp_path / "model.safetensors"), tensors)
     (tmp_path / "config.json").write_text("{}")
-    assert same(Checkpoint(tmp_path).tensors(), tensors)
+    assert same(tensors_of(Checkpoint(tmp_path)), tensors)
 
 
 def test_a_writer_that_is_interrupted_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -92,9 +92,11 @@ class Mixture(Draft):
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Read the likeliest nodes anywhere, if what they promise `spares` time for that, and offer what is said."""
-        best_first = growth.anywhere or self._mixes
-        if growth.shape or not best_first:
-            return (yield from self._grow_levels(tree, growth))
+        if growth.shape or not (growth.anywhere or self._mixes):  # trees of their own are merged (SpecInfer, section 3)
+            grown = False
+            for network in self.parts:
+                grown |= yield from network.grow(tree, growth)
+            return grown
         moved = self._move(tree)
         if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
             return False
@@ -123,13 +125,6 @@ class Mixture(Draft):
         self._offer(tree, [tree.tip], growth)
         self._run(tree, tree.tip, growth)
         return bool(tree.waiting)
-
-    def _grow_levels(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
-        """Let every network grow one level of its own tree; the trees are merged (SpecInfer, section 3)."""
-        grown = False
-        for network in self.parts:
-            grown |= yield from network.grow(tree, growth)
-        return grown
 
     # --- the text goes on ---------------------------------------------------------------------------------------------
 
@@ -205,8 +200,10 @@ class Mixture(Draft):
         if stand is None:
             depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
             stand = Stand(depth, self._match(tree, node), {}, [])
-            if self._suffix and (guessed := self._copied(tree, node, stand.match, width)):
-                stand.given[SUFFIX] = guessed
+            copied = self._suffix.automaton.continuations(stand.match, width) if self._suffix else []
+            copied = [pair for pair in copied if tree.law is None or tree.law.allows(tree, node, pair[0])]
+            if copied:
+                stand.given[SUFFIX] = copied
         stand.given.update(said)
         if not stand.given:
             return False
@@ -217,12 +214,6 @@ class Mixture(Draft):
         stand.children = self._foreseen(mixed, rest, position)[:width]
         self._stands[node] = stand
         return True
-
-    def _copied(self, tree: TokenTree, node: int, match: Match, width: int) -> Guesses:
-        """What the suffix guesses behind a node, without what the law of the request rules out."""
-        assert self._suffix is not None, "there is no suffix that guesses"
-        guessed = self._suffix.automaton.continuations(match, width)
-        return [pair for pair in guessed if tree.law is None or tree.law.allows(tree, node, pair[0])]
 
     def _match(self, tree: TokenTree, node: int) -> Match:
         """The match of a node, from that of the nearest node above whose match is known."""

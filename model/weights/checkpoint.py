@@ -161,21 +161,18 @@ class Checkpoint:
         for path in self.files:
             if not path.is_file():
                 raise ValueError(f"{path} is missing, which {present[0].name} names; {AGAIN}")
-            self._list(path)
+            if path.suffix == ".safetensors":
+                held = _header(path)
+                self._place.update((name, (form, path, start)) for name, (form, start) in held.items())
+            else:
+                plain = self._bin(path)
+                self._place.update((name, (Form(x.dtype, tuple(x.shape)), path, None)) for name, x in plain.items())
         for name in names:
             if name not in self._place:
                 raise ValueError(f"{self.folder / names[name]} does not hold {name}, which {present[0].name} says; "
                                  f"download the model again")
         if not self._place:
             raise ValueError(f"{present[0]} holds no tensor; {AGAIN}")
-
-    def _list(self, path: Path) -> None:
-        if path.suffix == ".safetensors":
-            for name, (form, start) in _header(path).items():
-                self._place[name] = form, path, start
-            return
-        for name, tensor in self._bin(path).items():
-            self._place[name] = Form(tensor.dtype, tuple(tensor.shape)), path, None
 
     def _bin(self, path: Path) -> dict[str, Tensor]:
         if _mappable(path):  # mapped again for every tensor: pages of a map that is kept would count as memory
@@ -229,9 +226,6 @@ class Checkpoint:
                     raise ValueError(f"{name} in {self.place(name)} is not finite (NaN or infinity); "
                                      f"download the model again, or take another")
         return tensor
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: self.read(name) for name in self.names()}
 
 
 class Writer:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import torch
-from torch import Tensor
 
 from config.files import fits
 from config.run_config import CHOICES
@@ -271,9 +270,6 @@ class Part:
     def eagle(self) -> Path | None:
         """The folder of the EAGLE head, if this rank has one: `Checkpoint(part.eagle)` reads it."""
         return self.folder / "eagle" if "eagle/config.json" in self.files else None
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.weights.tensors()
 
     def verify(self) -> None:
         """Compare every byte with the manifest's hashes; ValueError for a file that has changed."""
