@@ -148,7 +148,8 @@ def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[L
     token_T = torch.tensor(tokens, device=said_TV.device)
     chosen: list[float] = said_TV.gather(1, token_T[:, None])[:, 0].tolist()
     best = said_TV.topk(min(likeliest, said_TV.shape[-1]), -1)
-    pairs = [list(zip(*row)) for row in zip(best.indices.tolist(), best.values.tolist())]
+    rows = zip(best.indices.tolist(), best.values.tolist())
+    pairs = [list(zip(*row)) for row in rows]
     return [Logprob(*row) for row in zip(tokens, chosen, pairs)]
 
 

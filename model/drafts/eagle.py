@@ -136,7 +136,10 @@ def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
         raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
     _check_target(source, base, target, third)
     if not is_mtp:
-        _check_config(source, target, third)
+        found = block_problems if is_block(source.config) else partial(head_problems, third=third)
+        problem = next(found(source.config, layers=target.layers, context=target.context), None)
+        if problem:
+            raise ValueError(f"{source.folder / 'config.json'} {problem}")
     sizes = read_sizes(source)
     has_bias = any(name.endswith(".q_proj.bias") for name in forms)
     has_norms = any(name.endswith(".q_norm.weight") for name in forms)
@@ -195,14 +198,6 @@ def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
     """Whether a head uses the embedding of its base; one that does not fit is refused."""
     fit_head(source, base)
     return OWN_EMBEDDING not in own_names(source)
-
-
-def _check_config(source: Checkpoint, target: LlamaConfig, third: bool) -> None:
-    """Refuse a head that computes otherwise, or cannot get its features from the target."""
-    found = block_problems if is_block(source.config) else partial(head_problems, third=third)
-    problem = next(found(source.config, layers=target.layers, context=target.context), None)
-    if problem:
-        raise ValueError(f"{source.folder / 'config.json'} {problem}")
 
 
 def _read_shift(source: Checkpoint, vocab: int) -> Tensor:

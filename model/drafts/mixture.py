@@ -356,7 +356,8 @@ class Blend:
         rung = _rung(length) if SUFFIX in sources else 0
         sums = self._sums.get((tuple(sorted(sources)), rung), {})
         total = PRIOR + sum(sums.values())
-        return {source: (PRIOR * weight + sums.get(source, 0.0)) / total for source, weight in found.items()}
+        learnt = {source: PRIOR * weight + sums.get(source, 0.0) for source, weight in found.items()}
+        return {source: weight / total for source, weight in learnt.items()}
 
     def mix(self, given: Given, length: int, depth: int = 0) -> list[tuple[int, float]]:
         """Tokens of all sources, the likeliest first; `length` is that of a suffix's match, `depth` of the path."""

@@ -162,11 +162,11 @@ class Checkpoint:
             if not path.is_file():
                 raise ValueError(f"{path} is missing, which {present[0].name} names; {AGAIN}")
             if path.suffix == ".safetensors":
-                held = _header(path)
-                self._place.update((name, (form, path, start)) for name, (form, start) in held.items())
+                for name, (form, start) in _header(path).items():
+                    self._place[name] = form, path, start
             else:
-                plain = self._bin(path)
-                self._place.update((name, (Form(x.dtype, tuple(x.shape)), path, None)) for name, x in plain.items())
+                for name, x in self._bin(path).items():
+                    self._place[name] = Form(x.dtype, tuple(x.shape)), path, None
         for name in names:
             if name not in self._place:
                 raise ValueError(f"{self.folder / names[name]} does not hold {name}, which {present[0].name} says; "

@@ -292,12 +292,7 @@ def pack(module: nn.Module) -> None:
         for name, child in list(block.named_children()):
             if type(child) is nn.Linear and packable(child.weight):
                 setattr(block, name, Packed(child.weight, child.bias))
-    _give_back()
-
-
-def _give_back() -> None:
-    """Give memory that was freed back to the system: glibc would keep as much as the weights take."""
-    with suppress(OSError, AttributeError):  # another library than glibc
+    with suppress(OSError, AttributeError):  # another library than glibc, which would keep as much as the weights take
         ctypes.CDLL(None).malloc_trim(0)
 
 
