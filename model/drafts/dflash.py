@@ -38,13 +38,17 @@ class Block(TreeDraft):
         return self.cache.like.new_zeros(rows, self.network.fc.in_features)
 
     def catch_up(self, tree: TokenTree) -> Steps[None]:
+        yield from self._read_text(tree, 0)
+
+    def _read_text(self, tree: TokenTree, most: int) -> Steps[list[int]]:
+        """Read the text that is known, in chunks, until at most so many nodes before the tip are left: these."""
         self.cache.drop()
-        while True:
-            fresh = self.known(tree, tree.trunk[self._fed:-1][:CHUNK])
-            if not fresh:
-                return
-            yield self.rows(tree, fresh, tree.tip, 0)
-            self._fed += len(fresh)
+        fresh = self.known(tree, tree.trunk[self._fed:-1])
+        while len(fresh) > most:
+            chunk, fresh = fresh[:CHUNK], fresh[CHUNK:]
+            yield self.rows(tree, chunk, tree.tip, 0)
+            self._fed += len(chunk)
+        return fresh
 
     def restart(self) -> None:
         self._begun = -1  # the position of the tip that was read; below 0: none
@@ -67,10 +71,7 @@ class Block(TreeDraft):
         rows = min(self.form.size, tree.limit - tip.pos)
         if len(fresh) + rows > self.cache.room:
             return []
-        while len(fresh) > CHUNK:
-            yield self.rows(tree, fresh[:CHUNK], tree.tip, 0)
-            self._fed += CHUNK
-            fresh = fresh[CHUNK:]
+        fresh = yield from self._read_text(tree, CHUNK)
         read: Read = yield self.rows(tree, fresh, tree.tip, rows)
         self._fed += len(fresh)
         self.cache.drop()

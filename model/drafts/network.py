@@ -418,10 +418,8 @@ def _pass(group: Sequence[Reading]) -> list[Read]:
     draft = group[0].draft
     counts = [len(reading.token_T) for reading in group]
     caches = together([reading.draft.cache for reading in group], counts)
-    token_T = torch.cat([reading.token_T for reading in group])
-    feature_TD = torch.cat([reading.feature_TD for reading in group])
-    pos_T = torch.cat([reading.pos_T for reading in group])
-    out_TD = draft.read(token_T, feature_TD, pos_T, caches)
+    rows = zip(*((reading.token_T, reading.feature_TD, reading.pos_T) for reading in group))
+    out_TD = draft.read(*map(torch.cat, rows), caches)
     outs = out_TD.split(counts)
     asked = [reading.asked for reading in group]
     lasts = [out[len(out) - wanted:] for out, wanted in zip(outs, asked)]
