@@ -293,7 +293,7 @@ class TreeCache:
         tail.masked_fill_(blind, float("-inf"))
 
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep keys and values of the admitted rows; those `[K, S, E]` of all slots, and the mask `[T, S]`."""
+        """Keep keys and values of the admitted rows; returns those `[K, S, E]` of all slots, the mask `[T, S]`."""
         slots, place = self._layers[layer]
         keys, values = slots.keys[place], slots.values[place]
         last = self.settled + len(self._tail)

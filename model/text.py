@@ -83,7 +83,7 @@ def chosen(template: str, folder: Name, file: str = "") -> str:
 
 
 def own_template(folder: Name, file: str = "") -> str:
-    """The words of the chat templates in a file or a tokenizer's folder; ValueError for a file that cannot be read."""
+    """The words of chat templates in a file or a tokenizer's folder, if any; ValueError for an unreadable file."""
     if file:
         try:
             return Path(file).expanduser().read_text(encoding="utf-8")
