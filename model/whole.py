@@ -21,7 +21,7 @@ from model.weights.quant import Recast, load
 
 
 class Whole:
-    """The layers and the LM head of `source`, quantized as `kind` says, for `context` positions; ValueError if damaged."""
+    """The layers and the LM head of `source`, quantized as `kind` says, for `context` positions; ValueError if bad."""
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device | str, kind: str = "none",
                  context: int | None = None) -> None:
