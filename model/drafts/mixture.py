@@ -91,7 +91,7 @@ class Mixture(Draft):
         self._tree = None
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
-        """Read the likeliest nodes anywhere, if what they promise `spares` time for that, and offer what is said."""
+        """Read the likeliest nodes anywhere, if `spares` grants what they promise in tokens, and offer what is said."""
         if growth.shape or not (growth.anywhere or self._mixes):  # trees of their own are merged (SpecInfer, section 3)
             grown = False
             for network in self.parts:
