@@ -84,16 +84,11 @@ def _found(folder: str) -> str:
 def headless(config: RunConfig) -> bool:
     """Whether no draft head is there: not in rank 0's part of the split, and none is named for a split to be made."""
     if not config.model_dir:
-        base = Path(config.base_dir or os.devnull)
-        return not config.eagle_dir and base.is_dir() and not _predicts(base)
+        described = Path(config.base_dir or os.devnull) / "config.json"
+        predicts = described.is_file() and read_json(described).get("num_nextn_predict_layers")  # which are a head
+        return not config.eagle_dir and described.parent.is_dir() and not predicts
     part = config.first_folder  # which other boards than rank 0's do not have
     return part.is_dir() and not (part / "eagle" / "config.json").is_file()
-
-
-def _predicts(model: Path) -> bool:
-    """Whether a model has layers for multi-token prediction, which are a head."""
-    path = model / "config.json"
-    return path.is_file() and bool(read_json(path).get("num_nextn_predict_layers"))
 
 
 def needs_head(draft: str) -> bool:
@@ -179,21 +174,20 @@ class ComparedDrafts(CommandKeys):
             model = model or self.run.draft_dir
         return replace(self.run, draft=kind, draft_dir=model, **changes)
 
-    def draft_problems(self) -> list[str]:
+    def draft_problems(self) -> Iterator[str]:
         """What is wrong with the drafts, each in a sentence that names the fix."""
-        found, used = [], set()
+        used = {""}
         for name in listed(self.drafts):
             try:
                 used.add(self.with_draft(name).draft_dir)
             except ValueError as error:
-                found.append(f"drafts={self.drafts}: {error}")
-        if any(needs_head(name) for name in listed(self.drafts)) and headless(self.run):
-            found.append(f"drafts={self.drafts}: {no_head(self.run)}")
+                yield f"drafts={self.drafts}: {error}"
+        if any(map(needs_head, listed(self.drafts))) and headless(self.run):
+            yield f"drafts={self.drafts}: {no_head(self.run)}"
         if self.drafts and not listed(self.drafts):
-            found.append("drafts is empty: name at least one, or leave it out")
-        if self.drafts and self.run.draft_dir not in ("", *used):
-            found.append(f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there")
-        return found
+            yield "drafts is empty: name at least one, or leave it out"
+        if self.drafts and self.run.draft_dir not in used:
+            yield f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there"
 
 
 def flat(config: CommandKeys | RunConfig) -> dict[str, Any]:
@@ -213,10 +207,7 @@ def parse(argv: Sequence[str], command: str = RUN_PIPE, *, kind: type[Keys]) -> 
 
 
 def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None = None) -> Any:
-    """The configuration that `argv` asks for: what was typed, over the preset, over the defaults of the keys.
-
-    `kind` are the keys of a command that has its own. `--help` prints the help of `command` and ends the program.
-    """
+    """The configuration out of what was typed, over the preset, over defaults; `kind` are a command's own keys."""
     if any(word in HELP for word in argv):
         print(help_text(command, kind))
         raise SystemExit(0)

@@ -43,11 +43,7 @@ def whole(path: Name, remedy: str = MEND) -> Any:
 
 
 def lines(path: Name, remedy: str = MEND, growing: bool = False) -> Iterator[tuple[int, Any]]:
-    """Number and content of each line of a file that holds a piece of JSON a line; blank lines are left out.
-
-    In a file that may still be `growing`, a last line without its end does not count. A line ends where the format
-    says so: other signs that Python takes for the end of one may stand in a text.
-    """
+    """Number and content of each line of JSON that is not blank; of a `growing` file no unfinished last line."""
     found = read_bytes(path, ANOTHER).split(b"\n")
     for number, line in enumerate(found[:-1] if growing else found, 1):
         where = f"line {number} of {path}"
@@ -189,10 +185,10 @@ def _place(path: Name) -> Path:
     """Where a path leads, links followed, in a folder that is made. Raises OSError if that is nothing to write to."""
     if INHERITED.match(str(path)):
         raise OSError(0, "it is open in one process alone, and a rank is another")
+    place = Path(os.path.realpath(path))
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        place = Path(os.path.realpath(path))
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
     for refused, what in ((stat.S_ISDIR, "it is a folder"), (stat.S_ISSOCK, "it is a socket"),
@@ -201,7 +197,7 @@ def _place(path: Name) -> Path:
             raise OSError(0, what)
     if not os.access(path, os.W_OK):
         raise OSError(0, "it may not be written")
-    return Path(os.path.realpath(path))
+    return place
 
 
 @contextmanager

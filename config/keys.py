@@ -31,11 +31,7 @@ ASKS = ("", *HELP)  # the first word of a command that has commands, when its he
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 def opened(argv: Sequence[str]) -> list[str]:
-    """The words of a command that begins with a file of keys, as a plan writes it, with those of the file in its place.
-
-    The file says {"preset": NAME, "keys": {KEY: VALUE}}; what was typed comes before it. Raises ValueError if it does
-    not.
-    """
+    """The words of a command, those of a file {"preset": NAME, "keys": {KEY: VALUE}} in the place of its preset."""
     if not argv or "=" in argv[0] or not argv[0].endswith(ENDING):
         return list(argv)
     found = files.whole(os.path.expanduser(argv[0]), "name a preset, or a file that a plan has written")
@@ -58,10 +54,7 @@ def raw_values(argv: Sequence[str]) -> dict[str, str]:
 
 
 def over(argv: Sequence[str], defaults: Mapping[str, str], preset: str = "") -> list[str]:
-    """The words of a command, and those that its defaults add: a preset where none is named, keys that are not given.
-
-    Every word that was typed stays, so that a wrong one is reported in the end as it was typed.
-    """
+    """The words of a command, as they were typed, and those of its defaults for what it does not name."""
     raw = raw_values(argv)
     added = [f"{key}={value}" for key, value in defaults.items() if key not in raw]
     first = [] if preset_of(argv) or not preset else [preset]
@@ -81,11 +74,7 @@ class Option(NamedTuple):
 
 
 def read_keys(argv: Sequence[str], kind: type[Kind], command: str) -> Kind:
-    """The dataclass `kind` with what was typed, over its defaults. Raises ValueError, also out of `kind` itself.
-
-    `kind.PATHS` may name the keys that are paths, which count from where the command is typed. `--help` prints the help
-    of `command` with `kind.EXAMPLES`, and ends the program.
-    """
+    """The dataclass `kind` with what was typed over its defaults; paths in `kind.PATHS` count from here."""
     if any(word in HELP for word in argv):
         print(help_of(kind, command))
         raise SystemExit(0)

@@ -13,7 +13,6 @@ from config.run_config import RunConfig
 ROOT = Path(__file__).resolve().parent.parent  # the repository
 MODELS = Path(RunConfig().models).expanduser() if RunConfig().models else ROOT / "models"
 TOY = ROOT / "toy"
-HEAD = ROOT / "smollm2" / "eagle"  # of SmolLM2, as far as the repository has one
 SMOLLM2, TOY_PRESET = "smollm2", "toy"  # the presets where none is named: the second where the first cannot be had
 PROMPT = "Tell me a short story about a curious fox called Maya."
 
@@ -24,14 +23,9 @@ def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
     return replace(guesses, base_dir=folder, prompt=PROMPT, stages=stages, template=template)
 
 
-def with_head(preset: RunConfig, head: Path) -> RunConfig:
-    """The preset with the draft head in a folder, if there is one: beside the suffix, which drafts alone otherwise."""
-    there = (head / "config.json").is_file()
-    return replace(preset, eagle_dir=str(head), draft="eagle+suffix") if there else preset
-
-
 PRESETS = {
-    SMOLLM2: with_head(RunConfig(base_dir=str(MODELS / "smollm2-135m"), stages="0+7+7+8+8", prompt=PROMPT), HEAD),
+    SMOLLM2: RunConfig(base_dir=str(MODELS / "smollm2-135m"), eagle_dir=str(ROOT / "smollm2" / "eagle"),
+                       draft="eagle+suffix", stages="0+7+7+8+8", prompt=PROMPT),
     TOY_PRESET: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
                      stages="0+2+2+2+2", prompt=PROMPT,
                      # on a processor each row and each drafted level of so small a model costs time, and only likely

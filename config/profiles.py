@@ -88,15 +88,19 @@ class Profile:
         return replace(self, level=dict(self.levels).get(source, self.level))
 
     def link(self, sender: int, receiver: int) -> Profile:
-        """The times of the wire between the boards of two ranks.
+        """The times of the wire between the boards of two ranks."""
+        for a, b, latency, mbps in self.links:
+            if {a, b} == {sender, receiver}:
+                return self.wired(latency, mbps)
+        return self
+
+    def wired(self, latency: float, mbps: float) -> Profile:
+        """The same with wires of this latency and rate.
 
         A step of a collective, which is a message and more, is longer by as much as the latency is.
         """
-        for a, b, latency, mbps in self.links:
-            if {a, b} == {sender, receiver}:
-                longer = latency - self.latency
-                return replace(self, latency=latency, mbps=mbps, step=max(0.0, self.step + longer))
-        return self
+        step = max(0.0, self.step + (latency - self.latency))
+        return replace(self, latency=latency, mbps=mbps, step=step)
 
     def stage(self, share: float, rows: int, context: int) -> float:
         """Seconds that a stage with this share of the layers needs for `rows` rows behind `context` tokens of text."""
@@ -107,11 +111,7 @@ class Profile:
         return share * whole_model / 1e3
 
     def draft(self, asked: Sequence[int]) -> float:
-        """Seconds of a level of the draft for several requests at once, of each of which so many rows are asked about.
-
-        Beyond the rows that one request has, or that cost a stage nothing, each costs the draft the share of a pass
-        that it costs the model.
-        """
+        """Seconds of a level for several requests; rows beyond one's, or free ones, cost their share of a pass."""
         beyond = sum(asked) - max(self.free, *asked)
         costlier = 1 + self.row / self.model * max(0, beyond)
         return costlier * self.level / 1e3 if any(asked) else 0.0

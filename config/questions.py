@@ -46,7 +46,13 @@ def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Que
     """
     folder = Path(data)
     if folder.is_file():
-        return _chosen(_of_category(folder, name), folder, begin, end)
+        every = list(_distinct(folder, ""))
+        found = [question for question in every if question.category == name]
+        if every and not found:
+            known = ", ".join(sorted({question.category for question in every}))
+            raise ValueError(f"{folder} has no question of the category {name} (there: {known}): choose others with "
+                             "sets=")
+        return _chosen(found, folder, begin, end)
     paths = (folder / form.format(name) for form in FORMS)
     path = next(filter(Path.is_file, paths), None)
     if path is None:
@@ -60,15 +66,6 @@ def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Que
 def categories(path: str | Path) -> list[str]:
     """The categories of the questions in a file, in the order in which they come. Raises ValueError as `load` does."""
     return list(dict.fromkeys(question.category for question in _distinct(Path(path), "")))
-
-
-def _of_category(path: Path, name: str) -> list[Question]:
-    every = list(_distinct(path, ""))
-    found = [question for question in every if question.category == name]
-    if every and not found:
-        there = ", ".join(sorted({question.category for question in every}))
-        raise ValueError(f"{path} has no question of the category {name} (there: {there}): choose others with sets=")
-    return found
 
 
 def by_turns(data: str | Path, names: Sequence[str],

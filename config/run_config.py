@@ -191,7 +191,18 @@ class RunConfig(Checked):
     debug: bool = False  # show the traceback of an error
 
     def problems(self) -> Iterator[str]:
-        yield from _problems(self)
+        values, choices = vars(self), dict(CHOICES)
+        if is_file(self.profile):
+            del choices["profile"]
+        yield from unknown(values, choices)
+        yield from outside(values, RANGES)
+        yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
+        for name, usual in EMULATION.items():
+            if self.profile == "none" and values[name] != usual:
+                yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
+        yield from _misfits(self)
+        yield from _problems_of_small_models(self)
+        yield from _problems_of_trees(self)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -250,19 +261,14 @@ class RunConfig(Checked):
 
     @property
     def cluster(self) -> Profile | None:
-        """The profile of the cluster to emulate, or None to run on this machine as it is.
-
-        `wires` replaces the profile's rate and latency; a step of a collective, which is a message and more, is longer
-        by as much as the latency is. In the end `slowdown` stretches every time.
-        """
+        """The cluster to emulate, with `wires` for its rate and latency, stretched by `slowdown`; None: no other."""
         if self.profile == "none":
             return None
         usual = read(self.profile) if is_file(self.profile) else PROFILES[self.profile]
         mbps, _, milliseconds = self.wires.partition(",")
         rate = number(mbps) if mbps else usual.mbps
         delay = number(milliseconds) if milliseconds else usual.latency
-        step = usual.step + (delay - usual.latency)
-        return replace(usual, mbps=rate, latency=delay, step=step).slowed(self.slowdown)
+        return usual.wired(delay, rate).slowed(self.slowdown)
 
     @property
     def unpiped(self) -> bool:
@@ -315,27 +321,19 @@ class RunConfig(Checked):
 
     @property
     def tree(self) -> TreeConfig:
-        """The hyperparameters of drafting, sending and pruning, as the strategies and the draft read them.
-
-        A growth that is ablated has no nodes and no levels; `min_probability` becomes a log-probability.
-        """
-        policy, off = self.growth_policy, self.ablated
+        """The hyperparameters that strategies and draft read; `min_probability` becomes a log-probability."""
+        policy, off = (self.growth_policy, self.expansion, self.opt_threshold), self.ablated
         worth = math.log(self.min_probability) if self.min_probability else -math.inf
         segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED
         init = Growth(self.init_total_token, self.init_depth, self.width, segment, worth)
-        expand = replace(init, nodes=0, depth=0)
-        if "expand" not in off:
-            expand = Growth(self.expand_total_token, self.expand_depth, self.width, segment, worth)
-            expand = by_policy(expand, policy, self.expansion, self.opt_threshold)
+        expand = by_policy(replace(init, nodes=self.expand_total_token, depth=self.expand_depth), *policy)
         idle = replace(TreeConfig.idle, width=self.width)
-        if "none_expand" in off:
-            idle = replace(idle, nodes=0, depth=0)
         wide = self.init_topk_pipedec
         chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
-        least = max(worth, LEAST_SCORE)
-        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=least)
+        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=max(worth, LEAST_SCORE))
         return TreeConfig(
-            init=by_policy(init, policy, self.expansion, self.opt_threshold), expand=expand, idle=idle,
+            init=by_policy(init, *policy), expand=init.nothing if "expand" in off else expand,
+            idle=idle.nothing if "none_expand" in off else idle,
             layer=Growth(ENDLESS, ENDLESS, wide, wide, worth), chain=chain, stream=stream,
             run=self.run_pipeinfer, coupled=replace(chain, anywhere=True),
             lookahead=self.guesses or 1, chunk=self.prefill_chunk,
@@ -350,45 +348,18 @@ class RunConfig(Checked):
         return "expansion" if METHODS[self.pipeline_type].draft == "ssm" else "eagle2"
 
 
-def _problems(c: RunConfig) -> Iterator[str]:
-    """What is wrong with a configuration, each in a sentence that names the fix."""
-    values = vars(c)
-    choices = dict(CHOICES)
-    if is_file(c.profile):
-        del choices["profile"]
-    yield from unknown(values, choices)
-    yield from outside(values, RANGES)
-    yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
-    for name, usual in EMULATION.items():
-        if c.profile == "none" and values[name] != usual:
-            yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
-    yield from _problems_of_sharing(c)
-    yield from _problems_of_small_models(c)
-    yield from _problems_of_time(c)
-    yield from _problems_of_questions(c)
-    yield from _problems_of_drafts(c)
-    yield from _problems_of_trees(c)
-
-
-def _problems_of_sharing(c: RunConfig) -> Iterator[str]:
-    if not c.tp_shares:
-        return
-    if not all(map(SPEED.holds, c.speeds)):
+def _misfits(c: RunConfig) -> Iterator[str]:
+    """Keys that are sound by themselves, but not together."""
+    if c.tp_shares and not all(map(SPEED.holds, c.speeds)):
         yield f"tp_shares={c.tp_shares} is not possible: give {SPEED.advice} for each rank"
-    elif c.tp not in (0, len(c.speeds)):
+    if c.tp_shares and c.tp not in (0, len(c.speeds)):
         yield f"tp_shares={c.tp_shares} is for {len(c.speeds)} ranks, not for tp={c.tp}: give one number for each"
-
-
-def _problems_of_time(c: RunConfig) -> Iterator[str]:
     if c.virtual and c.slowdown != 1:
         yield f"slowdown={c.slowdown:g} means nothing where nobody waits: leave it out, or add time=real"
     if c.virtual and c.quant_kv != "none":
         yield "time=virtual computes each token once, with no cache in 8 bits: leave quant_kv out, or add time=real"
     if c.virtual and c.hosts:
         yield "time=virtual computes everything in one process: leave hosts out, or add time=real"
-
-
-def _problems_of_questions(c: RunConfig) -> Iterator[str]:
     given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(given) > 1:
         yield f"{' and '.join(given)} are both given: give only one of them"
@@ -396,9 +367,6 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
         yield f"chat_template={c.chat_template} is not read with template={c.template}: leave one of them out"
     if 0 <= c.question_end <= c.question_begin:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
-
-
-def _problems_of_drafts(c: RunConfig) -> Iterator[str]:
     if c.draft_dir and "model" not in (*c.sources, *c.draft.split("+")):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"

@@ -46,6 +46,11 @@ class Growth:
     gain: float = 0.0  # expected accepted guesses that a level must bring for another one to be drafted (OPT-Tree)
 
     @property
+    def nothing(self) -> Growth:
+        """No tree: it has no nodes and no levels."""
+        return replace(self, nodes=0, depth=0)
+
+    @property
     def young(self) -> Growth:
         """The same tree before it is deep: of three levels, at most."""
         return replace(self, depth=min(self.depth, 2))
@@ -62,15 +67,11 @@ class Growth:
         levels = len(shape)
         return replace(self, nodes=nodes, depth=levels - 1, width=width, shape=shape)
 
-    def adaptive(self, gain: float) -> Growth:
-        """OPT-Tree's tree of as many guesses: the frontier is as wide as the tree, and deepens while that pays."""
-        return replace(self, width=self.nodes, gain=gain)
-
 
 def by_policy(growth: Growth, policy: str, expansion: str, threshold: float) -> Growth:
     """A tree that is grown by a policy, with the values of the keys `expansion` and `opt_threshold`."""
-    if policy == "opt":
-        return growth.adaptive(threshold or GAIN)
+    if policy == "opt":  # OPT-Tree's frontier is as wide as the tree, and deepens while that pays
+        return replace(growth, width=growth.nodes, gain=threshold or GAIN)
     if policy not in FIXED:
         return growth
     return growth.shaped(STATIC if policy == "static" else expanded(expansion))

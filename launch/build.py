@@ -20,9 +20,10 @@ from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
 from model.drafts.cascade import row
-from model.drafts.dflash import Block, DFlashHead
+from model.drafts.dflash import Block
 from model.drafts.draft import Draft, NoDraft, Passes
-from model.drafts.eagle import Eagle, Eagle3Head, Fit, load_head
+from model.drafts.eagle import Eagle, Fit, load_head
+from model.drafts.heads import DFlashHead
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network, TreeDraft, read_all
 from model.drafts.retokenized import Retokenized
@@ -32,7 +33,7 @@ from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, read_sizes
-from model.weights.quant import Recast, compress, compress_head, fuse, load, pack, probe, unfolded
+from model.weights.quant import Recast, compress, fuse, load, pack, probe, unfolded
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
@@ -116,13 +117,13 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
     return Paced(comm, Pace(cluster, trace=trace), layers, times)
 
 
-def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
+def build_lm_head(spec: RankSpec) -> Logits:
     """The LM head, which rank 0 holds."""
     spec.prepare_torch()
     lm_head = Logits(spec.sizes)
-    fill(lm_head, {"weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
+    fill(lm_head, {"product.weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
     probe(spec.config.quant_head, spec.dtype, spec.device)
-    compress_head(lm_head, spec.config.quant_head, spec.dtype)
+    compress(lm_head, spec.config.quant_head, spec.dtype)
     pack(lm_head)
     _warn_if_unfolded(spec, lm_head)
     return lm_head
@@ -211,8 +212,7 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
         return Block(head, lm_head, spec.slots)
     fuse(head)
     pack(head)
-    logits = head.logits if isinstance(head, Eagle3Head) else lm_head
-    return Eagle(head, logits, spec.slots, Fit(str(folder), say))
+    return Eagle(head, lm_head, spec.slots, Fit(str(folder), say))
 
 
 def _block_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:

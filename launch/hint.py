@@ -64,9 +64,9 @@ def measured(width: int) -> Shares:
     plain = _product(weight)
     products = {HALF: _product(weight.bfloat16())}
     kernel = int4.fitting("cpu", torch.bfloat16, outputs, width)
-    if isinstance(kernel, int4.Kernel):
+    if not kernel.why:
         codes, scale = kernel.pack(*int4.quantize(weight))
-        products[FOUR] = partial(kernel, packed=codes, scale=scale)
+        products[FOUR] = partial(kernel, weight=codes, scale=scale)
     shares = dict.fromkeys(products, 0.0)
     for rows in ROWS:
         x_TD = torch.randn(rows, width)

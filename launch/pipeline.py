@@ -299,7 +299,7 @@ class Pipeline:
         request = Request(ids, sampler_of(config), config.max_new_tokens)
         if text and not config.ignore_eos:
             request = replace(request, end=frozenset(text.end_ids))
-        return replace(request, stop=text.stop_rule(stops)) if text and stops else request
+        return replace(request, stop=Reader(text, stops).stops) if text and stops else request
 
     # --- what a measurement needs beside ------------------------------------------------------------------------------
 

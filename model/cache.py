@@ -173,13 +173,13 @@ class Slots:
 
     def write(self, place: int, start: int, k_KTE: Tensor, v_KTE: Tensor) -> None:
         """Keep rows of a layer from the slot `start` on."""
-        rows = k_KTE, v_KTE
+        rows = [k_KTE, v_KTE]
         if self.small:
-            (keys, key_scale), (values, value_scale) = map(folded, rows)
-            rows = keys, values, key_scale, value_scale
-        start -= self.first
+            codes, scales = zip(*map(folded, rows))
+            rows = [*codes, *scales]
+        first, last = start - self.first, start - self.first + k_KTE.shape[1]
         for held, new in zip(self.held, rows):
-            held[place, :, start:start + new.shape[1]] = new
+            held[place, :, first:last] = new
 
     def read(self, place: int, end: int) -> list[Tensor]:
         """What a layer holds up to a slot, each `[K, S, *]`."""
@@ -199,9 +199,9 @@ class Slots:
             held[:, :, start:start + len(source_S)] = held.index_select(2, source_S)
 
     def reserve(self, settled: int, end: int) -> None:
-        """Memory for the slots up to `end`; one tensor after the other, so that little is held twice.
+        """Memory for the slots up to `end`; a block of settled ones that no row to come sees is dropped first.
 
-        Settled ones on which no row to come looks back are dropped first, once they are a block.
+        One tensor grows after the other, so that little is held twice.
         """
         room = self.held[0].shape[2]
         passed = settled + 1 - self.window - self.first
@@ -360,10 +360,7 @@ class TreeCache:
         return attend(q_HTE, slots.read(place, end), self._masks[kind], look)
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:
-        """The mask of the admitted rows, without what lies further back than a window.
-
-        A row sees its ancestors, itself and nothing else, so its position is their number, one less.
-        """
+        """The mask of the rows within a window; a row's position is the number of those that it sees, less one."""
         size = len(self._tail)
         tail = self.settled + self._sees[:size, :size].sum(1) - 1
         position_S = np.concatenate((np.arange(self.settled), tail))

@@ -7,13 +7,14 @@ node follows from the node's path alone.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from functools import cached_property, lru_cache
 from importlib import import_module
 from threading import Lock
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
+from config.schema.untrusted import plain, reason
 from model.tree import TokenTree
 
 KEPT = 32  # grammars that stay compiled
@@ -47,38 +48,36 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocabulary: int, ends: frozenset[int]) -> None:
         self._tokenizer, self._vocabulary, self._ends = tokenizer, vocabulary, ends
         self._lock = Lock()
-        self._own: Any = None  # the tokenizer as llguidance has it
-        self._kept: OrderedDict[Guide, Grammar] = OrderedDict()
+        self._of = lru_cache(maxsize=KEPT)(self._compiled)
 
     def of(self, guide: Guide) -> Grammar:
         """The grammar, compiled once; raises ValueError, with the reason, for one that nothing can fulfil."""
         with self._lock:
-            grammar = self._kept.pop(guide, None) or self._compiled(guide)
-            self._kept[guide] = grammar
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return grammar
+            return self._of(guide)
 
     def _compiled(self, guide: Guide) -> Grammar:
         try:
             library = import_module("llguidance")
         except ImportError:
             raise ValueError(MISSING) from None
-        self._own = self._own or self._read_tokenizer()
+        tokens = self._tokens
         try:
             if guide.kind == "json_schema":
                 text = library.LLMatcher.grammar_from_json_schema(guide.source, overrides=FORM)
             else:
                 text = library.grammar_from(guide.kind, guide.source)
-            matcher = library.LLMatcher(self._own, text, log_level=0)
+            matcher = library.LLMatcher(tokens, text, log_level=0)
             wrong = matcher.get_error() or _endless(matcher.deep_copy()) or _empty(matcher.deep_copy())
         except (ValueError, TypeError) as error:
             wrong = str(error)
         if wrong:
-            raise ValueError(f"the {guide.kind.replace('_', ' ')} cannot be met ({_shown(wrong)}): mend it")
+            why = plain(reason(wrong)[:200])  # a library says it of a stranger's text
+            raise ValueError(f"the {guide.kind.replace('_', ' ')} cannot be met ({why}): mend it")
         return Grammar(matcher, self._ends)
 
-    def _read_tokenizer(self) -> Any:
+    @cached_property
+    def _tokens(self) -> Any:
+        """The tokenizer as llguidance has it."""
         if not self._tokenizer.is_fast:
             raise ValueError("grammars need a tokenizer in the form of tokenizer.json, and this model's is another: "
                              "save it in that form, or leave the grammar out")
@@ -89,10 +88,7 @@ class Grammars:
 
 
 def _spelled(file: dict[str, Any]) -> str:
-    """A tokenizer.json that says in one way how its tokens are spelled.
-
-    `transformers` writes several ways for a tokenizer out of a GGUF file, of which llguidance would take the wrong one.
-    """
+    """A tokenizer.json that spells tokens in one way; of a GGUF file's several, llguidance takes the wrong one."""
     file.update(truncation=None, padding=None)
     levels = [one for one in (file["decoder"] or {}).get("decoders", ()) if one["type"] == "ByteLevel"]
     if levels:
@@ -114,42 +110,41 @@ def _empty(matcher: Any) -> str:
     return "" if allowed or matcher.is_accepting() else "no text follows it"
 
 
-def _shown(wrong: str) -> str:
-    """The first line of what a library says of a stranger's text."""
-    first = next(filter(None, map(str.strip, wrong.splitlines())), "")
-    return repr(first[:200])[1:-1]
-
-
 class State:
-    """A node whose path the grammar allows."""
+    """A node whose path the grammar allows; `grammar` is there what is left of it."""
 
-    def __init__(self, matcher: Any) -> None:
-        self.matcher = matcher
-        self._bits: np.ndarray[Any, Any] | None = None
-        self._forced: list[int] | None = None
+    def __init__(self, grammar: Grammar) -> None:
+        self.matcher, self._ends = grammar
 
-    def bits(self, ends: frozenset[int]) -> np.ndarray[Any, Any]:
+    @cached_property
+    def bits(self) -> np.ndarray[Any, Any]:
         """A bit for each token, which says whether it may follow. Where nothing may, the answer has to end."""
-        if self._bits is None:
-            bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8).copy()
-            stuck = self.matcher.is_error() or not bits.any()
-            if stuck:
-                bits[:] = 0
-            if stuck or self.matcher.is_accepting():
-                for end in ends:
-                    bits[end >> 3] |= 1 << (end & 7)
-            self._bits = bits
-        return self._bits
+        bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8).copy()
+        stuck = self.matcher.is_error() or not bits.any()
+        if stuck:
+            bits[:] = 0
+        if stuck or self.matcher.is_accepting():
+            for end in self._ends:
+                bits[end >> 3] |= 1 << (end & 7)
+        return bits
 
-    def allows(self, token: int, ends: frozenset[int]) -> bool:
-        return bool(self.bits(ends)[token >> 3] >> (token & 7) & 1)
-
-    def forced(self, ends: frozenset[int]) -> list[int]:
+    @cached_property
+    def forced(self) -> list[int]:
         """The tokens that have to follow, as far as that is known; a whole answer is followed by its end."""
-        if self._forced is None:
-            stopped = self.matcher.is_stopped()
-            self._forced = [min(ends)] if stopped else self.matcher.compute_ff_tokens()[:LONGEST]
-        return self._forced
+        if self.matcher.is_stopped():
+            return [min(self._ends)]
+        return list(self.matcher.compute_ff_tokens()[:LONGEST])
+
+    def after(self, token: int) -> State | None:
+        """What follows a token; None for one that breaks the grammar, or ends the answer."""
+        if token in self._ends or not self.allows(token):
+            return None
+        matcher = self.matcher.deep_copy()
+        matcher.consume_token(token)  # one that is too much for it is in error from now on, and has to end
+        return State(Grammar(matcher, self._ends))
+
+    def allows(self, token: int) -> bool:
+        return bool(self.bits[token >> 3] >> (token & 7) & 1)
 
 
 class Follower:
@@ -163,19 +158,21 @@ class Follower:
     def allows(self, tree: TokenTree, node: int, token: int) -> bool:
         """Whether a token may follow a node, which is the tip or a guess."""
         state = self._state(tree, node)
-        return state is not None and state.allows(token, self._grammar.ends)
+        return state is not None and state.allows(token)
 
     def forced(self, tree: TokenTree, node: int) -> Sequence[int]:
         """The tokens that have to follow a node, as far as that is known."""
         state = self._state(tree, node)
-        return state.forced(self._grammar.ends) if state else ()
+        return state.forced if state else ()
 
     def mask(self, tree: TokenTree, nodes: Sequence[int], size: int) -> np.ndarray[Any, Any]:
         """Whether each of the first `size` tokens may follow each node, `[T, V]`; all may where the path is broken."""
-        states = [self._state(tree, node) for node in nodes]
-        rows = [np.unpackbits(state.bits(self._grammar.ends), bitorder="little")[:size] if state
-                else np.ones(size, dtype=np.uint8) for state in states]
-        return np.stack(rows).astype(bool)
+        allowed_TV = np.ones((len(nodes), size), dtype=bool)
+        for row, node in enumerate(nodes):
+            state = self._state(tree, node)
+            if state:
+                allowed_TV[row] = np.unpackbits(state.bits, count=size, bitorder="little")
+        return allowed_TV
 
     def _state(self, tree: TokenTree, node: int) -> State | None:
         if tree.tip != self._tip:
@@ -196,15 +193,8 @@ class Follower:
         for node in reversed(way):
             known = tree.nodes[node]
             if known.pos < self._begin:
-                state = State(self._grammar.matcher.deep_copy())
-            else:
-                state = self._step(state, known.token)
+                state = State(self._grammar._replace(matcher=self._grammar.matcher.deep_copy()))
+            elif state:
+                state = state.after(known.token)
             self._states[node] = state
         return state
-
-    def _step(self, state: State | None, token: int) -> State | None:
-        if state is None or token in self._grammar.ends or not state.allows(token, self._grammar.ends):
-            return None
-        matcher = state.matcher.deep_copy()
-        matcher.consume_token(token)  # one that is too much for it is in error from now on, and has to end
-        return State(matcher)

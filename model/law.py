@@ -55,14 +55,14 @@ class PathLaw:
         """Whether a token may follow a node, which is the tip or a guess."""
         return self.follower is None or self.follower.allows(tree, node, token)
 
-    def forced(self, tree: TokenTree, node: int) -> Sequence[int]:
-        """The tokens that have to follow a node, as far as that is known."""
-        return self.follower.forced(tree, node) if self.follower else ()
-
     def _penalize(self, logits_TV: Tensor, paths: Sequence[Sequence[int]], tree: TokenTree,
                   known_V: Tensor | None) -> None:
-        """Lower the logits of tokens that occur on the paths, in place."""
-        self._read_text(tree)
+        """Lower the logits of tokens that occur in the text or on the paths, in place."""
+        for node in tree.trunk[self._read:]:
+            token = tree.nodes[node].token
+            self._text[token] += 1
+            self._answer[token] += tree.nodes[node].pos >= self._begin
+        self._read = len(tree.trunk)
         _, repetition, frequency, presence = self._penalties
         counted = self._answer if repetition == 1 else self._text
         tokens = list(dict.fromkeys(chain(counted, *paths)))
@@ -82,14 +82,6 @@ class PathLaw:
         less_TN = torch.where(worth_TN > 0, worth_TN / repetition, worth_TN * repetition)
         worth_TN = torch.where(seen_TN, less_TN, worth_TN)
         logits_TV[:, columns] = worth_TN - frequency * said_TN - presence * (said_TN > 0)
-
-    def _read_text(self, tree: TokenTree) -> None:
-        """Count the text that is new."""
-        for node in tree.trunk[self._read:]:
-            token = tree.nodes[node].token
-            self._text[token] += 1
-            self._answer[token] += tree.nodes[node].pos >= self._begin
-        self._read = len(tree.trunk)
 
 
 def path_below(tree: TokenTree, node: int) -> list[int]:

@@ -111,10 +111,7 @@ class LlamaConfig:
             chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
 
     def within(self, length: int) -> LlamaConfig:
-        """The same for texts of at most so many tokens, which are all that get rotary positions.
-
-        If that is more than longrope's training had, its factors for long texts turn every text.
-        """
+        """The same for texts of so many tokens; beyond longrope's training, factors for long texts turn every text."""
         if not self.family.rotary:
             return self
         longest = self.context
@@ -188,16 +185,16 @@ def embedding(size: int, hidden: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(size, hidden, device="meta"))
 
 
-class Logits(nn.Linear):
-    """Logits `[T, V]` of normed rows, scaled and bent as the model's are; by `product`, if there is one."""
+class Logits(nn.Module):
+    """An LM head: logits `[T, V]` of normed rows, scaled and bent as the model's are."""
 
     def __init__(self, c: LlamaConfig) -> None:
-        super().__init__(c.hidden, c.vocab, bias=False, device="meta")
+        super().__init__()
+        self.product = linear(c.hidden, c.vocab)
         self.divisor, self.cap = c.scales.logits, c.scales.logit_cap
-        self.product: Product | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        logits = self.product(x_TD) if self.product else super().forward(x_TD)
+        logits: Tensor = self.product(x_TD)
         if self.divisor != 1:
             logits = logits / self.divisor
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
@@ -262,10 +259,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward block: gated by SiLU (LLaMA and most relatives) or GELU, or with ReLU and no gate (OPT).
-
-    `fused` is as in `Attention`.
-    """
+    """The feed-forward block: gated by SiLU or GELU, or with ReLU and no gate (OPT); `fused` is as in `Attention`."""
 
     fusible = ("gate_proj", "up_proj")
 

@@ -17,7 +17,7 @@ the source of all randomness.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, NamedTuple, Protocol, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from torch import Tensor
@@ -30,35 +30,27 @@ Drawn = Sequence[Proposal]
 Proposed = List[Tuple[Proposal, float]]  # with the log-probability of each
 
 
-class Chance(Protocol):
-    """What happens by chance."""
-
-    def happens(self, probability: Any) -> bool:
-        """Whether an event of this probability happens."""
-
-    def pick(self, weights: Law) -> int:
-        """The place of one of these weights, with a probability in proportion to it."""
-
-
-Draw = Callable[[Law, int, Chance], List[int]]
-
-
-class Stream:
-    """Chance by uniform numbers of the stream of one position."""
+class Chance:
+    """What happens by chance: by uniform numbers of the stream of one position."""
 
     def __init__(self, numbers: np.random.Generator) -> None:
         self._random = numbers.random  # from [0, 1)
 
     def happens(self, probability: Any) -> bool:
+        """Whether an event of this probability happens."""
         return bool(self._random() < probability)
 
     def pick(self, weights: Law) -> int:
+        """The place of one of these weights, with a probability in proportion to it."""
         sums = np.cumsum(weights)
         reached = self._random() * sums[-1]
         place = np.searchsorted(sums, reached, side="right")
         if place == len(sums):  # what was reached was rounded up to the whole sum
             place = np.flatnonzero(weights)[-1]
         return int(place)
+
+
+Draw = Callable[[Law, int, Chance], List[int]]
 
 
 # --- the arithmetic at one node ---------------------------------------------------------------------------------------
@@ -102,10 +94,7 @@ def acceptance(law: Law, drawn_from: Law, token: int) -> Any:
 
 
 def residual(law: Law, drawn_from: Law) -> Law:
-    """What a rejected proposal leaves of a law: norm(max(0, p - q)).
-
-    If that is nothing, p and q are equal but for rounding, and p stays.
-    """
+    """What a rejected proposal leaves: norm(max(0, p - q)); if that is nothing, only rounding differs, and p stays."""
     left = np.maximum(law - drawn_from, 0)
     total = left.sum()
     return left / total if total > 0 else law
@@ -154,10 +143,7 @@ RULES = {
 # --- rules for nodes of a tree ----------------------------------------------------------------------------------------
 
 def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
-    """The tokens that follow these nodes, by the target's logits there and the rule of a sampler that does not match.
-
-    A guess is judged by the law of the target and, if it was drawn, by that which it was drawn from.
-    """
+    """The tokens that follow these nodes, by the target's logits and the laws that guesses were drawn from."""
     judge = RULES[sampler.rule].judge
     law_TV = laws(sampler, logits_TV)
     if np.isnan(law_TV).any():
@@ -166,7 +152,7 @@ def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: T
     for node, law_V in zip(nodes, law_TV):
         known = tree.nodes[node]
         proposals = [widened(proposal, len(law_V)) for proposal in known.drawn]
-        chance = Stream(stream(sampler.seed, known.pos + 1, JUDGING))
+        chance = Chance(stream(sampler.seed, known.pos + 1, JUDGING))
         tokens.append(judge(law_V, proposals, chance))
     return tokens
 
@@ -184,25 +170,13 @@ def drawing(sampler: Sampler) -> Draw | None:
     return None if sampler.matches else RULES[sampler.rule].draw
 
 
-class Proposer(NamedTuple):
-    """Who proposes: its name in the tree, and its number, which keeps its draws apart from those of others."""
-
-    source: str
-    number: int
-
-    def drawn(self, sampler: Sampler, law_V: Law, position: int, count: int) -> Proposed:
-        """What it draws from its law for a position."""
-        draw = drawing(sampler)
-        assert draw is not None, f"the rule {sampler.rule} draws nothing"
-        numbers = stream(sampler.seed, position, DRAWING, self.number)
-        tokens = draw(law_V, count, Stream(numbers))
-        gains = [math.log(law_V[token]) for token in tokens]
-        proposals = [Proposal(self.source, token, law_V) for token in tokens]
-        return list(zip(proposals, gains))
-
-    def likely(self, tokens: list[int], gains: list[float]) -> Proposed:
-        """Tokens that are chosen without chance, with the log-probability of each."""
-        return list(zip([Proposal(self.source, token) for token in tokens], gains))
+def drawn(sampler: Sampler, like: Proposal, position: int, number: int, count: int) -> Proposed:
+    """What a drafter draws for a position, from the law of `like`; its `number` keeps its draws apart from others'."""
+    draw = drawing(sampler)
+    assert draw is not None, f"the rule {sampler.rule} draws nothing"
+    chance = Chance(stream(sampler.seed, position, DRAWING, number))
+    tokens = draw(like.law, count, chance)
+    return [(like._replace(token=token), math.log(like.law[token])) for token in tokens]
 
 
 def spread(law_TV: Law, known_V: Tensor) -> Law:

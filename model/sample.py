@@ -32,10 +32,7 @@ def damaged(dtype: torch.dtype) -> ValueError:
 
 def stream(seed: int, position: int, purpose: int,
            who: int = 0) -> np.random.Generator:
-    """A counter-based stream of chance for one position, with (seed, position) as its key.
-
-    The upper words of its counter are purpose and who, so that no two of these streams have a number in common.
-    """
+    """Chance keyed by (seed, position); its counter has purpose and who, so that no two streams share numbers."""
     key = np.array([seed, position], dtype=np.uint64)  # of a list with 2**63 or more numpy makes floats
     counter = np.array([0, 0, who, purpose], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
@@ -68,10 +65,7 @@ def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float,
 
 
 class Penalties(NamedTuple):
-    """Changes of logits before temperature, in this order, as vLLM makes them; what each does is in docs/options.md.
-
-    They depend on the tokens that a path has so far (model/law.py).
-    """
+    """Changes of logits by the tokens of a path (model/law.py) before temperature, in this order, as vLLM's."""
 
     bias: tuple[tuple[int, float], ...] = ()  # pairs of a token and what is added to its logit
     repetition: float = 1.0  # divides logits above 0 of tokens of prompt and answer, multiplies those below
@@ -148,24 +142,19 @@ class Logprob(NamedTuple):
 
 
 def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[Logprob]:
-    """What each row says of one token and of so many likeliest ones, in float32 or finer.
-
-    That is the model's own distribution, before temperature, top-k and top-p, so it is the same for all methods.
-    """
+    """What each row says of a token and the likeliest ones, in float32 or finer, before temperature and top-p."""
     exact = torch.promote_types(logits_TV.dtype, torch.float32)
     said_TV = logits_TV.log_softmax(-1, dtype=exact)
     token_T = torch.tensor(tokens, device=said_TV.device)
     chosen: list[float] = said_TV.gather(1, token_T[:, None])[:, 0].tolist()
     best = said_TV.topk(min(likeliest, said_TV.shape[-1]), -1)
-    pairs = [list(zip(*row)) for row in zip(best.indices.tolist(), best.values.tolist())]
+    rows = zip(best.indices.tolist(), best.values.tolist())
+    pairs = [list(zip(*row)) for row in rows]
     return [Logprob(*row) for row in zip(tokens, chosen, pairs)]
 
 
 class LogprobRequest(NamedTuple):
-    """The log-probabilities that a request wants: of how many `likeliest` tokens beside each one of the answer.
-
-    It wants the same of the tokens of the prompt behind its first `echoed` nodes.
-    """
+    """How many `likeliest` tokens a request wants beside each; of the prompt, behind its first `echoed` nodes."""
 
     likeliest: int
     echoed: int = 0

@@ -35,10 +35,7 @@ class Sandbox:
         self._process: Any = None
 
     def call(self, seconds: float, *given: Any) -> str:
-        """What the function returns for these arguments, which must be such that `pickle` takes them.
-
-        Raises TimeoutError after `seconds`, and ValueError, with the error in words, if it fails or says too much.
-        """
+        """What the function returns for arguments that pickle; TimeoutError, or ValueError with its error in words."""
         with self._lock:
             if self._process is None or not self._process.is_alive():
                 self._start()

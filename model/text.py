@@ -12,11 +12,11 @@ from inspect import signature
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 from config.files import HALF
-from config.schema.untrusted import Name, read_json
-from model.sandbox import LONGEST, Sandbox
+from config.schema.untrusted import Name, plain, read_json, reason
+from model.sandbox import Sandbox
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
@@ -41,9 +41,6 @@ BEFORE = "a"  # what stands before a single token, since the first of a text may
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
 MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
-LONG = 1 << 16  # characters; a longer prompt is made into tokens in a process of its own
-READING = 600.0  # seconds for that, which takes one or two a megabyte where nobody else computes
-FIRST = 0xE000  # the letter that stands for token 0 there, behind those that UTF-8 does not have
 PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which takes a thousandth of one
 OTHERS = "use template=vicuna, template=llama-2 or template=none"
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
@@ -75,9 +72,7 @@ def _of_transformers(name: str) -> Any:
 
 def shown(error: Exception) -> str:
     """What an error says, in one line that does nothing to a terminal: a stranger may have written it."""
-    first = (str(error).splitlines() or [""])[0]
-    escaped = repr(first[:200])[1:-1]
-    return f"{type(error).__name__}: {escaped}"
+    return f"{type(error).__name__}: {plain(reason(error)[:200])}"
 
 
 def chosen(template: str, folder: Name, file: str = "") -> str:
@@ -88,10 +83,7 @@ def chosen(template: str, folder: Name, file: str = "") -> str:
 
 
 def own_template(folder: Name, file: str = "") -> str:
-    """The words of the chat template in a file, or of the tokenizer in a folder, of several all; empty: it has none.
-
-    Raises ValueError for a file that cannot be read.
-    """
+    """The words of chat templates in a file or a tokenizer's folder, if any; ValueError for an unreadable file."""
     if file:
         try:
             return Path(file).expanduser().read_text(encoding="utf-8")
@@ -127,7 +119,6 @@ class Text:
             self.tokenizer.chat_template = own_template(folder, chat_template)
         own = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
         self._sandbox = Sandbox(lambda talk, variables: own(talk, **variables))
-        self._elsewhere = Sandbox(self._letters)
         configs = ("generation_config.json", "config.json")
         self._configs = [self._held[name] for name in configs if name in self._held]
         has = self._configs[-1].get("vocab_size") if self._configs else None
@@ -177,28 +168,9 @@ class Text:
 
     def chat_ids(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any] = NO_VARIABLES
                  ) -> list[int]:
-        """The token ids of messages, of which the last is the user's or a tool's.
-
-        `variables` are what the tokenizer's own template reads beside them.
-        """
+        """The token ids of messages; `variables` are what the tokenizer's own template reads beside them."""
         text = self._chat_text(messages, template, variables)
-        return self._ids(text, template) if len(text) <= LONG else self._ids_of_long(text, template)
-
-    def _ids(self, text: str, template: str) -> list[int]:
         return next(self.spans([text], template))[0]
-
-    def _ids_of_long(self, text: str, template: str) -> list[int]:
-        """The same, made elsewhere: a tokenizer keeps all threads of its process waiting."""
-        try:
-            letters = self._elsewhere.call(READING, text, template)
-        except Exception as error:
-            raise ValueError(f"the prompt has {len(text)} characters, which cannot be made into tokens "
-                             f"({shown(error)}); shorten it") from error
-        return [ord(letter) - FIRST for letter in letters]
-
-    def _letters(self, text: str, template: str) -> str:
-        """The ids as letters, one each; no model has room for more than a sandbox lets out."""
-        return "".join(chr(FIRST + i) for i in self._ids(text, template)[:LONGEST])
 
     def _chat_text(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any]) -> str:
         check_messages(messages)
@@ -226,10 +198,7 @@ class Text:
                              f"{OTHERS}, or mend it") from error
 
     def spans(self, texts: Sequence[str], template: str) -> Iterator[tuple[list[int], list[int]]]:
-        """For each text that has its template already its token ids, and behind which character each token ends.
-
-        Tokenizers that are written in Python do not know the latter: they give no ends.
-        """
+        """Token ids of texts that have their template, and behind which character each ends, if the tokenizer knows."""
         own = chosen(template, self.folder) == OWN
         fast = self.tokenizer.is_fast
         try:
@@ -255,16 +224,6 @@ class Text:
 
     def stream(self) -> Stream:
         return Stream(self.tokenizer)
-
-    def stop_rule(self, stop: Stops) -> Callable[[int], bool]:
-        """A function that says whether a token completes a stop text; it takes an answer's tokens in their order."""
-        reader = Reader(self, stop)
-
-        def stops(token: int) -> bool:
-            reader.read([token])
-            return reader.stopped
-
-        return stops
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text that a stream of these ids prints."""
@@ -335,6 +294,11 @@ class Reader:
         self.text = ""  # that was handed out so far
         self.stopped = False  # whether a stop text is complete
 
+    def stops(self, token: int) -> bool:
+        """Whether a token completes a stop text; it is asked about an answer's tokens in their order."""
+        self.read([token])
+        return self.stopped
+
     def read(self, tokens: Iterable[int]) -> str:
         """The text that these tokens add; nothing once a stop text is complete."""
         return "" if self.stopped else self._take(self._stream.add(tokens))
@@ -359,8 +323,7 @@ class Reader:
 
     def _begun(self, held: str) -> int:
         """How many characters at the end of a text may be the beginning of a stop text."""
-        longest = max(map(len, self._stops), default=1) - 1
-        counts = range(min(longest, len(held)), 0, -1)
+        counts = range(len(held), 0, -1)
         begun = (count for count in counts for stop in self._stops if stop.startswith(held[-count:]))
         return next(begun, 0)
 
@@ -401,10 +364,7 @@ def _in_conversation(messages: Sequence[Message], template: str) -> str:
 
 
 def _turns(messages: Sequence[Message], template: str) -> tuple[str, list[str]]:
-    """The system's words, and turns of user and assistant that alternate, from the user's first to the user's last.
-
-    Messages of one role that follow each other are one turn. Raises ValueError for what fschat has no place for.
-    """
+    """The system's words, and turns of user and assistant in turn; ValueError for what fschat has no place for."""
     if any(message["role"] == "tool" for message in messages):
         raise ValueError(f"template={template} has no place for messages of the role tool; leave them out, or start "
                          "with template=own, if the tokenizer's template has one")

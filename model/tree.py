@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from dataclasses import dataclass, field
 from itertools import count, islice, takewhile
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
@@ -15,33 +16,27 @@ Guess = Tuple[int, int, float]  # parent, token, log-probability of the path
 
 
 class Proposal(NamedTuple):
-    """A token that is guessed after a node, by whom, and the law of all tokens that it was drawn from.
-
-    The law is None where the token was chosen without chance.
-    """
+    """A token that is guessed after a node, by whom, and the law that it was drawn from, if it was drawn."""
 
     source: str
     token: int
     law: Any = None
 
 
+@dataclass
 class Node:
     """What is known of a node for as long as it lives."""
 
-    __slots__ = ("token", "parent", "pos", "score", "children", "proposals", "drawn", "target_token", "hidden",
-                 "logprob")
-
-    def __init__(self, token: int, parent: int, pos: int, score: float) -> None:
-        self.token = token
-        self.parent = parent  # the root is its own parent
-        self.pos = pos
-        self.score = score  # log-probability of the path, never above the parent's
-        self.children: dict[int, int] = {}  # token -> child: adding twice is merging
-        self.proposals: dict[str, float] = {}  # of a guess: who proposed it -> the score that it gave
-        self.drawn: Sequence[Proposal] = ()  # what was drawn after it, in this order, equal tokens apart
-        self.target_token: int | None = None  # the token that the target says follows it
-        self.hidden: Any = None  # the target's feature of it, until that is released
-        self.logprob: Any = None  # what the target says of the token behind it, where a request wants that
+    token: int
+    parent: int  # the root is its own parent
+    pos: int
+    score: float  # log-probability of the path, never above the parent's
+    children: dict[int, int] = field(default_factory=dict)  # token -> child: adding twice is merging
+    proposals: dict[str, float] = field(default_factory=dict)  # of a guess: who proposed it -> the score that it gave
+    drawn: Sequence[Proposal] = ()  # what was drawn after it, in this order, equal tokens apart
+    target_token: int | None = None  # the token that the target says follows it
+    hidden: Any = None  # the target's feature of it, until that is released
+    logprob: Any = None  # what the target says of the token behind it, where a request wants that
 
 
 class TokenTree:
@@ -73,10 +68,7 @@ class TokenTree:
         self.passes = -len(self.trunk)
 
     def again(self, prompt: int, length: int, law: Any = None) -> TokenTree:
-        """The first `length` tokens of this text, of which `prompt` are the prompt, for a target that holds none.
-
-        Nothing is guessed below it, and the counts go on; `law` is one like that of this tree, which has read nothing.
-        """
+        """The first `length` tokens of this text for a target that holds none; counts go on, `law` has read nothing."""
         tree = TokenTree(self.tokens[:length], self.limit, self._ids, self.best_first, law)
         tree.guessed = self.guessed
         tree.foreseen = [position for position in self.foreseen if position < length]
@@ -196,10 +188,7 @@ class TokenTree:
         return [self.add(*guess, source) for guess in taken]
 
     def trim(self, size: int, offered: Iterable[float] = ()) -> float:
-        """The least score among the best `size` of the live guesses and of the scores on offer.
-
-        Guesses that wait and score less are dropped; what was sent is under way anyhow and stays.
-        """
+        """The least score of the best `size` guesses, live or on offer; what waits and scores less is dropped."""
         scores = [self.nodes[node].score for node in self.live]
         scores += offered
         if len(scores) <= size:

@@ -21,11 +21,7 @@ from model.weights.quant import Recast, load
 
 
 class Whole:
-    """The layers and the LM head of `source`, in `dtype` on `device`; the layers' weights quantized as `kind` says.
-
-    `context` is the number of its positions, if not that of its `config.json`. ValueError for a model that is not
-    supported, or whose weights are damaged.
-    """
+    """The layers and the LM head of `source`, quantized as `kind` says, for `context` positions; ValueError if bad."""
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device | str, kind: str = "none",
                  context: int | None = None) -> None:
@@ -39,7 +35,7 @@ class Whole:
         names = {name[len("model."):]: held for name, held in layers.items()}
         load(self.body, kind, Recast(source, names, kind, sound=True), dtype, device)
         self.lm_head = Logits(self.config)
-        fill(self.lm_head, {"weight": source.sound(top[HEAD])}, dtype, device)
+        fill(self.lm_head, {"product.weight": source.sound(top[HEAD])}, dtype, device)
 
     def cache(self, slots: int) -> TreeCache:
         """An empty cache for a text of so many tokens."""
@@ -49,10 +45,7 @@ class Whole:
     @torch.no_grad()
     def logits(self, ids: Sequence[int], cache: TreeCache, last: int,
                text: bool = True) -> Tensor:
-        """The logits `[last, V]` behind the last of these tokens, which follow those that `cache` holds.
-
-        The tokens stay in the cache, unless they are no `text`: then `cache.drop()` forgets them.
-        """
+        """The logits `[last, V]` behind the last of these tokens; what is no `text` is forgotten by `cache.drop()`."""
         start = cache.capacity - cache.room
         nodes = list(range(start, start + len(ids)))
         parents = [node - 1 for node in nodes]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model.drafts.eagle import EagleHead
+from model.drafts.heads import EagleHead
 from model.llama import LlamaConfig
 
 
@@ -64,3 +64,8 @@ def save_head(folder: Path, hidden: int = 16, vocab: int = 40, **config: int) ->
     (folder / "config.json").write_text(json.dumps({**form, **config}))
     torch.save(tensors, folder / "pytorch_model.bin")
     return tensors
+
+
+def tensors_of(source: Any) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, by name."""
+    return {name: source.read(name) for name in source.names()}

@@ -50,7 +50,7 @@ def save_head(folder: Path) -> None:
     """As EAGLE publishes its heads."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**FORM, "num_hidden_layers": 1}))
-    torch.save(weights(Tiny().eagle().head, seed=3), folder / "pytorch_model.bin")
+    torch.save(weights(Tiny().eagle().network, seed=3), folder / "pytorch_model.bin")
 
 
 def save_tokenizer(folder: Path, more: int = 0) -> None:

@@ -11,7 +11,7 @@ import pytest
 from config.cli import flat, help_text, parse
 from config.keys import options
 from config.methods import METHODS
-from config.presets import HEAD, PRESETS, ROOT, absent
+from config.presets import PRESETS, ROOT, absent
 from config.run_config import Growth, RunConfig, TreeConfig
 from config.serve_config import ServeConfig
 from launch.run import prepare
@@ -61,7 +61,7 @@ def test_the_models_of_presets_lie_under_one_root_that_is_named_once(tmp_path: P
             assert there.base_dir == preset.base_dir
         else:
             assert preset.base_dir == str(ROOT / "models" / Path(there.base_dir).relative_to(tmp_path))
-            bundled = there.eagle_dir == preset.eagle_dir in ("", str(HEAD))
+            bundled = there.eagle_dir == preset.eagle_dir in ("", str(ROOT / "smollm2" / "eagle"))
             headless = there.eagle_dir == preset.eagle_dir == "" and there.draft == "suffix"
             head = preset.eagle_dir.replace(str(ROOT / "models"), str(tmp_path))
             assert bundled or headless or there.eagle_dir == head

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 
 from config.run_config import Growth
 from config.schema.heads import usual_layers
-from model.drafts.dflash import Block, DFlashHead
+from model.drafts.dflash import Block
 from model.drafts.eagle import fit_head, load_head
+from model.drafts.heads import DFlashHead
 from model.drafts.mixture import Blend, Mixture
 from model.drafts.network import at_once
 from model.sample import Sampler
@@ -38,7 +39,7 @@ def publish(folder, change=lambda tensors: None, **more):
             "use_sliding_window": False, "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
             "dflash_config": {"mask_token_id": 52, "target_layer_ids": ids}, **more}
     (folder / "config.json").write_text(json.dumps(said))
-    held = weights(DEEP.block().head, seed=6)
+    held = weights(DEEP.block().network, seed=6)
     held.pop("embed_tokens.weight")
     change(held)
     save_file(held, folder / "model.safetensors")

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from config.run_config import Growth
 from config.schema.heads import read_dialect, usual_layers
 from launch.split.write import split
-from model.drafts.eagle import Eagle, Eagle3Head, fit_head, load_head
+from model.drafts.eagle import Eagle, fit_head, load_head
+from model.drafts.heads import Eagle3Head
 from model.drafts.network import at_once
 from model.llama import LlamaConfig
 from model.sample import Sampler, not_finite
@@ -60,7 +61,7 @@ class Watcher:
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
 def test_inner_features_are_the_inputs_of_three_layers_wherever_these_lie(stages):
-    draft = Watcher(DEEP.eagle3().head)
+    draft = Watcher(DEEP.eagle3().network)
     with pipeline(DEEP, stages, "pruned", draft) as decoder:
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=8))
         text = PROMPT + [token for new in stream for token in new]
@@ -164,12 +165,12 @@ def test_two_heads_and_a_model_share_one_tree_and_it_is_known_who_proposed_what(
 
 def test_a_head_with_fewer_tokens_guesses_in_the_vocabulary_of_the_target():
     draft = DEEP.eagle3(VOCAB)
-    own = draft.head.logits(torch.randn(3, CONFIG.hidden, dtype=torch.float64))
+    own = draft.network.logits(torch.randn(3, CONFIG.hidden, dtype=torch.float64))
     draft.lm_head = lambda out: own
     gain, token = draft.guess(own, VOCAB)
     assert sorted(token[0].tolist()) == [i for i in range(CONFIG.vocab) if i % 2 or i >= 2 * (CONFIG.vocab - VOCAB)]
     best = own[0].argmax()
-    assert token[0, 0] == best + draft.head.shift[best]
+    assert token[0, 0] == best + draft.network.shift[best]
     torch.testing.assert_close(gain.exp().sum(-1), torch.ones(3, dtype=torch.float64))
 
 
@@ -177,7 +178,7 @@ def test_a_head_with_fewer_tokens_guesses_in_the_vocabulary_of_the_target():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_draft_whose_logits_are_not_finite_is_reported_and_the_pipeline_lives_on(kind, bad):
     draft = getattr(DEEP, kind)()
-    (draft.model if kind == "twin" else draft.head).embed_tokens.weight.data[PROMPT[-1]] = bad
+    draft.network.embed_tokens.weight.data[PROMPT[-1]] = bad
     with pipeline(DEEP, 2, "continuous", draft) as decoder:
         with refused("the draft's logits are not finite (NaN or infinity); its weights are damaged or were made for"):
             for _ in decoder.decode(Request(PROMPT, max_new_tokens=8))[1]:
@@ -198,7 +199,7 @@ def test_a_draft_in_float16_is_refused_with_the_type_to_take():
 def save_eagle3(folder: Path, vocab: int = VOCAB, change=lambda tensors: None, name: str = "pytorch_model.bin",
                 **config) -> Checkpoint:
     """A head of EAGLE-3 for the tiny model, with what `change` does to its tensors and `config` to its config."""
-    head = DEEP.eagle3(vocab).head
+    head = DEEP.eagle3(vocab).network
     tensors = {name: x for name, x in weights(head, seed=4).items() if name != "embed_tokens.weight"}
     if vocab < CONFIG.vocab:
         t2d = torch.zeros(CONFIG.vocab, dtype=torch.bool)
@@ -280,7 +281,7 @@ def test_a_head_of_another_width_needs_an_embedding_of_its_own(tmp_path):
 def save_eagle(folder: Path, bias: bool = True, change=lambda tensors: None) -> Checkpoint:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**FORM, "num_hidden_layers": 1}))
-    tensors = {name: x for name, x in weights(DEEP.eagle().head, seed=3).items() if bias or name != "fc.bias"}
+    tensors = {name: x for name, x in weights(DEEP.eagle().network, seed=3).items() if bias or name != "fc.bias"}
     change(tensors)
     torch.save(tensors, folder / "pytorch_model.bin")
     return Checkpoint(folder)

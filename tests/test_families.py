@@ -22,7 +22,7 @@ from launch.spec import RankSpec
 from launch.split.write import split
 from model import cache as caches
 from model.drafts.draft import NoDraft
-from model.drafts.eagle import EagleHead
+from model.drafts.heads import EagleHead
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from config.run_config import Growth
 from config.schema.heads import read_dialect
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead
+from model.drafts.eagle import Eagle
+from model.drafts.heads import Eagle3Head, EagleHead
 from model.drafts.network import at_once
 from model.llama import LlamaConfig, fill
 from model.tree import TokenTree, verify
@@ -115,7 +116,7 @@ def test_the_head_equals_the_original(kind):
         ids = case["head_input_ids"][0]
         nodes = list(range(len(ids)))
         eagle.cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-        out = eagle.head(ids, case["hidden_states"][0], torch.arange(len(ids)), eagle.cache)
+        out = eagle.network(ids, case["hidden_states"][0], torch.arange(len(ids)), eagle.cache)
         torch.testing.assert_close(out, case["head_output"][0], atol=1e-5, rtol=1e-5)
         keys = eagle.cache.slots[0].held[0][0, :, :len(ids)]
         torch.testing.assert_close(keys, case["keys"][0], atol=1e-5, rtol=1e-5)

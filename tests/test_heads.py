@@ -15,13 +15,14 @@ from launch.build import build_draft
 from launch.spec import RankSpec
 from launch.split.write import split
 from model.drafts.draft import NoDraft
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, Fit, fit_head, load_head
+from model.drafts.eagle import Eagle, Fit, fit_head, load_head
+from model.drafts.heads import Eagle3Head, EagleHead
 from model.drafts.network import ModelDraft
 from model.llama import LlamaConfig
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import Part
-from tests.checkpoints import refused
+from tests.checkpoints import refused, tensors_of
 from tests.saved import here, save_model
 from tests.tiny import CAPACITY, DEEP, pipeline, weights, write
 
@@ -158,7 +159,7 @@ def test_a_window_that_holds_the_whole_context_is_plain_attention(tmp_path):
 def test_a_head_that_foresees_next_to_nothing_is_noticed_once(strategy):
     said, prompt = [], [5, 17, 40, 3]
     made = DEEP.eagle()
-    draft = Eagle(made.head, lambda out: -made.lm_head(out), CAPACITY, Fit("HEAD", said.append))
+    draft = Eagle(made.network, lambda out: -made.lm_head(out), CAPACITY, Fit("HEAD", said.append))
     with pipeline(DEEP, 2, strategy, draft) as decoder:
         for _ in range(2):
             assert write(decoder, prompt, 60) == DEEP.text(prompt, 60, Sampler())
@@ -290,7 +291,7 @@ def test_a_head_of_each_dialect_computes_what_its_dialect_says(tmp_path, name):
         cache.admit([node], [node - 1], 0)
         position = torch.tensor([node])
         made.append(head(tokens[position], made[-1][-1:], position, cache))
-    t = {key.replace("model.", ""): x for key, x in source.tensors().items()}
+    t = {key.replace("model.", ""): x for key, x in tensors_of(source).items()}
     first = first.replace("model.", "")
     out, logits = plain_head(t, fields, first, inner, tokens, own=2)
     made = torch.cat(made)
@@ -325,7 +326,7 @@ def test_a_split_passes_on_the_layers_that_its_head_reads_and_refuses_a_head_tha
 
 def test_a_table_of_tokens_that_is_no_list_of_whole_numbers_is_reported(tmp_path):
     source = save(tmp_path / "head", True, {**FORGE, "draft_vocab_size": 53})
-    tensors = source.tensors()
+    tensors = tensors_of(source)
     tensors.update(d2t=torch.zeros(53), t2d=torch.ones(53, dtype=torch.bool))
     torch.save(tensors, tmp_path / "head" / "pytorch_model.bin")
     with refused("d2t and t2d in"):

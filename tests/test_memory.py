@@ -83,14 +83,14 @@ def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):
     with_head = RankSpec(RunConfig(dtype="float32", max_length=200), parts[0])
     lm_head = build_lm_head(with_head)
     [eagle] = build_draft(with_head, lm_head).networks
-    assert need(with_head).weights == held(lm_head) + held(eagle.head)
+    assert need(with_head).weights == held(lm_head) + held(eagle.network)
     assert need(with_head).cache == filled(eagle.cache).bytes
     alone = RankSpec(RunConfig(dtype="float32", draft="none"), parts[0])
     assert need(alone).weights == held(lm_head) and need(alone).cache == 0
     small = RunConfig(dtype="float32", draft="model", draft_dir=str(saved / "base"), max_length=200)
     with_model = RankSpec(small, parts[0])
     [draft] = build_draft(with_model, lm_head).networks
-    assert need(with_model).weights == held(lm_head) + held(draft.model) + held(draft.lm_head)
+    assert need(with_model).weights == held(lm_head) + held(draft.network) + held(draft.lm_head)
     assert need(with_model).cache == filled(draft.cache).bytes
 
 

@@ -24,7 +24,7 @@ from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import check_model, plan_stages
 from split_and_save_models import main
-from tests.checkpoints import refused, same, save_head, save_llama
+from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
 
 DEEP = 20_000
 NESTED = {"a list": "[" * DEEP + "]" * DEEP, "an object": '{"a":' * DEEP + "1" + "}" * DEEP,
@@ -242,13 +242,13 @@ def test_a_cache_of_links_is_read_and_a_shard_may_stand_in_a_folder_below(models
     for number, path in enumerate(sorted((models / "shards").iterdir())):
         shutil.copy(path, blobs / str(number))
         (snapshot / path.name).symlink_to(os.path.relpath(blobs / str(number), snapshot))
-    assert same(Checkpoint(snapshot).tensors(), whole.tensors())
+    assert same(tensors_of(Checkpoint(snapshot)), tensors_of(whole))
     shutil.copytree(models / "shards", tmp_path / "below" / "a")
     shutil.copy(models / "shards" / "config.json", tmp_path / "below")
     places = json.loads((tmp_path / "below" / "a" / "model.safetensors.index.json").read_text())["weight_map"]
     (tmp_path / "below" / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {name: f"a/{shard}" for name, shard in places.items()}}))
-    assert same(Checkpoint(tmp_path / "below").tensors(), whole.tensors())
+    assert same(tensors_of(Checkpoint(tmp_path / "below")), tensors_of(whole))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
@@ -296,7 +296,7 @@ def test_a_sound_header_is_taken_in_any_order_with_tensors_of_no_bytes(model):
     write_header(model / "model.safetensors", {
         "b": entry([1], [20, 24]), "none": entry([0, 7], [20, 20]), "__metadata__": {"format": "pt"},
         "a": entry([5], [0, 20])})
-    assert {name: tuple(x.shape) for name, x in Checkpoint(model).tensors().items()} == {
+    assert {name: tuple(x.shape) for name, x in tensors_of(Checkpoint(model)).items()} == {
         "a": (5,), "none": (0, 7), "b": (1,)}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from config.cli import parse
-from config.presets import PRESETS, under, with_head
+from config.presets import PRESETS, under
 from config.questions import BUNDLED, OF_TOY
 from config.run_config import RunConfig
 from eval.command import evaluate
@@ -115,16 +115,9 @@ def test_the_published_wheel_is_the_known_one() -> None:
     assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in models.WHEEL
 
 
-def test_a_head_that_is_there_drafts_beside_the_suffix_for_its_own_model_alone(tmp_path: Path,
-                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = RunConfig(base_dir=str(tmp_path), stages="0+1")
-    assert with_head(plain, tmp_path / "eagle") == plain
-    (tmp_path / "eagle").mkdir()
-    (tmp_path / "eagle/config.json").write_text("{}")
-    preset = with_head(plain, tmp_path / "eagle")
-    assert (preset.eagle_dir, preset.draft, preset.stages) == (str(tmp_path / "eagle"), "eagle+suffix", "0+1")
-    monkeypatch.setitem(PRESETS, "smollm2", preset)
-    assert parse(["smollm2"]) == preset and parse(["smollm2", "draft=suffix"]).draft == "suffix"
+def test_the_bundled_head_drafts_beside_the_suffix_for_its_own_model_alone() -> None:
+    assert Path(PRESET.eagle_dir).is_dir() and PRESET.draft == "eagle+suffix"
+    assert parse(["smollm2"]) == PRESET and parse(["smollm2", "draft=suffix"]).draft == "suffix"
     for word in ("base_dir=other", "model_dir=other"):
         assert (parse(["smollm2", word]).eagle_dir, parse(["smollm2", word]).draft) == ("", RunConfig().draft)
 

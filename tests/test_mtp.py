@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from config.schema.fields import read_config
 from launch.split.write import split
 from model.drafts.eagle import Eagle, fit_head, load_head
-from model.drafts.mtp import MtpHead
+from model.drafts.heads import MtpHead
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, Part
 from model.weights.unfold import Unfolded

@@ -4,9 +4,8 @@ from __future__ import annotations
 import pytest
 
 from config.run_config import Growth
-from model.drafts.mixture import Mixture
+from model.drafts.mixture import Mixture, levels_left
 from model.drafts.network import at_once
-from model.drafts.outcomes import levels_left
 from model.tree import TokenTree
 from pipeline.decode import Request
 from pipeline.messages import Segment

@@ -9,7 +9,7 @@ import torch
 
 from config.cli import parse
 from config.profiles import PROFILES
-from config.trees import STATIC, Growth, expanded
+from config.trees import STATIC, Growth, by_policy, expanded
 from launch.pipeline import Pipeline
 from launch.probe import _pass
 from model.drafts.mixture import Mixture
@@ -108,7 +108,7 @@ def test_opt_tree_is_the_best_tree_of_its_size_and_stops_where_a_level_brings_to
     draft, stopped = Random(salt), set()
     for size, gain in ((3, 0.3), (7, 0.3), (7, 0.05), (12, 0.15)):
         wanted, depth = best(draft, size, gain, 4)
-        tree = grown(draft, Growth(size, 3, 1).adaptive(gain))
+        tree = grown(draft, by_policy(Growth(size, 3, 1), "opt", "", gain))
         assert paths(tree) == wanted
         stopped.add(depth)
         draft.reset()
@@ -206,7 +206,7 @@ def test_a_drafter_of_few_likely_tokens_draws_no_more_than_there_are():
 
 PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 20
 POLICIES = {"static": TREE.init.shaped(STATIC), "expansion": TREE.init.shaped(expanded("2,2,1")),
-            "opt": Growth(12, 4, 4, 4).adaptive(0.1)}
+            "opt": by_policy(Growth(12, 4, 4, 4), "opt", "", 0.1)}
 
 
 @pytest.mark.parametrize("strategy, policy, temperature, kind", [

@@ -192,7 +192,7 @@ def test_a_draft_is_quantized_only_when_asked(saved):
         spec = RankSpec(config, part)
         lm_head = build_lm_head(spec)
         [network] = build_draft(spec, lm_head).networks
-        head = network.head
+        head = network.network
         kinds = {type(module) for module in head.modules() if isinstance(module, (nn.Linear, Quantized))}
         assert kinds == ({quant.FourBit} if asked else {nn.Linear}) and isinstance(lm_head, nn.Linear)
 

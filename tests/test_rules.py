@@ -15,7 +15,7 @@ import torch
 
 from config.run_config import CHOICES
 from config.trees import expanded
-from model.rules import RULES, Judging, Stream, apart, each, judged, mss, naive, residual, without_replacement
+from model.rules import RULES, Chance, Judging, apart, each, judged, mss, naive, residual, without_replacement
 from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream, warp
 from model.tree import Proposal, TokenTree
 from tests.checkpoints import refused
@@ -184,7 +184,7 @@ class Never:
         return False
 
     def pick(self, weights):
-        return Stream(stream(0, 0, JUDGING)).pick(weights)
+        return Chance(stream(0, 0, JUDGING)).pick(weights)
 
 
 @pytest.mark.parametrize("judge", [mss, without_replacement])
@@ -197,14 +197,14 @@ def test_a_residual_that_rounding_has_emptied_falls_back_to_the_law(judge):
 
 def test_a_token_without_probability_is_never_picked():
     weights = np.array([0.0, 1e-300, 0.0, 0.5, 0.0])
-    picked = {Stream(stream(seed, 3, JUDGING)).pick(weights) for seed in range(2000)}
+    picked = {Chance(stream(seed, 3, JUDGING)).pick(weights) for seed in range(2000)}
     assert picked == {3}
-    assert {Stream(stream(seed, 3, JUDGING)).pick(np.array([0.0, 1e-300, 0.0])) for seed in range(200)} == {1}
+    assert {Chance(stream(seed, 3, JUDGING)).pick(np.array([0.0, 1e-300, 0.0])) for seed in range(200)} == {1}
 
 
 def test_streams_follow_weights_and_no_two_purposes_share_one():
     weights = np.array([0.1, 0.4, 0.0, 0.3, 0.2])
-    picked = [Stream(stream(7, position, DRAWING, 1)).pick(weights) for position in range(20_000)]
+    picked = [Chance(stream(7, position, DRAWING, 1)).pick(weights) for position in range(20_000)]
     assert p_value(picked, weights) > ALPHA
     streams = [(NOISE, 0), (JUDGING, 0), (DRAWING, 0), (DRAWING, 1)]
     numbers = [stream(5, 9, purpose, who).random(4).tolist() for purpose, who in streams]

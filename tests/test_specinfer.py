@@ -178,7 +178,7 @@ def test_the_need_of_rank_0_counts_every_drafter(saved):
     lm_head = build_lm_head(spec)
     networks = build_draft(spec, lm_head).networks
     assert [(network.source, network.number) for network in networks] == [("ssm1", 0), ("ssm2", 1)]
-    modules = [lm_head, *(part for network in networks for part in (network.model, network.lm_head))]
+    modules = [lm_head, *(part for network in networks for part in (network.network, network.lm_head))]
     held = sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
     assert need(spec).weights == held
     assert need(spec).begins == sum(network.cache.bytes for network in networks)

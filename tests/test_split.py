@@ -25,7 +25,7 @@ from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import Checkpoint, Writer, sample
 from model.weights.parts import Part
 from split_and_save_models import main
-from tests.checkpoints import refused, same, save_head, save_llama
+from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
 from tests.forked import CONTEXT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,12 +54,13 @@ def test_an_example_of_everything_a_rank_finds_in_its_folder(models, out):
     assert [part.rank for part in parts] == [0, 1, 2] and {tuple(part.stages) for part in parts} == {(0, 1, 2)}
     assert len({part.split_id for part in parts}) == 1
     assert all(part.config == Checkpoint(models / "base").config for part in parts)
-    assert set(parts[0].tensors()) == {"lm_head.weight"}
-    assert "model.embed_tokens.weight" in parts[1].tensors() and "model.norm.weight" in parts[2].tensors()
+    assert set(tensors_of(parts[0].weights)) == {"lm_head.weight"}
+    assert "model.embed_tokens.weight" in tensors_of(parts[1].weights)
+    assert "model.norm.weight" in tensors_of(parts[2].weights)
     assert (out / "stage_0" / "tokenizer.model").read_bytes() == b"any bytes"
     assert (out / "stage_0" / "generation_config.json").exists() and not (out / "stage_1" / "tokenizer.model").exists()
     eagle = torch.load(models / "eagle" / "pytorch_model.bin")
-    assert parts[0].eagle and same(Checkpoint(parts[0].eagle).tensors(), eagle)
+    assert parts[0].eagle and same(tensors_of(Checkpoint(parts[0].eagle)), eagle)
     assert same(load_file(parts[0].eagle / "model.safetensors"), eagle) and parts[1].eagle is None
     assert [part.rank for part in check(out)] == [0, 1, 2]
     assert not list(out.glob("**/*.part"))
@@ -104,7 +105,7 @@ def test_a_model_that_was_trained_again_is_split_again(models, tmp_path):
     save_file(tensors, tmp_path / "base" / "model.safetensors", {"format": "pt"})
     after = Part(split(tmp_path / "base", tmp_path / "split", "1", progress=False)[0])
     assert before.split_id != after.split_id
-    assert torch.equal(after.tensors()["lm_head.weight"], tensors["lm_head.weight"])
+    assert torch.equal(tensors_of(after.weights)["lm_head.weight"], tensors["lm_head.weight"])
 
 
 def test_the_sample_of_a_large_file_covers_its_beginning_middle_and_end(tmp_path):
@@ -155,7 +156,8 @@ def test_a_checkpoint_of_thirteen_files_is_split_interrupted_resumed_and_checked
         "stage_0", "stage_1", "stage_2"]
     folders = split(tmp_path / "base", tmp_path / "split", "auto:3", progress=False)
     assert all(re.match(r"model\.(layers\.2|norm)\.", name) for name in written[len(whole):]), "one rank was left"
-    assert same({name: x for part in check(tmp_path / "split") for name, x in part.tensors().items()}, whole)
+    checked = [tensors_of(part.weights) for part in check(tmp_path / "split")]
+    assert same({name: x for tensors in checked for name, x in tensors.items()}, whole)
     data = (folders[1] / "model.safetensors").read_bytes()
     (folders[1] / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with refused("has changed since it was written"):

@@ -293,7 +293,7 @@ def test_a_rank_needs_the_memory_of_what_it_holds(saved):
     assert need(specs[0]).weights + sum(need(spec).weights for spec in specs[3:]) == together.weights
     for spec in specs[3:]:
         draft = build_drafter(spec, OFF)._draft
-        held = [*draft.model.parameters(), *draft.lm_head.parameters()]
+        held = [*draft.network.parameters(), *draft.lm_head.parameters()]
         assert need(spec).weights == sum(p.numel() * p.element_size() for p in held)
         assert need(spec).begins == draft.cache.bytes
 

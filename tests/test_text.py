@@ -353,26 +353,6 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
     assert process not in multiprocessing.active_children()
 
 
-def test_a_long_prompt_is_made_into_tokens_elsewhere_and_they_are_the_same(llama3, monkeypatch):
-    text = Text(llama3.folder)
-    before = set(multiprocessing.active_children())
-    prompt = "How long is a dog, please? " * 200
-    for template in ("none", "vicuna"):
-        found = text.prompt_ids([prompt], template)
-        assert not set(multiprocessing.active_children()) - before
-        with monkeypatch.context() as patch:
-            patch.setattr("model.text.LONG", 100)
-            assert text.prompt_ids([prompt], template) == found
-            assert len(set(multiprocessing.active_children()) - before) == 1
-        for process in set(multiprocessing.active_children()) - before:
-            process.kill()
-            process.join()
-    monkeypatch.setattr("model.text.LONG", 100)
-    monkeypatch.setattr("model.text.READING", 0.0)
-    with refused("which cannot be made into tokens (TimeoutError: no end after 0 seconds); shorten it"):
-        text.prompt_ids([prompt], "none")
-
-
 def ask_and_wait(folder, link):
     """Send the number of the processes that this one has once a template was asked."""
     text = Text(folder)
@@ -417,7 +397,7 @@ def test_transformers_is_not_imported_before_it_is_needed_and_by_threads_one_aft
 
 def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
     ids = llama.tokenizer("the dog runs home", add_special_tokens=False).input_ids
-    stops = llama.stop_rule("dog")
+    stops = Reader(llama, "dog").stops
     found = [stops(token) for token in ids]
     last = found.index(True)
     assert "dog" in llama.decode(ids[:last + 1]) and "dog" not in llama.decode(ids[:last])

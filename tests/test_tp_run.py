@@ -16,7 +16,7 @@ from model.weights.parts import Part
 from pipeline.messages import Prune, Reset, Segment, Stop
 from pipeline.stage import run_stage
 from pipeline.trace import OFF
-from tests.checkpoints import refused
+from tests.checkpoints import refused, tensors_of
 from tests.forked import command, ranks
 from tests.saved import here, models, wait_until
 from tests.tiny import TINY
@@ -144,7 +144,7 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     parts = [Part(saved / "tp3" / f"stage_{rank}") for rank in range(3)]
     assert [(part.world, part.member, part.layers, part.shares) for part in parts] == [
         (3, member, (0, 4), [2, 1, 1]) for member in range(3)]
-    tensors = [part.tensors() for part in parts]
+    tensors = [tensors_of(part.weights) for part in parts]
     for name in ("q_proj", "o_proj"):
         key = f"model.layers.2.self_attn.{name}.weight"
         joined = torch.cat([held[key] for held in tensors], int(name == "o_proj"))

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from config.presets import ROOT
 from config.schema.heads import BlockForm, usual_layers
 from launch.split.write import split
-from model.drafts.dflash import Block, DFlashHead
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head
+from model.drafts.dflash import Block
+from model.drafts.eagle import Eagle, fit_head
+from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead
 from model.drafts.network import at_once
 from model.text import Text
 from model.tree import TokenTree
@@ -156,7 +157,7 @@ def test_the_loss_is_that_of_the_papers(teacher, third):
     learnt = [p for p in task.head.parameters() if p.requires_grad]
     for got, wanted in zip([p.grad for p in learnt], torch.autograd.grad(loss, learnt)):
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-4)
-    assert task.head.embed_tokens.weight.grad is None and teacher.lm_head.weight.grad is None
+    assert task.head.embed_tokens.weight.grad is None and teacher.lm_head.product.weight.grad is None
 
 
 @both
@@ -456,7 +457,7 @@ def test_of_the_bundled_heads_one_drifts_and_one_does_not():
         decoder = open_decoder(teacher, ROOT / "toy" / name, 512)
         assert decoder.draft.drifts == (name == "eagle")
         rows, _ = answered(decoder, prompts, frozenset(text.end_ids), 64)
-        right.append(Task(teacher, decoder.draft.head, Objective(1)).agreement(rows, [0, 8]))
+        right.append(Task(teacher, decoder.draft.network, Objective(1)).agreement(rows, [0, 8]))
     drifting, deep = right
     assert drifting[0] - drifting[1] > 0.1 > abs(deep[0] - deep[1]) and deep[1] > drifting[1] + 0.1
 

@@ -46,7 +46,7 @@ def foreseen(network, text):
     cache = TINY.config.cache(TINY.config.layers, CAPACITY, TINY.lm_head.weight)
     nodes = list(range(len(read)))
     cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-    return network.lm_head(network.model(torch.tensor(read), torch.tensor(nodes), cache))[-len(text):]
+    return network.lm_head(network.network(torch.tensor(read), torch.tensor(nodes), cache))[-len(text):]
 
 
 @pytest.mark.parametrize(("rule", "count"), [(mss, by_mss), (naive, None)], ids=["mss", "naive"])

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from model.drafts.eagle import fit_head
 from model.weights import checkpoint
-from model.weights.checkpoint import Checkpoint, Form, Writer
+from model.weights.checkpoint import Checkpoint, Form, writing
 from model.weights.parts import EMBED, HEAD, assign, check_model, plan_stages
 from model.weights.split import balance, is_split_as, parse_stages
-from tests.checkpoints import refused, same, save_head, save_llama
+from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
 
 NORM = "model.norm.weight"
 LAYOUTS = {
@@ -39,7 +39,7 @@ def model(tmp_path) -> Path:
 def test_every_layout_gives_the_same_tensors(tmp_path, options):
     whole = save_llama(tmp_path, **options)
     source = Checkpoint(tmp_path)
-    assert same(source.tensors(), whole)
+    assert same(tensors_of(source), whole)
     assert all(source.form(name) == Form(whole[name].dtype, tuple(whole[name].shape)) for name in source.names())
     assert source.config["vocab_size"] == 40
     assert len(source.files) > 1 or "max_shard_size" not in options
@@ -54,27 +54,28 @@ def test_a_bin_file_that_cannot_be_mapped_is_read_whole(tmp_path, monkeypatch, l
         load = torch.load
         monkeypatch.setattr(torch, "load", lambda f, map_location=None, weights_only=False: load(
             f, map_location=map_location, weights_only=weights_only))
-    assert same(Checkpoint(tmp_path).tensors(), whole)
+    assert same(tensors_of(Checkpoint(tmp_path)), whole)
 
 
 def test_every_type_and_shape_survives_the_writer(tmp_path):
     tensors = {f"x.{dtype}": torch.arange(6).reshape(2, 3).to(dtype) for dtype in (
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)}
     tensors.update(number=torch.tensor(2.5), nothing=torch.empty(0, 4), turned=torch.rand(3, 5).t())
-    with Writer(tmp_path / "model.safetensors", {n: Form(x.dtype, tuple(x.shape)) for n, x in tensors.items()}) as file:
+    forms = {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+    with writing(tmp_path / "model.safetensors", forms) as file:
         for name, tensor in tensors.items():
             file.write(name, tensor)
     data = (tmp_path / "model.safetensors").read_bytes()
     assert file.entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert same(load_file(tmp_path / "model.safetensors"), tensors)
     (tmp_path / "config.json").write_text("{}")
-    assert same(Checkpoint(tmp_path).tensors(), tensors)
+    assert same(tensors_of(Checkpoint(tmp_path)), tensors)
 
 
 def test_a_writer_that_is_interrupted_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_text("old")
-    with pytest.raises(RuntimeError), Writer(path, {"a": Form(torch.float32, (2,))}) as file:
+    with pytest.raises(RuntimeError), writing(path, {"a": Form(torch.float32, (2,))}) as file:
         file.write("a", torch.zeros(2))
         raise RuntimeError
     assert path.read_text() == "old"

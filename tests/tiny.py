@@ -16,9 +16,10 @@ from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
 from config.schema.heads import BlockForm, read_dialect, usual_layers
 from model.drafts.cascade import row
-from model.drafts.dflash import Block, DFlashHead
+from model.drafts.dflash import Block
 from model.drafts.draft import Draft, NoDraft, Steps
-from model.drafts.eagle import Eagle, Eagle3Head, EagleHead
+from model.drafts.eagle import Eagle
+from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network
 from model.drafts.retokenized import Retokenized
@@ -122,7 +123,7 @@ class Tiny:
         """A model with the same letters under other numbers, as draft."""
         order = [*range(CONFIG.vocab)][::-1]
         twin = self.twin(noise)
-        model = twin.model
+        model = twin.network
         assert isinstance(model, Slice), "the twin is a slice of all layers"
         model.embed_tokens.weight.data = model.embed_tokens.weight.data[order]
         small = ModelDraft(model, lambda out: self.lm_head(out)[:, order], twin.cache)

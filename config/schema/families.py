@@ -112,10 +112,7 @@ def published(name: str, family: Family) -> str:
 
 
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `config.json` under one set of names, whatever wrote it; a ValueError if it is not supported.
-
-    What a field may hold by itself was checked when the file was read (`fields.py`).
-    """
+    """The fields of a `config.json` under one set of names, whatever wrote it; ValueError if it is not supported."""
     family = FAMILIES.get(config.get("model_type") or "llama")
     said = {name: value for name, value in config.items() if value is not None}
     config = {**(family.usual if family else {}), **said}
@@ -133,12 +130,13 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     if given["rope_type"] == "longrope":  # whose trained length stands outside
         trained = rotary.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
         given["original_max_position_embeddings"] = trained or config.get("max_position_embeddings")
-    if family and family.experts:  # which transformers 5 writes under one name
-        given[family.experts[0]] = given.get(family.experts[0]) or given.get("num_local_experts")
+    experts = family.experts if family else ()
+    if experts:  # which transformers 5 writes under one name
+        given[experts[0]] = given.get(experts[0]) or given.get("num_local_experts")
     _refuse_others(given, rotary)
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
-    sparse = (*family.experts, "num_experts_per_tok") if family and family.experts else ()
+    sparse = (*experts, "num_experts_per_tok") if experts else ()
     turning = ROTARY[given["rope_type"]]
     check(given, {}, "config.json", needed=(*NEEDED, *turning, *sparse))
     misfit = next(_misfits(given), "")
@@ -149,18 +147,13 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
     """Raise ValueError if a field says what no family here does."""
-    strange = {name: value for name, value in rotary.items() if name not in ROPE}
-    unknown = {name: value for name, value in strange.items() if value is not None}
+    unknown = {name: value for name, value in rotary.items() if name not in ROPE and value is not None}
     checks: list[tuple[str, Any, Any]] = [
         ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
         ("rope_scaling", unknown, ({},))]
     family = FAMILIES.get(given["model_type"])
-    allowed = {**SUPPORTED, **(family.says if family else {})}
-    for name, only in allowed.items():
-        if only is not ANY:
-            checks.append((name, given.get(name), (only, None)))
-    width = given.get("hidden_size")
-    checks.append(("word_embed_proj_dim", given.get("word_embed_proj_dim"), (width, None)))
+    allowed = {**SUPPORTED, **(family.says if family else {}), "word_embed_proj_dim": given.get("hidden_size")}
+    checks += [(name, given.get(name), (only, None)) for name, only in allowed.items() if only is not ANY]
     for name, got, fine in checks:
         if got not in fine:
             only = " or ".join(repr(value) for value in fine if value is not None) or "unquantized weights"

@@ -41,6 +41,11 @@ def list_of(kind: Kind, most: int) -> Kind:
                 lambda value: fits(value, list) and len(value) <= most and all(map(kind.fits, value)))
 
 
+def _by_name(*rows: tuple[Kind, str]) -> dict[str, Kind]:
+    """The kind of each field, out of rows of a kind and the fields that have it."""
+    return {name: kind for kind, names in rows for name in names.split()}
+
+
 FLAG = Kind("true or false", lambda value: fits(value, bool))
 NAME = Kind("a name", is_name)
 OBJECT = Kind("an object", lambda value: fits(value, dict))
@@ -58,43 +63,33 @@ CAP = number(1e-6, 1e6)
 ROWS_OR_NONE = whole(0, 1 << 24)
 STRETCHES = list_of(SCALE, 1 << 12)
 
-CONFIG = {
-    "architectures": list_of(NAME, 16), "model_type": NAME,
-    "hidden_size": WIDTH, "intermediate_size": ROWS, "ffn_dim": ROWS, "vocab_size": ROWS, "num_hidden_layers": COUNT,
-    "num_attention_heads": COUNT, "num_key_value_heads": COUNT, "head_dim": COUNT,
-    "max_position_embeddings": ROWS,  # positions are float32, which counts no further
-    "sliding_window": whole(0, 1 << 24), "use_sliding_window": FLAG,
-    "rms_norm_eps": number(1e-30, 1), "rope_theta": WAVE, "rope_scaling": OBJECT, "rope_parameters": OBJECT,
-    "layer_types": list_of(one_of("full_attention", "sliding_attention"), 1 << 16), "max_window_layers": ROWS_OR_NONE,
-    "num_experts": COUNT, "num_local_experts": COUNT, "num_experts_per_tok": COUNT, "moe_intermediate_size": ROWS,
-    "norm_topk_prob": FLAG, "swiglu_limit": CAP, "quantization_config": OBJECT,
-    "sliding_window_pattern": COUNT, "rope_local_base_freq": WAVE, "no_rope_layer_interval": COUNT,
-    "no_rope_layers": list_of(whole(0, 1), 1 << 16), "query_pre_attn_scalar": SCALE,
-    "attn_logit_softcapping": CAP, "final_logit_softcapping": CAP, "embedding_multiplier": CAP,
-    "residual_multiplier": CAP, "attention_multiplier": CAP, "logits_scaling": CAP,
-    "partial_rotary_factor": PART, "tie_word_embeddings": FLAG, "qkv_bias": FLAG, "eos_token_id": TOKENS,
-    # a head's
-    "draft_vocab_size": ROWS, "truncated_vocab_size": ROWS, "target_hidden_size": WIDTH, "eagle_config": OBJECT,
-    "unrolled_passes": COUNT,
-}
-ROPE = {  # of `rope_scaling` and `rope_parameters`
-    "rope_type": NAME, "type": NAME, "rope_theta": WAVE, "factor": SCALE,
-    "low_freq_factor": number(1e-6, 1e6), "high_freq_factor": number(1e-6, 1e6),
-    "beta_fast": SCALE, "beta_slow": SCALE,
-    "mscale": number(0, 1e6), "mscale_all_dim": number(0, 1e6),
-    "attention_factor": CAP, "truncate": FLAG, "short_factor": STRETCHES, "long_factor": STRETCHES,
-    "full_attention": OBJECT, "sliding_attention": OBJECT,
-    "original_max_position_embeddings": number(1, 1 << 24), "partial_rotary_factor": PART,
-}
+CONFIG = _by_name(
+    (COUNT, """num_hidden_layers num_attention_heads num_key_value_heads head_dim num_experts num_local_experts
+     num_experts_per_tok sliding_window_pattern no_rope_layer_interval unrolled_passes"""),
+    (WIDTH, "hidden_size target_hidden_size"),
+    (ROWS, """intermediate_size moe_intermediate_size ffn_dim vocab_size draft_vocab_size truncated_vocab_size
+     max_position_embeddings"""),  # positions are float32, which counts no further
+    (ROWS_OR_NONE, "max_window_layers sliding_window"),
+    (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
+     attention_multiplier logits_scaling"""),
+    (FLAG, "use_sliding_window norm_topk_prob tie_word_embeddings qkv_bias"),
+    (OBJECT, "rope_scaling rope_parameters quantization_config eagle_config"),
+    (WAVE, "rope_theta rope_local_base_freq"),
+    (NAME, "model_type"), (list_of(NAME, 16), "architectures"), (TOKENS, "eos_token_id"),
+    (number(1e-30, 1), "rms_norm_eps"), (SCALE, "query_pre_attn_scalar"), (PART, "partial_rotary_factor"),
+    (list_of(one_of("full_attention", "sliding_attention"), 1 << 16), "layer_types"),
+    (list_of(whole(0, 1), 1 << 16), "no_rope_layers"))
+ROPE = _by_name(  # of `rope_scaling` and `rope_parameters`
+    (NAME, "rope_type type"), (WAVE, "rope_theta"), (SCALE, "factor beta_fast beta_slow"), (FLAG, "truncate"),
+    (CAP, "low_freq_factor high_freq_factor attention_factor"), (number(0, 1e6), "mscale mscale_all_dim"),
+    (STRETCHES, "short_factor long_factor"), (OBJECT, "full_attention sliding_attention"),
+    (number(1, 1 << 24), "original_max_position_embeddings"), (PART, "partial_rotary_factor"))
 GENERATION = {"eos_token_id": TOKENS}
 
 
 def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
           remedy: str = "copy it again from the model", needed: Collection[str] = ()) -> None:
-    """Raise ValueError if a field does not hold what the table says, or a field that is `needed` is not there.
-
-    `where` and `remedy` are how the sentence begins and ends.
-    """
+    """ValueError, from `where` to `remedy`, if a field does not hold what the table says or a needed one is absent."""
     for name in needed:
         if given.get(name) is None:
             raise ValueError(f"{where} does not give {name}; {remedy}")

@@ -101,30 +101,32 @@ def is_block(config: Mapping[str, Any]) -> bool:
     return BLOCK in (config.get("architectures") or [])
 
 
-def read_block(config: Mapping[str, Any], layers: int, context: int) -> BlockForm:
-    """The form of DFlash's head for a target of so many layers, that looks back on `context` tokens.
+def _block_fields(config: Mapping[str, Any]) -> list[Any]:
+    """What DFlash's head says under each of `BLOCK_KEYS`."""
+    given = {**config, **(config.get(BLOCK_NESTED) or {})}
+    return [given.get(key) for key in BLOCK_KEYS]
 
-    Its `target_layer_ids` count outputs. Raises ValueError for what is computed otherwise, as the end of a sentence
-    that begins with its file.
-    """
-    inside = config.get(BLOCK_NESTED) or {}
-    ours = {BLOCK_NESTED, *BLOCK_KEYS, "num_target_layers"}
-    others = {key: value for key, value in config.items() if key not in ours}
-    strange = {key: value for key, value in inside.items() if key not in BLOCK_KEYS}
-    given: dict[str, Any] = {**config, **inside}
-    found: list[Any] = [given.get(key) for key in BLOCK_KEYS]
-    ids, size, mask = found
-    problems = [*head_problems({**others, **strange}, True, layers, context)]
+
+def read_block(config: Mapping[str, Any]) -> BlockForm:
+    """The form of DFlash's head, whose `target_layer_ids` count outputs; it was checked by `block_problems`."""
+    ids, size, mask = _block_fields(config)
+    return BlockForm(tuple(number + 1 for number in ids), size, mask)
+
+
+def block_problems(config: Mapping[str, Any], layers: int, context: int) -> Iterator[str]:
+    """What a head of DFlash is not; see `head_problems`."""
+    others = {**config, **(config.get(BLOCK_NESTED) or {})}
+    ids, size, mask = _block_fields(config)
+    for key in (BLOCK_NESTED, *BLOCK_KEYS, "num_target_layers"):
+        others.pop(key, None)
+    yield from head_problems(others, True, layers, context)
     rising = fits(ids, [int]) and ids == sorted(set(ids))
     if not rising or not set(ids) <= set(range(layers - 1)) or not ids:
-        problems.append(_only(BLOCK_KEYS[0], ids, f"layers in rising order, from 0 to {layers - 2}"))
+        yield _only(BLOCK_KEYS[0], ids, f"layers in rising order, from 0 to {layers - 2}")
     if not (fits(size, int) and size in BLOCK_SIZES):
-        problems.append(_only(BLOCK_KEYS[1], size, f"{BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}"))
+        yield _only(BLOCK_KEYS[1], size, f"{BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}")
     if not (fits(mask, int) and mask in range(config["vocab_size"])):
-        problems.append(_only(BLOCK_KEYS[2], mask, "a token of the model"))
-    if problems:
-        raise ValueError(problems[0])
-    return BlockForm(tuple(number + 1 for number in ids), size, mask)
+        yield _only(BLOCK_KEYS[2], mask, "a token of the model")
 
 
 def verifier(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -135,11 +137,7 @@ def verifier(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def head_problems(config: Mapping[str, Any], third: bool, layers: int, context: int) -> Iterator[str]:
-    """What a head is not, as ends of a sentence that begins with its file.
-
-    `third`: whether it is one of EAGLE-3; `layers`: those of its target; `context`: the most tokens that it will look
-    back on.
-    """
+    """What a head is not, as ends of a sentence; `layers` are its target's, `context` how far it will look back."""
     nested = config.get(NESTED) or {}
     only = {**ONLY, **dict.fromkeys(THIRD, third)}
     if not third:

@@ -29,10 +29,7 @@ _brief.maxstring = _brief.maxother = 80
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 def plain(text: str) -> str:
-    """A text as it can be printed: a terminal obeys no character of it.
-
-    Of one that is longer than `LONGEST_TEXT` the middle is left out: what to do stands at the end of a sentence.
-    """
+    """A text of which a terminal obeys no character; of a long one, whose end is a remedy, without the middle."""
     def escaped(sign: str) -> str:
         return sign if sign.isprintable() else ascii(sign)[1:-1]
 
@@ -53,7 +50,7 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException | str) -> str:
     """What an error says in its first line; its kind, if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
@@ -68,10 +65,7 @@ def is_name(value: object) -> bool:
 
 
 def stays_inside(name: object) -> bool:
-    """Whether a file of this name lies in the folder that the name is joined to.
-
-    The name alone is asked. A link may lead out: in a cache of Hugging Face every file is one.
-    """
+    """Whether a file of this name, by the name alone, lies in the folder it is joined to; a link may lead out."""
     if not isinstance(name, str) or not is_name(name) or "\\" in name:
         return False
     path = PurePosixPath(name)
@@ -106,10 +100,7 @@ def decoded(data: bytes, where: object, remedy: str) -> str:
 
 
 def parse_json(text: str, where: object, remedy: str) -> Any:
-    """What a text of JSON says.
-
-    A ValueError that begins with `where` if it is none, repeats a key, or is nested without end.
-    """
+    """What JSON says; a ValueError that begins with `where` if it is none, repeats a key or is nested without end."""
     try:
         found = json.loads(text, object_pairs_hook=_once)
         deep = _is_deep(found)

@@ -16,7 +16,7 @@ from eval.bench.stage import Form, by_turns, number
 from eval.tables import in_columns
 from model.llama import Logits, fill
 from model.text import Text
-from model.weights.quant import compress_head, pack
+from model.weights.quant import compress, pack
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 
@@ -40,7 +40,7 @@ def head(argv: list[str]) -> int:
     whole = Whole(source, torch.float32, "cpu")
     x_TD = _read(whole, _text(args.model, args.tokens))
     exact_T = whole.lm_head(x_TD).argmax(-1)
-    weight = whole.lm_head.weight
+    weight = whole.lm_head.product.weight
     heads = {form: _made(whole, weight, form)
              for form in tqdm(FORMS, desc="quantizing", leave=False)}
     judges = {form: Judge(made, x_TD.to(form.dtype))
@@ -76,8 +76,8 @@ class Judge(NamedTuple):
 
 def _made(whole: Whole, weight: Tensor, form: Form) -> Logits:
     made = Logits(whole.config)
-    fill(made, {"weight": weight}, form.dtype, "cpu")
-    compress_head(made, form.kind, form.dtype)
+    fill(made, {"product.weight": weight}, form.dtype, "cpu")
+    compress(made, form.kind, form.dtype)
     pack(made)
     return made
 

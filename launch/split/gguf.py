@@ -22,7 +22,7 @@ from config.schema.fields import CONFIG, check
 from config.schema.untrusted import read_json, shown
 from model.llama import LlamaConfig
 from model.rotary import Rotary
-from model.weights.checkpoint import Form, Writer, sample
+from model.weights.checkpoint import Form, sample, writing
 from model.weights.parts import shapes
 from model.weights.unfold import FUSED
 
@@ -247,7 +247,7 @@ class GgufFile:
         bar = tqdm(total=need, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}", disable=not progress)
         family = self._sizes.family
         theirs = {published(name, family): form for name, form in forms.items()}
-        with bar, Writer(path, theirs) as file:
+        with bar, writing(path, theirs) as file:
             for name, form in forms.items():
                 weights = self._weights(name, *found[name], form)
                 file.write(published(name, family), weights)

@@ -23,7 +23,7 @@ from launch.split.gguf import is_gguf, unpack
 from model.drafts.eagle import MAPS, borrows_embedding, fit_head, held_ahead
 from model.llama import LlamaConfig
 from model.text import TOKENIZER_FILES
-from model.weights.checkpoint import Checkpoint, Writer, sample
+from model.weights.checkpoint import Checkpoint, sample, writing
 from model.weights.parts import (
     FLOATS,
     FORMAT,
@@ -202,7 +202,7 @@ def copy(tensors: Recast, path: Path, tick: Tick) -> dict[str, Any]:
     """Write one safetensors file, a tensor at a time. Returns its entry in a manifest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     forms = {name: tensors.forms[name] for name in tensors.order}
-    with Writer(path, forms) as file:
+    with writing(path, forms) as file:
         for name in forms:
             file.write(name, tensors[name])
             tick(forms[name].bytes)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from model.drafts.draft import Guesses, Steps
-from model.drafts.network import Network, TreeDraft
-from model.sample import Sampler
+from model.drafts.network import Expansion, Network, TreeDraft
 from model.tree import TokenTree
 
 AHEAD, HOPE = 8, 0.3  # guesses in a chain; and the least probability of a whole one, as who drafts it finds
@@ -29,48 +28,23 @@ class Cascade(Network):
     far = True
 
     def __init__(self, larger: TreeDraft, smaller: Network) -> None:
-        self.larger, self.smaller = larger, smaller
+        self.larger, self.smaller = self.parts = larger, smaller
         self.source = larger.source
         self.reset()
-
-    @property
-    def consumed(self) -> int:
-        return min(self.larger.consumed, self.smaller.consumed)
 
     def another(self) -> Cascade:
         return Cascade(self.larger.another(), self.smaller.another())
 
-    def begin(self, sampler: Sampler) -> None:
-        self.larger.begin(sampler)
-        self.smaller.begin(sampler)
-
-    def keep(self, length: int) -> None:
-        self._forget()
-        self.larger.keep(length)
-        self.smaller.keep(length)
-
-    def copy(self, other: Cascade, length: int) -> None:
-        self._forget()
-        self.larger.copy(other.larger, length)
-        self.smaller.copy(other.smaller, length)
-
-    def reset(self) -> None:
-        self._forget()
-        self.larger.reset()
-        self.smaller.reset()
-
     def restart(self) -> None:
-        self._forget()
-        self.larger.restart()
-        self.smaller.restart()
+        self.forget()
+        super().restart()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         self._heard: dict[int, Guesses] = {}  # what the larger model says of nodes that it was not asked about
         self._chained: dict[int, Guesses] = {}  # what the smaller one says of each node that it has read
 
     def settle(self, tree: TokenTree) -> None:
-        self.larger.settle(tree)
-        self.smaller.settle(tree)
+        super().settle(tree)
         kept = tree.live | {tree.tip}
         self._heard = {node: said for node, said in self._heard.items() if node in kept}
         self._chained = {node: said for node, said in self._chained.items() if node in kept}
@@ -81,8 +55,7 @@ class Cascade(Network):
     def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
         return self._heard.pop(node, None)
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         chain = yield from self._chain(tree, nodes)
         said = yield from self.larger.expand(tree, [*nodes, *chain], width)
         if said is None:

@@ -1,64 +1,21 @@
-"""Draft heads that guess a block of tokens in one pass: DFlash's, as they are published.
+"""A draft that guesses a block of tokens in one pass, with a head of DFlash.
 
 After DFlash (J. Chen, Y. Liang and Z. Liu, arXiv 2602.06036): the head reads the tip and a row of mask tokens behind,
 which see each other and, in every layer, keys and values made of the target's features of the text before the tip. What
 it says at a mask is the marginal law of the token there. Out of these marginals the tree is grown best first, as DDTree
 does (L. Ringel and Y. Romano, arXiv 2604.12989); `model/drafts/mixture.py` does that.
 
-Shapes: T rows, D model, N inner features side by side, V vocabulary.
+Shapes: T rows, N inner features side by side, V vocabulary.
 """
 from __future__ import annotations
 
-from itertools import takewhile
-from typing import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from config.schema.heads import BlockForm
-from model.cache import Admitted, Rows
 from model.drafts.draft import Guesses, Read, Reading, Steps
-from model.drafts.network import CHUNK, TreeDraft
-from model.llama import Layer, LlamaConfig, RMSNorm, embedding, linear
-from model.rotary import Rotary
+from model.drafts.heads import TEXT, DFlashHead
+from model.drafts.network import CHUNK, Expansion, LMHead, TreeDraft
 from model.tree import TokenTree
-
-TEXT = -1  # in the place of a token: a row of text, of which only the target's feature is read
-
-
-class DFlashHead(nn.Module):
-    """`fc` over inner features of the target, a norm, and layers in which the rows of a block see them and each other.
-
-    Embedding and LM head are the target's.
-    """
-
-    shift = None
-    drifts = False  # it stands on no guess of its own
-
-    def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
-        super().__init__()
-        self.config, self.form = c, form
-        self.inner = form.inner
-        self.embed_tokens = embedding(c.vocab, c.hidden)
-        self.fc = linear(len(form.inner) * c.hidden, c.hidden)
-        self.hidden_norm = RMSNorm(c.hidden, c.eps)
-        self.layers = nn.ModuleList([Layer(c) for _ in range(c.layers)])
-        self.norm = RMSNorm(c.hidden, c.eps)
-        self.rotary = Rotary(c.turns)
-
-    def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """What the head makes of each row of a block, `[T, D]`; rows of text only leave keys and values behind."""
-        of_text_T1 = (token_T == TEXT)[:, None]
-        feature_TD = self.hidden_norm(self.fc(feature_TN))
-        x_TD = self.embed_tokens(token_T.clamp(min=0))
-        rotation = self.rotary.at(pos_T, x_TD)
-        for number, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer), layer
-            normed_TD = layer.input_layernorm(x_TD)
-            seen_TD = torch.where(of_text_T1, feature_TD, normed_TD)
-            x_TD = x_TD + layer.self_attn(seen_TD, rotation, cache, number)
-            x_TD = x_TD + layer.mlp(layer.post_attention_layernorm(x_TD))
-        return self.norm(x_TD)  # type: ignore[no-any-return]
 
 
 class Block(TreeDraft):
@@ -71,37 +28,27 @@ class Block(TreeDraft):
     source = "dflash"
     by_level, far, inner = False, True, True
 
-    def __init__(self, head: DFlashHead, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
-        self.head, self.lm_head = head, lm_head
-        self.form, self.wide = head.form, head.fc.in_features
-        super().__init__(head.config.cache(head.config.layers, capacity, head.embed_tokens.weight))
-
-    @property
-    def network(self) -> object:
-        return self.head
-
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
-
-    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        return list(takewhile(lambda node: tree.nodes[node].hidden is not None, fresh))
-
-    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        hidden = [tree.nodes[node].hidden for node in fresh]
-        return torch.stack(hidden)  # type: ignore[arg-type]
+    def __init__(self, head: DFlashHead, lm_head: LMHead, capacity: int) -> None:
+        self.network, self.lm_head = head, lm_head
+        self.form, sizes = head.form, head.config
+        super().__init__(sizes.cache(sizes.layers, capacity, head.embed_tokens.weight))
 
     def blank(self, rows: int) -> Tensor:
         """Features `[rows, N]` of a block, which has none."""
-        return self.cache.like.new_zeros(rows, self.wide)
+        return self.cache.like.new_zeros(rows, self.network.fc.in_features)
 
     def catch_up(self, tree: TokenTree) -> Steps[None]:
+        yield from self._read_text(tree, 0)
+
+    def _read_text(self, tree: TokenTree, most: int) -> Steps[list[int]]:
+        """Read the text that is known, in chunks, until at most so many nodes before the tip are left: these."""
         self.cache.drop()
-        while True:
-            fresh = self.known(tree, tree.trunk[self._fed:-1][:CHUNK])
-            if not fresh:
-                return
-            yield self.rows(tree, fresh, tree.tip, 0)
-            self._fed += len(fresh)
+        fresh = self.known(tree, tree.trunk[self._fed:-1])
+        while len(fresh) > most:
+            chunk, fresh = fresh[:CHUNK], fresh[CHUNK:]
+            yield self.rows(tree, chunk, tree.tip, 0)
+            self._fed += len(chunk)
+        return fresh
 
     def restart(self) -> None:
         self._begun = -1  # the position of the tip that was read; below 0: none
@@ -113,11 +60,9 @@ class Block(TreeDraft):
         """Guesses behind the new tip still stand where the block says what follows."""
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        position = tree.nodes[node].pos
-        return node == tree.tip and position != self._begun and position + 1 < tree.limit
+        return node == tree.tip and tree.nodes[node].pos != self._begun
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         fresh = tree.trunk[self._fed:-1]
         if self.known(tree, fresh) != fresh:
             return None
@@ -126,10 +71,7 @@ class Block(TreeDraft):
         rows = min(self.form.size, tree.limit - tip.pos)
         if len(fresh) + rows > self.cache.room:
             return []
-        while len(fresh) > CHUNK:
-            yield self.rows(tree, fresh[:CHUNK], tree.tip, 0)
-            self._fed += CHUNK
-            fresh = fresh[CHUNK:]
+        fresh = yield from self._read_text(tree, CHUNK)
         read: Read = yield self.rows(tree, fresh, tree.tip, rows)
         self._fed += len(fresh)
         self.cache.drop()
@@ -153,16 +95,13 @@ class Block(TreeDraft):
     def rows(self, tree: TokenTree, fresh: list[int], begin: int, rows: int) -> Reading:
         """New rows of text, then so many rows of the block behind the node `begin`, its own first; their cache ids are
         below 0."""
-        block = [-1 - place for place in range(rows)]
-        parents = [tree.nodes[node].parent for node in fresh]
-        above = [fresh[-1] if fresh else tree.nodes[begin].parent, *block[:-1]]
-        self.cache.admit([*fresh, *block], [*parents, *above[:rows]], text=len(fresh), mutual=True)
-        device, first = self.cache.like.device, tree.nodes[begin]
-        masks = [first.token, *[self.form.mask] * rows][:rows]
-        positions = [tree.nodes[node].pos for node in fresh]
-        places = range(first.pos, first.pos + rows)
-        token_T = torch.tensor([*[TEXT] * len(fresh), *masks], device=device)
-        pos_T = torch.tensor([*positions, *places], device=device)
+        block, first, text = [-1 - place for place in range(rows)], tree.nodes[begin], len(fresh)
+        above = [fresh[-1] if fresh else first.parent, *block[:-1]]
+        parents = [tree.nodes[node].parent for node in fresh] + above[:rows]
+        self.cache.admit([*fresh, *block], parents, text, mutual=True)
+        tokens = [TEXT] * text + [first.token, *[self.form.mask] * rows][:rows]
+        places = [tree.nodes[node].pos for node in fresh] + list(range(first.pos, first.pos + rows))
+        token_T, pos_T = torch.tensor([tokens, places], device=self.cache.like.device)
         features = [self.features(tree, fresh)] if fresh else []
         feature_TN = torch.cat((*features, self.blank(rows)))
         return Reading(self, token_T, feature_TN, pos_T, max(0, rows - 1))

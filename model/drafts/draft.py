@@ -50,20 +50,21 @@ def always(promise: float) -> bool:
 
 
 class Draft:
-    """Who guesses, for one request at a time; `another` guesses for a second one with the same networks."""
+    """Who guesses, for one request at a time; it passes on to its `parts`, if any, what it does not do itself."""
 
     inner = False  # whether its features are the inputs of inner layers, instead of the target's last hidden states
     drifts = False  # whether its guesses get worse where they stand on many of its own
+    parts: Sequence[Any] = ()
 
     @property
     def networks(self) -> Sequence[Any]:
         """Those of its sources that take time, each as a draft of its own (`Network`, in network.py)."""
-        return ()
+        return [network for part in self.parts for network in part.networks]
 
     @property
     def consumed(self) -> int:
         """How many leading nodes of the text have features that this draft does not need any more."""
-        return sys.maxsize
+        return min((part.consumed for part in self.parts), default=sys.maxsize)
 
     @property
     def held(self) -> int:
@@ -72,7 +73,8 @@ class Draft:
 
     def catch_up(self, tree: TokenTree) -> Steps[None]:
         """Read what is known of the text and was not read yet, without guessing."""
-        yield from ()
+        for part in self.parts:
+            yield from part.catch_up(tree)
 
     def another(self) -> Draft:
         """A twin for another request."""
@@ -80,12 +82,19 @@ class Draft:
 
     def begin(self, sampler: Sampler) -> None:
         """A request begins, whose tokens this sampler chooses."""
+        for part in self.parts:
+            part.begin(sampler)
 
     def keep(self, length: int) -> None:
         """Forget the request, but for what was read of its first `length` tokens, with which the next one begins."""
+        self.forget()
+        for part in self.parts:
+            part.keep(length)
 
     def copy(self, other: Any, length: int) -> None:
         """Begin behind the first `length` tokens of the request of a twin."""
+        for mine, theirs in zip(self.parts, other.parts):
+            mine.copy(theirs, length)
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.
@@ -102,9 +111,17 @@ class Draft:
 
     def refresh(self) -> None:
         """Begin again at the tip at the next growth."""
+        for part in self.parts:
+            part.refresh()
 
     def reset(self) -> None:
         """Forget the request."""
+        self.forget()
+        for part in self.parts:
+            part.reset()
+
+    def forget(self) -> None:
+        """Forget what is known of the request beside what the parts hold."""
 
     def unlearn(self) -> None:
         """Forget what earlier requests have taught."""

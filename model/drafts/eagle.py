@@ -1,6 +1,6 @@
-"""EAGLE's draft heads: those of EAGLE-1 and EAGLE-2, which share a form, and those of EAGLE-3; others are read beside.
+"""A head that drafts from pairs, as EAGLE's do, and heads of all kinds out of files.
 
-They know nothing about pipelines. A draft pair is a token and the feature of the token before it, at the position of
+It knows nothing about pipelines. A draft pair is a token and the feature of the token before it, at the position of
 that token (EAGLE, section 4.1). Pairs of settled nodes hold the target's features, pairs of guesses the head's own:
 what it made of the pair before.
 
@@ -9,22 +9,19 @@ Shapes: T rows, D model, V vocabulary.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from itertools import takewhile
-from typing import Any, Callable, Mapping, Sequence, Union
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Callable, ClassVar, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from config.schema.heads import VOCAB, Dialect, head_problems, is_block, read_block, read_dialect, verifier
+from config.schema.heads import VOCAB, block_problems, head_problems, is_block, read_block, read_dialect, verifier
 from config.schema.untrusted import shown
-from model.cache import Admitted, Rows
-from model.drafts.dflash import DFlashHead
 from model.drafts.draft import Read, Steps
-from model.drafts.mtp import MtpHead, own_name
-from model.drafts.network import TreeDraft
-from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, fill, linear
-from model.rotary import Rotary, Rotation
+from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Head, MtpHead
+from model.drafts.network import LMHead, TreeDraft
+from model.llama import LlamaConfig, fill
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
@@ -34,112 +31,10 @@ OWN_EMBEDDING = "embed_tokens.weight"
 UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
 TRIED, LEAST = 32, 0.1  # guesses by which a head is judged, and the share of them that guessing needs at least
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
+OF_LAYER = re.compile(r"^(self_attn|mlp|input_layernorm|post_attention_layernorm)\.")  # beside an MtpHead's own
 
 
-class EagleHead(nn.Module):
-    """`fc` over [embedding, feature], then one decoder layer without input norm; no norm at the end.
-
-    The feature is the target's last hidden state, after its norm; the target's LM head makes logits of what it says.
-    """
-
-    shift = None
-    inner: tuple[int, ...] = ()  # it reads no inner layers
-
-    def __init__(self, c: LlamaConfig, bias: bool) -> None:
-        super().__init__()
-        self.drifts = True
-        self.config = c
-        self.embed_tokens = embedding(c.vocab, c.hidden)
-        self.fc = linear(2 * c.hidden, c.hidden, bias)
-        self.layers = nn.ModuleList([Layer(c, input_norm=False)])
-        self.rotary = Rotary(c.turns)
-
-    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """The head's guess of the feature of each token, `[T, D]`."""
-        x_TD = self.fc(torch.cat((self.embed_tokens(token_T), feature_TD), -1))
-        return self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
-
-
-class MidLayer(nn.Module):
-    """EAGLE-3's first layer: attention looks at embedding and feature side by side, the residual is the feature."""
-
-    def __init__(self, c: LlamaConfig, norm_before_residual: bool) -> None:
-        super().__init__()
-        self.norm_before_residual = norm_before_residual
-        self.self_attn = Attention(c)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            narrow = getattr(self.self_attn, name)
-            wide = linear(2 * c.hidden, narrow.out_features, bias=narrow.bias is not None)
-            setattr(self.self_attn, name, wide)
-        self.mlp = MLP(c)
-        self.hidden_norm = RMSNorm(c.hidden, c.eps)
-        self.input_layernorm = RMSNorm(c.hidden, c.eps)
-        self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
-
-    def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: Rows) -> Tensor:
-        normed_TD = self.hidden_norm(feature_TD)
-        both = torch.cat((self.input_layernorm(x_TD), normed_TD), -1)
-        residual_TD = normed_TD if self.norm_before_residual else feature_TD
-        x_TD = residual_TD + self.self_attn(both, rotation, cache, 0)
-        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
-
-
-class Eagle3Head(nn.Module):
-    """`fc` over inner features of a target of size `target`, `midlayer`, and an LM head of its own.
-
-    That LM head knows `vocab` tokens. If those are not all, its token i is the target's token i + `shift[i]`. A head of
-    more than one layer has usual ones behind `midlayer`, in `layers` under their numbers.
-    """
-
-    drifts = False  # its training feeds it its own outputs, for about seven passes
-
-    def __init__(self, c: LlamaConfig, target: int, vocab: int, dialect: Dialect) -> None:
-        super().__init__()
-        self.config, self.dialect = c, dialect
-        self.inner = dialect.inner
-        self.shift: Tensor | None = None
-        wide = len(self.inner) * target
-        self.embed_tokens = embedding(c.vocab, c.hidden)
-        self.input_norm = RMSNorm(wide, c.eps) if dialect.norm_before_fc else nn.Identity()
-        norms = [RMSNorm(target, c.eps) for _ in self.inner]
-        self.fc_norm = nn.ModuleList(norms if dialect.fc_norm else [])
-        self.fc = linear(wide, c.hidden)
-        self.midlayer = MidLayer(c, dialect.norm_before_residual)
-        more = {str(number): Layer(c) for number in range(1, c.layers)}
-        self.layers = nn.ModuleDict(more)
-        self.norm = RMSNorm(c.hidden, c.eps)
-        self.lm_head = linear(c.hidden, vocab)
-        self.rotary = Rotary(c.turns)
-
-    def join(self, inner_TN: Tensor) -> Tensor:
-        """The feature `[T, D]` out of the target's inner ones side by side, `[T, inner * target]`."""
-        inner_TN = self.input_norm(inner_TN)
-        if self.fc_norm:
-            parts = inner_TN.chunk(len(self.inner), -1)
-            normed = [norm(part) for norm, part in zip(self.fc_norm, parts)]
-            inner_TN = torch.cat(normed, -1)
-        return self.fc(inner_TN)  # type: ignore[no-any-return]
-
-    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """What the head makes of each pair, `[T, D]`; `feature_TD` are the target's inner features or its own."""
-        if feature_TD.shape[-1] == self.fc.in_features:
-            feature_TD = self.join(feature_TD)
-        x_TD = self.embed_tokens(token_T)
-        rotation = self.rotary.at(pos_T, x_TD)
-        x_TD = self.midlayer(x_TD, feature_TD, rotation, cache)
-        for number, layer in self.layers.items():
-            x_TD = layer(x_TD, rotation, cache, int(number))
-        return self.norm(x_TD) if self.dialect.norm_output else x_TD
-
-    def logits(self, out_TD: Tensor) -> Tensor:
-        """Logits `[T, V]` over the head's own vocabulary."""
-        return self.lm_head(out_TD if self.dialect.norm_output else self.norm(out_TD))  # type: ignore[no-any-return]
-
-
-Head = Union[EagleHead, Eagle3Head, DFlashHead]  # which can be trained here
-AnyHead = Union[Head, MtpHead]
-
-
+@dataclass
 class Fit:
     """How often a head's best guess behind settled text became text, for the first `TRIED` of them.
 
@@ -147,11 +42,11 @@ class Fit:
     template, is right next to never.
     """
 
-    remedy = "take the head of this model, or add draft=suffix"
-
-    def __init__(self, name: str, report: Callable[[str], None]) -> None:
-        self.name, self.report = name, report
-        self.tried = self.right = 0
+    remedy: ClassVar[str] = "take the head of this model, or add draft=suffix"
+    name: str
+    report: Callable[[str], None]
+    tried: int = 0
+    right: int = 0
 
     @property
     def counted(self) -> str:
@@ -174,39 +69,19 @@ class Fit:
 
 
 class Eagle(TreeDraft):
-    """A draft that guesses with a head; `lm_head` maps what the head makes to logits.
-
-    `drifts`: whether its guesses get worse with every guess that they stand on, as those of a head do that was taught
-    on the target's features alone.
-    """
+    """A draft that guesses with a head; `lm_head` makes logits of what it makes, if it has no LM head of its own."""
 
     source, lag = "eagle", 1
 
-    def __init__(self, head: Head | MtpHead,
-                 lm_head: Callable[[Tensor], Tensor], capacity: int,
-                 fit: Fit | None = None) -> None:
-        self.head, self.lm_head, self.fit = head, lm_head, fit
-        self.inner = isinstance(head, Eagle3Head)
-        self.drifts = head.drifts
+    def __init__(self, head: Head, lm_head: LMHead, capacity: int, fit: Fit | None = None) -> None:
+        self.network, self.lm_head, self.fit = head, head.logits or lm_head, fit
+        self.inner, self.drifts = bool(head.inner), head.drifts
         layers = head.config.layers if self.inner else 1
         super().__init__(head.config.cache(layers, capacity, head.embed_tokens.weight))
 
-    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        """Those whose pair can be formed: the target's feature of the token before has come."""
-        above = {node: tree.nodes[tree.nodes[node].parent] for node in fresh}
-        return list(takewhile(lambda node: above[node].hidden is not None, fresh))
-
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        above = [tree.nodes[tree.nodes[node].parent] for node in fresh]
-        feature_TD = torch.stack([node.hidden for node in above])
-        return self.head.join(feature_TD) if isinstance(self.head, Eagle3Head) else feature_TD
-
-    @property
-    def network(self) -> object:
-        return self.head
-
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
+        feature_TD = super().features(tree, fresh)
+        return self.network.join(feature_TD) if self.inner else feature_TD
 
     def _begin_behind(self, length: int) -> None:
         super()._begin_behind(length)
@@ -225,14 +100,15 @@ class Eagle(TreeDraft):
         return read
 
     def tokens(self, place: Tensor) -> Tensor:
-        return place if self.head.shift is None else place + self.head.shift[place]
+        shift = self.network.shift
+        return place if shift is None else place + shift[place]
 
 
 def held_ahead(source: Checkpoint) -> list[str]:
     """The tensors of a model's layer for multi-token prediction, in its checkpoint or alone; of several it is refused.
     """
     found = {name: match[1] for name in source.names() if (match := AHEAD.search(name))}
-    numbers = sorted(set(found.values()))
+    numbers = set(found.values())
     if len(numbers) > 1:
         raise ValueError(f"{source.folder} has {len(numbers)} layers for multi-token prediction, each for one token "
                          "further, and only one can guess: take a model with one, or a draft head of EAGLE")
@@ -242,7 +118,7 @@ def held_ahead(source: Checkpoint) -> list[str]:
 def own_names(source: Checkpoint) -> dict[str, str]:
     """The names of a head's tensors here, where the first layer of EAGLE-3 is `midlayer` -> those in its file."""
     if ahead := held_ahead(source):
-        return {own_name(AHEAD.sub("", name)): name for name in ahead}
+        return {OF_LAYER.sub(r"layers.0.\1.", AHEAD.sub("", name)): name for name in ahead}
     held = [name for name in source.names() if not BUFFER.search(name) and not name.startswith("verifier_")]
     weights = {re.sub(r"^model\.", "", name): name for name in held}
     if "layers.0.hidden_norm.weight" not in weights:
@@ -250,56 +126,36 @@ def own_names(source: Checkpoint) -> dict[str, str]:
     return {name.replace("layers.0.", "midlayer."): theirs for name, theirs in weights.items()}
 
 
-def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> AnyHead:
+def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     """The head that a file holds, still without weights; one that does not fit the base's config is refused."""
     names = own_names(source)
     forms = {name: source.form(names[name]).shape for name in names}
-    if "input_proj.weight" in forms:
-        return _fit_mtp(source, LlamaConfig.read(base))
-    if is_block(source.config):
-        return _fit_block(source, forms, LlamaConfig.read(base))
-    third = any(name.startswith("midlayer.") for name in forms)
-    if "fc.weight" not in forms and not third:
-        raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
     target = LlamaConfig.read(base)
-    _check_target(source, base)
-    _check_sizes(source, target, third)
-    sizes = _read_config(source, target, third)
-    has_bias = any(name.endswith(".q_proj.bias") for name in forms)
-    has_norms = any(name.endswith(".q_norm.weight") for name in forms)
-    family = replace(sizes.family, qkv_bias=has_bias, head_norms=has_norms)
-    sizes = replace(sizes, context=target.context, family=family)
-    if third:
-        return _fit_third(source, forms, sizes, target)
-    head = EagleHead(sizes, bias="fc.bias" in forms)
-    head.drifts = (source.config.get("unrolled_passes") or 1) < UNROLLED
-    _check_names(source, head, set())
-    return head
-
-
-def _fit_mtp(source: Checkpoint, target: LlamaConfig) -> MtpHead:
-    """The layer for multi-token prediction that a file holds, still without weights."""
-    _check_sizes(source, target, third=False)
-    sizes = replace(read_sizes(source), layers=1, context=target.context, windows=())
-    head = MtpHead(sizes)
-    _check_names(source, head, {OWN_EMBEDDING})
-    return head
-
-
-def _fit_block(source: Checkpoint, forms: Mapping[str, Shape], target: LlamaConfig) -> DFlashHead:
-    """The head of DFlash that a file holds, still without weights."""
-    _check_sizes(source, target, third=False)
-    try:
-        form = read_block(source.config, target.layers, target.context)
-    except ValueError as error:
-        raise ValueError(f"{source.folder / 'config.json'} {error}") from None
+    is_mtp, third = "input_proj.weight" in forms, any(name.startswith("midlayer.") for name in forms)
+    if "fc.weight" not in forms and not is_mtp and not third:
+        raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
+    _check_target(source, base, target, third)
+    if not is_mtp:
+        found = block_problems if is_block(source.config) else partial(head_problems, third=third)
+        problem = next(found(source.config, layers=target.layers, context=target.context), None)
+        if problem:
+            raise ValueError(f"{source.folder / 'config.json'} {problem}")
     sizes = read_sizes(source)
     has_bias = any(name.endswith(".q_proj.bias") for name in forms)
     has_norms = any(name.endswith(".q_norm.weight") for name in forms)
     family = replace(sizes.family, qkv_bias=has_bias, head_norms=has_norms)
     sizes = replace(sizes, context=target.context, family=family, windows=())
-    head = DFlashHead(sizes, form)
-    _check_names(source, head, {OWN_EMBEDDING})
+    if third:
+        return _fit_third(source, forms, sizes, target)
+    head: Head
+    if is_mtp:
+        head = MtpHead(replace(sizes, layers=1))
+    elif is_block(source.config):
+        head = DFlashHead(sizes, read_block(source.config))
+    else:
+        head = EagleHead(sizes, bias="fc.bias" in forms)
+        head.drifts = (source.config.get("unrolled_passes") or 1) < UNROLLED
+    _check_names(source, head, set() if isinstance(head, EagleHead) else {OWN_EMBEDDING})
     return head
 
 
@@ -310,8 +166,7 @@ def _fit_third(source: Checkpoint, forms: Mapping[str, Shape], sizes: LlamaConfi
     if not dialect.inner:
         raise ValueError(f"the head in {source.folder} is one of EAGLE-3 that names no layers, which needs a model of "
                          f"7 layers or more, and the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
-    own = [source.config[key] for key in VOCAB if source.config.get(key)]
-    vocab = own[0] if own else sizes.vocab
+    vocab = next(filter(None, map(source.config.get, VOCAB)), sizes.vocab)
     head = Eagle3Head(sizes, target.hidden, vocab, dialect)
     mapped = bool(forms.keys() & MAPS)
     free = set() if mapped or vocab != sizes.vocab else set(MAPS)
@@ -323,26 +178,19 @@ def _fit_third(source: Checkpoint, forms: Mapping[str, Shape], sizes: LlamaConfi
     return head
 
 
-def _check_target(source: Checkpoint, base: Mapping[str, Any]) -> None:
-    """Refuse a head that names another kind of model than its base as the one that it was trained for."""
-    named = verifier(source.config)
+def _check_target(source: Checkpoint, base: Mapping[str, Any], target: LlamaConfig, third: bool) -> None:
+    """Refuse a head that was made for another kind of model than its base, or for other sizes."""
+    its, named = source.config, verifier(source.config)
     kinds, ours = named.get("architectures") or [], base.get("architectures") or []
     if kinds and ours and not set(kinds) & set(ours):
         raise ValueError(f"the draft head in {source.folder} was trained for {shown(named.get('name_or_path'))}, a "
                          f"{shown(kinds[0])}, and the model is a {ours[0]}; take the head that was trained for it")
-
-
-def _check_sizes(source: Checkpoint, target: LlamaConfig, third: bool) -> None:
-    """Refuse a head whose sizes are not those of its target."""
-    its = source.config
-    hidden = its.get("hidden_size")
+    hidden, vocab = its.get("hidden_size"), its.get("vocab_size")
     if third:  # with an embedding of its own, it may differ from its target
         hidden = its.get("target_hidden_size") or hidden
-    found = {"hidden_size": hidden, "vocab_size": its.get("vocab_size")}
-    wanted = {"hidden_size": target.hidden, "vocab_size": target.vocab}
-    for key, size in wanted.items():
-        if found[key] != size:
-            raise ValueError(f"the draft head in {source.folder} has {key} {found[key]!r}, but the model has {size}; "
+    for key, found, size in (("hidden_size", hidden, target.hidden), ("vocab_size", vocab, target.vocab)):
+        if found != size:
+            raise ValueError(f"the draft head in {source.folder} has {key} {found!r}, but the model has {size}; "
                              "take the head that was trained for this model")
 
 
@@ -350,14 +198,6 @@ def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
     """Whether a head uses the embedding of its base; one that does not fit is refused."""
     fit_head(source, base)
     return OWN_EMBEDDING not in own_names(source)
-
-
-def _read_config(source: Checkpoint, target: LlamaConfig, third: bool) -> LlamaConfig:
-    """The sizes of a head; one that computes otherwise, or cannot get its features from the target, is refused."""
-    problem = next(head_problems(source.config, third, target.layers, target.context), None)
-    if problem:
-        raise ValueError(f"{source.folder / 'config.json'} {problem}")
-    return read_sizes(source)
 
 
 def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
@@ -371,7 +211,7 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
     return shift
 
 
-def _check_names(source: Checkpoint, head: AnyHead, free: set[str]) -> None:
+def _check_names(source: Checkpoint, head: Head, free: set[str]) -> None:
     """Refuse a file whose tensors are not those of the head; the `free` ones may be missing."""
     names = own_names(source)
     wanted: dict[str, Shape] = {name: tuple(p.shape) for name, p in head.named_parameters()}
@@ -385,7 +225,7 @@ def _check_names(source: Checkpoint, head: AnyHead, free: set[str]) -> None:
 
 
 def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor],
-              dtype: torch.dtype, device: torch.device | str) -> AnyHead:
+              dtype: torch.dtype, device: torch.device | str) -> Head:
     """The head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
     head = fit_head(source, base)
     names = own_names(source)

@@ -19,10 +19,7 @@ class ForcedDraft(Draft):
     """A request's draft, and behind its likeliest guesses what the grammar of the request forces."""
 
     def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-
-    def refresh(self) -> None:
-        self._draft.refresh()
+        self._draft, self.parts = draft, (draft,)
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         grown = self._force(tree, growth)
@@ -39,7 +36,8 @@ class ForcedDraft(Draft):
         best = nlargest(LEAVES, leaves, key=lambda node: (tree.nodes[node].score, -node))
         before = len(tree.live)
         for node in best:
-            room = min(tree.limit - 1 - tree.nodes[node].pos, growth.nodes - len(tree.live))
-            for token in islice(tree.law.forced(tree, node), max(0, room)):
+            left = tree.limit - 1 - tree.nodes[node].pos
+            room = max(0, min(left, growth.nodes - len(tree.live)))
+            for token in islice(tree.law.follower.forced(tree, node), room):
                 node = tree.add(node, token, tree.nodes[node].score, FORCED)
         return len(tree.live) > before

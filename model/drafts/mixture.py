@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-import sys
+from bisect import bisect
 from dataclasses import dataclass
 from typing import Iterator, Mapping, Sequence, Tuple
 
@@ -18,7 +18,6 @@ import torch
 from config.trees import Growth
 from model.drafts.draft import Draft, Guesses, Spares, Steps, always
 from model.drafts.network import Network
-from model.drafts.outcomes import levels_left
 from model.drafts.suffix import NOTHING, SUFFIX, Match, Suffix
 from model.sample import Sampler
 from model.tree import Guess, TokenTree
@@ -26,6 +25,7 @@ from model.tree import Guess, TokenTree
 OFTEN, SELDOM = 16, 64  # tokens over which foresight is taken; and over which it is believed in again, untried
 EULER = 0.5772  # the mean of Gumbel noise
 HEARD = 64  # guesses at most whose children a level adds without reading them
+BY_DEPTH, BY_RANK = 0.95, 0.8  # of the levels that the outcome one place before may have: of one less deep, or likelier
 LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
 Given = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources that have guesses, and how long a match is
@@ -54,31 +54,19 @@ class Mixture(Draft):
     """The sum of some networks and, if there is one, a suffix automaton."""
 
     def __init__(self, networks: Sequence[Network], suffix: Suffix | None = None) -> None:
-        self._networks, self._suffix = networks, suffix
+        self.parts: Sequence[Network] = networks
+        self._suffix = suffix
         self._tree: TokenTree | None = None  # of the request, once there was a growth
         self._blend = Blend()  # learns from one request to the next
         self.inner = any(network.inner for network in networks)
+        self._mixes = suffix is not None or [network.by_level for network in networks] != [True]
         self._blind = {SUFFIX, *(network.source for network in networks if network.blind)}
         self.reset()
-
-    @property
-    def _mixes(self) -> bool:
-        """Whether there is more to mix than one network that can also grow level by level."""
-        alone = len(self._networks) == 1 and self._networks[0].by_level
-        return self._suffix is not None or not alone
-
-    @property
-    def networks(self) -> Sequence[Network]:
-        return self._networks
-
-    @property
-    def consumed(self) -> int:
-        return min((network.consumed for network in self._networks), default=sys.maxsize)
 
     def another(self) -> Mixture:
         """A twin for another request, which learns together with this one who was right."""
         suffix = self._suffix.another() if self._suffix else None
-        twin = Mixture([network.another() for network in self._networks], suffix)
+        twin = Mixture([network.another() for network in self.parts], suffix)
         twin._blend = self._blend
         return twin
 
@@ -87,29 +75,9 @@ class Mixture(Draft):
 
     def begin(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        for network in self._networks:
-            network.begin(sampler)
+        super().begin(sampler)
 
-    def catch_up(self, tree: TokenTree) -> Steps[None]:
-        for network in self._networks:
-            yield from network.catch_up(tree)
-
-    def keep(self, length: int) -> None:
-        self._forget()
-        for network in self._networks:
-            network.keep(length)
-
-    def copy(self, other: Mixture, length: int) -> None:
-        for mine, theirs in zip(self._networks, other.networks):
-            mine.copy(theirs, length)
-
-    def reset(self) -> None:
-        self._forget()
-        for network in self._networks:
-            network.reset()
-
-    def _forget(self) -> None:
-        """Forget all but what the networks hold."""
+    def forget(self) -> None:
         self._stands: dict[int, Stand] = {}
         self._settled = 0  # nodes of the trunk whose guesses were learnt from
         self._tip = -1
@@ -122,80 +90,63 @@ class Mixture(Draft):
             self._suffix.reset()
         self._tree = None
 
-    def refresh(self) -> None:
-        """Let the networks that drift begin again at the tip."""
-        for network in self._networks:
-            network.refresh()
-            if network.drifts:
-                network.restart()
-
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
-        """Read the likeliest nodes that were not read yet, wherever they stand, and offer what all sources say.
-
-        `spares` is asked first whether there is time for what that promises, in tokens.
-        """
-        best_first = growth.anywhere or self._mixes
-        if growth.shape or not best_first:
-            return (yield from self._grow_levels(tree, growth))
-        self._tree = tree
-        moved = tree.tip != self._tip
-        if moved:
-            self._move(tree)
+        """Read the likeliest nodes anywhere, if `spares` grants what they promise in tokens, and offer what is said."""
+        if growth.shape or not (growth.anywhere or self._mixes):  # trees of their own are merged (SpecInfer, section 3)
+            grown = False
+            for network in self.parts:
+                grown |= yield from network.grow(tree, growth)
+            return grown
+        moved = self._move(tree)
         if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
             return False
-        least = tree.nodes[tree.tip].score + growth.worth
         if moved:  # there is room again for guesses that were not among the best
-            self._offer(tree, list(self._stands), growth, least)
-        nodes = self._choose(tree, growth, least)
+            self._offer(tree, list(self._stands), growth)
+        nodes = self._choose(tree, growth)
         if nodes and not spares(self._promise(tree, nodes)):
             return False
         read = yield from self._expand(tree, nodes, growth.width)
         if not read:
             return False
         self._levels += 1
-        self._offer(tree, read, growth, least)
-        self._hear(tree, growth, least)
+        self._offer(tree, read, growth)
+        self._hear(tree, growth)
         for node in read:
-            self._run(tree, node, growth, least)
+            self._run(tree, node, growth)
         return True
 
     def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
         """Offer what followed a long match of the text."""
-        self._tree = tree
-        if tree.tip != self._tip:
-            self._move(tree)
+        self._move(tree)
         self._stand(tree, tree.tip, {}, growth.width)
         stand = self._stands.get(tree.tip)
         if stand is None or stand.match.length < LONG:
             return False
-        least = tree.nodes[tree.tip].score + growth.worth
-        self._offer(tree, [tree.tip], growth, least)
-        self._run(tree, tree.tip, growth, least)
+        self._offer(tree, [tree.tip], growth)
+        self._run(tree, tree.tip, growth)
         return bool(tree.waiting)
-
-    def _grow_levels(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
-        """Let every network grow one level of its own tree; the trees are merged (SpecInfer, section 3)."""
-        grown = False
-        for network in self._networks:
-            grown |= yield from network.grow(tree, growth)
-        return grown
 
     # --- the text goes on ---------------------------------------------------------------------------------------------
 
-    def _move(self, tree: TokenTree) -> None:
-        """Learn from what settled, forget what died, and begin at the tip if nobody had guessed it."""
+    def _move(self, tree: TokenTree) -> bool:
+        """Learn from what settled, forget what died, and begin at the tip if nobody had guessed it; False if it is the
+        same tip."""
+        self._tree = tree
+        if tree.tip == self._tip:
+            return False
         self._tip, self._levels = tree.tip, 0
         self._learn(tree)
         if self._suffix:
             self._suffix.settle(tree)
         guessed = bool(tree.nodes[tree.tip].proposals)
-        for network in self._networks:
+        for network in self.parts:
             if guessed:
                 network.settle(tree)
             else:
                 network.restart()
         kept = tree.live | {tree.tip}
         self._stands = {node: stand for node, stand in self._stands.items() if node in kept}
+        return True
 
     def _learn(self, tree: TokenTree) -> None:
         """Compare what was guessed of the tokens that settled with what they are."""
@@ -210,9 +161,10 @@ class Mixture(Draft):
 
     # --- a level ------------------------------------------------------------------------------------------------------
 
-    def _choose(self, tree: TokenTree, growth: Growth, least: float) -> list[int]:
+    def _choose(self, tree: TokenTree, growth: Growth) -> list[int]:
         """The likeliest nodes that a source wants to read: the tip, and guesses below it."""
         left = levels_left(tree, growth.fan) if growth.fan else {}
+        least = tree.nodes[tree.tip].score + growth.worth
         useful = (node for node in tree.live if left.get(node, 1) > 0)
         scores = {node: tree.nodes[node].score for node in useful}
         worthy = (node for node in scores if scores[node] >= least and self._wanted(tree, node))
@@ -226,19 +178,17 @@ class Mixture(Draft):
         return self._foresight * sum(math.exp(score - tip) for score in scores)
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
-        if any(network.wants(tree, node) for network in self._networks):
-            return True
-        unread = node not in self._stands and tree.nodes[node].pos + 1 < tree.limit
-        return unread and self._suffix is not None and (node == tree.tip or not self._networks)
+        if tree.nodes[node].pos + 1 >= tree.limit:
+            return False
+        copied = self._suffix is not None and (node == tree.tip or not self.parts)
+        return copied and node not in self._stands or any(network.wants(tree, node) for network in self.parts)
 
     def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
         """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""
         said: dict[int, dict[str, Guesses]] = {}
-        for network in self._networks:
+        for network in self.parts:
             wanted = [node for node in nodes if network.wants(tree, node)]
-            guesses = None
-            if wanted:
-                guesses = yield from network.expand(tree, wanted, width)
+            guesses = (yield from network.expand(tree, wanted, width)) if wanted else None
             for node, guessed in zip(wanted, guesses or ()):
                 said.setdefault(node, {})[network.source] = guessed
         fresh = [node for node in nodes if node in said or node not in self._stands]
@@ -250,8 +200,10 @@ class Mixture(Draft):
         if stand is None:
             depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
             stand = Stand(depth, self._match(tree, node), {}, [])
-            if self._suffix and (guessed := self._copied(tree, node, stand.match, width)):
-                stand.given[SUFFIX] = guessed
+            copied = self._suffix.automaton.continuations(stand.match, width) if self._suffix else []
+            copied = [pair for pair in copied if tree.law is None or tree.law.allows(tree, node, pair[0])]
+            if copied:
+                stand.given[SUFFIX] = copied
         stand.given.update(said)
         if not stand.given:
             return False
@@ -263,48 +215,38 @@ class Mixture(Draft):
         self._stands[node] = stand
         return True
 
-    def _copied(self, tree: TokenTree, node: int, match: Match, width: int) -> Guesses:
-        """What the suffix guesses behind a node, without what the law of the request rules out."""
-        assert self._suffix is not None, "there is no suffix that guesses"
-        guessed = self._suffix.automaton.continuations(match, width)
-        return [pair for pair in guessed if tree.law is None or tree.law.allows(tree, node, pair[0])]
-
     def _match(self, tree: TokenTree, node: int) -> Match:
         """The match of a node, from that of the nearest node above whose match is known."""
         if self._suffix is None:
             return NOTHING
-        way = [node]
-        while way[-1] != tree.tip and tree.nodes[way[-1]].parent not in self._stands:
-            way.append(tree.nodes[way[-1]].parent)
-        above = self._stands.get(tree.nodes[way[-1]].parent)
-        match = above.match if above else NOTHING
-        for step in reversed(way):
-            match = self._suffix.match(tree, step, match)
+        way = []
+        while node != tree.tip and node not in self._stands:
+            way.append(tree.nodes[node].token)
+            node = tree.nodes[node].parent
+        automaton = self._suffix.automaton
+        match = self._stands[node].match if node in self._stands else automaton.tip
+        for token in reversed(way):
+            match = automaton.step(match, token)
         return match
 
     def _foreseen(self, mixed: Guesses, rest: float, position: int) -> Guesses:
-        """Probabilities once the noise of a position is known, which chooses among the tokens: see docs/design.md.
-
-        `rest` is the probability of all tokens of which nobody has said anything.
-        """
+        """Probabilities once the noise of a position is known (docs/design.md); `rest` is that of all other tokens."""
         if not self._sampler.temperature or not mixed:
             return mixed
         tokens = torch.tensor([token for token, _ in mixed])
         chance = torch.tensor([probability for _, probability in mixed], dtype=torch.float64)
-        order = tokens.argsort()
-        noise = torch.empty_like(chance)
-        drawn_TV = self._sampler.noise([position], tokens[order])
-        noise[order] = drawn_TV[0].to(noise)
+        noise_TV = self._sampler.noise([position], tokens)
         others = chance.new_tensor([max(rest, 0.0)]).log() + EULER
-        whole = torch.cat([chance.log() + noise, others])
+        whole = torch.cat([chance.log() + noise_TV[0], others])
         worth = torch.softmax(whole, -1)[:-1]
         best = worth.argsort(descending=True, stable=True)
         return list(zip(tokens[best].tolist(), worth[best].tolist()))
 
     # --- into the tree ------------------------------------------------------------------------------------------------
 
-    def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth, least: float) -> None:
+    def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth) -> None:
         """Add the children of these nodes that are among the best."""
+        least = tree.nodes[tree.tip].score + growth.worth
         known = [node for node in nodes if node in tree.nodes]
         guesses = [guess for node in known for guess in self._children(tree, node, least)]
         guesses.sort(key=lambda guess: -guess[2])
@@ -314,14 +256,10 @@ class Mixture(Draft):
             tree.nodes[node].proposals = {source: score for source, said in given.items()
                                     if any(guess == token for guess, _ in said)}
 
-    def _hear(self, tree: TokenTree, growth: Growth, least: float) -> None:
-        """Offer what networks have said, unasked, of the tokens after guesses, the likeliest guess first.
-
-        With a network that says the marginals of a block, that is DDTree's growth (arXiv 2604.12989).
-        """
-        far = [network for network in self._networks if network.far]
-        live = tree.live if far else ()
-        heap = [(-tree.nodes[node].score, node) for node in live]
+    def _hear(self, tree: TokenTree, growth: Growth) -> None:
+        """Offer what networks have said, unasked, the likeliest first; of a block that is DDTree (arXiv 2604.12989)."""
+        far = [network for network in self.parts if network.far]
+        heap = [(-tree.nodes[node].score, node) for node in tree.live if far]
         heapq.heapify(heap)
         heard = 0
         while heap and heard < HEARD:
@@ -332,11 +270,11 @@ class Mixture(Draft):
             said = {source: guesses for source, guesses in found.items() if guesses is not None}
             if said and self._stand(tree, node, said, growth.width):
                 heard += 1
-                self._offer(tree, [node], growth, least)
+                self._offer(tree, [node], growth)
                 for child in tree.nodes[node].children.values():
                     heapq.heappush(heap, (-tree.nodes[child].score, child))
 
-    def _run(self, tree: TokenTree, node: int, growth: Growth, least: float) -> None:
+    def _run(self, tree: TokenTree, node: int, growth: Growth) -> None:
         """Go on behind a long match at once, along what followed it, without waiting for a network."""
         for _ in range(RUN):
             stand = self._stands[node]
@@ -347,7 +285,7 @@ class Mixture(Draft):
             if child is None or tree.nodes[child].pos + 1 >= tree.limit:
                 return
             if child not in self._stands and self._stand(tree, child, {}, growth.width):
-                self._offer(tree, [child], growth, least)
+                self._offer(tree, [child], growth)
             if child not in self._stands:
                 return
             node = child
@@ -357,6 +295,33 @@ class Mixture(Draft):
         for token, probability in self._stands[node].children:
             if probability > 0 and above + math.log(probability) >= least:
                 yield node, token, above + math.log(probability)
+
+
+# --- how much is prepared for each answer that a segment under way may bring ------------------------------------------
+
+def levels_left(tree: TokenTree, levels: int) -> dict[int, int]:
+    """How many levels of guesses may still be drafted below each guess that was not sent (SSD, arXiv 2603.03251,
+    section 4.1).
+
+    An outcome is a place at which the target leaves what was sent, and the token with which it does: a guess that was
+    not sent, below the tip or a guess that was. Below the likeliest outcome at the tip these are `levels`. They fall
+    geometrically by the depth of the place, as the number of outcomes does in the paper (theorem 12), and by the rank
+    of the token among those not sent there.
+    """
+    left: dict[int, int] = {}
+    tip = tree.nodes[tree.tip].pos
+    for parent in sorted(tree.live.union([tree.tip])):  # parents are older
+        above = tree.nodes[parent]
+        unsent = [node for node in above.children.values() if node in tree.waiting]
+        if parent in left:
+            left.update((node, left[parent] - 1) for node in unsent)
+            continue
+        unsent.sort(key=lambda node: (-tree.nodes[node].score, node))
+        most = levels * BY_DEPTH ** (above.pos - tip)
+        for node in unsent:
+            left[node] = round(most)
+            most *= BY_RANK
+    return left
 
 
 # --- what sources are worth -------------------------------------------------------------------------------------------
@@ -391,29 +356,24 @@ class Blend:
         rung = _rung(length) if SUFFIX in sources else 0
         sums = self._sums.get((tuple(sorted(sources)), rung), {})
         total = PRIOR + sum(sums.values())
-        return {source: (PRIOR * weight + sums.get(source, 0.0)) / total for source, weight in found.items()}
+        learnt = {source: PRIOR * weight + sums.get(source, 0.0) for source, weight in found.items()}
+        return {source: weight / total for source, weight in learnt.items()}
 
     def mix(self, given: Given, length: int, depth: int = 0) -> list[tuple[int, float]]:
-        """The tokens of all sources with the probability of each, the likeliest first, then by token.
-
-        `length` is that of the suffix's match, and without one not looked at; `depth` is how many guesses the guesses
-        stand on.
-        """
+        """Tokens of all sources, the likeliest first; `length` is that of a suffix's match, `depth` of the path."""
         mixed = self._mixed(given, length)
-        worth = self._worth.get((_bucket(given, length), _range(depth)))
+        worth = self._worth.get((_bucket(given, length), bisect(DEPTHS, depth)))
         if worth:
             mixed = {token: worth.of(claimed) for token, claimed in mixed.items()}
         total = max(1.0, sum(mixed.values()))
-        return sorted(((token, probability / total) for token, probability in mixed.items()), key=_rank)
+        shares = ((token, probability / total) for token, probability in mixed.items())
+        return sorted(shares, key=lambda guess: (-guess[1], guess[0]))
 
     def learn(self, given: Given, length: int, token: int, depth: int = 0) -> None:
-        """The token that settled where these guesses stood; arguments as of `mix`.
-
-        Where no source had guessed it, nothing is learnt of their weights.
-        """
+        """The token that settled where these guesses stood; one that no source had guessed changes no weight."""
         bucket = _bucket(given, length)
         mixed = self._mixed(given, length)
-        worth = self._worth.setdefault((bucket, _range(depth)), PlattScaling())
+        worth = self._worth.setdefault((bucket, bisect(DEPTHS, depth)), PlattScaling())
         worth.learn(list(mixed.items()), token)
         shares = {source: weight * dict(given[source]).get(token, 0.0)
                   for source, weight in self.weights(bucket[0], length).items()}
@@ -449,7 +409,9 @@ class PlattScaling:
     def learn(self, guesses: Guesses, token: int) -> None:
         """This token was right, of these guesses or of none."""
         fading = (1 - KEEP) * TRUST
-        self._aa, self._ab, self._bb = KEEP * self._aa + fading, KEEP * self._ab, KEEP * self._bb + fading
+        self._aa = KEEP * self._aa + fading
+        self._ab = KEEP * self._ab
+        self._bb = KEEP * self._bb + fading
         self._step(fading * (1 - self._slope), -fading * self._shift)
         for guess, claimed in guesses:
             if claimed > 0:
@@ -476,12 +438,11 @@ def _bounded(step: float) -> float:
 
 def starting_weights(sources: Sequence[str], length: int) -> dict[str, float]:
     """The weights before anything was learnt: a suffix has its share of WEIGHTS, and all others have equal parts."""
-    others = [source for source in sources if source != SUFFIX]
+    others = len(sources) - (SUFFIX in sources)
     if not others:
         return dict.fromkeys(sources, 1.0)
     share = WEIGHTS[_rung(length)] if SUFFIX in sources else 0.0
-    found = dict.fromkeys(others, (1 - share) / len(others))
-    return {**found, SUFFIX: share} if SUFFIX in sources else found
+    return {source: share if source == SUFFIX else (1 - share) / others for source in sources}
 
 
 def _rung(length: int) -> int:
@@ -492,15 +453,6 @@ def _bucket(given: Given, length: int) -> Bucket:
     """The sources that have guesses, by name, and the length of a match if a suffix is among them."""
     sources = tuple(source for source in sorted(given) if given[source])
     return sources, _rung(length) if SUFFIX in sources else 0
-
-
-def _range(depth: int) -> int:
-    return sum(depth >= begin for begin in DEPTHS)
-
-
-def _rank(guess: tuple[int, float]) -> tuple[float, int]:
-    token, probability = guess
-    return -probability, token
 
 
 def _log_odds(probability: float) -> float:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from itertools import accumulate
-from typing import Callable, Sequence
+from itertools import accumulate, islice, takewhile
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -19,11 +19,13 @@ from torch import Tensor
 from config.trees import Growth
 from model.cache import Admitted, TreeCache, together
 from model.drafts.draft import Draft, Guesses, Passes, Read, Reading, Result, Spares, Steps, always
-from model.rules import Proposed, Proposer, drawing, laws, spread
+from model.rules import Proposed, drawing, drawn, laws, spread
 from model.sample import Sampler, not_finite
-from model.tree import TokenTree
+from model.tree import Proposal, TokenTree
 
 CHUNK = 256  # rows of a prompt that a draft reads at once
+LMHead = Callable[[Tensor], Tensor]  # makes logits of what a network makes
+Expansion = Steps[Optional[List[Guesses]]]  # what follows each node
 
 
 class Network(Draft):
@@ -43,11 +45,10 @@ class Network(Draft):
         raise NotImplementedError
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        """Whether a node was not read yet and could be."""
+        """Whether a node, behind which the text has room, was not read yet and could be."""
         raise NotImplementedError
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
 
         Above temperature 0 they are those that win most likely with the noise of their position. The last nodes are
@@ -61,11 +62,22 @@ class Network(Draft):
 
     def restart(self) -> None:
         """Read the text again at the next tip, with the target's features instead of the draft's own."""
-        raise NotImplementedError
+        for part in self.parts:
+            part.restart()
 
     def settle(self, tree: TokenTree) -> None:
         """The text went on: forget what died."""
-        raise NotImplementedError
+        for part in self.parts:
+            part.settle(tree)
+
+
+class Leaf(NamedTuple):
+    """A guess of the last level: its place in that level of a shape, and the log-probability of its path from the tip.
+    """
+
+    node: int
+    place: int
+    score: float
 
 
 class TreeDraft(Network):
@@ -77,12 +89,12 @@ class TreeDraft(Network):
 
     by_level = True
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
-    lm_head: Callable[[Tensor], Tensor]  # makes logits of what the network makes
+    network: Any  # what twins share
+    lm_head: LMHead
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
-        self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on …
-        self._out = torch.empty(0)  # … and what was made of its nodes' parents [T, D]
+        self._level, self._tip, self._pays = 0, -1, True
         self.reset()
 
     @property
@@ -113,29 +125,26 @@ class TreeDraft(Network):
         twin.reset()
         return twin
 
-    @property
-    def network(self) -> object:
-        """What twins share."""
-        raise NotImplementedError
-
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        """The leading nodes of `fresh`, the next ones of the text, that can be read by now."""
-        raise NotImplementedError
+        """The leading nodes of `fresh`, the next ones of the text, that can be read: whose features have come."""
+        return list(takewhile(lambda node: self._feature(tree, node) is not None, fresh))
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        """The target's features `[T, D]` of the tokens before these nodes of the text."""
-        raise NotImplementedError
+        """The target's features `[T, D]` that these nodes of the text are read with."""
+        return torch.stack([self._feature(tree, node) for node in fresh])
+
+    def _feature(self, tree: TokenTree, node: int) -> Any:
+        known = tree.nodes[node]
+        return tree.nodes[known.parent].hidden if self.lag else known.hidden
 
     def carried(self, parents: list[int]) -> Tensor:
         """The features `[T, D]` of guesses: what was made of their parents."""
         return torch.stack([self._made[parent] for parent in parents])
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        """What the network makes `[T, D]` of rows that were admitted to `cache`, its own or that of several twins.
-
-        The feature of a guess is what the draft made of its parent.
-        """
-        raise NotImplementedError
+        """What the network makes `[T, D]` of rows that were admitted to `cache`, its own or that of several twins."""
+        made: Tensor = self.network(token_T, feature_TD, pos_T, cache)
+        return made
 
     def logits(self, out_TD: Tensor) -> Tensor:
         """Logits `[T, V]` over the draft's own vocabulary of what follows each row."""
@@ -164,26 +173,20 @@ class TreeDraft(Network):
         self._made: dict[int, Tensor] = {}  # what was made [D] of each node that was read
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        if node in self._made or tree.nodes[node].pos + 1 >= tree.limit:
-            return False
-        return node == tree.tip or tree.nodes[node].parent in self._made
+        return node not in self._made and (node == tree.tip or tree.nodes[node].parent in self._made)
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         room = self.cache.room
         if tree.nodes[nodes[0]].parent in self._made:
             nodes = nodes[:room]
             if not nodes:
                 return []
-            parents = [tree.nodes[node].parent for node in nodes]
-            self.cache.admit(nodes, parents, text=0)
-            read: Read = yield self._reading(tree, nodes, self.carried(parents), len(nodes))
+            read: Read = yield self._of_guesses(tree, nodes)
         else:
             followed = yield from self._follow(tree, nodes[1:])
             if followed is None:
                 return None
             read = followed
-            self._made.clear()
         self._made.update(zip(nodes, read.out_TD))
         positions = [tree.nodes[node].pos + 1 for node in nodes]
         return self.predict(self._shaped(tree, nodes, read.logits_AV), positions, width)
@@ -192,38 +195,43 @@ class TreeDraft(Network):
         """The logits behind these nodes, changed as the request changes those of the target."""
         if tree.law is None:
             return logits_AV
-        known = self.tokens(torch.arange(logits_AV.shape[-1], device=logits_AV.device))
-        shaped: Tensor = tree.law.shaped(tree, nodes, logits_AV, known)
+        shaped: Tensor = tree.law.shaped(tree, nodes, logits_AV, self._known(logits_AV))
         return shaped
+
+    def _known(self, logits_TV: Tensor) -> Tensor:
+        """The target's tokens of all columns of logits."""
+        return self.tokens(torch.arange(logits_TV.shape[-1], device=logits_TV.device))
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
         logits_TV = self._sampler.warped(logits_TV)
         gain_TV = torch.log_softmax(logits_TV, -1)
-        known = self.tokens(torch.arange(gain_TV.shape[-1], device=gain_TV.device))
-        worth_TV = gain_TV + self._sampler.noise(positions, known)
+        worth_TV = gain_TV + self._sampler.noise(positions, self._known(gain_TV))
         best = worth_TV.topk(min(width, gain_TV.shape[-1]), -1).indices
         chance = gain_TV.gather(-1, best).exp().tolist()
         if math.isnan(chance[0][0]):
-            raise self._damaged(logits_TV)
-        guessed = (zip(tokens, chances) for tokens, chances in zip(self.tokens(best).tolist(), chance))
-        return [[(token, probability) for token, probability in guesses if probability > 0] for guesses in guessed]
+            raise self._damaged()
+        rows = map(zip, self.tokens(best).tolist(), chance)
+        return [[(token, probability) for token, probability in row if probability > 0] for row in rows]
 
     def settle(self, tree: TokenTree) -> None:
         kept = tree.live.union(tree.trunk[self._fed:])
         self.cache.retain(kept)
-        self._made = {node: made for node, made in self._made.items() if node in kept or node == tree.tip}
+        kept.add(tree.tip)
+        self._made = {node: made for node, made in self._made.items() if node in kept}
 
-    def _damaged(self, out_TD: Tensor) -> ValueError:
-        return not_finite("draft", out_TD.dtype, "its weights are damaged or were made for another model: take "
-                          "another draft, or add draft=none")
+    def _damaged(self) -> ValueError:
+        return not_finite("draft", self.cache.like.dtype, "its weights are damaged or were made for another model: "
+                          "take another draft, or add draft=none")
 
     # --- level by level -----------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Begin again at the tip at the next growth, with the target's features instead of the draft's own."""
         self._origin: int | None = None  # the tip that the tree was begun at
-        self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
+        self._frontier: list[Leaf] = []  # the guesses of the last level that are to be expanded
+        if self.drifts:
+            self.restart()
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
@@ -235,12 +243,16 @@ class TreeDraft(Network):
         """
         if growth.nodes < 1:
             return False
-        alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
+        alive = [leaf for leaf in self._frontier if leaf.node in tree.live]
         if alive:
-            position = tree.nodes[self._frontier[alive[0]]].pos
+            position = tree.nodes[alive[0].node].pos
             if self._level > growth.depth or position + 1 >= tree.limit or not self._pays:
                 return False
-            read: Read = yield self._deepen(tree, alive)
+            self._frontier = alive
+            if self._tip != tree.tip:  # text that settled since is seen as it was guessed until the next refresh
+                self._tip = tree.tip
+                self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
+            read: Read = yield self._of_guesses(tree, [leaf.node for leaf in alive])
         else:
             if self._origin == tree.tip or tree.room < 1:
                 return False
@@ -248,11 +260,14 @@ class TreeDraft(Network):
             if followed is None:
                 return False
             read = followed
-        read = read._replace(logits_AV=self._shaped(tree, self._frontier, read.logits_AV))
+        nodes = [leaf.node for leaf in self._frontier]
+        self._made.update(zip(nodes, read.out_TD))
+        logits_AV = self._shaped(tree, nodes, read.logits_AV)
+        self._level += 1
         if growth.shape:
-            self._branch(tree, read, growth)
+            self._branch(tree, logits_AV, growth)
         else:
-            self._offer(tree, read, growth)
+            self._offer(tree, logits_AV, growth)
         return True
 
     def _follow(self, tree: TokenTree,
@@ -275,57 +290,45 @@ class TreeDraft(Network):
             parents = [tree.nodes[node].parent for node in rows]
             self.cache.admit(rows, parents, text=len(fresh))
             asked = 1 + len(ahead) if whole else 0
-            read = yield self._reading(tree, rows, self.features(tree, fresh), asked)
+            read = yield self._reading(tree, rows, self.features(tree, rows), asked)
             self._fed = fed
         if read is None or self._fed < len(tree.trunk):
             return None
         self._origin = self._tip = tree.tip
         self._level, self._base = 0, tree.nodes[tree.tip].score
-        self._frontier, self._score = [tree.tip], read.out_TD.new_zeros(1)
-        self._places = [0]
+        self._frontier = [Leaf(tree.tip, 0, 0.0)]
         self._pays, self._expected = True, 0.0
+        self._made.clear()
         return read._replace(out_TD=read.out_TD[-1 - len(ahead):])
 
-    def _deepen(self, tree: TokenTree, alive: list[int]) -> Reading:
-        """What is to be read: what lives of the frontier, the nodes at the places `alive`, with features of its own."""
-        if self._tip != tree.tip:  # text that settled since is seen as it was guessed until the next refresh
-            self._tip = tree.tip
-            self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
-        if len(alive) < len(self._frontier):
-            self._frontier = [self._frontier[i] for i in alive]
-            self._places = [self._places[i] for i in alive]
-            self._score, self._out = self._score[alive], self._out[alive]
-        parents = [tree.nodes[node].parent for node in self._frontier]
-        self.cache.admit(self._frontier, parents, text=0)
-        return self._reading(tree, self._frontier, self._out, len(self._frontier))
+    def _of_guesses(self, tree: TokenTree, nodes: list[int]) -> Reading:
+        """Guesses that are to be read, with features of the draft's own."""
+        parents = [tree.nodes[node].parent for node in nodes]
+        self.cache.admit(nodes, parents, text=0)
+        return self._reading(tree, nodes, self.carried(parents), len(nodes))
 
     def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
-        device = self.cache.like.device
         tokens = [tree.nodes[node].token for node in nodes]
         positions = [tree.nodes[node].pos - self.lag for node in nodes]
-        token_T = torch.tensor(tokens, device=device)
-        pos_T = torch.tensor(positions, device=device)
+        token_T, pos_T = torch.tensor([tokens, positions], device=self.cache.like.device)
         return Reading(self, token_T, feature_TD, pos_T, asked)
 
-    def _offer(self, tree: TokenTree, read: Read, growth: Growth) -> None:
+    def _offer(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Add the children that are good enough; the best `width` of all make the next frontier."""
-        gain_TW, token_TW = self.guess(read.logits_AV, growth.width)
-        path_TW = self._score[:, None] + gain_TW
+        gain_TW, token_TW = self.guess(logits_AV, growth.width)
+        path_TW = gain_TW.new_tensor([leaf.score for leaf in self._frontier])[:, None] + gain_TW
         score, order = path_TW.flatten().sort(descending=True, stable=True)
         tokens = token_TW.flatten()[order].tolist()
         parents = order.div(gain_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
         values = score.tolist()
         if math.isnan(values[0]):  # which sorts first
-            raise self._damaged(read.out_TD)
-        guesses = [(self._frontier[parent], token, self._base + value)
+            raise self._damaged()
+        guesses = [(self._frontier[parent].node, token, self._base + value)
                    for parent, token, value in zip(parents, tokens, values) if value > -math.inf]
         least = tree.nodes[tree.tip].score + growth.worth
         taken = tree.offer(guesses, growth.nodes, least, self.source)
-        self._frontier = taken[:growth.width]
-        size = len(self._frontier)
-        self._places = list(range(size))
-        self._score, self._out = score[:size], read.out_TD[parents[:size]]
-        self._level += 1
+        leaves = enumerate(zip(taken[:growth.width], values))
+        self._frontier = [Leaf(node, place, value) for place, (node, value) in leaves]
         if growth.gain:
             tip = tree.nodes[tree.tip].score
             scores = [tree.nodes[node].score for node in tree.live]
@@ -333,46 +336,38 @@ class TreeDraft(Network):
             self._pays = expected - self._expected > growth.gain
             self._expected = expected
 
-    def _branch(self, tree: TokenTree, read: Read, growth: Growth) -> None:
+    def _branch(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Give every node of the frontier the children that the shape says; those with children are the next one."""
-        counts, following = [*growth.shape, ()][self._level:self._level + 2]
+        counts, following = [*growth.shape, ()][self._level - 1:self._level + 1]
         begins = [0, *accumulate(counts)]
-        self._level += 1
-        children = self._children(tree, read.logits_AV, [counts[place] for place in self._places])
-        above = self._score.tolist()
-        rows: dict[int, int] = {}  # a node of the next frontier -> the row of its parent
-        places: list[int] = []
-        scores: list[float] = []
-        for row, (parent, guesses) in enumerate(zip(self._frontier, children)):
-            for place, (proposal, gain) in enumerate(guesses, begins[self._places[row]]):
-                score = above[row] + gain
-                node = tree.propose(parent, proposal, self._base + score)
-                if place < len(following) and following[place] and node not in rows:  # a draw may come twice
-                    rows[node] = row
-                    places.append(place)
-                    scores.append(score)
-        self._frontier, self._places = list(rows), places
-        self._score = self._score.new_tensor(scores)
-        self._out = read.out_TD[list(rows.values())]
+        children = self._children(tree, logits_AV, [counts[leaf.place] for leaf in self._frontier])
+        leaves: dict[int, Leaf] = {}
+        for leaf, guesses in zip(self._frontier, children):
+            for place, (proposal, gain) in enumerate(guesses, begins[leaf.place]):
+                score = leaf.score + gain
+                node = tree.propose(leaf.node, proposal, self._base + score)
+                if place < len(following) and following[place]:
+                    rounded = float(logits_AV.new_tensor(score))
+                    leaves.setdefault(node, Leaf(node, place, rounded))  # a draw may come twice
+        self._frontier = list(leaves.values())
 
     def _children(self, tree: TokenTree, logits_TV: Tensor,
                   counts: Sequence[int]) -> list[Proposed]:
         """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
-        sampler, proposer = self._sampler, Proposer(self.source, self.number)
+        sampler = self._sampler
         if drawing(sampler) is None:
             gain_TW, token_TW = self.guess(logits_TV, max(counts))
             if gain_TW.isnan().any():
-                raise self._damaged(logits_TV)
-            rows = zip(token_TW.tolist(), gain_TW.tolist(), counts)
-            likely = [proposer.likely(tokens[:count], gains) for tokens, gains, count in rows]
-            return [[guess for guess in guesses if guess[1] > -math.inf] for guesses in likely]
+                raise self._damaged()
+            rows = (islice(zip(*row), count) for *row, count in zip(token_TW.tolist(), gain_TW.tolist(), counts))
+            return [[(Proposal(self.source, token), gain) for token, gain in row if gain > -math.inf] for row in rows]
         law_TV = laws(sampler, logits_TV)
         if np.isnan(law_TV).any():
-            raise self._damaged(logits_TV)
-        places = torch.arange(law_TV.shape[1], device=logits_TV.device)
-        law_TV = spread(law_TV, self.tokens(places))
-        position = tree.nodes[self._frontier[0]].pos + 1
-        return [proposer.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
+            raise self._damaged()
+        law_TV = spread(law_TV, self._known(logits_TV))
+        position = tree.nodes[self._frontier[0].node].pos + 1
+        return [drawn(sampler, Proposal(self.source, 0, law_V), position, self.number, count)
+                for law_V, count in zip(law_TV, counts)]
 
 
 class ModelDraft(TreeDraft):
@@ -380,9 +375,8 @@ class ModelDraft(TreeDraft):
 
     source = "model"
 
-    def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor],
-                 lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
-        self.model, self.lm_head = model, lm_head
+    def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor], lm_head: LMHead, cache: TreeCache) -> None:
+        self.network, self.lm_head = model, lm_head
         super().__init__(cache)
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
@@ -390,21 +384,14 @@ class ModelDraft(TreeDraft):
         return [] if len(tree.unsent) > 1 else fresh
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        return self._out
+        return self.carried(fresh)
 
     def carried(self, parents: list[int]) -> Tensor:
-        return self._out
-
-    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
-        """What is to be read, without features."""
-        return super()._reading(tree, nodes, feature_TD.new_empty(len(nodes), 0), asked)
-
-    @property
-    def network(self) -> object:
-        return self.model
+        return self.cache.like.new_empty(len(parents), 0)
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        return self.model(token_T, pos_T, cache)
+        made: Tensor = self.network(token_T, pos_T, cache)
+        return made
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------
@@ -431,20 +418,14 @@ def _pass(group: Sequence[Reading]) -> list[Read]:
     draft = group[0].draft
     counts = [len(reading.token_T) for reading in group]
     caches = together([reading.draft.cache for reading in group], counts)
-    token_T = _joined([reading.token_T for reading in group])
-    feature_TD = _joined([reading.feature_TD for reading in group])
-    pos_T = _joined([reading.pos_T for reading in group])
-    out_TD = draft.read(token_T, feature_TD, pos_T, caches)
+    rows = zip(*((reading.token_T, reading.feature_TD, reading.pos_T) for reading in group))
+    out_TD = draft.read(*map(torch.cat, rows), caches)
     outs = out_TD.split(counts)
     asked = [reading.asked for reading in group]
-    last = _joined([out[len(out) - wanted:] for out, wanted in zip(outs, asked)])
+    lasts = [out[len(out) - wanted:] for out, wanted in zip(outs, asked)]
+    last = torch.cat(lasts)
     logits_AV = draft.logits(last) if sum(asked) else last
     return [Read(*each) for each in zip(outs, logits_AV.split(asked))]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of several requests, one behind the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def at_once(steps: Steps[Result], passes: Passes = read_all) -> Result:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import re
 from copy import copy
+from os.path import commonprefix
 from typing import Any, Sequence
 
 from model.drafts.draft import Guesses, Steps
-from model.drafts.network import Network, TreeDraft
+from model.drafts.network import Expansion, Network, TreeDraft
 from model.sample import Sampler
 from model.text import BROKEN, Text, decoded, silent
 from model.tree import TokenTree
@@ -78,8 +79,6 @@ class Retokenized(Network):
             self.restart()
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        if tree.nodes[node].pos + 1 >= tree.limit:
-            return False
         if self._base < 0:
             return node == tree.tip
         end, place = self._end(tree)
@@ -87,8 +86,7 @@ class Retokenized(Network):
         is_open = node == end and place == len(self._chain) and ahead < AHEAD
         return is_open and not self._ended and self.small.cache.room > 0
 
-    def expand(self, tree: TokenTree, nodes: list[int],
-               width: int) -> Steps[list[Guesses] | None]:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         if self._base < 0:
             if len(tree.unsent) > 1:  # the pipeline shall not wait while its prompt is read here
                 return None
@@ -99,8 +97,8 @@ class Retokenized(Network):
         return [self.heard(tree, node, width) or [] for node in nodes]
 
     def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
-        end, place = self._end(tree) if self._base >= 0 else (node, len(self._chain))
-        if node != end or place == len(self._chain):
+        end, place = self._end(tree)
+        if node != end or place >= len(self._chain):  # as before it has begun
             return None
         guess = self._chain[place]
         if (node, guess[0]) in self._given:
@@ -130,8 +128,8 @@ class Retokenized(Network):
         self._ended = text.endswith(BROKEN) or not 0 < len(ids) < room
         if self._ended:
             return
-        known = _alike(ids[:-1], self._tree.tokens)
-        self.small.keep(min(known, self.small.held))
+        known = commonprefix([ids[:-1], self._tree.tokens])
+        self.small.keep(min(len(known), self.small.held))
         self.small.begin(Sampler())
         self._tree = TokenTree(ids, self._limit)
         self._tree.unsent.clear()  # nobody is sent it
@@ -163,10 +161,7 @@ class Retokenized(Network):
     # --- in the target's tokens ---------------------------------------------------------------------------------------
 
     def _rewritten(self) -> list[tuple[int, float]]:
-        """The drafted text in the target's tokens, as far as what follows cannot change it, with probabilities.
-
-        A token has the probability of the drafted tokens that end in it.
-        """
+        """The drafted text in stable tokens of the target, each as probable as the drafted ones that end in it."""
         ids = encoded_behind(self._target, self._tail, self._text)
         word = LAST_WORD.search(self._text)
         stable = word.start() if word else len(self._text) - 1 if len(self._drafted) >= LONG else 0
@@ -196,9 +191,3 @@ def encoded_behind(tokenizer: Any, tail: Sequence[int], text: str) -> list[int]:
     if border is None:
         found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return found if decoded(tokenizer, [*tail, *found]) == before + text else []
-
-
-def _alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens two texts have in common."""
-    pairs = enumerate(zip(one, other))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 from heapq import nsmallest
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, List, NamedTuple, Sequence
 
 from config.files import ROOM, fits, lines, make_private, open_lock, replace
 from config.schema.untrusted import Name, shown
@@ -20,6 +20,7 @@ from model.tree import TokenTree
 SUFFIX = "suffix"  # the source of which it is known how long the match is that its guesses come from
 COUNTED = 32  # states whose strings end at a token and are counted there, that of the longest first
 DISCOUNT = 0.1  # of the count of every token that followed; small, since the length of a match is weighed, too
+Keep = Callable[[List[int]], None]
 AFRESH = "delete the file, which begins a new one, or name another"
 
 
@@ -78,11 +79,7 @@ class SuffixAutomaton:
         return self._followed(self._end, self._longest[self._end])
 
     def step(self, match: Match, token: int) -> Match:
-        """The match of what was read, after one token more; constant time on average along a path.
-
-        A match stays one while the text grows, though a longer one may come to exist. For the longest, step again from
-        the tip.
-        """
+        """The match after one token more; it stays one while the text grows, though a longer one may come to exist."""
         state, length = self._place(match), match.length
         while state >= 0 and token not in self._next[state]:
             state = self._link[state]
@@ -163,7 +160,7 @@ class Suffix:
     `earlier` ones that are there at the beginning.
     """
 
-    def __init__(self, earlier: Sequence[Sequence[int]] = (), keep: Callable[[list[int]], None] | None = None) -> None:
+    def __init__(self, earlier: Sequence[Sequence[int]] = (), keep: Keep | None = None) -> None:
         assert keep or not earlier, "earlier texts are forgotten with the first request, unless texts are kept"
         self._keep = keep
         self.automaton = SuffixAutomaton()
@@ -207,18 +204,11 @@ class Suffix:
             self._text.append(tree.nodes[node].token)
             self.automaton.extend(tree.nodes[node].token)
 
-    def match(self, tree: TokenTree, node: int, above: Match) -> Match:
-        """The match of a node, where that of its parent is `above`."""
-        return self.automaton.tip if node == tree.tip else self.automaton.step(above, tree.nodes[node].token)
-
 
 # --- texts in a file --------------------------------------------------------------------------------------------------
 
 def load_texts(path: Name, vocabulary: int, limit: int) -> list[list[int]]:
-    """The newest texts of a file, the oldest first, `limit` tokens in all; none if there is no file or an empty one.
-
-    Raises ValueError if the file cannot be read, is of another vocabulary, or has a line that is no text of it.
-    """
+    """The newest texts of a file, the oldest first, of `limit` tokens in all; ValueError for another file."""
     found = lines(path, AFRESH) if os.path.exists(path) else iter(())
     head: object
     number, head = next(found, (0, None))

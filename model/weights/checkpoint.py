@@ -12,10 +12,10 @@ import math
 import os
 import warnings
 import zipfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO, Iterator
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -126,10 +126,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
-    """A hash over a file's size and content; of a large file, over blocks spread evenly.
-
-    The content counts because a model that was trained again has the same names, shapes and sizes.
-    """
+    """A hash over a file's size and content, as training changes nothing else; of a large file, over spread blocks."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
@@ -141,11 +138,7 @@ def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
 
 
 class Checkpoint:
-    """A Hugging Face folder (safetensors or .bin, sharded or not).
-
-    The forms of its tensors are read at once, their data when they are asked for. ValueError if files are missing or
-    damaged.
-    """
+    """A Hugging Face folder (safetensors or .bin, sharded or not); ValueError if files are missing or damaged."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -168,21 +161,18 @@ class Checkpoint:
         for path in self.files:
             if not path.is_file():
                 raise ValueError(f"{path} is missing, which {present[0].name} names; {AGAIN}")
-            self._list(path)
+            if path.suffix == ".safetensors":
+                for name, (form, start) in _header(path).items():
+                    self._place[name] = form, path, start
+            else:
+                for name, x in self._bin(path).items():
+                    self._place[name] = Form(x.dtype, tuple(x.shape)), path, None
         for name in names:
             if name not in self._place:
                 raise ValueError(f"{self.folder / names[name]} does not hold {name}, which {present[0].name} says; "
                                  f"download the model again")
         if not self._place:
             raise ValueError(f"{present[0]} holds no tensor; {AGAIN}")
-
-    def _list(self, path: Path) -> None:
-        if path.suffix == ".safetensors":
-            for name, (form, start) in _header(path).items():
-                self._place[name] = form, path, start
-            return
-        for name, tensor in self._bin(path).items():
-            self._place[name] = Form(tensor.dtype, tuple(tensor.shape)), path, None
 
     def _bin(self, path: Path) -> dict[str, Tensor]:
         if _mappable(path):  # mapped again for every tensor: pages of a map that is kept would count as memory
@@ -204,13 +194,18 @@ class Checkpoint:
         return self._place[name][1]
 
     def read(self, name: str) -> Tensor:
+        return self.rows(name)
+
+    def rows(self, name: str, span: tuple[int, int] | None = None) -> Tensor:
+        """The rows [begin, end) of a tensor as it is in its file, or all of it; of safetensors only these are read."""
         form, path, start = self._place[name]
         if start is None:
-            return self._bin(path)[name].clone()
-        return self._load(name, form, path, start)
-
-    def _load(self, name: str, form: Form, path: Path, start: int) -> Tensor:
-        """A tensor of this form that begins at a byte of a safetensors file."""
+            whole = self._bin(path)[name]
+            return (whole[slice(*span)] if span else whole).clone()
+        if span:
+            begin, end = span
+            form = Form(form.dtype, (end - begin, *form.shape[1:]))
+            start += begin * form.bytes // max(1, end - begin)
         data = bytearray(form.bytes)
         with path.open("rb") as file:
             file.seek(start)
@@ -220,18 +215,6 @@ class Checkpoint:
         if not data:  # which torch.frombuffer refuses
             return torch.empty(form.shape, dtype=form.dtype)
         return torch.frombuffer(data, dtype=form.dtype).reshape(form.shape)
-
-    def rows(self, name: str, span: tuple[int, int] | None) -> Tensor:
-        """The rows [begin, end) of a tensor as it is in its file, or all of it; of safetensors only these are read."""
-        form, path, start = self._place[name]
-        if span is None:
-            return Checkpoint.read(self, name)
-        begin, end = span
-        if start is None:
-            return self._bin(path)[name][begin:end].clone()
-        part = Form(form.dtype, (end - begin, *form.shape[1:]))
-        offset = begin * part.bytes // max(1, end - begin)
-        return self._load(name, part, path, start + offset)
 
     def sound(self, name: str) -> Tensor:
         """A tensor, as `read` gives it; ValueError if it holds NaN or infinity: it broke in training or on a disk."""
@@ -244,27 +227,21 @@ class Checkpoint:
                                      f"download the model again, or take another")
         return tensor
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: self.read(name) for name in self.names()}
-
 
 class Writer:
-    """A safetensors file written tensor after tensor; it appears under its name when the `with` ends well."""
+    """Writes the tensors of these forms, one after the other, into a file as safetensors has it."""
 
-    def __init__(self, path: Path, forms: dict[str, Form]) -> None:
+    def __init__(self, file: BinaryIO, forms: dict[str, Form]) -> None:
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        self.path = path
-        self._left = list(forms.items())
+        self.left = list(forms.items())
         end = 0
-        for name, form in self._left:
+        for name, form in self.left:
             start, end = end, end + form.bytes
             table[name] = {"dtype": NAMES[form.dtype], "shape": form.shape, "data_offsets": [start, end]}
         header = json.dumps(table, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)  # data begins at a multiple of 8
-        self.bytes, self._hash = 0, hashlib.sha256()
-        self._new = path.with_name(path.name + ".part")
-        self._file = self._new.open("wb")
-        self._head = len(header).to_bytes(8, "little") + header
+        self.bytes, self._hash, self._file = 0, hashlib.sha256(), file
+        self._put(len(header).to_bytes(8, "little") + header)
 
     def _put(self, data: Any) -> None:
         self._file.write(data)
@@ -273,9 +250,8 @@ class Writer:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor; they come in the order of the forms."""
-        if not self.bytes:
-            self._put(self._head)
-        given, expected = (name, Form(tensor.dtype, tuple(tensor.shape))), self._left.pop(0)
+        given = name, Form(tensor.dtype, tuple(tensor.shape))
+        expected = self.left.pop(0)
         assert given == expected, f"{given} was written where {expected} comes next"
         flat = tensor.detach().contiguous().reshape(-1)
         self._put(flat.view(torch.uint8).numpy().data)
@@ -285,19 +261,18 @@ class Writer:
         """The file's line in a manifest."""
         return {"bytes": self.bytes, "sha256": self._hash.hexdigest()}
 
-    def __enter__(self) -> Writer:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 at: TracebackType | None) -> None:
-        try:
-            with self._file:
-                if error is None:
-                    assert not self._left, f"{self._left[0][0]} was not written"
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-            if error is None:
-                os.replace(self._new, self.path)
-        finally:
-            if self._new.exists():
-                self._new.unlink()
+@contextmanager
+def writing(path: Path, forms: dict[str, Form]) -> Iterator[Writer]:
+    """A safetensors file written tensor after tensor; it appears under its name when the `with` ends well."""
+    new = path.with_name(path.name + ".part")
+    try:
+        with new.open("wb") as file:
+            writer = Writer(file, forms)
+            yield writer
+            assert not writer.left, f"{writer.left[0][0]} was not written"
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)

@@ -25,8 +25,7 @@ PARTS = (3, 2, 1)  # how many steps the smallest weight but 0 may be; the last o
 SAME = 0.1  # of a step, by which rounding may have moved a weight
 FEW = 8  # weights of a group that are looked at first
 UNITS = (1, 2, 4, 8, 16, 32)  # rows that a kernel may have to compute together
-BLOCKS = (16, 32, 64, 128)  # outputs that a kernel may pack together
-TRIAL = (2 * max(BLOCKS), 1024)  # outputs and inputs of the trial: multiples of what any kernel wants
+TRIAL = (256, 1024)  # outputs and inputs of the trial: multiples of what any kernel wants
 ROWS = (*range(1, 18), 31, 33, 64, 65)  # of the trial's batches
 CLOSE = 0.03  # of the trial's result, relative: ARM's kernel rounds a row to 8 bits
 ops = torch.ops.aten
@@ -60,10 +59,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _steps(group_NGg: Tensor, range_NG: Tensor) -> Tensor:
-    """The steps `[N, G]` of groups whose weights are all few multiples of one; 0 for other groups.
-
-    So are weights that were in 4 bits before, whatever their format.
-    """
+    """The steps `[N, G]` of groups whose weights are few multiples of one, as those that were in 4 bits are; else 0."""
     size_NGg = group_NGg.abs()
     least = size_NGg.masked_fill_(size_NGg == 0, torch.inf).amin(-1)
     found = torch.zeros_like(least)
@@ -101,24 +97,28 @@ class Kernel:
     """How a device multiplies: `pack` makes of pairs and scales what `multiply` reads beside rows of type `dtype`.
 
     `inputs` and `outputs` have to be multiples of what is said; numbers of rows are padded to multiples of `unit`.
-    Packed weights of multiples of `block` outputs can stand one behind the other; with 0 none can.
+    Packed weights of multiples of `block` outputs can stand one behind the other; with 0 none can. If there is none,
+    `why` says so, and weights are unfolded for every product.
     """
 
     dtype: torch.dtype
     inputs: int
     outputs: int
     pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    multiply: Callable[[Tensor, Tensor, Tensor], Tensor]
+    multiply: Callable[..., Tensor]
     unit: int = 1
     block: int = 0
+    why: str = ""
 
-    def __call__(self, x_TK: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+    def __call__(self, x_TK: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product `[T, N]` in the type of the rows."""
-        x, missing = x_TK.to(self.dtype).contiguous(), -len(x_TK) % self.unit
-        if missing:
-            x = F.pad(x, (0, 0, 0, missing))
-            return self.multiply(x, packed, scale)[:-missing].to(x_TK.dtype)
-        return self.multiply(x, packed, scale).to(x_TK.dtype)
+        if self.why:
+            return F.linear(x_TK, unfold(weight, scale, x_TK.shape[1], x_TK.dtype), bias)
+        x = x_TK.to(self.dtype).contiguous()
+        if len(x) % self.unit:
+            x = F.pad(x, (0, 0, 0, -len(x) % self.unit))
+        out = self.multiply(x, weight, scale)[:len(x_TK)].to(x_TK.dtype)
+        return out if bias is None else out + bias
 
 
 # --- the kernels there are --------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _x86() -> Kernel:
         # it reads scales as if they were contiguous, which those of a fused weight's parts are not
         return ops._weight_int4pack_mm_for_cpu(x_TK, packed, GROUP, scale.contiguous())  # type: ignore[no-any-return]
 
-    return Kernel(torch.bfloat16, GROUP, 16, pack, multiply)
+    return Kernel(torch.bfloat16, GROUP, 16, pack, multiply, block=64)  # with AVX-512; with AVX2 it is half of that
 
 
 def _arm() -> Kernel:
@@ -176,27 +176,33 @@ def _named(device: str) -> Callable[[], Kernel]:
 
 
 @lru_cache(maxsize=None)
-def kernel(device: str, dtype: torch.dtype) -> Kernel | str:
-    """The kernel of a kind of device for rows of a type, or why there is none."""
+def absent(why: str) -> Kernel:
+    """What stands in the place of a kernel that is not there."""
+    return Kernel(torch.float32, 1, 1, lambda pairs, scale: (pairs, scale), torch.mm, block=1, why=why)
+
+
+@lru_cache(maxsize=None)
+def kernel(device: str, dtype: torch.dtype) -> Kernel:
+    """The kernel of a kind of device for rows of a type, if there is one."""
     if dtype == torch.float64:
-        return "there is none for float64"
+        return absent("there is none for float64")
     try:
         return tried(_named(device)(), device)
     except (AttributeError, NotImplementedError, RuntimeError) as error:
-        return reason(error)
+        return absent(reason(error))
 
 
-def fitting(device: str, dtype: torch.dtype, outputs: int, inputs: int) -> Kernel | str:
-    """The kernel for a weight of this shape, or why there is none."""
+def fitting(device: str, dtype: torch.dtype, outputs: int, inputs: int) -> Kernel:
+    """The kernel for a weight of this shape, if there is one."""
     found = kernel(device, dtype)
-    if isinstance(found, Kernel) and (outputs % found.outputs or inputs % found.inputs):
-        return f"it wants multiples of {found.outputs} outputs and {found.inputs} inputs, not {outputs} and {inputs}"
+    if outputs % found.outputs or inputs % found.inputs:
+        return absent(f"it wants multiples of {found.outputs} outputs and {found.inputs} inputs, not {outputs} and "
+                      f"{inputs}")
     return found
 
 
-def tried(kernel: Kernel, device: str) -> Kernel | str:
-    """The kernel with the least `unit` at which a row's bits do not depend on the rows beside it and the least `block`,
-    or what is wrong."""
+def tried(kernel: Kernel, device: str) -> Kernel:
+    """The kernel with the least `unit` at which a row's bits do not depend on the rows beside it, or RuntimeError."""
     outputs, inputs = TRIAL
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(outputs, inputs, generator=generator).to(device)
@@ -208,19 +214,8 @@ def tried(kernel: Kernel, device: str) -> Kernel | str:
         padded = replace(kernel, unit=unit)
         whole = padded(x_TK, *packed)
         if (whole - exact).norm() > CLOSE * exact.norm():
-            return "its result is wrong"
-        if all(torch.equal(padded(x_TK[:rows], *packed), whole[:rows])
-               for rows in ROWS):
-            blocks = (block for block in BLOCKS
-                      if torch.equal(padded(x_TK, *_in_parts(kernel, pairs, scale, block)), whole))
-            return replace(padded, block=next(blocks, 0))
-    return "a row depends on the rows beside it"
-
-
-def _in_parts(kernel: Kernel, pairs: Tensor, scale: Tensor,
-              block: int) -> tuple[Tensor, Tensor]:
-    """A weight packed as the weights of so many outputs each, one behind the other."""
-    both = zip(pairs.split(block), scale.split(block, 1))
-    parts = [kernel.pack(*part) for part in both]
-    packed, scales = zip(*parts)
-    return torch.cat(packed), torch.cat(scales, 1)
+            raise RuntimeError("its result is wrong")
+        batches = {rows: padded(x_TK[:rows], *packed) for rows in ROWS}
+        if all(torch.equal(batch, whole[:rows]) for rows, batch in batches.items()):
+            return padded
+    raise RuntimeError("a row depends on the rows beside it")

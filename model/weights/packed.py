@@ -118,10 +118,7 @@ def _check_groups(scale: str, groups: int, inputs: int) -> None:
 
 
 def _sizes(forms: Mapping[str, Form], name: str, scale: str, given: Any) -> Sequence[int]:
-    """How many rows, and columns, share a number of a scale: all of them, one row, or a block, which may be `given`.
-
-    ValueError for a scale that has another number of blocks.
-    """
+    """How many rows and columns share a scale: all, a row, or a block, perhaps the `given`; ValueError if none fits."""
     whole, shape = forms[name].shape, forms[scale].shape
     if math.prod(shape) == 1:
         return whole

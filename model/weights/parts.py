@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import torch
-from torch import Tensor
 
 from config.files import fits
 from config.run_config import CHOICES
@@ -46,10 +45,7 @@ NEEDED = ("rank", "stages", "layers", "split_id", "files")
 
 
 def plan_stages(text: str, source: Checkpoint) -> list[int]:
-    """Layers per rank, as `parse_stages`; or for "auto:4" so that the largest of 4 stages has the fewest bytes.
-
-    For "auto:8,8,16" the layers of each stage are in proportion to these gigabytes.
-    """
+    """Layers per rank, as `parse_stages`; for "auto:4" by their bytes, for "auto:8,8,16" in proportion to gigabytes."""
     check_model(source)  # a config that promises layers without end would be split without end
     layers = read_sizes(source).layers
     auto = AUTO.fullmatch(text.strip())
@@ -67,10 +63,7 @@ def plan_stages(text: str, source: Checkpoint) -> list[int]:
 
 
 def layer_of(name: str, layers: int) -> int | None:
-    """The layer beside which a tensor is held: its own, the first for embeddings, the last for the final norm.
-
-    None for a tensor that goes with no layer of a model with so many, as the LM head does.
-    """
+    """The layer beside which a tensor is held, as the first for embeddings; None for the LM head and unknown ones."""
     layer = LAYER.match(name)
     if layer:
         return int(layer[1]) if int(layer[1]) < layers else None
@@ -81,10 +74,7 @@ def layer_of(name: str, layers: int) -> int | None:
 
 def assign(names: Iterable[str], stages: list[int], tied: bool,
            borrows: bool = False) -> list[dict[str, str]]:
-    """What each stage holds: the name in its part -> the name in the checkpoint, the same. Layers keep their numbers.
-
-    `borrows` says that the draft head of rank 0 uses the model's embedding; a tied LM head is that embedding.
-    """
+    """What each stage holds, by name; if the draft head `borrows` it, rank 0 holds the embedding, or a tied LM head."""
     owner = [rank for rank, count in enumerate(stages) for _ in range(count)]  # of each layer
     parts: list[dict[str, str]] = [{} for _ in stages]
     for name in names:
@@ -226,7 +216,8 @@ class Part:
         places = placements(self.stages, len(self.shares))
         ranks = range(len(places))
         self.world = len(places)
-        misplaced = 0 in self.stages[1:] or (self.stages[1:] and self.stages[0] != 0)
+        first, *others = self.stages or [0]
+        misplaced = 0 in others or others and first
         possible = self.rank in ranks and not misplaced
         if possible:
             stage, self.member = places[self.rank]
@@ -279,9 +270,6 @@ class Part:
     def eagle(self) -> Path | None:
         """The folder of the EAGLE head, if this rank has one: `Checkpoint(part.eagle)` reads it."""
         return self.folder / "eagle" if "eagle/config.json" in self.files else None
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.weights.tensors()
 
     def verify(self) -> None:
         """Compare every byte with the manifest's hashes; ValueError for a file that has changed."""

@@ -15,18 +15,19 @@ import math
 import re
 from contextlib import suppress
 from functools import partial
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config.schema.untrusted import reason
-from model.llama import Logits, fill
+from model.llama import fill
 from model.weights import int4
 from model.weights.checkpoint import Checkpoint, Form
 from model.weights.onednn import packed
 
+T = TypeVar("T")
 KINDS = ("int8", "int4", "nf4", "fp4")
 BLOCK = 64  # weights that share a scale, of those in nf4 and fp4
 PIECE = 1 << 22  # weights that are quantized in one go, which bounds the memory for it; whole blocks
@@ -35,10 +36,7 @@ ERROR = 0.2  # of the outputs of the trial layer, relative; 4 bits have about 0.
 
 
 def running_kind(asked: str, held: str, folder: Any) -> str:
-    """The kind of weights that a rank runs: what the key `quant` asks, where `auto` is what the split holds.
-
-    ValueError if a split that holds quantized weights is asked for others: they cannot be made of these.
-    """
+    """The kind of weights that a rank runs: `auto` is what the split holds; ValueError if it holds another."""
     if asked == "auto":
         return held
     if held in (asked, "none"):
@@ -112,18 +110,16 @@ class Recast(Mapping[str, Tensor]):
 
     def _forms(self, name: str) -> dict[str, Form]:
         form = self.source.form(self.names[name])
-        if self.kind == "none" or not LINEAR.search(name):
-            return {name: form}
-        made = forms(self.kind, form.shape)
-        return {_beside(name, end): made[end] for end in made}
+        if self._quantizes(name):
+            return _beside(name, forms(self.kind, form.shape))
+        return {name: form}
+
+    def _quantizes(self, name: str) -> bool:
+        return self.kind != "none" and LINEAR.search(name) is not None
 
     @property
     def order(self) -> list[str]:
-        """All names, in the order in which they are written and read.
-
-        Wide types come first, so that tensors are aligned in a file; among them the checkpoint's order holds, so that
-        each of its files is opened once.
-        """
+        """All names, as written and read: wide types first, so that tensors are aligned, then as the checkpoint."""
         place = {name: i for i, name in enumerate(self.source.names())}
 
         def rank(name: str) -> tuple[int, int]:
@@ -143,10 +139,9 @@ class Recast(Mapping[str, Tensor]):
     def _made(self, name: str) -> dict[str, Tensor]:
         read = self.source.sound if self.sound else self.source.read
         tensor = read(self.names[name])
-        if self.kind == "none" or not LINEAR.search(name):
-            return {name: tensor}
-        made = quantize(self.kind, tensor)
-        return {_beside(name, end): made[end] for end in made}
+        if self._quantizes(name):
+            return _beside(name, quantize(self.kind, tensor))
+        return {name: tensor}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._origin)
@@ -155,9 +150,10 @@ class Recast(Mapping[str, Tensor]):
         return len(self._origin)
 
 
-def _beside(name: str, end: str) -> str:
-    """The name of a neighbour: `a.scale` beside `a.weight`."""
-    return f"{name.rpartition('.')[0]}.{end}"
+def _beside(name: str, made: Mapping[str, T]) -> dict[str, T]:
+    """What is made of a weight, under the names of neighbours: `a.scale` beside `a.weight`."""
+    owner = name.rpartition(".")[0]
+    return {f"{owner}.{end}": one for end, one in made.items()}
 
 
 class Quantized(nn.Module):
@@ -233,30 +229,15 @@ class FourBit(Quantized):
 class Int4(Quantized):
     """Weights in int4, by the kernel of their device where there is one; else they are unfolded."""
 
-    kernel: int4.Kernel | str = ""  # or why there is none
-
     def settle(self, dtype: torch.dtype) -> None:
-        self.kernel = int4.fitting(self.weight.device.type, dtype, self.out_features, self.in_features)
-        if isinstance(self.kernel, int4.Kernel):
-            packed, scale = self.kernel.pack(self.weight, self.scale)
-            self.weight = nn.Parameter(packed, requires_grad=False)
-            self.scale = nn.Parameter(scale, requires_grad=False)
-
-    @property
-    def block(self) -> int:
-        """Outputs of which a multiple can be put together with others; 0 if this weight cannot."""
-        return 1 if isinstance(self.kernel, str) else self.kernel.block
+        device = self.weight.device.type
+        self.kernel = int4.fitting(device, dtype, self.out_features, self.in_features)
+        packed, scale = self.kernel.pack(self.weight, self.scale)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return _multiplied(x_TD, self.kernel, self.weight, self.scale, self.bias)
-
-
-def _multiplied(x_TD: Tensor, kernel: int4.Kernel | str,
-                weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    if isinstance(kernel, str):
-        return F.linear(x_TD, int4.unfold(weight, scale, x_TD.shape[1], x_TD.dtype), bias)
-    out = kernel(x_TD, weight, scale)
-    return out if bias is None else out + bias
+        return self.kernel(x_TD, self.weight, self.scale, self.bias)
 
 
 CLASSES: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # of the others: FourBit
@@ -279,22 +260,14 @@ def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
     for owner, name, child in _linears(module, kind):
         setattr(owner, name, quantized(child, kind))
     fill(module, tensors, dtype, device)
-    settle(module, dtype)
+    for part in module.modules():
+        if isinstance(part, Quantized):
+            part.settle(dtype)
     fuse(module)
 
 
-def settle(module: nn.Module, dtype: torch.dtype) -> None:
-    """Bring all quantized weights of a filled module into the form that their device wants, to compute in `dtype`."""
-    for child in module.modules():
-        if isinstance(child, Quantized):
-            child.settle(dtype)
-
-
 def fuse(module: nn.Module) -> None:
-    """Put the products that the blocks below a filled module call `fusible` together; parts become views of the whole.
-
-    So fewer kernels are asked for. Only plain linears and packed int4 weights can be put together.
-    """
+    """Put products that blocks call `fusible` together, for fewer calls, if plain or int4; parts become views."""
     for block in module.modules():
         parts = [getattr(block, name) for name in getattr(block, "fusible", ())]
         if len({getattr(part, "bias", None) is None for part in parts}) != 1:
@@ -305,14 +278,11 @@ def fuse(module: nn.Module) -> None:
         elif all(isinstance(part, Int4) for part in parts) and _alike(parts):
             rows = {"weight": 0, "scale": 1, "bias": 0}  # the dimension of a tensor that has a product's outputs
             whole = {name: _put_together(parts, name, dim) for name, dim in rows.items()}
-            block.fused = partial(_multiplied, kernel=parts[0].kernel, **whole)  # type: ignore[assignment]
+            block.fused = partial(parts[0].kernel, **whole)  # type: ignore[assignment]
 
 
 def pack(module: nn.Module) -> None:
-    """Bring the plain products of a filled and fused module into the order that their device's kernels read, if any.
-
-    The weights of a fused product's parts, and of an LM head, are given up.
-    """
+    """Bring plain products into the order that their device's kernels read, if any; plain weights are given up."""
     for block in list(module.modules()):
         fused = vars(block).get("fused")
         is_plain = isinstance(fused, partial) and fused.func is F.linear
@@ -323,22 +293,15 @@ def pack(module: nn.Module) -> None:
         for name, child in list(block.named_children()):
             if type(child) is nn.Linear and (made := packed(child.weight, child.bias)):
                 setattr(block, name, made)
-        if isinstance(block, Logits) and block.product is None and (made := packed(block.weight)):
-            block.product, block.weight = made, None  # type: ignore[assignment]
-    _give_back()
-
-
-def _give_back() -> None:
-    """Give memory that was freed back to the system: glibc would keep as much as the weights take."""
-    with suppress(OSError, AttributeError):  # another library than glibc
+    with suppress(OSError, AttributeError):  # another library than glibc, which would keep as much as the weights take
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _alike(parts: Sequence[Int4]) -> bool:
     """Whether one kernel reads all of these, and reads them one behind the other as it does alone."""
-    block, kernels = parts[0].block, {part.kernel for part in parts}
-    sizes = [part.out_features for part in parts]
-    return len(kernels) == 1 and block > 0 and all(size % block == 0 for size in sizes)
+    kernels = {part.kernel for part in parts}
+    block = parts[0].kernel.block
+    return len(kernels) == 1 and block > 0 and not any(part.out_features % block for part in parts)
 
 
 def _put_together(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
@@ -355,31 +318,19 @@ def _put_together(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | Non
 
 def unfolded(module: nn.Module) -> str:
     """Why weights in int4 below a module are unfolded for every product, which is slow; empty if none are."""
-    return next((child.kernel for child in module.modules() if isinstance(child, Int4)
-                 and isinstance(child.kernel, str)), "")
+    reasons = (child.kernel.why for child in module.modules() if isinstance(child, Int4))
+    return next(filter(None, reasons), "")
 
 
 def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
-    """Quantize the linears of a module that is in memory already, in place; an LM head stays as it is."""
+    """Quantize the linears of a module that is in memory, in place; a draft head keeps its own LM head as it is."""
     for owner, name, child in _linears(module, kind):
         small, device = nn.ModuleDict({name: child}), child.weight.device
-        made = quantize(kind, child.weight.cpu())
-        tensors = {f"{name}.{end}": made[end] for end in made}
+        tensors = _beside(f"{name}.weight", quantize(kind, child.weight.cpu()))
         if child.bias is not None:
             tensors[f"{name}.bias"] = child.bias
         load(small, kind, tensors, dtype, device)
         setattr(owner, name, small[name])
-
-
-def compress_head(head: Logits, kind: str, dtype: torch.dtype) -> None:
-    """Quantize an LM head that is in memory already; its plain weight is given up."""
-    if kind == "none":
-        return
-    plain = nn.Linear(head.in_features, head.out_features, bias=False, device="meta")
-    plain.weight = head.weight
-    holder = nn.ModuleDict({"product": plain})
-    compress(holder, kind, dtype)
-    head.product, head.weight = holder["product"], None  # type: ignore[assignment]
 
 
 def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -399,10 +350,7 @@ def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
         wrong = "" if close else "the result is wrong"
     except (ImportError, OSError, RuntimeError, NotImplementedError, AttributeError) as error:
         wrong = reason(error)
-    if wrong and kind == "int4":
-        raise ValueError(f"int4 weights cannot be computed on {device} ({wrong}): run unquantized weights: quant=none, "
-                         "and a split without --quant")
     if wrong:
-        raise ValueError(f"{kind} weights cannot be computed on {device} ({wrong}): install the bitsandbytes of "
-                         "requirements.txt (boards: docs/jetson.md), or run unquantized weights: quant=none, and a "
-                         "split without --quant")
+        other = "" if kind == "int4" else "install the bitsandbytes of requirements.txt (boards: docs/jetson.md), or "
+        raise ValueError(f"{kind} weights cannot be computed on {device} ({wrong}): {other}run unquantized weights: "
+                         "quant=none, and a split without --quant")

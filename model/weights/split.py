@@ -15,10 +15,7 @@ AUTO = re.compile(rf"auto(?::([1-9]\d*)|:({ROOMS}))?")  # a split by bytes, into
 
 
 def parse_stages(text: str, layers: int) -> list[int]:
-    """Layers per rank from "0+2+2+2+2", or from a number of stages as in the original: larger stages last.
-
-    ValueError, with the remedy, if the text is no split of a model with so many layers.
-    """
+    """Layers per rank from "0+2+2+2+2" or a number of stages, larger ones last; ValueError, with the remedy."""
     if not STAGES.holds(text):
         raise ValueError(f"stages={text} is not possible: give {STAGES.advice}")
     counts = list(map(int, text.split("+")))
@@ -54,10 +51,7 @@ def rooms_of(auto: re.Match[str]) -> list[int]:
 
 
 def balance(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """How many neighbouring loads make each of several groups, none of them empty, whose sizes are `rooms`.
-
-    The fullest group is filled as little as possible; among such groupings they are filled as evenly as possible.
-    """
+    """How many neighbouring loads make each group of these sizes; the fullest is filled least, all evenly."""
     groups, product = len(rooms), prod(rooms)
     assert 0 < groups <= len(loads), f"{groups} groups of {len(loads)} loads"
 
@@ -83,9 +77,6 @@ def span(stages: list[int], stage: int) -> tuple[int, int]:
 
 
 def placements(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
-    """The stage and the place in it of every rank, if `tp` ranks share each stage.
-
-    Rank 0 shares the layers of a pipeline of one stage; otherwise it is the first stage, alone and without layers.
-    """
+    """The stage, and the place in it, of each rank if `tp` share one; of several stages the first is rank 0, alone."""
     sizes = [tp if stage or len(stages) == 1 else 1 for stage in range(len(stages))]
     return [(stage, member) for stage, size in enumerate(sizes) for member in range(size)]

@@ -24,6 +24,7 @@ SEEING = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_p
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 AHEAD = re.compile(r"^model\.mtp_layers\.(\d+)\.")  # of layers for multi-token prediction: a draft head's
 PART = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
+TURNED = re.compile(r"\.[qk]_proj\.(weight|bias)$")
 PACKED = re.compile(r"\.(qweight|weight_packed)$")
 TOGETHER = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # of all experts
 Piece = Tuple[str, "View"]
@@ -65,7 +66,10 @@ class Unfolded(Checkpoint):
             else:
                 whole = self._whole(theirs, forms) if quantized else View(forms[theirs], (theirs,))
                 name = PACKED.sub(".weight", name)
-                found.update(_turned(c, _cut(c, name, whole)))
+                found.update(_cut(c, name, whole))
+        for name, view in found.items() if c.family.neighbours else ():
+            if TURNED.search(name):
+                found[name] = view._replace(make=_apart(c, view.make))
         return found
 
     def _whole(self, theirs: str, forms: Mapping[str, Form]) -> View:
@@ -97,24 +101,22 @@ class Unfolded(Checkpoint):
 def _cut(c: LlamaConfig, name: str, view: View) -> Iterator[Piece]:
     """A fused product as its parts; another tensor as it is."""
     part = PART.search(name)
-    if not part or part[2] not in FUSED:
-        yield name, view
-        return
+    fused = part[2] if part else ""
     sizes = [c.intermediate, c.intermediate]
-    if part[2] == "qkv_proj":
+    if fused == "qkv_proj":
         sizes = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
     dtype, shape = view.form.dtype, view.form.shape
-    if sum(sizes) != shape[0]:  # which is reported where shapes are compared
+    if fused not in FUSED or sum(sizes) != shape[0]:  # which is reported where shapes are compared
         yield name, view
         return
     begin, whole = 0, view
-    for own, size in zip(FUSED[part[2]], sizes):
+    for own, size in zip(FUSED[fused], sizes):
         form = Form(dtype, (size, *shape[1:]))
         if len(view.theirs) == 1:
             view = View(form, view.theirs, span=(begin, begin + size))
         else:
             view = View(form, view.theirs, _rows(whole.make, begin, size))
-        yield name.replace(part[2], own), view
+        yield name.replace(fused, own), view
         begin += size
 
 
@@ -122,16 +124,8 @@ def _rows(make: Make, begin: int, size: int) -> Make:
     return lambda read: make(read).narrow(0, begin, size)
 
 
-def _turned(c: LlamaConfig, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Queries and keys with the two dimensions that rotate together half a head apart, as the decoder has them."""
-    for name, view in pieces:
-        part = PART.search(name)
-        if c.family.neighbours and part and part[2] in ("q_proj", "k_proj"):
-            view = view._replace(make=_apart(c, view.make))
-        yield name, view
-
-
 def _apart(c: LlamaConfig, make: Make) -> Make:
+    """Queries or keys with the two dimensions that rotate together half a head apart, as the decoder has them."""
     size = int(c.head_dim * c.turned)
     order = [*range(0, size, 2), *range(1, size, 2)]
     order += range(size, c.head_dim)

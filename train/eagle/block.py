@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.cache import PLAIN, Look, attention
-from model.drafts.dflash import TEXT, DFlashHead
+from model.drafts.heads import TEXT, DFlashHead
 from train.data import Row
 from train.eagle.loss import LIKELIEST, Mark, Objective, Task, Wanted
 

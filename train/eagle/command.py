@@ -15,9 +15,8 @@ import torch
 from config.files import write_json
 from config.schema.heads import BlockForm, usual_layers
 from launch.spec import usable
-from model.drafts.dflash import DFlashHead
-from model.drafts.eagle import Eagle3Head, EagleHead, Head, borrows_embedding, fit_head
-from model.drafts.mtp import MtpHead
+from model.drafts.eagle import borrows_embedding, fit_head
+from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, MtpHead, Trainable
 from model.llama import LlamaConfig
 from model.text import chosen
 from model.weights.checkpoint import Checkpoint
@@ -66,7 +65,7 @@ def open_teacher(args: Namespace) -> Teacher:
     return Teacher(Unfolded(args.model_dir), dtype, device, folder)
 
 
-def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Head]:
+def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Trainable]:
     """The `config.json` of the head that learns, and the head: the one that was given, or a new one.
 
     The mask of a block is the token that answers use least.

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from config.schema.heads import BLOCK, BLOCK_NESTED, KIND, LAYERS, NORMS, BlockForm, is_block, read_block, read_dialect
 from launch.split.write import WEIGHTS, store
-from model.drafts.dflash import DFlashHead
-from model.drafts.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, load_head
+from model.drafts.eagle import MAPS, OWN_EMBEDDING, load_head
+from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Trainable
 from model.llama import LlamaConfig, RMSNorm
 from model.weights.checkpoint import Checkpoint
 from train.data import Row
@@ -98,15 +98,15 @@ def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
     return counts(rows, known).argsort(descending=True, stable=True)[:size].sort().values
 
 
-def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Head:
+def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Trainable:
     """A head to train, in the float32 that gradients need (float64 if the base is), with the base's frozen embedding.
 
     A head of EAGLE-3 begins with the base's LM head, as far as it has those words: `own`.
     """
     c = LlamaConfig.read(config)
-    head: Head
+    head: Trainable
     if is_block(config):
-        head = DFlashHead(c, read_block(config, teacher.config.layers, c.context))
+        head = DFlashHead(c, read_block(config))
     elif own is None:
         head = EagleHead(c, bias=True)
     else:
@@ -122,7 +122,7 @@ def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> He
                 part.weight.fill_(1.0)
         head.embed_tokens.weight.copy_(teacher.embedding)
         if isinstance(head, Eagle3Head) and own is not None:
-            head.lm_head.weight.copy_(teacher.lm_head.weight[own])
+            head.lm_head.weight.copy_(teacher.lm_head.product.weight[own])
             if len(own) < c.vocab:
                 head.shift = (own - torch.arange(len(own))).to(teacher.device)
     return _learner(head.to(teacher.device))
@@ -133,14 +133,14 @@ def _learning(teacher: Teacher) -> torch.dtype:
     return torch.float64 if teacher.dtype == torch.float64 else torch.float32
 
 
-def _learner(head: Head) -> Head:
+def _learner(head: Trainable) -> Trainable:
     """A head of which all but the embedding learns."""
     head.requires_grad_(True)
     head.embed_tokens.requires_grad_(False)
     return head
 
 
-def take(teacher: Teacher, source: Checkpoint) -> Head:
+def take(teacher: Teacher, source: Checkpoint) -> Trainable:
     """A head that somebody taught for this base, to be taught on, in the arithmetic of a new one; its embedding is
     frozen. Raises ValueError if it does not fit."""
     base, dtype = teacher.source.config, _learning(teacher)
@@ -150,7 +150,7 @@ def take(teacher: Teacher, source: Checkpoint) -> Head:
     return _learner(head)
 
 
-def write(head: Head, config: Config, folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
+def write(head: Trainable, config: Config, folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
     """Write config.json and model.safetensors with the keys of the public heads, each whole or not at all.
 
     A head of EAGLE-3 that `borrows` the embedding of its base is written without it.

@@ -12,11 +12,11 @@ import torch
 from tqdm import tqdm
 
 from config.run_config import Growth, TreeConfig
-from model.drafts.dflash import Block, DFlashHead
+from model.drafts.dflash import Block
 from model.drafts.draft import Draft
-from model.drafts.eagle import Eagle, Eagle3Head, load_head
+from model.drafts.eagle import Eagle, load_head
+from model.drafts.heads import DFlashHead, MtpHead
 from model.drafts.mixture import Mixture
-from model.drafts.mtp import MtpHead
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import serial
@@ -38,12 +38,11 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     assert not isinstance(head, MtpHead), "which is not trained here"
     capacity = length + 8 * TREE.init.nodes
     ring = ring_of(teacher, capacity, head.inner)
-    lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
     draft: Draft
     if isinstance(head, DFlashHead):
-        draft = Mixture([Block(head, lm_head, capacity)])
+        draft = Mixture([Block(head, teacher.lm_head, capacity)])
     else:
-        draft = Eagle(head, lm_head, capacity)
+        draft = Eagle(head, teacher.lm_head, capacity)
     return Decoder(ring, draft, serial, TREE, Limits(length))
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.drafts.eagle import Eagle3Head, Head
+from model.drafts.heads import Eagle3Head, Trainable
 from train.data import Row, Rows
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
@@ -84,7 +84,7 @@ class Task:
     """One head, its teacher, and its loss, which is that of EAGLE-1/2 (section 3.2 of EAGLE): SmoothL1 between
     features, soft cross-entropy between the words for them."""
 
-    def __init__(self, teacher: Teacher, head: Head, method: Objective) -> None:
+    def __init__(self, teacher: Teacher, head: Trainable, method: Objective) -> None:
         self.teacher, self.head = teacher, head
         self.method = method
 
@@ -226,7 +226,7 @@ class WordTask(Task):
         super().__init__(teacher, head, method)
         own = torch.arange(head.lm_head.out_features, device=teacher.device)
         self._target_V = own if head.shift is None else own + head.shift
-        self._known_VD = teacher.lm_head.weight[self._target_V].detach()
+        self._known_VD = teacher.lm_head.product.weight[self._target_V].detach()
 
     def size(self, row: Row) -> int:
         return len(row.ids) - 1

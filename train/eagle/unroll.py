@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model.cache import PLAIN, Look, attention
-from model.drafts.eagle import Head
+from model.drafts.heads import Trainable
 
 
 class Causal:
@@ -66,7 +66,7 @@ class Unrolled:
         return pair_S <= last_T[:, None]
 
 
-def unroll(head: Head, token_T: Tensor, feature_TD: Tensor, passes: int,
+def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, passes: int,
            starts_A: Tensor | None = None) -> Iterator[Tensor]:
     """What the head makes in each pass, `[T, D]` in the first and at most `[A, D]` in the others, each fed with what
     the one before made.

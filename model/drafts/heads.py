@@ -1,0 +1,175 @@
+"""Draft heads: those of EAGLE-1 and EAGLE-2, of EAGLE-3 and of DFlash, and a layer for multi-token prediction.
+
+They know nothing about trees. Shapes: T rows, D model, N inner features side by side, V vocabulary.
+"""
+from __future__ import annotations
+
+from typing import Any, Union
+
+import torch
+from torch import Tensor, nn
+
+from config.schema.heads import BlockForm, Dialect
+from model.cache import Rows
+from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, linear
+from model.rotary import Rotary, Rotation
+
+TEXT = -1  # in the place of a token, for a head of DFlash: a row of text, of which only the target's feature is read
+
+
+class Head(nn.Module):
+    """A head reads pairs of a token and a feature; its token i is the target's i + `shift[i]`, if it knows fewer."""
+
+    drifts = False  # whether its guesses get worse where they stand on many of its own
+    inner: tuple[int, ...] = ()  # the target's layers whose inputs it reads, in place of the last hidden state
+    logits: Any = None  # makes logits of what it makes, if it has an LM head of its own
+
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.shift: Tensor | None = None
+        self.embed_tokens = embedding(c.vocab, c.hidden)
+        self.rotary = Rotary(c.turns)
+
+
+class EagleHead(Head):
+    """`fc` over [embedding, the target's last hidden state], then a layer without input norm; the target's LM head."""
+
+    drifts = True
+
+    def __init__(self, c: LlamaConfig, bias: bool) -> None:
+        super().__init__(c)
+        self.fc = linear(2 * c.hidden, c.hidden, bias)
+        self.layers = nn.ModuleList([Layer(c, input_norm=False)])
+
+    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+        """The head's guess of the feature of each token, `[T, D]`."""
+        x_TD = self.fc(torch.cat((self.embed_tokens(token_T), feature_TD), -1))
+        return self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
+
+
+class MidLayer(nn.Module):
+    """EAGLE-3's first layer: attention looks at embedding and feature side by side, the residual is the feature."""
+
+    def __init__(self, c: LlamaConfig, norm_before_residual: bool) -> None:
+        super().__init__()
+        self.norm_before_residual = norm_before_residual
+        self.self_attn = Attention(c)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.self_attn, name)
+            wide = linear(2 * c.hidden, narrow.out_features, bias=narrow.bias is not None)
+            setattr(self.self_attn, name, wide)
+        self.mlp = MLP(c)
+        self.hidden_norm = RMSNorm(c.hidden, c.eps)
+        self.input_layernorm = RMSNorm(c.hidden, c.eps)
+        self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
+
+    def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: Rows) -> Tensor:
+        normed_TD = self.hidden_norm(feature_TD)
+        both = torch.cat((self.input_layernorm(x_TD), normed_TD), -1)
+        residual_TD = normed_TD if self.norm_before_residual else feature_TD
+        x_TD = residual_TD + self.self_attn(both, rotation, cache, 0)
+        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
+
+
+class Eagle3Head(Head):
+    """`fc` over inner features of a target of size `target`, `midlayer`, and an LM head of its own for `vocab` tokens.
+
+    A head of more than one layer has usual ones behind `midlayer`, in `layers` under their numbers. It does not drift:
+    its training feeds it its own outputs, for about seven passes.
+    """
+
+    def __init__(self, c: LlamaConfig, target: int, vocab: int, dialect: Dialect) -> None:
+        super().__init__(c)
+        self.dialect, self.inner = dialect, dialect.inner
+        wide = len(self.inner) * target
+        self.input_norm = RMSNorm(wide, c.eps) if dialect.norm_before_fc else nn.Identity()
+        norms = [RMSNorm(target, c.eps) for _ in self.inner]
+        self.fc_norm = nn.ModuleList(norms if dialect.fc_norm else [])
+        self.fc = linear(wide, c.hidden)
+        self.midlayer = MidLayer(c, dialect.norm_before_residual)
+        more = {str(number): Layer(c) for number in range(1, c.layers)}
+        self.layers = nn.ModuleDict(more)
+        self.norm = RMSNorm(c.hidden, c.eps)
+        self.lm_head = linear(c.hidden, vocab)
+
+    def join(self, inner_TN: Tensor) -> Tensor:
+        """The feature `[T, D]` out of the target's inner ones side by side, `[T, inner * target]`."""
+        inner_TN = self.input_norm(inner_TN)
+        if self.fc_norm:
+            parts = inner_TN.chunk(len(self.inner), -1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts)]
+            inner_TN = torch.cat(normed, -1)
+        return self.fc(inner_TN)  # type: ignore[no-any-return]
+
+    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+        """What the head makes of each pair, `[T, D]`; `feature_TD` are the target's inner features or its own."""
+        if feature_TD.shape[-1] == self.fc.in_features:
+            feature_TD = self.join(feature_TD)
+        x_TD = self.embed_tokens(token_T)
+        rotation = self.rotary.at(pos_T, x_TD)
+        x_TD = self.midlayer(x_TD, feature_TD, rotation, cache)
+        for number, layer in self.layers.items():
+            x_TD = layer(x_TD, rotation, cache, int(number))
+        return self.norm(x_TD) if self.dialect.norm_output else x_TD
+
+    def logits(self, out_TD: Tensor) -> Tensor:
+        """Logits `[T, V]` over the head's own vocabulary."""
+        return self.lm_head(out_TD if self.dialect.norm_output else self.norm(out_TD))  # type: ignore[no-any-return]
+
+
+class DFlashHead(Head):
+    """`fc` over inner features, a norm, and layers in which the rows of a block see them and each other."""
+
+    def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
+        super().__init__(c)
+        self.form, self.inner = form, form.inner
+        self.fc = linear(len(form.inner) * c.hidden, c.hidden)
+        self.hidden_norm = RMSNorm(c.hidden, c.eps)
+        self.layers = nn.ModuleList([Layer(c) for _ in range(c.layers)])
+        self.norm = RMSNorm(c.hidden, c.eps)
+
+    def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+        """What the head makes of each row of a block, `[T, D]`; rows of text only leave keys and values behind."""
+        of_text_T1 = (token_T == TEXT)[:, None]
+        feature_TD = self.hidden_norm(self.fc(feature_TN))
+        x_TD = self.embed_tokens(token_T.clamp(min=0))
+        rotation = self.rotary.at(pos_T, x_TD)
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer), layer
+            normed_TD = layer.input_layernorm(x_TD)
+            seen_TD = torch.where(of_text_T1, feature_TD, normed_TD)
+            x_TD = x_TD + layer.self_attn(seen_TD, rotation, cache, number)
+            x_TD = x_TD + layer.mlp(layer.post_attention_layernorm(x_TD))
+        return self.norm(x_TD)  # type: ignore[no-any-return]
+
+
+class MtpHead(Head):
+    """The layer for multi-token prediction that a model was trained with: `input_proj` over [feature, embedding], each
+    normed, then one layer and a norm (DeepSeek-V3, arXiv 2412.19437, section 2.2, equations 21 to 23).
+
+    The feature is the target's last hidden state, after its norm, or what the head made of the pair before. MiMo-7B
+    (arXiv 2505.07608) puts it in front, and norms what the layer says. Its published code embeds the token at position
+    0 like any other, as is done here; vLLM does not.
+    """
+
+    drifts = True  # its training feeds it the target's states alone
+
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__(c)
+        self.token_layernorm = RMSNorm(c.hidden, c.eps)
+        self.hidden_layernorm = RMSNorm(c.hidden, c.eps)
+        self.input_proj = linear(2 * c.hidden, c.hidden)
+        self.layers = nn.ModuleList([Layer(c)])
+        self.final_layernorm = RMSNorm(c.hidden, c.eps)
+
+    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+        """What the head makes of each pair, `[T, D]`."""
+        token_TD = self.token_layernorm(self.embed_tokens(token_T))
+        both = torch.cat((self.hidden_layernorm(feature_TD), token_TD), -1)
+        x_TD = self.input_proj(both)
+        x_TD = self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
+        return self.final_layernorm(x_TD)  # type: ignore[no-any-return]
+
+
+Trainable = Union[EagleHead, Eagle3Head, DFlashHead]
