@@ -5,16 +5,13 @@ It knows nothing about methods, files or tables. All seconds are those of the pi
 from __future__ import annotations
 
 from contextlib import closing
-from itertools import repeat
 from statistics import median
-from typing import Iterable, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from eval.metrics import quantile
 from pipeline.decode import Decoder, Job, Request, Until, concurrent
-
-TAIL = 0.95
 
 
 class Served(NamedTuple):
@@ -50,19 +47,20 @@ def serve(decoder: Decoder, asked: Sequence[Request], places: int, moments: Sequ
     comes when one ends.
     """
     decoder.places = places
-    start = decoder.ring.clock.now()
-    arrivals: Iterable[float | None] = [start + moment for moment in moments] if moments else repeat(None)
+    clock = decoder.ring.clock
+    start = clock.now()
+    arrivals: Iterator[float] = iter(clock.now, None)  # a job is made when it may begin
+    if moments:
+        arrivals = (start + moment for moment in moments)
     jobs = (_job(decoder, number, start, *due) for number, due in enumerate(zip(asked, arrivals)))
     return sorted(concurrent(jobs, decoder, len(asked) if moments else places))
 
 
-def _job(decoder: Decoder, number: int, start: float,
-         request: Request, arrival: float | None) -> Job[Served]:
-    """Serve one request from its arrival on, or at once if that has passed."""
+def _job(decoder: Decoder, number: int, start: float, request: Request, arrival: float) -> Job[Served]:
+    """Serve one request from its arrival on."""
     clock = decoder.ring.clock
-    while arrival is not None and clock.now() < arrival:
+    while clock.now() < arrival:
         yield Until(arrival)
-    arrived = clock.now() if arrival is None else arrival
     settled: list[float] = []
     answer, stream = decoder.submit(request, waits=False)
     with closing(stream):  # type: ignore[type-var]
@@ -70,8 +68,7 @@ def _job(decoder: Decoder, number: int, start: float,
             if new:
                 settled.append(clock.now() - start)
             yield None
-    tokens = tuple(answer.token_ids)
-    yield Served(number, arrived - start, settled[0], settled[-1], tokens)
+    yield Served(number, arrival - start, settled[0], settled[-1], tuple(answer.token_ids))
 
 
 def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
@@ -81,8 +78,12 @@ def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
     waits = [(each.first - each.arrived) / scale for each in served]
     seconds = max(each.ended for each in served) - min(each.arrived for each in served)
     made = sum(len(each.tokens) for each in served)
-    return Figures(median(latencies), quantile(latencies, TAIL),
-                   median(waits), quantile(waits, TAIL), made / seconds * scale)
+    return Figures(*middle_and_tail(latencies), *middle_and_tail(waits), made / seconds * scale)
+
+
+def middle_and_tail(seconds: Sequence[float]) -> tuple[float, float]:
+    """Their median, and what 95 % of them do not exceed."""
+    return median(seconds), quantile(seconds, 0.95)
 
 
 def unequal(served: Sequence[Served], reference: dict[int, tuple]) -> int:
