@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from itertools import cycle
-from statistics import median
 from typing import Any, Iterator, NamedTuple, Sequence
 from urllib.parse import urlsplit
 
@@ -26,9 +25,8 @@ from config.keys import over
 from config.presets import TOY_PRESET
 from config.questions import by_turns
 from eval.bench import of_one, process_tree
-from eval.load.arrivals import TAIL
+from eval.load.arrivals import middle_and_tail
 from eval.load.keys import ServeLoadConfig, of_the_server
-from eval.metrics import quantile
 from eval.tables import in_columns
 from launch.console import EXIT_LOST, say
 
@@ -98,9 +96,7 @@ class Asker:
         """The data of the server-sent events of an answer, or of the error that came in its place."""
         body = {"seed": self.seed, "messages": [{"role": "user", "content": said}], "stream": True,
                 "stream_options": {"include_usage": True}}
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         with self.response("POST", "/v1/chat/completions", json.dumps(body), headers) as response:
             if response.status != OK:
                 yield response.read().decode(errors="replace")
@@ -126,13 +122,10 @@ def server(argv: list[str]) -> int:
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)
-        asked = [*enumerate(said)]
-        bar = tqdm(asked, unit="question", desc="each alone", file=sys.stderr)
-        alone = [asker.ask(*question) for question in bar]
+        alone = [asker.ask(*question) for question in tqdm([*enumerate(said)], unit="question", desc="each alone")]
         if failed := next((heard.error for heard in alone if heard.error), ""):
             raise ValueError(f"the server has not answered a question that was asked alone: {failed}")
-        measured = [Measured(config, clients, *_measure(config, clients, asker, said, process.pid))
-                    for clients in config.counts]
+        measured = [_measure(config, clients, asker, said, process.pid) for clients in config.counts]
     texts = [heard.text for heard in alone]
     print(f"\nclients of a server ({run.kind}, profile {run.profile}, {run.pipeline_type}, "
           f"max_requests={run.max_requests}); seconds, and tokens/s of all clients together\n")
@@ -170,10 +163,8 @@ def _await(asker: Asker, process: subprocess.Popen[str]) -> None:
     raise ValueError("the server did not come up")
 
 
-def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence[str], process: int
-             ) -> tuple[list[Heard], float, list[Held]]:
-    """Let so many clients ask for a while. What they heard, the seconds it took, and what was held every now and then.
-    """
+def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence[str], process: int) -> Measured:
+    """Let so many clients ask for a while, and look at what the server's processes hold every now and then."""
     heard: list[Heard] = []
     samples: list[Held] = []
     questions = cycle(enumerate(said))
@@ -186,7 +177,7 @@ def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence
             heard.append(asker.ask(*next(questions)))
         return time.monotonic()
 
-    bar = tqdm(total=round(end - since), unit="s", desc=f"{clients} clients", file=sys.stderr)
+    bar = tqdm(total=round(end - since), unit="s", desc=f"{clients} clients")
     with ThreadPoolExecutor(clients) as pool, bar:
         asking = [pool.submit(ask) for _ in range(clients)]
         while not all(client.done() for client in asking):
@@ -194,7 +185,7 @@ def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence
             samples.append(holds(process))
             bar.update(min(SAMPLE, bar.total - bar.n))
     ended = max(client.result() for client in asking)  # raises what one has died of
-    return heard, ended - since, samples
+    return Measured(config, clients, heard, ended - since, samples)
 
 
 def holds(process: int) -> Held:
@@ -222,19 +213,15 @@ class Measured:
         return sum(heard.text != texts[heard.question] for heard in self.heard if not heard.error)
 
     def row(self, texts: Sequence[str]) -> list[str]:
-        """The cells of its line; seconds are modelled ones where a cluster is emulated."""
+        """The cells of its line; seconds are modelled ones where a cluster is emulated.
+
+        Of what was held that is said when the load had settled, and at its end.
+        """
         scale = self.config.run.slowdown
         fine = [heard for heard in self.heard if not heard.error]
         speed = sum(heard.tokens for heard in fine) / self.seconds * scale
         counts = self.clients, len(self.heard), self.errors, self.unequal(texts)
-        cells = [*map(str, counts), f"{speed:.1f}"]
-        times = [(heard.first / scale, heard.seconds / scale) for heard in fine]
-        for seconds in zip(*times):
-            cells += [f"{value:.2f}" for value in (median(seconds), quantile(seconds, TAIL))]
-        return [*cells, *self._held]
-
-    @property
-    def _held(self) -> list[str]:
-        """What was held when the load had settled, and at its end."""
-        settled = int(len(self.samples) * SETTLED)
-        return [f"{before:.0f} to {after:.0f}" for before, after in zip(self.samples[settled], self.samples[-1])]
+        times = zip(*((heard.first / scale, heard.seconds / scale) for heard in fine))
+        waits = [f"{value:.2f}" for seconds in times for value in middle_and_tail(seconds)]
+        held = zip(self.samples[int(len(self.samples) * SETTLED)], self.samples[-1])
+        return [*map(str, counts), f"{speed:.1f}", *waits, *(f"{before:.0f} to {after:.0f}" for before, after in held)]

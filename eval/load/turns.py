@@ -48,17 +48,18 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     if not own.run.virtual:
         raise ValueError("rank 0's own time is counted in one thread: leave time=real out")
     rows = []
+    decoders = decoders_of(pipeline, own.chosen_methods)
     for temperature in own.chosen_temperatures:
         asked = requests_of(pipeline, own, own.requests, temperature)
-        for method, decoder in decoders_of(pipeline, own.chosen_methods).items():
+        for method, decoder in decoders.items():
             serve(decoder, asked[:WARM], 1)
             took: dict[int, float] = {}
             for count in own.counts:
                 taken, took[count] = _own(decoder, asked, count)
                 least = min(took)
                 more = (took[count] - took[least]) / max(1, count - least)
-                rows.append([f"{temperature:g}", method, f"{count}", f"{taken}", f"{1e3 * took[count]:.3f}",
-                             f"{1e3 * more:.3f}"])
+                milliseconds = (f"{1e3 * seconds:.3f}" for seconds in (took[count], more))
+                rows.append([f"{temperature:g}", method, f"{count}", f"{taken}", *milliseconds])
     print(in_columns(HEAD, rows, 2))
 
 
@@ -66,9 +67,7 @@ def _own(decoder: Decoder, asked: Sequence[Request], count: int) -> tuple[int, f
     """How many turns it takes to serve these, `count` at once, and the seconds of each that are rank 0's own."""
     ring, models, all_of_it = decoder.ring, Stopwatch(), Stopwatch()
     networks = {type(network) for network in decoder.draft.networks}
-    places: list[tuple[Any, str]] = [(ring, "lm_head"), (decoder, "passes")]
-    places += product(ring.links, LINK)
-    places += product(networks, NETWORK)
+    places = [(ring, "lm_head"), (decoder, "passes"), *product(ring.links, LINK), *product(networks, NETWORK)]
     with models.on(places), all_of_it.on([(decoder, "turn")]):
         serve(decoder, asked, count)
     return all_of_it.calls, (all_of_it.seconds - models.seconds) / all_of_it.calls
@@ -112,26 +111,23 @@ def conversation(argv: list[str]) -> int:
     usual = {"max_new_tokens": "48", "profile": "jetson-7b", "time": "virtual", "pipeline_type": "streaming"}
     preset, *keys = over(argv, {**usual, "context": "0"}, TOY_PRESET)
     options = raw_values(keys)
-    context = _tokens(options.pop("context"))
-    with Pipeline.open(preset, **{**options, "reuse": "true"}) as pipeline:
-        prompts, reused = _held(pipeline, context)
-        again = [0, TURNS - 1] if context else [*range(TURNS)]
-        fresh = _read_again(pipeline, [prompts[turn] for turn in again])
-    timed = f"simulated, {options['profile']}" if options["time"] == "virtual" else "in real time"
-    print(f"seconds to the first token of each turn ({timed}, {options['pipeline_type']})\n")
-    read = {turn: f"{one.prefill_seconds:.2f}" for turn, one in zip(again, fresh)}
-    rows = [(f"{turn + 1}", f"{one.prompt_tokens}", read.get(turn, ""), f"{one.prefill_seconds:.2f}",
-             f"{one.reused_tokens}") for turn, one in enumerate(reused)]
-    print(in_columns(("turn", "prompt", "read again", "reuse=true", "of which held"), rows, 0))
-    same = [one.token_ids for one in fresh] == [reused[turn].token_ids for turn in again]
-    print(f"\nthe texts are {'the same' if same else 'NOT the same'}")
-    return int(not same)
-
-
-def _tokens(given: str) -> int:
+    given = options.pop("context")
     if not given.isdecimal():
         raise ValueError(f"context={given} is no number of tokens: give that of the tenth prompt, as context=8000")
-    return int(given)
+    with Pipeline.open(preset, **{**options, "reuse": "true"}) as pipeline:
+        prompts, reused = _held(pipeline, int(given))
+        again = [0, TURNS - 1] if int(given) else [*range(TURNS)]
+        fresh = dict(zip(again, _read_again(pipeline, [prompts[turn] for turn in again])))
+    timed = f"simulated, {options['profile']}" if options["time"] == "virtual" else "in real time"
+    print(f"seconds to the first token of each turn ({timed}, {options['pipeline_type']})\n")
+    rows = []
+    for turn, one in enumerate(reused):
+        read = f"{fresh[turn].prefill_seconds:.2f}" if turn in fresh else ""
+        rows.append((f"{turn + 1}", f"{one.prompt_tokens}", read, f"{one.prefill_seconds:.2f}", f"{one.reused_tokens}"))
+    print(in_columns(("turn", "prompt", "read again", "reuse=true", "of which held"), rows, 0))
+    same = all(one.token_ids == reused[turn].token_ids for turn, one in fresh.items())
+    print(f"\nthe texts are {'the same' if same else 'NOT the same'}")
+    return int(not same)
 
 
 def _held(pipeline: Pipeline, context: int) -> tuple[list[list[str]], list[Answer]]:
@@ -148,14 +144,13 @@ def _held(pipeline: Pipeline, context: int) -> tuple[list[list[str]], list[Answe
     return prompts, found
 
 
-def _read_again(pipeline: Pipeline, prompts: Sequence[Sequence[str]]) -> list[Answer]:
+def _read_again(pipeline: Pipeline, prompts: Sequence[Sequence[str]]) -> Iterator[Answer]:
     """The answers to these prompts where nothing is held."""
     config = replace(pipeline.config, reuse=False)
     decoder = pipeline.decoder_for(config)
-    asked = (pipeline.prompt_ids(prompt, config.template) for prompt in prompts)
-    requests = [pipeline.request(ids, config, "") for ids in asked]
-    shown = tqdm(requests, unit="turn", desc="reuse=false", leave=False)
-    return [decoder.whole(one) for one in shown]
+    for prompt in tqdm(prompts, unit="turn", desc="reuse=false", leave=False):
+        ids = pipeline.prompt_ids(prompt, config.template)
+        yield decoder.whole(pipeline.request(ids, config, ""))
 
 
 def _questions(pipeline: Pipeline, context: int) -> list[str]:
@@ -172,7 +167,9 @@ def _questions(pipeline: Pipeline, context: int) -> list[str]:
     ids = pipeline.prompt_ids("\n".join(by_turns(folder, names)), "none")
     ids *= 1 + context // len(ids)
     later = max(1, context // 2 // (TURNS - 1) - pipeline.config.max_new_tokens - AROUND)
-    ends = [context // 2 + later * turn for turn in range(TURNS)]
-    pieces = (ids[begin:end] for begin, end in zip([0, *ends], ends))
-    found = map(pipeline.text.decode, pieces)
-    return [f"{text}\n{question}" for text, question in zip(found, questions)]
+    begin, found = 0, []
+    for turn, question in enumerate(questions):
+        end = context // 2 + later * turn
+        found.append(f"{pipeline.text.decode(ids[begin:end])}\n{question}")
+        begin = end
+    return found
