@@ -22,7 +22,7 @@ from eval.plan.advice import advice, limit, table
 from eval.plan.candidates import PLAIN_METHOD, Candidate, families, shares, splits, typed
 from eval.plan.hosts import answered, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.measure import Checked, Passed, fit, measured, times_as_long
+from eval.plan.measure import Passed, fit, measured, times_as_long
 from eval.plan.plan import Plan, cluster, plan, planned
 from eval.plan.profiles import Row, compared, profiles, tried
 from eval.plan.record import SETTINGS, Book, Network, Written, book_of, made
@@ -151,8 +151,8 @@ def test_the_choice_is_as_fast_as_the_best_of_all_candidates(site):
     bench = bench_of(site, book(answers=1))
     methods, drafts = ["ar", "serial", "continuous", "dsi"], ["eagle"]
     best = max(everything(bench, methods, drafts), key=lambda trial: trial.speed)
-    search = Search(bench, shown=False)
-    chosen = choice(search.run(families(site, 8, methods, drafts)))
+    search = Search(bench, families(site, 8, methods, drafts), shown=False)
+    chosen = choice(search.run())
     assert chosen.speed >= 0.97 * best.speed, (chosen.candidate.about, best.candidate.about)
     assert search.tried > 0
 
@@ -189,7 +189,7 @@ def test_memory_decides_how_few_boards_are_enough():
     fitting = [one for family in families(site, 8, ["ar"], ["suffix"]) for one in family if bench.fits(one)]
     assert min(len(one.boards) for one in fitting) == 3
     with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
-        Search(bench_of(replace(site, memory=(0.5,) * 5)), shown=False).run(families(site, 8, ["ar"], ["suffix"]))
+        Search(bench_of(replace(site, memory=(0.5,) * 5)), families(site, 8, ["ar"], ["suffix"]))
 
 
 def test_splits_follow_the_speeds_and_leave_out_the_slowest():

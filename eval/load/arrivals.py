@@ -6,22 +6,26 @@ from __future__ import annotations
 
 from contextlib import closing
 from statistics import median
-from typing import Iterator, NamedTuple, Sequence
+from typing import Hashable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from eval.metrics import quantile
+from eval.metrics import NAN, quantile
 from pipeline.decode import Decoder, Job, Request, Until, concurrent
+
+TAIL = 0.95
 
 
 class Served(NamedTuple):
-    """A request that was answered, the number-th one; moments are in seconds from the start."""
+    """An answer to the number-th request; moments are in seconds from the start."""
 
     number: int
     arrived: float
     first: float  # when its first token had settled
     ended: float  # when its last one had
-    tokens: tuple[int, ...]
+    tokens: int
+    text: Hashable  # or the token ids
+    error: str = ""  # what went wrong
 
 
 class Figures(NamedTuple):
@@ -68,24 +72,21 @@ def _job(decoder: Decoder, number: int, start: float, request: Request, arrival:
             if new:
                 settled.append(clock.now() - start)
             yield None
-    yield Served(number, arrival - start, settled[0], settled[-1], tuple(answer.token_ids))
+    yield Served(number, arrival - start, settled[0], settled[-1], answer.new_tokens, tuple(answer.token_ids))
 
 
 def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
     """The figures of a load, which lasts from the first arrival to the last token; `scale` seconds are a modelled one.
     """
+    if not served:
+        return Figures(NAN, NAN, NAN, NAN, NAN)
     latencies = [(each.ended - each.arrived) / scale for each in served]
     waits = [(each.first - each.arrived) / scale for each in served]
     seconds = max(each.ended for each in served) - min(each.arrived for each in served)
-    made = sum(len(each.tokens) for each in served)
-    return Figures(*middle_and_tail(latencies), *middle_and_tail(waits), made / seconds * scale)
+    speed = sum(each.tokens for each in served) / seconds * scale
+    return Figures(median(latencies), quantile(latencies, TAIL), median(waits), quantile(waits, TAIL), speed)
 
 
-def middle_and_tail(seconds: Sequence[float]) -> tuple[float, float]:
-    """Their median, and what 95 % of them do not exceed."""
-    return median(seconds), quantile(seconds, 0.95)
-
-
-def unequal(served: Sequence[Served], reference: dict[int, tuple]) -> int:
+def unequal(served: Sequence[Served], reference: dict[int, Hashable]) -> int:
     """How many texts differ from those of the reference, which learns the texts that it does not have."""
-    return sum(reference.setdefault(each.number, each.tokens) != each.tokens for each in served)
+    return sum(reference.setdefault(each.number, each.text) != each.text for each in served)

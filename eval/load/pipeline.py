@@ -5,11 +5,10 @@ It knows nothing about how requests are served, see `eval/load/arrivals.py`. In 
 """
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from itertools import cycle, islice, product
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Sequence
+from typing import Any, Dict, Hashable, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -18,11 +17,12 @@ from config.keys import over, preset_of
 from config.presets import TOY_PRESET
 from config.questions import by_turns
 from eval.bench import decoders_of
-from eval.load.arrivals import Figures, Served, figures, poisson, serve, unequal
+from eval.load.arrivals import Figures, figures, poisson, serve, unequal
 from eval.load.keys import LoadConfig, moments
+from eval.load.stopwatch import own_time
 from eval.metrics import NAN, Interval
 from eval.plots import Series, lines
-from eval.tables import in_columns, save
+from eval.tables import in_columns, number, save
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from pipeline.decode import Request
@@ -48,7 +48,7 @@ TABLES = {
                   ("temperature", "method", "places", "rate", "requests", *Figures._fields, "kind", "profile")),
     "at_once": Table("requests at once", "requests under way at once", "at_once",
                      ("temperature", "method", "at_once", "requests", "tokens_per_second", "over_one", "latency",
-                      "ttft", "kind", "profile"))}
+                      "ttft", "turns", "own_ms", "kind", "profile"))}
 
 
 class Load(NamedTuple):
@@ -64,6 +64,11 @@ def load(argv: list[str]) -> int:
     return run(Command("scripts.bench load", measure, LoadConfig), words(argv))
 
 
+def turns(argv: list[str]) -> int:
+    """The command `python -m scripts.bench turns`: the same by requests at once, with one method; its exit code."""
+    return load(over(argv, {"rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}))
+
+
 def words(argv: Sequence[str]) -> list[str]:
     """The words of a measurement of load: those that were typed, and what they leave open."""
     is_toy = preset_of(argv) in ("", TOY_PRESET)
@@ -77,19 +82,21 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     decoders, loads = decoders_of(pipeline, own.chosen_methods), loads_of(own)
     most = max(own.requests, *(len(one.moments) for one in loads))
     asked = {temperature: requests_of(pipeline, own, most, temperature) for temperature in own.chosen_temperatures}
-    texts: dict[float, dict[int, tuple]] = {temperature: {} for temperature in asked}
+    texts: dict[float, dict[int, Hashable]] = {temperature: {} for temperature in asked}
     jobs = [*product(asked, decoders, loads)]
     rows: list[Row] = []
-    for temperature, method, one in tqdm(jobs, unit="load", file=sys.stderr):
+    for temperature, method, one in tqdm(jobs, unit="load"):
         places = int(one.value) if one.varied == "at_once" else own.places(method)
         due = [moment * own.run.slowdown for moment in one.moments]
-        served = serve(decoders[method], asked[temperature][:len(due) or own.requests], places, due)
+        with own_time(decoders[method], own.run.virtual) as turns_:
+            served = serve(decoders[method], asked[temperature][:len(due) or own.requests], places, due)
         wrong = unequal(served, texts[temperature])
         if wrong and own.run.virtual:
             raise ValueError(f"{method} wrote {wrong} of {len(served)} texts otherwise than before, which must not be: "
                              "please report it")
         rows.append({"temperature": temperature, "method": method, "places": places, one.varied: one.value,
-                     "unequal": wrong, **_figures(own, served)})
+                     "unequal": wrong, "requests": len(served), **figures(served, own.run.slowdown)._asdict(),
+                     "kind": own.run.kind, "profile": own.run.profile, **turns_})
     _report(own, rows)
 
 
@@ -111,12 +118,6 @@ def requests_of(pipeline: Pipeline, own: LoadConfig, count: int, temperature: fl
     return [pipeline.request(prompt, config, config.stop) for prompt in prompts]
 
 
-def _figures(own: LoadConfig, served: Sequence[Served]) -> Row:
-    run = own.run
-    return {"requests": len(served), **figures(served, run.slowdown)._asdict(), "kind": run.kind,
-            "profile": run.profile}
-
-
 def _report(own: LoadConfig, rows: Sequence[Row]) -> None:
     """Print the tables, and write files and plots where that is asked for."""
     where = f"{own.run.kind}, profile {own.run.profile}"
@@ -127,17 +128,14 @@ def _report(own: LoadConfig, rows: Sequence[Row]) -> None:
             row["over_one"] = row["tokens_per_second"] / alone.get((row["temperature"], row["method"]), NAN)
         if measured:
             shown = table.columns[:-2]
-            cells = [[_cell(row[column]) for column in shown] for row in measured]
+            values = ([row[column] for column in shown] for row in measured)
+            cells = [[number(value) if isinstance(value, float) else str(value) for value in row] for row in values]
             print(f"\n{table.title} ({where}); seconds, and tokens/s of all requests together\n")
             print(in_columns(shown, cells, 2))
         if measured and own.results:
             _write(Path(own.results), varied, where, measured)
     wrong, asked = (sum(row[name] for row in rows) for name in ("unequal", "requests"))
     print(f"\ntexts that differ from those of the first method: {wrong} of {asked}")
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _write(folder: Path, varied: str, where: str, rows: Sequence[Row]) -> None:

@@ -1,15 +1,10 @@
-"""Whether plans are right: drawn clusters, judged by the best that other questions find, and by real emulation.
-
-What streaming gains by sending and drafting only what pays.
-"""
+"""Whether plans are right: drawn clusters, judged by the best that other questions find, and by real emulation."""
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 from typing import Any, Callable, Dict, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -19,17 +14,16 @@ from tqdm import tqdm
 from config.cli import parse
 from config.files import write_json
 from config.keys import Checked, Range, read_keys
-from config.profiles import PROFILES, Profile, write
+from config.profiles import Profile, write
 from eval.keys import problems_of_files
-from eval.plan.candidates import Candidate, families, typed
+from eval.plan.candidates import families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.measure import seconds
+from eval.plan.measure import answered
 from eval.plan.plan import planned
-from eval.plan.record import Book, Written, made
-from eval.plan.search import Search, candidates, choice, nearly_best, plain_of
+from eval.plan.record import Book, made
+from eval.plan.search import Search, choice, nearly_best, plain_of
 from eval.plan.trial import Bench, Trial
-from eval.tables import in_columns
 from launch.pipeline import Pipeline
 
 Row = Dict[str, Any]  # a cluster and what came of it
@@ -41,6 +35,8 @@ SLOWEST = 4.0  # times as long: the slowest board of an uneven cluster
 LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # ms, at least, in real emulation: shorter ones this machine cannot keep up with
 WORKERS, TOKENS = Range(1, 256), Range(8, 512)
 QUESTIONS, SEED = Range(1, 19), Range(0, 1 << 32)
+ABOUT = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g}, level {level_ms:.3g}, latency "
+         "{latency_ms:.3g}, {mbps:.4g} Mbit/s, {kind}: ")
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,13 @@ class Drawn(Checked):
         yield from super().problems()
         yield from problems_of_files(self, "output")
 
-    def collect(self, rows: Iterable[Row], result: Callable[[Row], str]) -> list[Row]:
+    def collect(self, rows: Iterable[Row], result: str) -> list[Row]:
         """Print a line for each row as it comes, with what came of it, and keep all in the file."""
         found = []
         for row in rows:
             found.append(row)
-            tqdm.write(line(row, result(row)))
+            even = "uneven" if row["links"] else "even"
+            tqdm.write((ABOUT + result).format(**row, kind=even, keys=typed(row["chosen"])))
             if self.output:
                 write_json(self.output, {"keys": vars(self), "clusters": found})
         return found
@@ -119,15 +116,14 @@ def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -
 def finalists(bench: Bench, layers: int) -> list[Trial]:
     """The best of all candidates that share out so many layers, plain decoding among them."""
     config = bench.config
-    found = families(bench.site, layers, config.chosen_methods, config.chosen_drafts)
-    return Search(bench, shown=False).run(found)
+    return Search(bench, families(bench.site, layers, config.chosen_methods, config.chosen_drafts), shown=False).run()
 
 
 def in_processes(workers: int, make: Callable[..., Any], jobs: Iterable[Any], unit: str) -> Iterator[Any]:
     """What a function makes of the arguments of each job, in so many processes of one thread each."""
     with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(make, *job) for job in jobs]
-        for task in tqdm(tasks, unit=unit, file=sys.stderr):
+        for task in tqdm(tasks, unit=unit):
             yield task.result()
 
 
@@ -164,18 +160,9 @@ def _cluster(random: np.random.Generator, number: int) -> Profile:
 def facts(site: Profile) -> Row:
     """A cluster as the file of figures describes it."""
     boards = len(site.factors)
-    return {
-        "cluster": site.about, "boards": boards, "even": not site.links,
-        "stage_ms": site.model / boards, "row_ms": site.row / boards, "free": site.free,
-        "level_ms": site.level, "latency_ms": site.latency, "mbps": site.mbps,
-        "factors": site.factors, "links": site.links}
-
-
-def line(row: Row, result: str) -> str:
-    """A cluster and what came of it, in one line."""
-    return (f"{row['cluster']}: {row['boards']} boards, stage {row['stage_ms']:.3g} ms, row {row['row_ms']:.2g}, level "
-            f"{row['level_ms']:.3g}, latency {row['latency_ms']:.3g}, {row['mbps']:.4g} Mbit/s, "
-            f"{'even' if row['even'] else 'uneven'}: {result}; {typed(row['chosen'])}")
+    return {"cluster": site.about, "boards": boards, "even": not site.links, "stage_ms": site.model / boards,
+            "row_ms": site.row / boards, "free": site.free, "level_ms": site.level, "latency_ms": site.latency,
+            "mbps": site.mbps, "factors": site.factors, "links": site.links}
 
 
 # --- judged by other questions ----------------------------------------------------------------------------------------
@@ -188,7 +175,7 @@ def planner(argv: list[str]) -> int:
     books = made(config), made(replace(config, run=later))
     jobs = [(site, config, *books) for site in clusters(grid.clusters, grid.seed)]
     rows = in_processes(grid.workers, judged, jobs, "cluster")
-    print(summary(grid.collect(rows, lambda row: f"{row['reached']:.3f} of the best, {_above(row):.2f} x ar")))
+    print(summary(grid.collect(rows, "{reached:.3f} of the best, {above:.2f} x ar; {keys}")))
     return 0
 
 
@@ -198,32 +185,22 @@ def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
     The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
     """
     as_many = others._replace(answers=others.answers[:len(mine.answers)])
-    benches = Bench(site, config, mine), Bench(site, config, as_many)
-    found, rivals = (finalists(bench, site.layers) for bench in benches)
+    found, rivals = (finalists(Bench(site, config, book), site.layers) for book in (mine, as_many))
     chosen, plain = choice(found).candidate, plain_of(rivals).candidate
-    near = candidates([*nearly_best(found), *nearly_best(rivals)])
-    bench = Bench(site, config, others)
-    speeds = {}
-    for one in dict.fromkeys((chosen, plain, *near)):
-        speeds[one] = bench.trial(one, others.answers, config.run.max_new_tokens).speed
+    bench, tokens = Bench(site, config, others), config.run.max_new_tokens
+    near = dict.fromkeys((chosen, plain, *nearly_best(found), *nearly_best(rivals)))
+    speeds = {one: bench.trial(one, others.answers, tokens).speed for one in near}
     best = max(speeds, key=speeds.__getitem__)
     return {
         **facts(site),
         "chosen": chosen.keys, "chosen_speed": speeds[chosen],
-        "best": best.keys, "best_speed": speeds[best],
-        "plain_speed": speeds[plain], "reached": speeds[chosen] / speeds[best]}
-
-
-def _above(row: Row) -> float:
-    """How many times as fast as plain decoding the choice is."""
-    above: float = row["chosen_speed"] / row["plain_speed"]
-    return above
+        "best": best.keys, "best_speed": speeds[best], "plain_speed": speeds[plain],
+        "reached": speeds[chosen] / speeds[best], "above": speeds[chosen] / speeds[plain]}
 
 
 def summary(rows: Sequence[Row]) -> str:
     """What a whole grid says, in one line."""
-    reached = np.array([row["reached"] for row in rows])
-    above = np.array([_above(row) for row in rows])
+    reached, above = np.array([(row["reached"], row["above"]) for row in rows]).T
     return (f"{len(rows)} clusters: the choice reaches {reached.mean():.3f} of the best in the mean, "
             f"{np.median(reached):.3f} in the median, {reached.min():.3f} at least, 0.97 or more in "
             f"{(reached >= 0.97).sum()}; of plain decoding {above.min():.3f} at least, {np.median(above):.2f} in the "
@@ -237,24 +214,17 @@ def planner_emulated(argv: list[str]) -> int:
     config = read_keys(argv, EmulatedConfig, "python -m scripts.bench planner_emulated")
     plan = plan_of(1, config.tokens, config.drafts)
     book = made(plan)
-    sites = tqdm(drawn(config), unit="cluster", file=sys.stderr)
-    config.collect((emulated(config, plan, site, book) for site in sites), _reached)
+    rows = (emulated(config, plan, site, book) for site in tqdm(drawn(config), unit="cluster"))
+    config.collect(rows, "{simulated:.3g} tokens/s simulated, {emulated:.3g} emulated with slowdown {slowdown:.3g}, "
+                         "{reached:.3f}; {keys}")
     return 0
-
-
-def _reached(row: Row) -> str:
-    reached = row["emulated"] / row["simulated"]
-    return (f"{row['simulated']:.3g} tokens/s simulated, {row['emulated']:.3g} emulated with slowdown "
-            f"{row['slowdown']:.3g}, {reached:.3f}")
 
 
 def drawn(config: EmulatedConfig) -> list[Profile]:
     """The clusters that are emulated, in the order of the grid. Raises ValueError if there are too few."""
-    def fits(site: Profile) -> bool:
-        boards = len(site.factors)
-        return config.least <= boards <= config.boards and site.model / boards >= LONG_STAGE
-
-    fitting = list(filter(fits, clusters(DRAWN, config.seed)))
+    sizes = range(config.least, config.boards + 1)
+    fitting = [site for site in clusters(DRAWN, config.seed)
+               if len(site.factors) in sizes and site.model / len(site.factors) >= LONG_STAGE]
     if len(fitting) < config.count:
         raise ValueError(f"only {len(fitting)} of the clusters have {config.least} to {config.boards} boards and "
                          f"stages of {LONG_STAGE:g} ms or more: give a smaller count, or other bounds")
@@ -266,72 +236,13 @@ def drawn(config: EmulatedConfig) -> list[Profile]:
 def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book) -> Row:
     """What the plan for one cluster takes in virtual time and in real time."""
     chosen = planned(plan, site, book).chosen
-    keys = chosen.candidate.keys
     slowdown = max(config.slowdown, LONG_LEVEL / site.level)
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
         path = f"{folder}/cluster.json"
         write(path, alone(site, chosen.candidate))
-        run: dict[str, Any] = {**keys, "profile": path, "slowdown": slowdown, "timeout": 120}
+        run: dict[str, Any] = {**chosen.candidate.keys, "profile": path, "slowdown": slowdown, "timeout": 120}
         with Pipeline.open("toy", **run) as pipeline:
-            took = sum(seconds(pipeline, book, book.answers, config.tokens)) / pipeline.config.slowdown
-    tokens = sum(one.tokens for one in chosen.spent)
-    speeds = {"simulated": chosen.speed, "emulated": tokens / took}
-    return {**facts(site), "chosen": keys, "slowdown": slowdown, **speeds}
-
-
-# --- what thrift gains ------------------------------------------------------------------------------------------------
-# Streaming with and without sending and drafting only what pays, in virtual time, on some devices on which guesses are
-# costly, and over some texts on which the draft's guesses are those for another text.
-
-SITE = replace(PROFILES["jetson-7b"], factors=(1.0,) * 4)
-SITES: dict[str, Profile] = {
-    "jetson-7b": SITE,
-    "rows of 2 ms": replace(SITE, row=8.0, free=0),
-    "rows of 12 ms": replace(SITE, model=100.0, row=50.0, free=0),
-    "levels of 60 ms": replace(SITE, level=60.0),
-    "levels of 120 ms": replace(SITE, level=120.0),
-    "levels of 240 ms": replace(SITE, level=240.0),
-    "board 3 is slow": replace(SITE, factors=(1.0, 1.0, 3.0, 1.0)),
-    "board 3 gets slow": replace(SITE, row=10.0, free=0, throttles=((3, 2.5, 3.0),)),
-    "messages of 20 ms": replace(SITE, model=20.0, row=0.2, latency=20.0, level=3.0, verdict=2.0),
-    "10 Mbit/s": replace(SITE, mbps=10.0),
-}
-THRIFT = ("simulated", "guesses", "ar", "streaming / ar", "with thrift / ar")
-DRAFT, LONG = "eagle+suffix", 48
-ALL_BOARDS = tuple(zip(range(1, 5))), (2, 2, 2, 2)
-SIZE = ("stream_rows", "16")  # of a segment, at most
-COMPARED = [
-    Candidate("ar", DRAFT, *ALL_BOARDS),
-    Candidate("streaming", DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "thrift"))),
-    Candidate("streaming", DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "")))]
-
-
-@dataclass(frozen=True)
-class ThriftConfig:
-    """Streaming on the bundled models with and without ablate=thrift, over plain decoding; all of it is simulated."""
-
-
-def thrift(argv: list[str]) -> int:
-    """The command `python -m scripts.bench thrift`; its exit code."""
-    read_keys(argv, ThriftConfig, "python -m scripts.bench thrift")
-    plan = plan_of(2, LONG, DRAFT)
-    book = made(plan)
-    rows: list[Sequence[str]] = []
-    for name, site in tqdm(SITES.items(), unit="cluster"):
-        bench = Bench(site, plan, book)
-        for kind, answers in (("its own", book.answers), ("another text's", _mistaken(book.answers))):
-            plain, usual, thrifty = (bench.trial(one, answers, LONG).speed for one in COMPARED)
-            rows.append((name, kind, f"{plain:.2f}", f"{usual / plain:.2f}", f"{thrifty / plain:.2f}"))
-    print(in_columns(THRIFT, rows, names=2))
-    return 0
-
-
-def _mistaken(answers: Sequence[Written]) -> list[Written]:
-    """The same texts, each with the guesses that were made for another one."""
-    half = len(answers) // 2
-    found = []
-    for one, other in zip(answers, islice(cycle(answers), half, None)):
-        guesses = {name: list(islice(cycle(table), len(one.text)))
-                   for name, table in other.guesses.items()}
-        found.append(one._replace(guesses=guesses))
-    return found
+            spent = answered(pipeline, book.answers, config.tokens)
+            speed = Trial(chosen.candidate, spent, {}).speed * pipeline.config.slowdown
+    return {**facts(site), "chosen": chosen.candidate.keys, "slowdown": slowdown, "simulated": chosen.speed,
+            "emulated": speed, "reached": speed / chosen.speed}

@@ -11,7 +11,6 @@ import select
 import shlex
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import closing, suppress
@@ -24,7 +23,7 @@ from config.files import ROOM, fits, write
 from config.profiles import Profile
 from config.schema.untrusted import parse_json, plain
 from eval.plan.candidates import Candidate, typed
-from launch.hosts.board import FOLDER, Line, is_here, read_hosts
+from launch.hosts.board import Line, is_here, read_hosts
 from launch.hosts.timing import Passed
 
 PORT = 22  # ssh
@@ -83,8 +82,7 @@ def measured_boards(path: str, asked: dict[str, Any]) -> list[Measured]:
 
     Raises ValueError for a board that does not answer with times, with what it said.
     """
-    with tqdm(boards_of(path), desc="boards", leave=False, file=sys.stderr) as boards:
-        return [_measured(line, path, asked) for line in boards]
+    return [_measured(line, path, asked) for line in tqdm(boards_of(path), desc="boards", leave=False)]
 
 
 def _measured(line: Line, path: str, asked: dict[str, Any]) -> Measured:
@@ -99,16 +97,11 @@ def _measured(line: Line, path: str, asked: dict[str, Any]) -> Measured:
         except TimeoutError:
             reason = f"it said nothing for {SILENCE:g} s"
         except (OSError, ValueError):
-            reason = _last_line(said)
+            said.seek(0)
+            *_, last = "it said nothing", *said.read().strip().splitlines()
+            reason = plain(last).replace("flowspec: ", "")
     raise ValueError(f"{name} of {path} was not measured ({reason}): try {' '.join(ssh)} {name}, and copy the program "
                      "there with bash scripts/push.sh code=true")
-
-
-def _last_line(said: IO[str]) -> str:
-    """What a board said last."""
-    said.seek(0)
-    last = (said.read().strip().splitlines() or ["it said nothing"])[-1]
-    return plain(last).replace("flowspec: ", "")
 
 
 class _Board:
@@ -124,33 +117,34 @@ class _Board:
 
     def close(self) -> None:
         """It has nothing more to read, and so ends by itself; one that stays is ended."""
-        self._into.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(LEAVE)
-        self._process.kill()
-        self._process.wait()
-        self._out.close()
+        with self._process as process:
+            self._into.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE)
+            process.kill()
 
     def ask(self, text: str) -> bytes:
         """The line with which it answers one."""
         left = f"{text}\n".encode()
         while left:
-            if not select.select([], [self._into], [], SILENCE)[1]:
-                raise TimeoutError
+            self._await([], [self._into])
             left = left[os.write(self._into.fileno(), left):]
         return self.line()
 
     def line(self) -> bytes:
         """The next line. Raises ValueError if there is none."""
         while b"\n" not in self._heard:
-            if not select.select([self._out], [], [], SILENCE)[0]:
-                raise TimeoutError
+            self._await([self._out], [])
             chunk = os.read(self._out.fileno(), LONG)
             if not chunk:
                 raise ValueError("the board has left")
             self._heard += chunk
         line, _, self._heard = self._heard.partition(b"\n")
         return line
+
+    def _await(self, heard: Sequence[IO[bytes]], takes: Sequence[IO[bytes]]) -> None:
+        if not any(select.select(heard, takes, [], SILENCE)):
+            raise TimeoutError
 
 
 def _times(board: _Board, asked: dict[str, Any]) -> Measured:
@@ -161,20 +155,16 @@ def _times(board: _Board, asked: dict[str, Any]) -> Measured:
     found = parse_json(line.decode(), "the answer", "")
     if not fits(found, ANSWER) or not found["passes"]:
         raise ValueError("the answer has no times")
-    short, long = (_there_and_back(board, text) for text in ("", "x" * LONG))
+    short, long = (min(_there_and_back(board, text) for _ in range(TRIES)) for text in ("", "x" * LONG))
     rate = 8e-6 * LONG / max(long - short, 1e-9)
-    passes = [Passed(*one) for one in found["passes"]]
-    return Measured(passes, 1e3 * short / 2, rate)
+    return Measured([Passed(*one) for one in found["passes"]], 1e3 * short / 2, rate)
 
 
 def _there_and_back(board: _Board, text: str) -> float:
-    """Seconds until a line is answered, the least of some tries."""
-    took = []
-    for _ in range(TRIES):
-        since = time.perf_counter()
-        board.ask(text)
-        took.append(time.perf_counter() - since)
-    return min(took)
+    """Seconds until a line is answered."""
+    since = time.perf_counter()
+    board.ask(text)
+    return time.perf_counter() - since
 
 
 # --- the chosen ones alone --------------------------------------------------------------------------------------------
@@ -200,6 +190,5 @@ def write_hosts(path: str, source: str, one: Candidate) -> None:
 
 def _text(line: Line) -> str:
     """A board as a hosts file names it."""
-    folder = "" if line.folder == FOLDER else line.folder
-    keys = {"user": line.user, "folder": folder, "interface": line.interface, "memory": line.memory}
-    return f"{line.address} {typed({key: value for key, value in keys.items() if value})}".rstrip()
+    keys = {key: value for key, value in line._asdict().items() if value and key != "address"}
+    return f"{line.address} {typed(keys)}"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
 
 from matplotlib.patches import Patch, Rectangle
 
 from config.files import check_output
-from config.keys import Checked, Range, outside, read_keys, unknown
+from config.keys import Checked, Range, read_keys
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from eval.plan.bench import TOKENS, WORKERS, finalists, in_processes, plan_of
@@ -29,7 +30,6 @@ STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, if 
 ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time that each row takes above the free ones
          "latency": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}  # ms of a message
 TITLES = {"row": "a row above the free ones, % of the stage's time", "latency": "a message, ms"}
-RANGES = {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": TOKENS, "workers": WORKERS}
 INK = "0.35"  # of hatches
 
 
@@ -41,6 +41,8 @@ class MapConfig(Checked):
     """
 
     PATHS = ("output",)
+    RANGES = {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": TOKENS, "workers": WORKERS}
+    CHOICES = {"axes": tuple(ALONG), "profile": tuple(PROFILES)}
     EXAMPLES = """\
   python -m scripts.bench planner_map
   python -m scripts.bench planner_map axes=latency boards=8 output=maps/eight"""
@@ -56,8 +58,7 @@ class MapConfig(Checked):
     output: str = "out/planner_map"  # the table and the map: this name with .csv and .png
 
     def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), RANGES)
-        yield from unknown(vars(self), {"axes": tuple(ALONG), "profile": tuple(PROFILES)})
+        yield from super().problems()
         if not self.output:
             yield "output= is empty: name a file without its ending"
 
@@ -104,25 +105,23 @@ def sites(config: MapConfig) -> list[tuple[float, float, Profile]]:
     """The clusters of the grid, stage time by stage time, with what differs in them."""
     usual = replace(PROFILES[config.profile], factors=(1.0,) * config.boards)
     found = []
-    for stage in STAGES:
-        for along in ALONG[config.axes]:
-            whole = stage * config.boards
-            site = replace(usual, model=whole, row=usual.row / usual.model * whole)
-            if config.axes == "row":
-                site = replace(site, row=along / 100 * whole)
-            else:
-                site = replace(site, latency=along, step=along + usual.step - usual.latency)
-            found.append((stage, along, site))
+    for stage, along in product(STAGES, ALONG[config.axes]):
+        whole = stage * config.boards
+        if config.axes == "row":
+            site = replace(usual, model=whole, row=along / 100 * whole)
+        else:
+            site = replace(usual, model=whole, row=usual.row / usual.model * whole, latency=along,
+                           step=along + usual.step - usual.latency)
+        found.append((stage, along, site))
     return found
 
 
 def cell(stage: float, along: float, site: Profile, config: PlanConfig, book: Book) -> Cell:
     """Plan for one cluster."""
     trials = finalists(Bench(site, config, book), book.layers)
-    chosen, plain = choice(trials), plain_of(trials)
-    one = chosen.candidate
-    how = one.method, one.keys.get("draft", ""), len(one.boards), typed(one.keys)
-    return Cell(stage, along, *how, chosen.speed, plain.speed)
+    one = choice(trials).candidate
+    return Cell(stage, along, one.method, one.keys.get("draft", ""), len(one.boards), typed(one.keys),
+                choice(trials).speed, plain_of(trials).speed)
 
 
 def summary(cells: Sequence[Cell]) -> str:

@@ -8,15 +8,14 @@ messages in a pipeline that runs here.
 from __future__ import annotations
 
 import io
-import sys
+import math
 import time
 from contextlib import redirect_stderr
-from dataclasses import fields
 from itertools import combinations
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, NamedTuple, Sequence
+from typing import Any, Dict, Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -27,7 +26,7 @@ from eval.plan.candidates import Candidate
 from eval.plan.hosts import boards_of, measured_boards
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Written
-from eval.plan.trial import values
+from eval.plan.trial import Spent, Trial, values
 from eval.recorded import sampler_of
 from launch.build import build_stage
 from launch.folder import private_folder
@@ -73,33 +72,31 @@ def measured(config: PlanConfig) -> Profile:
 
 def measure(config: PlanConfig, model: str) -> Profile:
     """Measure the pipeline that the keys of a run start; of a hosts file the boards, in place of its stages."""
-    run = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
+    run, hosts = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0]), config.run.hosts
     prepared = prepare(run)
     world = prepared.placement.world
     parts = [prepared.spec(rank) for rank in range(1, world)]
-    sizes, width = parts[0].sizes, parts[0].like.element_size()
-    hosts, row_bytes = config.run.hosts, sizes.hidden * width
-    others = measured_boards(hosts, _asked(parts[0], len(boards_of(hosts)))) if hosts else []
-    stages = [other.passes for other in others]
+    sizes, row_bytes = parts[0].sizes, parts[0].sizes.hidden * parts[0].like.element_size()
+    boards = measured_boards(hosts, _asked(parts[0], len(boards_of(hosts)))) if hosts else []
+    stages = [board.passes for board in boards]
     if not hosts:
-        stages = list(map(_passes, tqdm(parts, desc="stages", leave=False, file=sys.stderr)))
+        stages = list(map(_passes, tqdm(parts, desc="stages", leave=False)))
     with private_folder() as trace:
-        levels = _run(config, run, trace)
-        verdict, latency, rate = _messages(read_trace(trace), world, row_bytes)
-    links = tuple((0, rank, other.latency, _believed(other.mbps)) for rank, other in enumerate(others, 1))
+        moments = _run(config, run, trace)
+        spans = [span for span in read_trace(trace) if span.get("nodes")]
+    levels = {name: _middle(_seconds(spans, "grow", *moment)) for name, moment in moments.items()}
+    latency, rate = _messages(spans, world, row_bytes)
+    links = tuple((0, rank, board.latency, _believed(board.mbps)) for rank, board in enumerate(boards, 1))
     if links:
-        _, _, latencies, rates = zip(*links)
-        latency, rate = median(latencies), median(rates)
+        latency, rate = (median(column) for column in list(zip(*links))[2:])
     base = min(stages, key=lambda passes: sum(one.took for one in passes))
-    factors = tuple(times_as_long(passes, base) for passes in stages)
-    kinds = sizes.experts, sizes.chosen
-    whole, row, free, token, expert = fit(base, *kinds)
-    where, level = "over ssh" if hosts else "here", min(levels.values(), default=0.0)
+    whole, row, free, token, expert = fit(base, sizes.experts, sizes.chosen)
     return Profile(
-        f"measured {where} with {model}", sizes.layers, row_bytes, whole, row, free, token, level, verdict,
-        latency, rate, step=latency + STEP, weights=sum(map(_gigabytes, parts)), factors=factors,
-        levels=tuple(levels.items()), links=links, model_of=model,
-        expert=expert, experts=kinds[0], chosen=kinds[1])
+        f"measured {'over ssh' if hosts else 'here'} with {model}", sizes.layers, row_bytes, whole, row, free, token,
+        level=min(levels.values(), default=0.0), verdict=_middle(_seconds(spans, "judge")), latency=latency, mbps=rate,
+        step=latency + STEP, expert=expert, experts=sizes.experts, chosen=sizes.chosen,
+        weights=sum(map(_gigabytes, parts)), factors=tuple(times_as_long(passes, base) for passes in stages),
+        levels=tuple(levels.items()), links=links, model_of=model)
 
 
 def _gigabytes(spec: RankSpec) -> float:
@@ -167,8 +164,8 @@ def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
 
 # --- levels, verdicts and messages ------------------------------------------------------------------------------------
 
-def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, float]:
-    """Milliseconds of a level of each draft, in a pipeline whose trace goes into a folder."""
+def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, tuple[float, float]]:
+    """Let each draft answer in a pipeline whose trace goes into a folder; from when until when each one did."""
     request, moments = Request(PROMPT, Sampler(), TOKENS), {}
     with redirect_stderr(io.StringIO()), opened(run, trace=trace) as pipeline:  # of the trace nobody wants to hear
         plain = pipeline.decoder_for(config.single(pipeline_type="ar"))
@@ -177,92 +174,69 @@ def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, float]:
             since = time.monotonic()
             decoder.whole(request)
             for network in decoder.draft.networks:
-                moments[getattr(network, "source", kind)] = since, time.monotonic()
+                moments[network.source or kind] = since, time.monotonic()
             plain.whole(request)
-    grown = [span for span in read_trace(trace) if span["name"] == "grow" and span["nodes"]]
-    spent = {}
-    for name, (since, until) in moments.items():
-        took = [_seconds(span) for span in grown if since <= span["t0"] < until]
-        spent[name] = 1e3 * median(took) if took else 0.0
-    return spent
+    return moments
 
 
-def _seconds(span: Span) -> float:
-    took: float = span["t1"] - span["t0"]
-    return took
+def _seconds(spans: Sequence[Span], name: str, since: float = 0.0, until: float = math.inf) -> list[float]:
+    """What spans of this name took that began within these moments."""
+    return [span["t1"] - span["t0"] for span in spans if span["name"] == name and since <= span["t0"] < until]
 
 
-def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float, float, float]:
-    """Milliseconds of a verdict and of a message of one row, and Mbit/s."""
-    verdicts, came, trips = [], {}, []
-    filled = [span for span in spans if span.get("nodes")]
-    for span in filled:
-        if span["name"] == "judge":
-            verdicts.append(_seconds(span))
-        elif span["name"] == "recv":
-            came[span["rank"], span["nodes"][0]] = span
-    for span in filled:
-        rank, nodes = span["rank"], span["nodes"]
-        there = came.get(((rank + 1) % world, nodes[0]))
-        if span["name"] == "send" and rank and there:
-            trips.append((len(nodes), there["t1"] - span["t1"]))
-    short = [seconds for rows, seconds in trips if rows == 1]
+def _middle(seconds: Sequence[float]) -> float:
+    """Their median in milliseconds; 0 if there are none."""
+    return 1e3 * median(seconds) if seconds else 0.0
+
+
+def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float, float]:
+    """Milliseconds of a message of one row, and Mbit/s, between ranks that hold layers and behind them."""
+    came = {(span["rank"], span["nodes"][0]): span["t1"] for span in spans if span["name"] == "recv"}
+    trips = []
+    for span in spans:
+        there = came.get(((span["rank"] + 1) % world, span["nodes"][0]))
+        if span["name"] == "send" and span["rank"] and there:
+            trips.append((len(span["nodes"]), there - span["t1"]))
+    latency = max(0.0, _middle([seconds for rows, seconds in trips if rows == 1]))
     long = [trip for trip in trips if trip[0] > 1]
-    latency, rate = max(0.0, median(short)) if short else 0.0, RATES[1]
-    if long:
-        rows, seconds = map(median, zip(*long))
-        slower = seconds - latency
-        rate = rows * row_bytes * 8 / slower / 1e6 if slower > 0 else rate
-    verdict = 1e3 * median(verdicts) if verdicts else 0.0
-    return verdict, 1e3 * latency, _believed(rate)
+    rows, seconds = map(median, zip(*long)) if long else (0, 0.0)
+    slower = seconds - latency / 1e3
+    return latency, _believed(rows * row_bytes * 8 / slower / 1e6) if slower > 0 else RATES[1]
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
 # The stages above were timed one after the other, while the ranks of one machine share its cores: what a simulation
 # cannot know is in what the best candidates of a plan take there.
 
-class Checked(NamedTuple):
-    """A candidate, and the tokens per second with which it answered here, prefill included."""
-
-    candidate: Candidate
-    speed: float
-
-
-def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Checked]:
-    """Let candidates answer the first recorded questions in pipelines of this machine.
+def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Trial]:
+    """Let candidates answer the first recorded questions in pipelines of this machine, the shorter time of each.
 
     One that does not run here, as for want of memory, is left out; plain decoding raises what is wrong.
     """
     found = []
-    for one in tqdm(candidates, desc="check", unit="candidate", leave=False, file=sys.stderr):
+    for one in tqdm(candidates, desc="check", unit="candidate", leave=False):
         try:
-            found.append(Checked(one, _speed(config, book, one)))
+            with opened(config.single(**values(one.keys))) as pipeline:
+                rounds = [answered(pipeline, book.answers[:ANSWERS], TOKENS) for _ in range(ROUNDS)]
         except (ValueError, PeerLost):
             if one.plain:
                 raise
+        else:
+            shorter = [min(tries, key=attrgetter("seconds")) for tries in zip(*rounds)]
+            found.append(Trial(one, shorter, {}))
     return found
 
 
-def _speed(config: PlanConfig, book: Book, one: Candidate) -> float:
-    answers = book.answers[:ANSWERS]
-    with opened(config.single(**values(one.keys))) as pipeline:
-        rounds = [seconds(pipeline, book, answers, TOKENS) for _ in range(ROUNDS)]
-    tokens = sum(min(TOKENS, len(answer.text)) for answer in answers)
-    return tokens / sum(map(min, zip(*rounds)))
-
-
-def seconds(pipeline: Pipeline, book: Book, answers: Sequence[Written], tokens: int) -> list[float]:
-    """Seconds of each of these answers of at most so many tokens, prefill included."""
-    ends, sampler = frozenset(book.ends), sampler_of(pipeline.config)
-    made = (pipeline.decoder.whole(Request(one.prompt, sampler, tokens, ends)) for one in answers)
-    return [answer.seconds for answer in made]
+def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[Spent]:
+    """What answers to these questions take, of at most so many tokens each."""
+    assert pipeline.text is not None, "questions are text"
+    ends, sampler = frozenset(pipeline.text.end_ids), sampler_of(pipeline.config)
+    return [Spent.on(pipeline.decoder.whole(Request(one.prompt, sampler, tokens, ends))) for one in asked]
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:
     """A pipeline of these keys, whatever a preset says."""
-    usual = RunConfig()
-    differ = {key.name: getattr(run, key.name) for key in fields(RunConfig)
-              if getattr(run, key.name) != getattr(usual, key.name)}
+    differ = {key: value for key, value in vars(run).items() if value != getattr(RunConfig, key)}
     if "ssm" not in run.sources:
         differ.pop("ssm", None)
     return Pipeline.open("toy", **{**differ, **more})
