@@ -246,6 +246,24 @@ def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
         planned(config_of("splits=given"), replace(SITE, factors=(1.0, 1.0)), book())
 
 
+def test_the_memory_that_a_hosts_file_gives_counts_for_a_plan(tmp_path, monkeypatch):
+    hosts = tmp_path / "hosts.txt"
+    usual = config_of("methods=ar")
+    config = replace(usual, run=replace(usual.run, hosts=str(hosts)))
+    monkeypatch.setattr("eval.plan.plan.answered", lambda site, path: replace(SITE, factors=()))
+    hosts.write_text("b0\nb1 memory=4.5\nb2 memory=9\nb3 memory=0.5\nb4 memory=9 spare\n")
+    site = cluster(config)
+    assert site.memory == (4.5, 9.0, 0.5) and cluster(replace(config, memory="8")).memory == (8.0,) * 3
+    found = planned(config, site, book())
+    assert all(3 not in one.candidate.boards for one in found.trials) and found.boards == 3
+    hosts.write_text("b0\nb1 memory=0.5\nb2 memory=0.5\n")
+    with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
+        planned(config, cluster(config), book())
+    hosts.write_text("b0\nb1 memory=4\nb2\n")
+    with pytest.raises(ValueError, match="gives memory= for 1 of 2 boards behind rank 0's, but not for b2"):
+        cluster(config)
+
+
 def test_a_measurement_of_another_model_is_refused(tmp_path):
     path = tmp_path / "here.json"
     write(str(path), replace(SITE, model_of="other"))
@@ -365,11 +383,14 @@ def test_advice_is_about_what_was_tried(changes, speeds, said):
 
 def test_the_advice_of_a_choice_of_this_machine_is_about_what_it_measured():
     bench = bench_of(SITE)
-    trials = [trial_of(bench, method, ((1,),), (8,), number) for method, number in (("serial", 9), (PLAIN_METHOD, 5))]
-    serial, plain = (trial.candidate for trial in trials)
-    here = Plan(bench, trials[1], trials, 4, 2, 2, (Checked(plain, 8.0), Checked(serial, 4.0)))
+    def tried(serial, plain):
+        return [trial_of(bench, method, ((1,),), (8,), number)
+                for method, number in (("serial", serial), (PLAIN_METHOD, plain))]
+
+    trials = tried(9, 5)
+    here = Plan(bench, trials[1], trials, 4, 2, 2, tried(4, 8)[::-1])
     assert advice(here) == "no guessing pays here: serial reaches 0.50 of plain decoding"
-    here = Plan(bench, trials[0], trials, 4, 2, 2, (Checked(serial, 6.0), Checked(plain, 4.0)))
+    here = Plan(bench, trials[0], trials, 4, 2, 2, tried(6, 4))
     assert advice(here).endswith("serial over board 1 is the fastest, 1.50 times as fast as plain decoding")
 
 

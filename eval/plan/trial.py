@@ -132,9 +132,10 @@ class Bench:
         head = SlowHead(recorded.lm_head, Pace(self.site, judging))
         stages = 0 if candidate.whole else len(candidate.layers)
         config, method = self.config_of(candidate), METHODS[candidate.method]
-        ring: Ring = VirtualRing(cluster.links[0], head, 1 + stages, clock=clock)
         if config.replicated:
-            ring = Replicas(cluster.links, head, stages, clock=clock)
+            ring: Ring = Replicas(cluster.links, head, stages, clock=clock)
+        else:
+            ring = VirtualRing(cluster.links[0], head, 1 + stages, clock=clock)
         tree = sized(config, partial(round_trip, ring), partial(segment_rows, ring, self._context))
         tree = replace(tree, stream=replace(tree.stream, nodes=min(guesses, tree.stream.nodes)))
         networks = self._networks(config, tree)
