@@ -34,18 +34,23 @@ RATE = (10, 10_000)  # Mbit/s
 SLOWEST = 4.0  # times as long: the slowest board of an uneven cluster
 LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # ms, at least, in real emulation: shorter ones this machine cannot keep up with
 WORKERS, TOKENS = Range(1, 256), Range(8, 512)
-QUESTIONS, SEED = Range(1, 19), Range(0, 1 << 32)
+QUESTIONS = Range(1, 19)  # of each set, which has 20
 ABOUT = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g}, level {level_ms:.3g}, latency "
          "{latency_ms:.3g}, {mbps:.4g} Mbit/s, {kind}: ")
 
 
 @dataclass(frozen=True)
 class Drawn(Checked):
-    """Keys of what is done for drawn clusters, of which the last is the file for all figures."""
+    """Keys of what is done for drawn clusters."""
 
     PATHS = ("output",)
+    RANGES = {"seed": Range(0, 1 << 32), "tokens": TOKENS}
 
-    output: str = ""
+    # Drawn clusters and plans for them
+    seed: int = 0  # of the draw
+    tokens: int = 24  # of each answer, at most
+    drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen; specinfer has its own
+    output: str = ""  # JSON file for the figures of every cluster; empty: none
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -56,8 +61,9 @@ class Drawn(Checked):
         found = []
         for row in rows:
             found.append(row)
-            even = "uneven" if row["links"] else "even"
-            tqdm.write((ABOUT + result).format(**row, kind=even, keys=typed(row["chosen"])))
+            even = "even" if row["even"] else "uneven"
+            line = ABOUT + result
+            tqdm.write(line.format(**row, kind=even, keys=typed(row["chosen"])))
             if self.output:
                 write_json(self.output, {"keys": vars(self), "clusters": found})
         return found
@@ -67,43 +73,32 @@ class Drawn(Checked):
 class GridConfig(Drawn):
     """Plans for many drawn clusters, each made with some questions and judged by others, all in virtual time."""
 
-    RANGES = {
-        "clusters": Range(1, 10_000), "seed": SEED, "tokens": TOKENS,
-        "workers": WORKERS, "questions": QUESTIONS, "judges": QUESTIONS}
+    RANGES = {**Drawn.RANGES, "clusters": Range(1, 10_000), "workers": WORKERS,
+              "questions": QUESTIONS, "judges": QUESTIONS}
 
     # The grid
     clusters: int = 64  # clusters that are drawn
-    seed: int = 0  # of the draw
     questions: int = 4  # of each of the six bundled sets, that are recorded
     judges: int = 8  # others of each of them, that judge
-    tokens: int = 24  # of each answer, at most
-    drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen; specinfer has its own
     workers: int = 2  # processes
-    output: str = ""  # JSON file for the figures of every cluster; empty: none
 
 
 @dataclass(frozen=True)
 class EmulatedConfig(Drawn):
     """Plans for some of the drawn clusters, and their tokens per second in virtual time and in real time.
 
-    Real time is a process for each rank, in slow motion, so that this machine is no slower than the cluster.
+    Six questions are answered. Real time is a process for each rank, in slow motion, so that this machine is no slower
+    than the cluster.
     """
 
-    RANGES = {
-        "seed": SEED, "count": Range(1, DRAWN), "least": Range(1, 8),
-        "boards": Range(1, 8), "tokens": TOKENS, "slowdown": Range(0.001, 1000)}
+    RANGES = {**Drawn.RANGES, "count": Range(1, DRAWN), "slowdown": Range(0.001, 1000),
+              "least": Range(1, 8), "boards": Range(1, 8)}
 
-    # Which clusters
-    seed: int = 0  # of the draw, as for planner
-    count: int = 4  # how many are emulated
+    # What is emulated
+    count: int = 4  # how many of the clusters that planner draws
     least: int = 1  # boards of a cluster, at least
     boards: int = 4  # and at most
-
-    # How
-    tokens: int = 24  # of each of six answers, at most
     slowdown: float = 4.0  # every modelled time is so many times as long, or more where levels are short
-    drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen
-    output: str = ""  # JSON file for the figures; empty: none
 
 
 def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -> PlanConfig:
@@ -116,10 +111,12 @@ def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -
 def finalists(bench: Bench, layers: int) -> list[Trial]:
     """The best of all candidates that share out so many layers, plain decoding among them."""
     config = bench.config
-    return Search(bench, families(bench.site, layers, config.chosen_methods, config.chosen_drafts), shown=False).run()
+    found = families(bench.site, layers, config.chosen_methods, config.chosen_drafts)
+    return Search(bench, found, shown=False).run()
 
 
-def in_processes(workers: int, make: Callable[..., Any], jobs: Iterable[Any], unit: str) -> Iterator[Any]:
+def in_processes(workers: int, make: Callable[..., Any],
+                 jobs: Iterable[Any], unit: str) -> Iterator[Any]:
     """What a function makes of the arguments of each job, in so many processes of one thread each."""
     with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(make, *job) for job in jobs]
@@ -145,8 +142,9 @@ def _cluster(random: np.random.Generator, number: int) -> Profile:
     share = round(random.uniform(0, 1), 2)
     row = share * float(random.integers(2))  # of every second cluster more rows cost nothing
     free = int(random.choice([0, 16, 64]))
-    site = Profile(f"cluster {number}", LAYERS, ROW_BYTES, model=stage * boards, row=row * boards, free=free, token=0.0,
-                  level=level, verdict=level / 2, latency=latency, mbps=rate, step=latency + 1.4)
+    site = Profile(f"cluster {number}", LAYERS, ROW_BYTES, model=stage * boards,
+                   row=row * boards, free=free, token=0.0, level=level,
+                   verdict=level / 2, latency=latency, mbps=rate, step=latency + 1.4)
     if number % 2 == 0:
         return replace(site, factors=(1.0,) * boards)
     factors = tuple(drawn(1, SLOWEST) for _ in range(boards))
@@ -160,9 +158,11 @@ def _cluster(random: np.random.Generator, number: int) -> Profile:
 def facts(site: Profile) -> Row:
     """A cluster as the file of figures describes it."""
     boards = len(site.factors)
-    return {"cluster": site.about, "boards": boards, "even": not site.links, "stage_ms": site.model / boards,
-            "row_ms": site.row / boards, "free": site.free, "level_ms": site.level, "latency_ms": site.latency,
-            "mbps": site.mbps, "factors": site.factors, "links": site.links}
+    return {
+        "cluster": site.about, "boards": boards, "even": not site.links,
+        "stage_ms": site.model / boards, "row_ms": site.row / boards, "free": site.free,
+        "level_ms": site.level, "latency_ms": site.latency, "mbps": site.mbps,
+        "factors": site.factors, "links": site.links}
 
 
 # --- judged by other questions ----------------------------------------------------------------------------------------
@@ -185,7 +185,8 @@ def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
     The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
     """
     as_many = others._replace(answers=others.answers[:len(mine.answers)])
-    found, rivals = (finalists(Bench(site, config, book), site.layers) for book in (mine, as_many))
+    found = finalists(Bench(site, config, mine), site.layers)
+    rivals = finalists(Bench(site, config, as_many), site.layers)
     chosen, plain = choice(found).candidate, plain_of(rivals).candidate
     bench, tokens = Bench(site, config, others), config.run.max_new_tokens
     near = dict.fromkeys((chosen, plain, *nearly_best(found), *nearly_best(rivals)))
@@ -200,7 +201,8 @@ def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
 
 def summary(rows: Sequence[Row]) -> str:
     """What a whole grid says, in one line."""
-    reached, above = np.array([(row["reached"], row["above"]) for row in rows]).T
+    reached = np.array([row["reached"] for row in rows])
+    above = np.array([row["above"] for row in rows])
     return (f"{len(rows)} clusters: the choice reaches {reached.mean():.3f} of the best in the mean, "
             f"{np.median(reached):.3f} in the median, {reached.min():.3f} at least, 0.97 or more in "
             f"{(reached >= 0.97).sum()}; of plain decoding {above.min():.3f} at least, {np.median(above):.2f} in the "
@@ -214,7 +216,8 @@ def planner_emulated(argv: list[str]) -> int:
     config = read_keys(argv, EmulatedConfig, "python -m scripts.bench planner_emulated")
     plan = plan_of(1, config.tokens, config.drafts)
     book = made(plan)
-    rows = (emulated(config, plan, site, book) for site in tqdm(drawn(config), unit="cluster"))
+    sites = tqdm(drawn(config), unit="cluster")
+    rows = (emulated(config, plan, site, book) for site in sites)
     config.collect(rows, "{simulated:.3g} tokens/s simulated, {emulated:.3g} emulated with slowdown {slowdown:.3g}, "
                          "{reached:.3f}; {keys}")
     return 0
@@ -236,13 +239,14 @@ def drawn(config: EmulatedConfig) -> list[Profile]:
 def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book) -> Row:
     """What the plan for one cluster takes in virtual time and in real time."""
     chosen = planned(plan, site, book).chosen
+    one = chosen.candidate
     slowdown = max(config.slowdown, LONG_LEVEL / site.level)
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
         path = f"{folder}/cluster.json"
-        write(path, alone(site, chosen.candidate))
-        run: dict[str, Any] = {**chosen.candidate.keys, "profile": path, "slowdown": slowdown, "timeout": 120}
-        with Pipeline.open("toy", **run) as pipeline:
+        write(path, alone(site, one))
+        run: dict[str, Any] = {"profile": path, "slowdown": slowdown, "timeout": 120}
+        with Pipeline.open("toy", **one.keys, **run) as pipeline:
             spent = answered(pipeline, book.answers, config.tokens)
-            speed = Trial(chosen.candidate, spent, {}).speed * pipeline.config.slowdown
-    return {**facts(site), "chosen": chosen.candidate.keys, "slowdown": slowdown, "simulated": chosen.speed,
-            "emulated": speed, "reached": speed / chosen.speed}
+            speed = Trial(one, spent, {}).speed * pipeline.config.slowdown
+    speeds = {"simulated": chosen.speed, "emulated": speed, "reached": speed / chosen.speed}
+    return {**facts(site), "chosen": one.keys, "slowdown": slowdown, **speeds}

@@ -147,16 +147,19 @@ def families(site: Profile, layers: int, methods: Sequence[str], drafts: Sequenc
         copies = [(_in_line(end), given) for end in ends if end <= boards]
         places = {"ring": copies[:1], "replicas": copies}
     else:
-        whole: list[Split] = [((tuple(range(count)),), (layers,)) for count in counts(boards + 1)[1:]]
-        places = {"ring": [*splits(site, layers), *shared(boards, layers)], "replicas": list(copied(boards, layers)),
-                  **dict.fromkeys(SHARINGS, whole)}
+        sharing = (tuple(range(count)) for count in counts(boards + 1)[1:])
+        whole: list[Split] = [((ranks,), (layers,)) for ranks in sharing]
+        pipelines = [*splits(site, layers), *shared(boards, layers)]
+        copies = list(copied(boards, layers))
+        places = {"ring": pipelines, "replicas": copies, **dict.fromkeys(SHARINGS, whole)}
     found = []
     for method in methods:
         about = METHODS[method]
         sizes = tuple((name, VALUES[name][0]) for name in about.sizes)
         for draft in drafts if about.draft == "eagle" else [about.draft]:
             if method != "dsi" or "suffix" not in draft:
-                found.append([Candidate(method, draft, *split, sizes) for split in places.get(about.target, [])])
+                there = places.get(about.target, [])
+                found.append([Candidate(method, draft, *split, sizes) for split in there])
     return found
 
 
@@ -202,13 +205,14 @@ def shares(speeds: Sequence[float], layers: int) -> Layers:
     """Layers in proportion to speeds, at least one each: the next layer goes to whom it takes the least far."""
     held = [1] * len(speeds)
     for _ in range(layers - len(speeds)):
-        held[_least([(count + 1) / speed for count, speed in zip(held, speeds)])] += 1
+        ends = [(count + 1) / speed for count, speed in zip(held, speeds)]
+        held[_least(ends)] += 1
     return tuple(held)
 
 
 def _least(values: Sequence[float]) -> int:
     """The place of the least value, of equal ones the last place."""
-    return min(range(len(values)), key=lambda place: (values[place], -place))
+    return len(values) - 1 - values[::-1].index(min(values))
 
 
 def evenly(stages: int, layers: int) -> Layers:
@@ -238,7 +242,8 @@ def _soonest(site: Profile) -> dict[int, tuple[int, ...]]:
     found = {len(chosen): tuple(chosen)}
     while len(chosen) > 1:
         fast, without = sum(map(speeds.__getitem__, chosen)), []
-        for before, rank, behind in zip((0, *chosen), chosen, (*chosen[1:], 0)):
+        ring = [0, *chosen, 0]
+        for before, rank, behind in zip(ring, chosen, ring[2:]):
             saved = takes(before, rank) + takes(rank, behind) - takes(before, behind)
             without.append((len(chosen) - 1) / (fast - speeds[rank]) - saved)
         del chosen[_least(without)]

@@ -15,7 +15,7 @@ import tempfile
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import IO, Any, NamedTuple, Sequence
+from typing import IO, Any, Iterable, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -82,7 +82,8 @@ def measured_boards(path: str, asked: dict[str, Any]) -> list[Measured]:
 
     Raises ValueError for a board that does not answer with times, with what it said.
     """
-    return [_measured(line, path, asked) for line in tqdm(boards_of(path), desc="boards", leave=False)]
+    boards = tqdm(boards_of(path), desc="boards", leave=False)
+    return [_measured(line, path, asked) for line in boards]
 
 
 def _measured(line: Line, path: str, asked: dict[str, Any]) -> Measured:
@@ -108,10 +109,9 @@ class _Board:
     """The program of a board, which answers each line by one; raises TimeoutError if it is silent for too long."""
 
     def __init__(self, command: Sequence[str], said: IO[str]) -> None:
-        pipe = subprocess.PIPE
-        self._process = process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, bufsize=0)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, bufsize=0)
         assert process.stdin is not None and process.stdout is not None
-        self._into, self._out = process.stdin, process.stdout
+        self._process, self._into, self._out = process, process.stdin, process.stdout
         os.set_blocking(self._into.fileno(), False)
         self._heard = b""
 
@@ -127,14 +127,14 @@ class _Board:
         """The line with which it answers one."""
         left = f"{text}\n".encode()
         while left:
-            self._await([], [self._into])
+            _ready(select.select([], [self._into], [], SILENCE))
             left = left[os.write(self._into.fileno(), left):]
         return self.line()
 
     def line(self) -> bytes:
         """The next line. Raises ValueError if there is none."""
         while b"\n" not in self._heard:
-            self._await([self._out], [])
+            _ready(select.select([self._out], [], [], SILENCE))
             chunk = os.read(self._out.fileno(), LONG)
             if not chunk:
                 raise ValueError("the board has left")
@@ -142,9 +142,11 @@ class _Board:
         line, _, self._heard = self._heard.partition(b"\n")
         return line
 
-    def _await(self, heard: Sequence[IO[bytes]], takes: Sequence[IO[bytes]]) -> None:
-        if not any(select.select(heard, takes, [], SILENCE)):
-            raise TimeoutError
+
+def _ready(found: Iterable[Any]) -> None:
+    """Raise TimeoutError if `select` has found nothing."""
+    if not any(found):
+        raise TimeoutError
 
 
 def _times(board: _Board, asked: dict[str, Any]) -> Measured:
@@ -155,16 +157,20 @@ def _times(board: _Board, asked: dict[str, Any]) -> Measured:
     found = parse_json(line.decode(), "the answer", "")
     if not fits(found, ANSWER) or not found["passes"]:
         raise ValueError("the answer has no times")
-    short, long = (min(_there_and_back(board, text) for _ in range(TRIES)) for text in ("", "x" * LONG))
+    short, long = (_there_and_back(board, text) for text in ("", "x" * LONG))
     rate = 8e-6 * LONG / max(long - short, 1e-9)
-    return Measured([Passed(*one) for one in found["passes"]], 1e3 * short / 2, rate)
+    passes = [Passed(*one) for one in found["passes"]]
+    return Measured(passes, 1e3 * short / 2, rate)
 
 
 def _there_and_back(board: _Board, text: str) -> float:
-    """Seconds until a line is answered."""
-    since = time.perf_counter()
-    board.ask(text)
-    return time.perf_counter() - since
+    """Seconds until a line is answered, the least of some tries."""
+    took = []
+    for _ in range(TRIES):
+        since = time.perf_counter()
+        board.ask(text)
+        took.append(time.perf_counter() - since)
+    return min(took)
 
 
 # --- the chosen ones alone --------------------------------------------------------------------------------------------
@@ -175,11 +181,11 @@ def alone(site: Profile, one: Candidate) -> Profile:
         return tuple(values[rank - 1] for rank in one.others if values)
 
     ranks = {old: new for new, old in enumerate((0, *one.others))}
-    between = (link for link in site.links if ranks.keys() >= {*link[:2]})
-    slowed = (throttle for throttle in site.throttles if throttle[0] in ranks)
+    links = tuple((ranks[a], ranks[b], latency, mbps) for a, b, latency, mbps in site.links
+                  if a in ranks and b in ranks)
+    throttles = tuple((ranks[rank], since, slower) for rank, since, slower in site.throttles if rank in ranks)
     return replace(site, factors=of_these(site.factors), memory=of_these(site.memory),
-                   links=tuple((ranks[a], ranks[b], latency, mbps) for a, b, latency, mbps in between),
-                   throttles=tuple((ranks[rank], since, slower) for rank, since, slower in slowed))
+                   links=links, throttles=throttles)
 
 
 def write_hosts(path: str, source: str, one: Candidate) -> None:
@@ -190,5 +196,6 @@ def write_hosts(path: str, source: str, one: Candidate) -> None:
 
 def _text(line: Line) -> str:
     """A board as a hosts file names it."""
-    keys = {key: value for key, value in line._asdict().items() if value and key != "address"}
-    return f"{line.address} {typed(keys)}"
+    keys = line._asdict()
+    address = keys.pop("address")
+    return f"{address} {typed({key: value for key, value in keys.items() if value})}"

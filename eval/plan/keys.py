@@ -102,10 +102,12 @@ class PlanConfig(AsksSets):
         """The kinds of networks that are there to draft."""
         run, asked = self.run, _sources(listed(self.drafts))
         head = "" if headless(run) else run.eagle_dir or run.model_dir or run.base_dir
-        there = {"eagle": head, "dflash": head if "dflash" in asked else "", "model": run.draft_dir, "ssm": run.ssm}
+        blocks = head if "dflash" in asked else ""
+        there = {"eagle": head, "dflash": blocks, "model": run.draft_dir, "ssm": run.ssm}
         if "cascade" in asked or any(METHODS[name].draft == "ssm" for name in self.chosen_methods):
             asked += "ssm",
-        return tuple(kind for kind, folder in there.items() if folder and (kind in asked or not self.drafts))
+        found = [kind for kind, folder in there.items() if folder]
+        return tuple(kind for kind in found if not self.drafts or kind in asked)
 
     @property
     def chosen_drafts(self) -> tuple[str, ...]:

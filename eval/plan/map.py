@@ -17,7 +17,7 @@ from config.files import check_output
 from config.keys import Checked, Range, read_keys
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
-from eval.plan.bench import TOKENS, WORKERS, finalists, in_processes, plan_of
+from eval.plan.bench import QUESTIONS, TOKENS, WORKERS, finalists, in_processes, plan_of
 from eval.plan.candidates import typed
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, made
@@ -41,7 +41,8 @@ class MapConfig(Checked):
     """
 
     PATHS = ("output",)
-    RANGES = {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": TOKENS, "workers": WORKERS}
+    RANGES = {"boards": Range(1, 64), "questions": QUESTIONS,
+              "tokens": TOKENS, "workers": WORKERS}
     CHOICES = {"axes": tuple(ALONG), "profile": tuple(PROFILES)}
     EXAMPLES = """\
   python -m scripts.bench planner_map
@@ -110,18 +111,20 @@ def sites(config: MapConfig) -> list[tuple[float, float, Profile]]:
         if config.axes == "row":
             site = replace(usual, model=whole, row=along / 100 * whole)
         else:
-            site = replace(usual, model=whole, row=usual.row / usual.model * whole, latency=along,
-                           step=along + usual.step - usual.latency)
+            site = replace(usual, model=whole, row=usual.row / usual.model * whole,
+                           latency=along, step=along + usual.step - usual.latency)
         found.append((stage, along, site))
     return found
 
 
-def cell(stage: float, along: float, site: Profile, config: PlanConfig, book: Book) -> Cell:
+def cell(stage: float, along: float, site: Profile,
+         config: PlanConfig, book: Book) -> Cell:
     """Plan for one cluster."""
     trials = finalists(Bench(site, config, book), book.layers)
-    one = choice(trials).candidate
-    return Cell(stage, along, one.method, one.keys.get("draft", ""), len(one.boards), typed(one.keys),
-                choice(trials).speed, plain_of(trials).speed)
+    chosen, plain = choice(trials), plain_of(trials)
+    one = chosen.candidate
+    how = one.method, one.keys.get("draft", ""), len(one.boards), typed(one.keys)
+    return Cell(stage, along, *how, chosen.speed, plain.speed)
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -147,10 +150,12 @@ def draw(config: MapConfig, cells: Sequence[Cell]) -> None:
         title = "The fastest method, its boards that hold layers, its speed over ar"
         axes.set_title(f"{title}\n\n", loc="left", fontsize=12)
         small: dict[str, Any] = {"fontsize": 9}
-        axes.text(0, 1.02, _about(config), transform=axes.transAxes, color="0.3", **small)
+        axes.text(0, 1.02, _about(config), transform=axes.transAxes,
+                  color="0.3", **small)
         looks = [Patch(**_look(name), label=f"{name}: {counts[name]} cells") for name in METHODS if counts[name]]
         place = "outside lower left"
-        axes.figure.legend(handles=looks, ncols=4, loc=place, handlelength=1.8, handleheight=1.2, **small)
+        axes.figure.legend(handles=looks, ncols=4, loc=place,
+                           handlelength=1.8, handleheight=1.2, **small)
 
 
 def _about(config: MapConfig) -> str:

@@ -15,7 +15,7 @@ from itertools import combinations
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Sequence, Tuple
 
 import numpy as np
 from tqdm import tqdm
@@ -41,11 +41,13 @@ from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
 
 FREE = (0, 16, 32, 64)  # rows that may cost nothing
-KEPT = [[0, *more] for count in range(4) for more in combinations((1, 2, 3), count)]  # which columns of `fit` take time
+KEPT = [[0, *more] for count in range(4)
+        for more in combinations((1, 2, 3), count)]  # which columns of `fit` take time
 TOKENS = 24  # of an answer
 ALIKE = 0.1  # by which times of one board may differ from one measurement to another
 STEP = 1.4  # ms: by which a step of a collective is longer than a message
 Span = Dict[str, Any]  # of a trace
+Moments = Dict[str, Tuple[float, float]]  # from when until when, by the name of a network
 RATES = 10.0, 100_000.0  # Mbit/s, between which a measured rate is believed
 PROMPT = list(range(1, 33))
 ANSWERS = 3  # how much of the record is answered by candidates that are tried here
@@ -72,30 +74,36 @@ def measured(config: PlanConfig) -> Profile:
 
 def measure(config: PlanConfig, model: str) -> Profile:
     """Measure the pipeline that the keys of a run start; of a hosts file the boards, in place of its stages."""
-    run, hosts = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0]), config.run.hosts
+    hosts = config.run.hosts
+    run = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
     prepared = prepare(run)
     world = prepared.placement.world
     parts = [prepared.spec(rank) for rank in range(1, world)]
-    sizes, row_bytes = parts[0].sizes, parts[0].sizes.hidden * parts[0].like.element_size()
-    boards = measured_boards(hosts, _asked(parts[0], len(boards_of(hosts)))) if hosts else []
-    stages = [board.passes for board in boards]
-    if not hosts:
-        stages = list(map(_passes, tqdm(parts, desc="stages", leave=False)))
+    sizes = parts[0].sizes
+    row_bytes = sizes.hidden * parts[0].like.element_size()
+    if hosts:
+        boards = measured_boards(hosts, _asked(parts[0], len(boards_of(hosts))))
+        stages = [board.passes for board in boards]
+    else:
+        boards, stages = [], list(map(_passes, tqdm(parts, desc="stages", leave=False)))
     with private_folder() as trace:
         moments = _run(config, run, trace)
         spans = [span for span in read_trace(trace) if span.get("nodes")]
-    levels = {name: _middle(_seconds(spans, "grow", *moment)) for name, moment in moments.items()}
+    levels = {name: _took(spans, "grow", *moment) for name, moment in moments.items()}
     latency, rate = _messages(spans, world, row_bytes)
-    links = tuple((0, rank, board.latency, _believed(board.mbps)) for rank, board in enumerate(boards, 1))
+    links = tuple((0, rank, board.latency, _believed(board.mbps))
+                  for rank, board in enumerate(boards, 1))
     if links:
-        latency, rate = (median(column) for column in list(zip(*links))[2:])
+        _, _, latencies, rates = zip(*links)
+        latency, rate = median(latencies), median(rates)
     base = min(stages, key=lambda passes: sum(one.took for one in passes))
     whole, row, free, token, expert = fit(base, sizes.experts, sizes.chosen)
     return Profile(
         f"measured {'over ssh' if hosts else 'here'} with {model}", sizes.layers, row_bytes, whole, row, free, token,
-        level=min(levels.values(), default=0.0), verdict=_middle(_seconds(spans, "judge")), latency=latency, mbps=rate,
-        step=latency + STEP, expert=expert, experts=sizes.experts, chosen=sizes.chosen,
-        weights=sum(map(_gigabytes, parts)), factors=tuple(times_as_long(passes, base) for passes in stages),
+        level=min(levels.values(), default=0.0), verdict=_took(spans, "judge"),
+        latency=latency, mbps=rate, step=latency + STEP,
+        expert=expert, experts=sizes.experts, chosen=sizes.chosen, weights=sum(map(_gigabytes, parts)),
+        factors=tuple(times_as_long(passes, base) for passes in stages),
         levels=tuple(levels.items()), links=links, model_of=model)
 
 
@@ -123,11 +131,13 @@ def _passes(spec: RankSpec) -> list[Passed]:
 def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
     """What boards are asked: the layers that each has if they share the model evenly."""
     run, layers = spec.config, spec.sizes.layers // boards
-    return {"config": spec.part.config, "layers": max(1, layers), "dtype": run.dtype, "device": run.device,
-            "quant": spec.quant, "threads": run.threads_per_rank, "context": spec.context}
+    return {"config": spec.part.config, "layers": max(1, layers),
+            "dtype": run.dtype, "device": run.device, "quant": spec.quant,
+            "threads": run.threads_per_rank, "context": spec.context}
 
 
-def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0) -> tuple[float, float, int, float, float]:
+def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0
+        ) -> tuple[float, float, int, float, float]:
     """Milliseconds of a pass, of a row above those that are free, how many these are, of a token of the text, and of
     an expert more.
 
@@ -141,10 +151,11 @@ def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0) -> tuple[fl
     found = []
     for free in FREE:
         rows = np.maximum(0, asked - free)
-        columns = np.stack([target, rows, context, more], -1) / took[:, None]
+        columns = np.stack([target, rows, context, more], -1)
+        columns /= took[:, None]
         for kept in KEPT:
             times = np.zeros(4)
-            times[kept] = np.linalg.lstsq(columns[:, kept], target, rcond=None)[0]
+            times[kept], *_ = np.linalg.lstsq(columns[:, kept], target, rcond=None)
             off = float(np.square(columns @ times - 1).sum())
             if times.min() >= 0:
                 whole, row, token, expert = times.tolist()
@@ -164,7 +175,7 @@ def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
 
 # --- levels, verdicts and messages ------------------------------------------------------------------------------------
 
-def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, tuple[float, float]]:
+def _run(config: PlanConfig, run: RunConfig, trace: str) -> Moments:
     """Let each draft answer in a pipeline whose trace goes into a folder; from when until when each one did."""
     request, moments = Request(PROMPT, Sampler(), TOKENS), {}
     with redirect_stderr(io.StringIO()), opened(run, trace=trace) as pipeline:  # of the trace nobody wants to hear
@@ -179,29 +190,30 @@ def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, tuple[floa
     return moments
 
 
-def _seconds(spans: Sequence[Span], name: str, since: float = 0.0, until: float = math.inf) -> list[float]:
-    """What spans of this name took that began within these moments."""
-    return [span["t1"] - span["t0"] for span in spans if span["name"] == name and since <= span["t0"] < until]
-
-
-def _middle(seconds: Sequence[float]) -> float:
-    """Their median in milliseconds; 0 if there are none."""
+def _took(spans: Sequence[Span], name: str, since: float = 0.0, until: float = math.inf) -> float:
+    """Milliseconds of the spans of this name that began within these moments, in the median; 0 if there are none."""
+    named = [span for span in spans if span["name"] == name]
+    seconds = [span["t1"] - span["t0"] for span in named if since <= span["t0"] < until]
     return 1e3 * median(seconds) if seconds else 0.0
 
 
 def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float, float]:
-    """Milliseconds of a message of one row, and Mbit/s, between ranks that hold layers and behind them."""
-    came = {(span["rank"], span["nodes"][0]): span["t1"] for span in spans if span["name"] == "recv"}
-    trips = []
+    """Milliseconds of a message of one row, and Mbit/s, as the messages of all ranks but rank 0 say."""
+    came, short, long = {}, [], []
     for span in spans:
-        there = came.get(((span["rank"] + 1) % world, span["nodes"][0]))
-        if span["name"] == "send" and span["rank"] and there:
-            trips.append((len(span["nodes"]), there - span["t1"]))
-    latency = max(0.0, _middle([seconds for rows, seconds in trips if rows == 1]))
-    long = [trip for trip in trips if trip[0] > 1]
+        if span["name"] == "recv":
+            came[span["rank"], span["nodes"][0]] = span["t1"]
+    for span in spans:
+        rank, nodes = span["rank"], span["nodes"]
+        there = came.get(((rank + 1) % world, nodes[0]))
+        if span["name"] == "send" and rank and there:
+            trips = long if len(nodes) > 1 else short
+            trips.append((len(nodes), there - span["t1"]))
+    latency = max(0.0, median(seconds for _, seconds in short)) if short else 0.0
     rows, seconds = map(median, zip(*long)) if long else (0, 0.0)
-    slower = seconds - latency / 1e3
-    return latency, _believed(rows * row_bytes * 8 / slower / 1e6) if slower > 0 else RATES[1]
+    slower = seconds - latency
+    rate = rows * row_bytes * 8 / slower / 1e6 if slower > 0 else RATES[1]
+    return 1e3 * latency, _believed(rate)
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
@@ -231,12 +243,13 @@ def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[
     """What answers to these questions take, of at most so many tokens each."""
     assert pipeline.text is not None, "questions are text"
     ends, sampler = frozenset(pipeline.text.end_ids), sampler_of(pipeline.config)
-    return [Spent.on(pipeline.decoder.whole(Request(one.prompt, sampler, tokens, ends))) for one in asked]
+    requests = [Request(one.prompt, sampler, tokens, ends) for one in asked]
+    return [Spent.on(pipeline.decoder.whole(request)) for request in requests]
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:
     """A pipeline of these keys, whatever a preset says."""
-    differ = {key: value for key, value in vars(run).items() if value != getattr(RunConfig, key)}
+    differ = dict(vars(run).items() - vars(RunConfig()).items())
     if "ssm" not in run.sources:
         differ.pop("ssm", None)
     return Pipeline.open("toy", **{**differ, **more})

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple, Sequence
 
 from config.files import write_json
+from config.keys import listed
 from config.profiles import Profile
 from eval.plan.candidates import PLAIN_METHOD, Candidate, families
 from eval.plan.hosts import answered, boards_of
@@ -53,7 +55,8 @@ def cluster(config: PlanConfig) -> Profile:
     lines = boards_of(hosts) if hosts else []
     known = tuple(map(float, rooms(lines, hosts))) or site.memory
     described = len(lines) or len(site.factors) or len(site.memory)
-    boards = config.boards or described or max(len(config.gigabytes(0)), USUAL_BOARDS)
+    said = len(listed(config.memory))
+    boards = config.boards or described or (said if said > 1 else USUAL_BOARDS)
     factors = (*site.factors, *[1.0] * boards)[:boards]
     weights = config.layer_gb * site.layers or site.weights
     memory = config.gigabytes(boards) or known[:boards]
@@ -81,7 +84,8 @@ def planned(config: PlanConfig, site: Profile, book: Book) -> Plan:
     trials = search.run()
     if boards > 1:  # what all of them would reach is printed, too, or fewer
         trials = search.beside(trials)
-    return Plan(bench, choice(trials), trials, boards, sum(map(len, made)), search.tried)
+    count = sum(map(len, made))
+    return Plan(bench, choice(trials), trials, boards, count, search.tried)
 
 
 def stages_of(config: PlanConfig) -> tuple[int, ...]:
@@ -98,14 +102,17 @@ def checked(config: PlanConfig, found: Plan) -> Plan:
     different: dict[object, Candidate] = {}
     for one in candidates(found.trials):
         different.setdefault((one.kind, one.groups, one.layers), one)
-    tried = [plain_of(found.trials).candidate, *list(different.values())[:config.check]]
-    here = sorted(check(config, found.bench.book, list(dict.fromkeys(tried))), key=lambda trial: -trial.speed)
+    best = islice(different.values(), config.check)
+    tried = dict.fromkeys((plain_of(found.trials).candidate, *best))
+    here = check(config, found.bench.book, list(tried))
+    here.sort(key=lambda trial: -trial.speed)
     chosen = choice(here).candidate
     trial = next(trial for trial in found.trials if trial.candidate == chosen)
     return found._replace(chosen=trial, checked=here)
 
 
-def write_preset(path: str, base: str, keys: dict[str, str], found: Plan) -> None:
+def write_preset(path: str, base: str,
+                 keys: dict[str, str], found: Plan) -> None:
     """Write a file that commands take in place of a preset: these keys over those of the preset `base`.
 
     Beside them it says what was chosen, and tokens per second.

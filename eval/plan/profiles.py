@@ -20,7 +20,7 @@ from eval.plan.candidates import Candidate, evenly, families
 from eval.plan.keys import PlanConfig, words
 from eval.plan.record import Written, book_of, made
 from eval.plan.trial import Bench
-from eval.tables import in_columns
+from eval.tables import in_columns, number
 from launch.words import with_model
 
 COMMAND = "python -m scripts.bench profiles"
@@ -46,11 +46,13 @@ def profiles(argv: list[str]) -> int:
     """The command `python -m scripts.bench profiles`; its exit code."""
     argv = with_model(argv)
     typed = raw_values(argv).get("profile")
-    config = parse(words(over(argv, {**ASKED, "profile": typed or "server"})), COMMAND, kind=PlanConfig)
+    asked = over(argv, {**ASKED, "profile": typed or "server"})
+    config = parse(words(asked), COMMAND, kind=PlanConfig)
     chosen = config.run.cluster
     rows = list(tried(config, {typed: chosen} if typed and chosen else PROFILES))
-    cells = [(*row[:3], f"{row.mean:.2f}", *(f"{speed:.2f}" for speed in row.speeds)) for row in rows]
-    print(in_columns(("simulated", "draft", "method", "mean", *config.chosen_sets), cells, names=3))
+    cells = [[*row[:3], *map(number, (row.mean, *row.speeds))] for row in rows]
+    heading = ("simulated", "draft", "method", "mean", *config.chosen_sets)
+    print(in_columns(heading, cells, names=3))
     for line in compared(rows):
         print(line)
     return 0
@@ -60,32 +62,44 @@ def tried(config: PlanConfig, sites: dict[str, Profile]) -> Iterator[Row]:
     """What each method reaches with each draft on these clusters; sizes that were left open are measured at the start.
     """
     book, run = book_of(config), config.run
-    lengths = (len(load(config.folder, name, run.question_begin, run.question_end)) for name in config.chosen_sets)
-    turns = zip_longest(*([name] * length for name, length in zip(config.chosen_sets, lengths)))
-    sets = list(filter(None, chain.from_iterable(turns)))  # of the questions, in the order of the record
-    jobs = [job for name, site in sites.items() for job in _jobs(config, name, site)]
-    for name, site, one in tqdm(jobs, unit="trial", leave=False):
-        trial = Bench(site, config, book).trial(one, book.answers, run.max_new_tokens)
-        of_sets = ([spent for spent, of in zip(trial.spent, sets) if of == asked] for asked in config.chosen_sets)
-        yield Row(name, one.draft, one.method, [trial._replace(spent=spent).speed for spent in of_sets])
+    asked = []
+    for name in config.chosen_sets:
+        questions = load(config.folder, name, run.question_begin, run.question_end)
+        asked.append([name] * len(questions))
+    turns = chain.from_iterable(zip_longest(*asked))
+    sets = list(filter(None, turns))  # of the questions, in the order of the record
+    jobs = [(name, one) for name, site in sites.items() for one in on_all_boards(config, site)]
+    for name, one in tqdm(jobs, unit="trial", leave=False):
+        bench = Bench(_with_boards(sites[name]), config, book)
+        trial = bench.trial(one, book.answers, run.max_new_tokens)
+        speeds = []
+        for asked_set in config.chosen_sets:
+            spent = [each for each, of in zip(trial.spent, sets) if of == asked_set]
+            speeds.append(trial._replace(spent=spent).speed)
+        yield Row(name, one.draft, one.method, speeds)
 
 
-def _jobs(config: PlanConfig, name: str, site: Profile) -> Iterator[tuple[str, Profile, Candidate]]:
-    """The methods of one pipeline on a cluster that holds the model evenly, each with all drafts that may be chosen."""
-    site = replace(site, factors=site.factors or BOARDS)
+def on_all_boards(config: PlanConfig, site: Profile) -> Iterator[Candidate]:
+    """The methods of one pipeline that holds the model evenly, each with all drafts that may be chosen."""
+    site = _with_boards(site)
     split = evenly(len(site.factors), site.layers)
     methods = [method for method in config.chosen_methods if METHODS[method].target == "ring"]
     for [one] in families(site, site.layers, methods, config.chosen_drafts, split):
-        yield name, site, replace(one, sizes=())
+        yield replace(one, sizes=())
+
+
+def _with_boards(site: Profile) -> Profile:
+    return replace(site, factors=site.factors or BOARDS)
 
 
 def compared(rows: Sequence[Row]) -> Iterator[str]:
     """How `streaming` does beside the best other method, by cluster and draft."""
     for ours in rows:
-        others = [row for row in rows if row.profile == ours.profile and row.draft in (ours.draft, "none")
-                  and row.method != OURS]
+        others = [row for row in rows if row.profile == ours.profile
+                  and row.draft in (ours.draft, "none") and row.method != OURS]
         if ours.method == OURS and others:
-            shares = np.array(ours.speeds) / np.max([row.speeds for row in others], axis=0)
+            best = np.max([row.speeds for row in others], axis=0)
+            shares = np.array(ours.speeds) / best
             mean = ours.mean / max(row.mean for row in others)
             yield (f"{ours.profile}, {ours.draft}: {OURS} is {mean:.3f} times the best other in the mean, "
                    f"{shares.min():.3f} on its worst set (simulated)")
@@ -113,7 +127,8 @@ DRAFT, LONG = "eagle+suffix", 48
 ALL_BOARDS = tuple(zip(range(1, 5))), (2, 2, 2, 2)
 SIZE = ("stream_rows", "16")  # of a segment, at most
 COMPARED = [Candidate("ar", DRAFT, *ALL_BOARDS),
-            *(Candidate(OURS, DRAFT, *ALL_BOARDS, (SIZE, ("ablate", without))) for without in ("thrift", ""))]
+            Candidate(OURS, DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "thrift"))),
+            Candidate(OURS, DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "")))]
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,8 @@ def thrift(argv: list[str]) -> int:
     rows: list[Sequence[str]] = []
     for name, site in tqdm(SITES.items(), unit="cluster"):
         bench = Bench(site, plan, book)
-        for kind, answers in (("its own", book.answers), ("another text's", _mistaken(book.answers))):
+        kinds = {"its own": book.answers, "another text's": _mistaken(book.answers)}
+        for kind, answers in kinds.items():
             plain, usual, thrifty = (bench.trial(one, answers, LONG).speed for one in COMPARED)
             rows.append((name, kind, f"{plain:.2f}", f"{usual / plain:.2f}", f"{thrifty / plain:.2f}"))
     print(in_columns(THRIFT, rows, names=2))
@@ -138,8 +154,9 @@ def thrift(argv: list[str]) -> int:
 
 def _mistaken(answers: Sequence[Written]) -> list[Written]:
     """The same texts, each with the guesses that were made for another one."""
-    found = []
-    for one, other in zip(answers, islice(cycle(answers), len(answers) // 2, None)):
-        guesses = {name: list(islice(cycle(table), len(one.text))) for name, table in other.guesses.items()}
+    found, half = [], len(answers) // 2
+    for one, other in zip(answers, (*answers[half:], *answers[:half])):
+        guesses = {name: list(islice(cycle(table), len(one.text)))
+                   for name, table in other.guesses.items()}
         found.append(one._replace(guesses=guesses))
     return found

@@ -30,7 +30,8 @@ from launch.virtual import as_virtual
 from model.cache import Admitted, TreeCache
 from model.drafts.dflash import Block
 from model.drafts.draft import Guesses
-from model.drafts.network import TreeDraft
+from model.drafts.eagle import Eagle
+from model.drafts.network import ModelDraft, TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.decode import Decoder, Request
@@ -122,7 +123,8 @@ def accept_lengths(one: Written, network: str, guesses: int) -> list[int]:
     table, text, lengths, place = one.guesses[network], one.text, [], 1
     while place < len(text):
         ahead = enumerate(text[place:place + guesses])
-        hits = (listed_at(table, place + depth, depth)[0][0] == said for depth, said in ahead)
+        hits = (listed_at(table, place + depth, depth)[0][0] == said
+                for depth, said in ahead)
         right = sum(takewhile(bool, hits))
         lengths.append(min(right + 1, len(text) - place))
         place += right + 1
@@ -158,9 +160,11 @@ def made(config: PlanConfig) -> Book:
         answers, sampler = [], sampler_of(run)
         for prompt in tqdm(prompts, desc="record", unit="answer", leave=False):
             text = pipeline.decoder.whole(Request(prompt, sampler, run.max_new_tokens, ends)).token_ids
-            guesses = {network.source: _table(decoder, network, prompt, text, sampler) for decoder, network in readers}
+            guesses = {network.source: _table(decoder, network, prompt, text, sampler)
+                       for decoder, network in readers}
             answers.append(Written(prompt, text, guesses))
-        networks = {one.source: Network(one.source, one.lag, one.drifts, _block(one)) for _, one in readers}
+        networks = {one.source: Network(one.source, one.lag, one.drifts, _block(one))
+                    for _, one in readers}
         return Book(answers, networks, sizes.vocab, sorted(ends), sizes.layers)
 
 
@@ -181,8 +185,8 @@ def _block(network: Any) -> int:
     return network.form.size if isinstance(network, Block) else 0
 
 
-def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Sequence[int], sampler: Sampler
-           ) -> Table:
+def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int],
+           text: Sequence[int], sampler: Sampler) -> Table:
     """What a network guesses at each place of a text, by how many of its own guesses it stands on."""
     tree = read_text(decoder, [*prompt, *text])
     read = unrolled(network, tree, len(prompt), DEEPEST if network.lag else 0)
@@ -198,7 +202,8 @@ def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Se
     return found
 
 
-def _listed(network: TreeDraft, out_TD: Tensor, places: Sequence[int], sampler: Sampler) -> Iterator[Listed]:
+def _listed(network: TreeDraft, out_TD: Tensor,
+            places: Sequence[int], sampler: Sampler) -> Iterator[Listed]:
     """What a network guesses after each row, whose last tokens are at these places of the text."""
     logits_TV = network.logits(out_TD)
     gain_TW, token_TW = network.guess(logits_TV, WIDE)
@@ -233,10 +238,9 @@ class Replayed(TreeDraft):
         self._prompt, self._table = prompt, table
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        if not self.lag:
-            return [] if len(tree.unsent) > 1 else fresh
-        above = {node: tree.nodes[tree.nodes[node].parent] for node in fresh}
-        return list(takewhile(lambda node: above[node].hidden is not None, fresh))
+        kind: Any = Eagle if self.lag else ModelDraft
+        known: list[int] = kind.known(self, tree, fresh)
+        return known
 
     def features(self, tree: TokenTree | None, fresh: list[int]) -> Tensor:
         return torch.full((len(fresh), 2), -1.0, dtype=torch.float64)
@@ -250,7 +254,8 @@ class Replayed(TreeDraft):
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         depth_T = feature_TD[:, 0] + 1 if self.lag else torch.zeros(len(pos_T))  # a small model looks at tokens alone
-        return torch.stack([depth_T.double(), (pos_T + self.lag).double()], -1)
+        position_T = pos_T + self.lag
+        return torch.stack([depth_T.double(), position_T.double()], -1)
 
     def logits(self, out_TD: Tensor) -> Tensor:
         return out_TD  # the record is looked up where logits are read
@@ -261,12 +266,16 @@ class Replayed(TreeDraft):
         return gain_TW[:, :width], token_TW[:, :width]
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
-        return [list(zip(tokens[:width], torch.tensor(gains).exp().tolist()))
-                for *_, tokens, gains in self._listed(logits_TV)]
+        found = []
+        for *_, tokens, gains in self._listed(logits_TV):
+            chances = torch.tensor(gains).exp().tolist()
+            found.append(list(zip(tokens[:width], chances)))
+        return found
 
     def _listed(self, out_TD: Tensor) -> list[Listed]:
         """The recorded guesses behind each row."""
-        return [listed_at(self._table, position + 1 - self._prompt, depth) for depth, position in out_TD.int().tolist()]
+        rows = out_TD.int().tolist()
+        return [listed_at(self._table, position + 1 - self._prompt, depth) for depth, position in rows]
 
 
 class ReplayedBlock(Replayed, Block):

@@ -28,6 +28,7 @@ class Rung(NamedTuple):
     slower: float  # of the best one's speed, what must be reached
 
 
+Candidates = Iterable[Candidate]
 COUNT = 1 << 20  # all that there are
 FEW = Rung(3, 12, 64, 8, 0.65)
 MORE = Rung(6, 24, 64, 5, 0.8)
@@ -78,7 +79,8 @@ class Search:
             others = []
         else:
             others = [one for one in others if len(one.boards) < most]
-        return self._ranked([*tried, *self._best(others, FEW, "boards")[:1]], ALL, "boards")
+        best = self._best(others, FEW, "boards")[:1]
+        return self._ranked([*tried, *best], ALL, "boards")
 
     def _refined(self, better: list[Candidate]) -> list[Candidate]:
         """These, with a size or the draft of the fastest of each method changed, as long as that is faster."""
@@ -95,29 +97,32 @@ class Search:
                 others += [replace(one, draft=draft) for method, draft in kinds if method == one.method]
             better = self._best([*better, *others], MORE, "refined")
 
-    def _best(self, chosen: Iterable[Candidate], rung: Rung, what: str) -> list[Candidate]:
+    def _best(self, chosen: Candidates, rung: Rung, what: str) -> list[Candidate]:
         """Those that stay: the fastest ones, and the fastest of each method with each draft that is hardly slower.
 
         Else many sizes of one method would crowd out another one, which few tokens cannot separate from it.
         """
         ranked = self._ranked(chosen, rung, what)
         top = ranked[0].speed if ranked else 0.0
-        staying = [trial.candidate for trial in ranked[:rung.stay] if trial.speed >= rung.slower * top]
+        fast = [trial for trial in ranked[:rung.stay] if trial.speed >= rung.slower * top]
+        staying = candidates(fast)
         for trial in ranked[rung.stay:]:
             kinds = {one.kind for one in staying}
             if trial.speed >= NEAR * top and trial.candidate.kind not in kinds:
                 staying.append(trial.candidate)
         return staying
 
-    def _ranked(self, chosen: Iterable[Candidate], rung: Rung, what: str) -> list[Trial]:
+    def _ranked(self, chosen: Candidates, rung: Rung, what: str) -> list[Trial]:
         """A trial of each, the fastest first; of equals the one on fewer boards."""
         answers = self._bench.book.answers[:rung.answers]
         once = dict.fromkeys(chosen)
-        for one in tqdm(once, desc=what, unit="candidate", leave=False, disable=not self._shown):
+        for one in tqdm(once, what, unit="candidate", leave=False, disable=not self._shown):
             if (one, rung) not in self._trials:
-                self._trials[one, rung] = self._bench.trial(one, answers, rung.tokens, rung.guesses)
-        found = (self._trials[one, rung] for one in once)
-        return sorted(found, key=lambda trial: (-trial.speed, len(trial.candidate.boards)))
+                trial = self._bench.trial(one, answers, rung.tokens, rung.guesses)
+                self._trials[one, rung] = trial
+        found = [self._trials[one, rung] for one in once]
+        found.sort(key=lambda trial: len(trial.candidate.boards))
+        return sorted(found, key=lambda trial: -trial.speed)
 
 
 def candidates(trials: Iterable[Trial]) -> list[Candidate]:

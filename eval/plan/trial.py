@@ -15,7 +15,7 @@ from eval.plan.record import Book, Replayed, ReplayedBlock, Written, kind_of
 from eval.recorded import Recorded, sampler_of
 from launch.probe import round_trip, segment_rows, sized
 from model.drafts.cascade import row
-from model.drafts.draft import NoDraft
+from model.drafts.draft import Draft, NoDraft
 from model.drafts.mixture import Mixture
 from model.drafts.network import read_all
 from model.drafts.suffix import Suffix
@@ -97,13 +97,11 @@ class Bench:
     def __init__(self, site: Profile, config: PlanConfig, book: Book) -> None:
         self.site, self.config, self.book = site, config, book
         self._usual, self._sampler = config.single(), sampler_of(config.run)
-        self._context = config.run.max_length
+        self._context, self._ends = config.run.max_length, frozenset(book.ends)
 
     def config_of(self, candidate: Candidate) -> RunConfig:
         """The keys of a run of this candidate, but those of its split."""
-        keys = {"pipeline_type": candidate.method, **candidate.trees}
-        if METHODS[candidate.method].draft == "eagle":
-            keys["draft"] = candidate.draft
+        keys = dict(candidate.keys.items() - candidate.split.items())
         return replace(self._usual, **values(keys))
 
     def memory(self, candidate: Candidate) -> dict[int, float]:
@@ -118,7 +116,8 @@ class Bench:
     def fits(self, candidate: Candidate) -> bool:
         """Whether every board has the memory that it needs."""
         needs = self.memory(candidate)
-        return all(needs.get(rank, 0.0) <= size for rank, size in enumerate(self.site.memory, 1))
+        room = enumerate(self.site.memory, 1)
+        return all(needs.get(rank, 0.0) <= size for rank, size in room)
 
     def trial(self, candidate: Candidate, answers: Iterable[Written], tokens: int, guesses: int = MOST_GUESSES
               ) -> Trial:
@@ -137,36 +136,45 @@ class Bench:
         else:
             ring = VirtualRing(cluster.links[0], head, 1 + stages, clock=clock)
         tree = sized(config, partial(round_trip, ring), partial(segment_rows, ring, self._context))
-        tree = replace(tree, stream=replace(tree.stream, nodes=min(guesses, tree.stream.nodes)))
+        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
+        tree = replace(tree, stream=stream)
         networks = self._networks(config, tree)
-        draft = NoDraft() if method.draft == "none" else _mixture(networks, config.sources)
+        draft: Draft = NoDraft()
+        if method.draft != "none":
+            suffix = Suffix() if "suffix" in config.sources else None
+            draft = Mixture([row(networks)] if "cascade" in config.sources else networks, suffix)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
-        decoder = Decoder(ring, draft, STRATEGIES[method.strategy], tree, Limits(self._context), passes)
+        strategy, limits = STRATEGIES[method.strategy], Limits(self._context)
+        decoder = Decoder(ring, draft, strategy, tree, limits, passes)
         spent = []
         for one in answers:
             recorded.prompt, recorded.text = one.prompt, one.text
             for network in networks:
                 network.open(len(one.prompt), one.guesses[network.source])
             text = one.text[:tokens]
-            answer = decoder.whole(Request(one.prompt, self._sampler, len(text), frozenset(self.book.ends)))
+            request = Request(one.prompt, self._sampler, len(text), self._ends)
+            answer = decoder.whole(request)
             assert answer.token_ids == text, "the text of a trial is the recorded one"
             spent.append(Spent.on(answer))
         busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}
-        return Trial(candidate, spent, {name: took / clock.now() for name, took in busy.items()})
+        whole = clock.now()
+        return Trial(candidate, spent, {name: took / whole for name, took in busy.items()})
 
     def _works(self, candidate: Candidate) -> list[list[Work]]:
         """What the stages do, ring by ring."""
         total, tiles = sum(candidate.layers), candidate.method == "galaxy"
-        depth, held = len(candidate.layers), candidate.layers * candidate.copies
-        works = [work_of(self.site, Held(ranks, layers / total, 0, 1 / len(ranks), tiles))
-                 for ranks, layers in zip(candidate.groups, held)]
+        depth, works = len(candidate.layers), []
+        for ranks, layers in zip(candidate.groups, candidate.layers * candidate.copies):
+            held = Held(ranks, layers / total, 0, 1 / len(ranks), tiles)
+            works.append(work_of(self.site, held))
         return [works[first:first + depth] for first in range(0, len(works), depth)]
 
     def _networks(self, config: RunConfig, tree: TreeConfig) -> list[Replayed]:
         """The networks of the draft that a run names."""
         room = self._context + max(SPARE * config.init_total_token, tree.stream.nodes)
         kinds = {"ssm" if source == "cascade" else source for source in config.sources}
-        known = [network for name, network in self.book.networks.items() if kind_of(name) in kinds]
+        networks = self.book.networks.items()
+        known = [network for name, network in networks if kind_of(name) in kinds]
         found = [(ReplayedBlock if network.block else Replayed)(network, room) for network in known]
         for number, network in enumerate(found):
             network.number = number
@@ -178,16 +186,10 @@ class Bench:
         if candidate.whole:
             return {"rank 0's board": traces[0].computed}
         busy = {f"board {rank}": trace.computed for rank, trace in zip(leaders, traces[1:])}
-        for place, ((a, b), trace) in enumerate(zip(hops(leaders), traces)):
+        for place, (a, b) in enumerate(hops(leaders)):
             end = 0 if place and place % depth == 0 else b
-            busy[f"link {a}-{end}"] = self.site.link(a, end).transfer(trace.sent)
+            busy[f"link {a}-{end}"] = self.site.link(a, end).transfer(traces[place].sent)
         return busy
-
-
-def _mixture(networks: list[Replayed], sources: Sequence[str]) -> Mixture:
-    """The draft of these networks, side by side or in a row."""
-    suffix = Suffix() if "suffix" in sources else None
-    return Mixture([row(networks)] if "cascade" in sources else networks, suffix)
 
 
 def values(keys: dict[str, str]) -> dict[str, Any]:
