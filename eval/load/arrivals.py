@@ -44,7 +44,8 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
     return [float(moment) for moment in gaps.cumsum()]
 
 
-def serve(decoder: Decoder, asked: Sequence[Request], places: int, moments: Sequence[float] = ()) -> list[Served]:
+def serve(decoder: Decoder, asked: Sequence[Request], places: int,
+          moments: Sequence[float] = ()) -> list[Served]:
     """Serve requests, at most `places` of them at once.
 
     They arrive at these moments, and those that find no place wait in their order. Without any moments the next request
@@ -56,11 +57,13 @@ def serve(decoder: Decoder, asked: Sequence[Request], places: int, moments: Sequ
     arrivals: Iterator[float] = iter(clock.now, None)  # a job is made when it may begin
     if moments:
         arrivals = (start + moment for moment in moments)
-    jobs = (_job(decoder, number, start, *due) for number, due in enumerate(zip(asked, arrivals)))
+    due = zip(range(len(asked)), asked, arrivals)
+    jobs = (_job(decoder, start, *one) for one in due)
     return sorted(concurrent(jobs, decoder, len(asked) if moments else places))
 
 
-def _job(decoder: Decoder, number: int, start: float, request: Request, arrival: float) -> Job[Served]:
+def _job(decoder: Decoder, start: float, number: int,
+         request: Request, arrival: float) -> Job[Served]:
     """Serve one request from its arrival on."""
     clock = decoder.ring.clock
     while clock.now() < arrival:
@@ -72,7 +75,8 @@ def _job(decoder: Decoder, number: int, start: float, request: Request, arrival:
             if new:
                 settled.append(clock.now() - start)
             yield None
-    yield Served(number, arrival - start, settled[0], settled[-1], answer.new_tokens, tuple(answer.token_ids))
+    text = tuple(answer.token_ids)
+    yield Served(number, arrival - start, settled[0], settled[-1], len(text), text)
 
 
 def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
@@ -84,7 +88,8 @@ def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
     waits = [(each.first - each.arrived) / scale for each in served]
     seconds = max(each.ended for each in served) - min(each.arrived for each in served)
     speed = sum(each.tokens for each in served) / seconds * scale
-    return Figures(median(latencies), quantile(latencies, TAIL), median(waits), quantile(waits, TAIL), speed)
+    return Figures(median(latencies), quantile(latencies, TAIL),
+                   median(waits), quantile(waits, TAIL), speed)
 
 
 def unequal(served: Sequence[Served], reference: dict[int, Hashable]) -> int:

@@ -110,7 +110,8 @@ class ServeLoadConfig(ServeConfig, AsksSets):
     questions: int = 12  # different questions, those of the sets by turns; each is asked once alone before
     port: int = 0  # at which the server listens; 0: any that is free
 
-    RANGES = {**ServeConfig.RANGES, "minutes": Range(0.01, 100_000), "questions": Range(1, 100_000)}
+    RANGES = {**ServeConfig.RANGES, "questions": Range(1, 100_000),
+              "minutes": Range(0.01, 100_000)}
     EXAMPLES = """\
   python -m scripts.bench server
   python -m scripts.bench server clients=16 minutes=10

@@ -66,7 +66,8 @@ def load(argv: list[str]) -> int:
 
 def turns(argv: list[str]) -> int:
     """The command `python -m scripts.bench turns`: the same by requests at once, with one method; its exit code."""
-    return load(over(argv, {"rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}))
+    usual = {"rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
+    return load(over(argv, usual))
 
 
 def words(argv: Sequence[str]) -> list[str]:
@@ -88,24 +89,27 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     for temperature, method, one in tqdm(jobs, unit="load"):
         places = int(one.value) if one.varied == "at_once" else own.places(method)
         due = [moment * own.run.slowdown for moment in one.moments]
-        with own_time(decoders[method], own.run.virtual) as turns_:
-            served = serve(decoders[method], asked[temperature][:len(due) or own.requests], places, due)
+        requests = asked[temperature][:len(due) or own.requests]
+        with own_time(decoders[method], own.run.virtual) as in_turns:
+            served = serve(decoders[method], requests, places, due)
         wrong = unequal(served, texts[temperature])
         if wrong and own.run.virtual:
             raise ValueError(f"{method} wrote {wrong} of {len(served)} texts otherwise than before, which must not be: "
                              "please report it")
-        rows.append({"temperature": temperature, "method": method, "places": places, one.varied: one.value,
-                     "unequal": wrong, "requests": len(served), **figures(served, own.run.slowdown)._asdict(),
-                     "kind": own.run.kind, "profile": own.run.profile, **turns_})
+        found = figures(served, own.run.slowdown)._asdict()
+        rows.append({"temperature": temperature, "method": method, one.varied: one.value,
+                     "places": places, "unequal": wrong, "requests": len(served),
+                     "kind": own.run.kind, "profile": own.run.profile, **found, **in_turns})
     _report(own, rows)
 
 
 def loads_of(own: LoadConfig) -> list[Load]:
     """Arrivals, by how many there are in a second on average, and numbers of requests at once."""
-    found = [Load("rate", rate, poisson(rate, own.requests, own.run.seed)) for rate in own.chosen_rates]
+    drawn = {rate: poisson(rate, own.requests, own.run.seed) for rate in own.chosen_rates}
     if own.arrivals:
         given = moments(own.arrivals)
-        found.append(Load("rate", len(given) / max(given[-1], 1e-9), given))
+        drawn[len(given) / max(given[-1], 1e-9)] = given
+    found = [Load("rate", *arrivals) for arrivals in drawn.items()]
     return [*found, *(Load("at_once", count) for count in own.counts)]
 
 
@@ -121,21 +125,28 @@ def requests_of(pipeline: Pipeline, own: LoadConfig, count: int, temperature: fl
 def _report(own: LoadConfig, rows: Sequence[Row]) -> None:
     """Print the tables, and write files and plots where that is asked for."""
     where = f"{own.run.kind}, profile {own.run.profile}"
-    alone = {(row["temperature"], row["method"]): row["tokens_per_second"] for row in rows if row.get("at_once") == 1}
+    alone = {_who(row): row["tokens_per_second"] for row in rows if row.get("at_once") == 1}
+    for row in rows:
+        row["over_one"] = row["tokens_per_second"] / alone.get(_who(row), NAN)
     for varied, table in TABLES.items():
         measured = [row for row in rows if varied in row]
-        for row in measured:
-            row["over_one"] = row["tokens_per_second"] / alone.get((row["temperature"], row["method"]), NAN)
         if measured:
             shown = table.columns[:-2]
-            values = ([row[column] for column in shown] for row in measured)
-            cells = [[number(value) if isinstance(value, float) else str(value) for value in row] for row in values]
+            cells = [[_cell(row[column]) for column in shown] for row in measured]
             print(f"\n{table.title} ({where}); seconds, and tokens/s of all requests together\n")
             print(in_columns(shown, cells, 2))
         if measured and own.results:
             _write(Path(own.results), varied, where, measured)
     wrong, asked = (sum(row[name] for row in rows) for name in ("unequal", "requests"))
     print(f"\ntexts that differ from those of the first method: {wrong} of {asked}")
+
+
+def _who(row: Row) -> tuple[float, str]:
+    return row["temperature"], row["method"]
+
+
+def _cell(value: Any) -> str:
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def _write(folder: Path, varied: str, where: str, rows: Sequence[Row]) -> None:

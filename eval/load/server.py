@@ -83,8 +83,8 @@ class Asker:
 
     def _events(self, said: str) -> Iterator[str]:
         """The data of the server-sent events of an answer, or of the error that came in its place."""
-        body = {"seed": self.seed, "messages": [{"role": "user", "content": said}], "stream": True,
-                "stream_options": {"include_usage": True}}
+        body = {"seed": self.seed, "messages": [{"role": "user", "content": said}],
+                "stream": True, "stream_options": {"include_usage": True}}
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         with self.response("POST", "/v1/chat/completions", json.dumps(body), headers) as response:
             if response.status != OK:
@@ -111,7 +111,8 @@ def server(argv: list[str]) -> int:
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)
-        alone = [asker.ask(*question) for question in tqdm([*enumerate(said)], unit="question", desc="each alone")]
+        bar = tqdm(said, unit="question", desc="each alone")
+        alone = [asker.ask(number, question) for number, question in enumerate(bar)]
         if failed := next((served.error for served in alone if served.error), ""):
             raise ValueError(f"the server has not answered a question that was asked alone: {failed}")
         texts = {served.number: served.text for served in alone}
@@ -208,7 +209,9 @@ class Measured:
         Of what was held that is said when the load had settled, and at its end.
         """
         found = figures(self.fine, scale)
-        held = zip(self.samples[int(len(self.samples) * SETTLED)], self.samples[-1])
+        counts = map(str, (self.clients, len(self.served), *self.wrong))
         waits = map(number, (found.ttft, found.ttft_p95, found.latency, found.latency_p95))
-        return [*map(str, (self.clients, len(self.served), *self.wrong)), number(found.tokens_per_second, 1), *waits,
+        settled = int(len(self.samples) * SETTLED)
+        held = zip(self.samples[settled], self.samples[-1])
+        return [*counts, number(found.tokens_per_second, 1), *waits,
                 *(f"{before:.0f} to {after:.0f}" for before, after in held)]

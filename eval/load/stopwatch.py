@@ -58,7 +58,9 @@ def own_time(decoder: Decoder, counted: bool) -> Iterator[dict[str, float]]:
         return
     ring, models, turns = decoder.ring, Stopwatch(), Stopwatch()
     networks = {type(network) for network in decoder.draft.networks}
-    places = [(ring, "lm_head"), (decoder, "passes"), *product(ring.links, LINK), *product(networks, NETWORK)]
+    places = [(ring, "lm_head"), (decoder, "passes")]
+    places += [*product(ring.links, LINK), *product(networks, NETWORK)]
     with models.on(places), turns.on([(decoder, "turn")]):
         yield found
-    found.update(turns=turns.calls, own_ms=1e3 * (turns.seconds - models.seconds) / turns.calls)
+    own = turns.seconds - models.seconds
+    found.update(turns=turns.calls, own_ms=1e3 * own / turns.calls)
