@@ -242,6 +242,8 @@ def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
     assert cluster(replace(config, boards=2)).memory == (8.0, 8.0)
     with pytest.raises(ValueError, match="the memory of 3 boards is given, but there are 4"):
         cluster(replace(config, boards=4))
+    assert cluster(replace(usual, memory="8,8,16")).memory == (8.0, 8.0, 16.0)
+    assert cluster(replace(usual, memory="8")).memory == (8.0,) * 4
     with pytest.raises(ValueError, match="has 4 stages, and there are 2 boards: give boards=4"):
         planned(config_of("splits=given"), replace(SITE, factors=(1.0, 1.0)), book())
 
@@ -260,7 +262,7 @@ def test_the_memory_that_a_hosts_file_gives_counts_for_a_plan(tmp_path, monkeypa
     with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
         planned(config, cluster(config), book())
     hosts.write_text("b0\nb1 memory=4\nb2\n")
-    with pytest.raises(ValueError, match="gives memory= for 1 of 2 boards behind rank 0's, but not for b2"):
+    with pytest.raises(ValueError, match="the memory of 1 boards is given, but there are 2: give memory= for all"):
         cluster(config)
 
 

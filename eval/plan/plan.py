@@ -15,7 +15,6 @@ from eval.plan.measure import check, measured
 from eval.plan.record import Book, book_of
 from eval.plan.search import Search, candidates, choice, plain_of
 from eval.plan.trial import Bench, Trial
-from launch.hosts.board import rooms
 from launch.prepare import prepare
 
 USUAL_BOARDS = 4  # boards beside rank 0's
@@ -53,13 +52,13 @@ def cluster(config: PlanConfig) -> Profile:
     if hosts and config.run.profile != "none":  # else they were measured
         site = answered(site, hosts)
     lines = boards_of(hosts) if hosts else []
-    known = tuple(map(float, rooms(lines, hosts))) or site.memory
     described = len(lines) or len(site.factors) or len(site.memory)
     said = len(listed(config.memory))
     boards = config.boards or described or (said if said > 1 else USUAL_BOARDS)
     factors = (*site.factors, *[1.0] * boards)[:boards]
     weights = config.layer_gb * site.layers or site.weights
-    memory = config.gigabytes(boards) or known[:boards]
+    of_lines = tuple(float(line.memory) for line in lines[:boards] if line.memory)
+    memory = config.gigabytes(boards) or of_lines or site.memory[:boards]
     if 0 < len(memory) < boards:
         raise ValueError(f"the memory of {len(memory)} boards is given, but there are {boards}: give memory= for all, "
                          "or fewer boards=")

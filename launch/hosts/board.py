@@ -158,20 +158,17 @@ def read_hosts(path: str) -> list[Line]:
 
 
 def stages_for(lines: Sequence[Line], path: str) -> str:
-    """The split for the boards of a hosts file, by their memory if the lines say it; rank 0's holds no layers."""
+    """The split for the boards of a hosts file, by their memory if the lines say it; rank 0's holds no layers.
+
+    Raises ValueError if only some of them say it.
+    """
     boards = [line for line in lines[1:] if line.spare is None]
-    found = rooms(boards, path)
-    return f"auto:{','.join(found)}" if len(found) > 1 else f"auto:{len(boards)}"
-
-
-def rooms(boards: Sequence[Line], path: str) -> list[str]:
-    """The GB of each of the boards behind rank 0's, or nothing. Raises ValueError if only some of the lines say it."""
-    found = [line.memory for line in boards if line.memory]
-    if found and len(found) < len(boards):
+    rooms = [line.memory for line in boards if line.memory]
+    if rooms and len(rooms) < len(boards):
         lacking = next(line for line in boards if not line.memory)
-        raise ValueError(f"{path} gives memory= for {len(found)} of {len(boards)} boards behind rank 0's, but not for "
+        raise ValueError(f"{path} gives memory= for {len(rooms)} of {len(boards)} boards behind rank 0's, but not for "
                          f"{lacking.address}: give it for all of them, or for none")
-    return found
+    return f"auto:{','.join(rooms)}" if len(rooms) > 1 else f"auto:{len(boards)}"
 
 
 def read_line(words: Sequence[str]) -> Line | None:
