@@ -39,7 +39,7 @@ class PlanConfig(AsksSets):
 
     # The cluster that is planned for: that of profile, or what is measured
     boards: int = 0  # boards that may hold layers, beside rank 0's; 0: as many as the profile tells apart, or 4
-    memory: str = ""  # GB of each of these boards, one for all or one for each (commas between); empty: as hosts or profile say
+    memory: str = ""  # GB of each of these boards, one for all or each (commas between); empty: as hosts or profile say
     layer_gb: float = 0.0  # GB of a layer's weights; 0: as the profile says
     measure: bool = False  # measure the pipeline that these keys start, in place of a profile
     measured: str = ""  # JSON file for what was measured, which is read if it is there; empty: none

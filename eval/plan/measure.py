@@ -199,17 +199,17 @@ def _took(spans: Sequence[Span], name: str, since: float = 0.0, until: float = m
 
 def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float, float]:
     """Milliseconds of a message of one row, and Mbit/s, as the messages of all ranks but rank 0 say."""
-    came, short, long = {}, [], []
-    for span in spans:
-        if span["name"] == "recv":
-            came[span["rank"], span["nodes"][0]] = span["t1"]
+    came = {(span["rank"], span["nodes"][0]): span["t1"]
+            for span in spans if span["name"] == "recv"}
+    trips = []
     for span in spans:
         rank, nodes = span["rank"], span["nodes"]
         there = came.get(((rank + 1) % world, nodes[0]))
         if span["name"] == "send" and rank and there:
-            trips = long if len(nodes) > 1 else short
             trips.append((len(nodes), there - span["t1"]))
-    latency = max(0.0, median(seconds for _, seconds in short)) if short else 0.0
+    short = [seconds for rows, seconds in trips if rows == 1]
+    long = [trip for trip in trips if trip[0] > 1]
+    latency = max(0.0, median(short)) if short else 0.0
     rows, seconds = map(median, zip(*long)) if long else (0, 0.0)
     slower = seconds - latency
     rate = rows * row_bytes * 8 / slower / 1e6 if slower > 0 else RATES[1]

@@ -266,7 +266,7 @@ class Replayed(TreeDraft):
         return gain_TW[:, :width], token_TW[:, :width]
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
-        found = []
+        found: list[Guesses] = []
         for *_, tokens, gains in self._listed(logits_TV):
             chances = torch.tensor(gains).exp().tolist()
             found.append(list(zip(tokens[:width], chances)))
