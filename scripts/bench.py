@@ -90,14 +90,14 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "tp": "eval.bench.tensor_parallel:tensor_parallel",
     "load": "eval.load.pipeline:load",
     "server": "eval.load.server:server",
-    "turns": "eval.load.turns:turns",
-    "conversation": "eval.load.turns:conversation",
+    "turns": "eval.load.pipeline:turns",
+    "conversation": "eval.load.conversation:conversation",
     "specinfer": "eval.specinfer.tables:specinfer",
     "planner": "eval.plan.bench:planner",
     "planner_map": "eval.plan.map:planner_map",
     "planner_emulated": "eval.plan.bench:planner_emulated",
     "profiles": "eval.plan.profiles:profiles",
-    "thrift": "eval.plan.bench:thrift",
+    "thrift": "eval.plan.profiles:thrift",
 }
 
 

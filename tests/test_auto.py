@@ -20,7 +20,8 @@ from eval.keys import words as evaluation
 from eval.plan import plan as planning
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
-from eval.plan.measure import Checked, check
+from eval.plan.measure import check
+from eval.plan.trial import Spent, Trial
 from launch import auto
 from launch.auto import question, with_chosen
 from launch.pipeline import Pipeline
@@ -252,7 +253,7 @@ def test_candidates_answer_on_this_machine_and_the_fastest_is_chosen_if_it_is_fa
 
     def measured(speed):
         monkeypatch.setattr(planning, "check", lambda config, book, candidates: [
-            Checked(one, speed if one.method == "serial" else 10.0) for one in candidates])
+            Trial(one, [Spent(100, 100 / (speed if one.method == "serial" else 10.0), 1.0)], {}) for one in candidates])
         return planning.checked(here(config_here), found)
 
     assert measured(20.0).chosen.candidate.method == "serial" and measured(20.0).speeds == (20.0, 10.0)

@@ -9,7 +9,7 @@ import pytest
 from eval.command import evaluate
 from eval.load.arrivals import Served, figures, poisson, serve, unequal
 from eval.load.keys import moments
-from eval.load.turns import Stopwatch
+from eval.load.stopwatch import Stopwatch
 from eval.metrics import total_speed
 from eval.report import report
 from model.drafts.draft import NoDraft
@@ -94,7 +94,7 @@ def requests(prompts=PROMPTS):
 
 def test_requests_that_arrive_far_apart_begin_when_they_arrive_and_take_what_one_alone_takes():
     served = serve(virtual(), requests(), 4, [0.5 * number for number in range(5)])
-    assert [each.tokens for each in served] == [tuple(text) for text in TEXTS]
+    assert [each.text for each in served] == [tuple(text) for text in TEXTS]
     assert [each.arrived for each in served] == pytest.approx([0, 0.5, 1, 1.5, 2])
     assert [each.ended - each.arrived for each in served] == pytest.approx([0.011 * NEW] * 5)
     assert [each.first - each.arrived for each in served] == pytest.approx([0.011] * 5)
@@ -103,7 +103,7 @@ def test_requests_that_arrive_far_apart_begin_when_they_arrive_and_take_what_one
 def test_requests_that_find_no_place_wait_in_their_order_and_their_wait_counts():
     served = serve(virtual(), requests(), 1, [0.0, 0.001, 0.002, 0.003, 0.004])
     ends = [each.ended for each in served]
-    assert ends == sorted(ends) and [each.tokens for each in served] == [tuple(text) for text in TEXTS]
+    assert ends == sorted(ends) and [each.text for each in served] == [tuple(text) for text in TEXTS]
     least = [0.011 * NEW * (number + 1) - each.arrived for number, each in enumerate(served)]
     assert all(each.ended - each.arrived >= alone - 1e-9 for each, alone in zip(served, least))
 
@@ -114,12 +114,13 @@ def test_plain_decoding_of_several_at_once_shares_the_passes_of_stages():
 
 
 def test_the_figures_of_a_load_are_those_of_a_person():
-    served = [Served(number, float(number), number + 0.5, number + 2.0 + number % 2, (1, 2, 3)) for number in range(4)]
+    served = [Served(number, float(number), number + 0.5, number + 2.0 + number % 2, 3, (1, 2, 3))
+              for number in range(4)]
     found = figures(served)
     assert found.latency == 2.5 and found.latency_p95 == 3.0 and found.ttft == found.ttft_p95 == 0.5
     assert found.tokens_per_second == 12 / 6
     texts = {}
-    assert unequal(served, texts) == 0 and unequal([served[0]._replace(tokens=(1,)), served[1]], texts) == 1
+    assert unequal(served, texts) == 0 and unequal([served[0]._replace(text=(1,)), served[1]], texts) == 1
 
 
 def test_arrivals_at_random_have_their_rate_and_their_seed():
@@ -178,11 +179,13 @@ def test_a_load_is_shown_as_a_table_and_written_as_csv_and_plots(small, tmp_path
     with (tmp_path / "out" / "at_once.csv").open() as file:
         counted = {(row["method"], row["at_once"]): row for row in csv.DictReader(file)}
     assert float(counted["ar", "1"]["over_one"]) == 1 < float(counted["ar", "3"]["over_one"]) <= 3
+    turns = [int(counted["ar", count]["turns"]) for count in ("1", "3")]
+    assert turns[0] > turns[1] > 0 < float(counted["ar", "3"]["own_ms"])
     assert (tmp_path / "out" / "load-latency-t0.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_conversation_is_written_alike_whether_ranks_hold_what_was_said_or_read_it_again(saved, monkeypatch, capsys):
-    monkeypatch.setattr("eval.load.turns.TURNS", 3)
+    monkeypatch.setattr("eval.load.conversation.TURNS", 3)
     assert bench.main(["conversation", f"model_dir={saved / '0+2+2'}", "template=none", "dtype=float64",
                        "draft=eagle", "max_new_tokens=4"]) == 0
     said = capsys.readouterr().out

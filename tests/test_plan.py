@@ -22,7 +22,7 @@ from eval.plan.advice import advice, limit, table
 from eval.plan.candidates import PLAIN_METHOD, Candidate, families, shares, splits, typed
 from eval.plan.hosts import answered, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.measure import Checked, Passed, fit, measured, times_as_long
+from eval.plan.measure import Passed, fit, measured, times_as_long
 from eval.plan.plan import Plan, cluster, plan, planned
 from eval.plan.profiles import Row, compared, profiles, tried
 from eval.plan.record import SETTINGS, Book, Network, Written, book_of, made
@@ -151,8 +151,8 @@ def test_the_choice_is_as_fast_as_the_best_of_all_candidates(site):
     bench = bench_of(site, book(answers=1))
     methods, drafts = ["ar", "serial", "continuous", "dsi"], ["eagle"]
     best = max(everything(bench, methods, drafts), key=lambda trial: trial.speed)
-    search = Search(bench, shown=False)
-    chosen = choice(search.run(families(site, 8, methods, drafts)))
+    search = Search(bench, families(site, 8, methods, drafts), shown=False)
+    chosen = choice(search.run())
     assert chosen.speed >= 0.97 * best.speed, (chosen.candidate.about, best.candidate.about)
     assert search.tried > 0
 
@@ -189,7 +189,7 @@ def test_memory_decides_how_few_boards_are_enough():
     fitting = [one for family in families(site, 8, ["ar"], ["suffix"]) for one in family if bench.fits(one)]
     assert min(len(one.boards) for one in fitting) == 3
     with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
-        Search(bench_of(replace(site, memory=(0.5,) * 5)), shown=False).run(families(site, 8, ["ar"], ["suffix"]))
+        Search(bench_of(replace(site, memory=(0.5,) * 5)), families(site, 8, ["ar"], ["suffix"]))
 
 
 def test_splits_follow_the_speeds_and_leave_out_the_slowest():
@@ -242,8 +242,28 @@ def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
     assert cluster(replace(config, boards=2)).memory == (8.0, 8.0)
     with pytest.raises(ValueError, match="the memory of 3 boards is given, but there are 4"):
         cluster(replace(config, boards=4))
+    assert cluster(replace(usual, memory="8,8,16")).memory == (8.0, 8.0, 16.0)
+    assert cluster(replace(usual, memory="8")).memory == (8.0,) * 4
     with pytest.raises(ValueError, match="has 4 stages, and there are 2 boards: give boards=4"):
         planned(config_of("splits=given"), replace(SITE, factors=(1.0, 1.0)), book())
+
+
+def test_the_memory_that_a_hosts_file_gives_counts_for_a_plan(tmp_path, monkeypatch):
+    hosts = tmp_path / "hosts.txt"
+    usual = config_of("methods=ar")
+    config = replace(usual, run=replace(usual.run, hosts=str(hosts)))
+    monkeypatch.setattr("eval.plan.plan.answered", lambda site, path: replace(SITE, factors=()))
+    hosts.write_text("b0\nb1 memory=4.5\nb2 memory=9\nb3 memory=0.5\nb4 memory=9 spare\n")
+    site = cluster(config)
+    assert site.memory == (4.5, 9.0, 0.5) and cluster(replace(config, memory="8")).memory == (8.0,) * 3
+    found = planned(config, site, book())
+    assert all(3 not in one.candidate.boards for one in found.trials) and found.boards == 3
+    hosts.write_text("b0\nb1 memory=0.5\nb2 memory=0.5\n")
+    with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
+        planned(config, cluster(config), book())
+    hosts.write_text("b0\nb1 memory=4\nb2\n")
+    with pytest.raises(ValueError, match="the memory of 1 boards is given, but there are 2: give memory= for all"):
+        cluster(config)
 
 
 def test_a_measurement_of_another_model_is_refused(tmp_path):
@@ -365,11 +385,14 @@ def test_advice_is_about_what_was_tried(changes, speeds, said):
 
 def test_the_advice_of_a_choice_of_this_machine_is_about_what_it_measured():
     bench = bench_of(SITE)
-    trials = [trial_of(bench, method, ((1,),), (8,), number) for method, number in (("serial", 9), (PLAIN_METHOD, 5))]
-    serial, plain = (trial.candidate for trial in trials)
-    here = Plan(bench, trials[1], trials, 4, 2, 2, (Checked(plain, 8.0), Checked(serial, 4.0)))
+    def tried(serial, plain):
+        return [trial_of(bench, method, ((1,),), (8,), number)
+                for method, number in (("serial", serial), (PLAIN_METHOD, plain))]
+
+    trials = tried(9, 5)
+    here = Plan(bench, trials[1], trials, 4, 2, 2, tried(4, 8)[::-1])
     assert advice(here) == "no guessing pays here: serial reaches 0.50 of plain decoding"
-    here = Plan(bench, trials[0], trials, 4, 2, 2, (Checked(serial, 6.0), Checked(plain, 4.0)))
+    here = Plan(bench, trials[0], trials, 4, 2, 2, tried(6, 4))
     assert advice(here).endswith("serial over board 1 is the fastest, 1.50 times as fast as plain decoding")
 
 

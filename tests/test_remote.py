@@ -96,13 +96,14 @@ def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hos
         (tmp_path / name / "f").mkdir()
         (tmp_path / name / "f" / "run_jetson.sh").write_text(f"read asked\necho '{answer}'\nexec sed -u 's/.*//'")
     hosts.write_text("b0\nb1 folder=f\nb2 folder=f\n")
-    monkeypatch.setattr(measure, "_run", lambda config, run, trace: {"eagle": 2.0})
-    monkeypatch.setattr(measure, "_messages", lambda spans, world, size: (1.0, 0.5, 1000.0))
-    monkeypatch.setattr(measure, "read_trace", lambda folder: [])
+    spans = [{"name": name, "rank": 0, "nodes": [1], "t0": 1.0, "t1": 1.0 + seconds}
+             for name, seconds in (("grow", 0.002), ("judge", 0.001))]
+    monkeypatch.setattr(measure, "_run", lambda config, run, trace: {"eagle": (0.5, 1.5)})
+    monkeypatch.setattr(measure, "read_trace", lambda folder: spans)
     config = parse(words(["toy", f"hosts={hosts}", "measure=true", f"measured={tmp_path / 'site.json'}"]), COMMAND,
                    kind=PlanConfig)
     found = measure.measured(config)
-    assert found.factors == (1.0, 3.0) and found.level == 2.0 and found.verdict == 1.0
+    assert found.factors == (1.0, 3.0) and found.level == pytest.approx(2.0) and found.verdict == pytest.approx(1.0)
     assert [link[:2] for link in found.links] == [(0, 1), (0, 2)] and found.about == "measured over ssh with llama"
     assert found.model + 16 * found.token == pytest.approx(10 * (1 + 16 / 512), rel=1e-3) and found.row < 1e-9
     assert read(str(tmp_path / "site.json")) == found == measure.measured(config)

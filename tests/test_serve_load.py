@@ -8,20 +8,21 @@ import subprocess
 import pytest
 
 from eval.bench import process_tree
+from eval.load.arrivals import Served
 from eval.load.keys import ServeLoadConfig, of_the_server
-from eval.load.server import Heard, Held, Measured, holds, server
+from eval.load.server import Held, Measured, holds, server
 from tests.saved import models, wait_until
 
 
 def test_texts_are_compared_with_what_their_question_gets_alone_and_errors_are_counted_apart():
-    heard = [Heard(0, "yes", 4, 0.5, 2.0), Heard(1, "no", 6, 1.5, 4.0), Heard(0, "no", 10, 1.0, 3.0),
-             Heard(1, "", 0, 9.0, 9.0, "queue_full")]
+    served = [Served(0, 1.0, 1.5, 3.0, 4, "yes"), Served(1, 2.0, 3.5, 6.0, 6, "no"),
+              Served(0, 8.0, 9.0, 11.0, 10, "no"), Served(1, 0.0, 9.0, 99.0, 0, "", "queue_full")]
     samples = [Held(100.0 + i, 50.0, 9, 3) for i in range(20)]
-    config = ServeLoadConfig.of(slowdown=2.0, profile="jetson-7b")
-    measured = Measured(config, 4, heard, 10.0, samples)
-    assert measured.errors == 1 and measured.unequal(["yes", "no"]) == 1
-    assert measured.row(["yes", "no"]) == ["4", "4", "1", "1", "4.0", "0.50", "0.75", "1.50", "2.00",
-                                           "102 to 119", "50 to 50", "9 to 9", "3 to 3"]
+    measured = Measured(4, served, samples, {0: "yes", 1: "no"})
+    assert measured.wrong == (1, 1)
+    assert measured.row(2.0) == ["4", "4", "1", "1", "4.0", "0.50", "0.75", "1.50", "2.00",
+                                 "102 to 119", "50 to 50", "9 to 9", "3 to 3"]
+    assert Measured(4, served[3:], samples, {}).row(2.0)[:5] == ["4", "1", "1", "0", "–"]
 
 
 def test_what_a_process_holds_is_its_memory_its_files_and_its_threads():

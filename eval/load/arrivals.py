@@ -5,26 +5,27 @@ It knows nothing about methods, files or tables. All seconds are those of the pi
 from __future__ import annotations
 
 from contextlib import closing
-from itertools import repeat
 from statistics import median
-from typing import Iterable, NamedTuple, Sequence
+from typing import Hashable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from eval.metrics import quantile
+from eval.metrics import NAN, quantile
 from pipeline.decode import Decoder, Job, Request, Until, concurrent
 
 TAIL = 0.95
 
 
 class Served(NamedTuple):
-    """A request that was answered, the number-th one; moments are in seconds from the start."""
+    """An answer to the number-th request; moments are in seconds from the start."""
 
     number: int
     arrived: float
     first: float  # when its first token had settled
     ended: float  # when its last one had
-    tokens: tuple[int, ...]
+    tokens: int
+    text: Hashable  # or the token ids
+    error: str = ""  # what went wrong
 
 
 class Figures(NamedTuple):
@@ -43,26 +44,30 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
     return [float(moment) for moment in gaps.cumsum()]
 
 
-def serve(decoder: Decoder, asked: Sequence[Request], places: int, moments: Sequence[float] = ()) -> list[Served]:
+def serve(decoder: Decoder, asked: Sequence[Request], places: int,
+          moments: Sequence[float] = ()) -> list[Served]:
     """Serve requests, at most `places` of them at once.
 
     They arrive at these moments, and those that find no place wait in their order. Without any moments the next request
     comes when one ends.
     """
     decoder.places = places
-    start = decoder.ring.clock.now()
-    arrivals: Iterable[float | None] = [start + moment for moment in moments] if moments else repeat(None)
-    jobs = (_job(decoder, number, start, *due) for number, due in enumerate(zip(asked, arrivals)))
+    clock = decoder.ring.clock
+    start = clock.now()
+    arrivals: Iterator[float] = iter(clock.now, None)  # a job is made when it may begin
+    if moments:
+        arrivals = (start + moment for moment in moments)
+    due = zip(range(len(asked)), asked, arrivals)
+    jobs = (_job(decoder, start, *one) for one in due)
     return sorted(concurrent(jobs, decoder, len(asked) if moments else places))
 
 
-def _job(decoder: Decoder, number: int, start: float,
-         request: Request, arrival: float | None) -> Job[Served]:
-    """Serve one request from its arrival on, or at once if that has passed."""
+def _job(decoder: Decoder, start: float, number: int,
+         request: Request, arrival: float) -> Job[Served]:
+    """Serve one request from its arrival on."""
     clock = decoder.ring.clock
-    while arrival is not None and clock.now() < arrival:
+    while clock.now() < arrival:
         yield Until(arrival)
-    arrived = clock.now() if arrival is None else arrival
     settled: list[float] = []
     answer, stream = decoder.submit(request, waits=False)
     with closing(stream):  # type: ignore[type-var]
@@ -70,21 +75,23 @@ def _job(decoder: Decoder, number: int, start: float,
             if new:
                 settled.append(clock.now() - start)
             yield None
-    tokens = tuple(answer.token_ids)
-    yield Served(number, arrived - start, settled[0], settled[-1], tokens)
+    text = tuple(answer.token_ids)
+    yield Served(number, arrival - start, settled[0], settled[-1], len(text), text)
 
 
 def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
     """The figures of a load, which lasts from the first arrival to the last token; `scale` seconds are a modelled one.
     """
+    if not served:
+        return Figures(NAN, NAN, NAN, NAN, NAN)
     latencies = [(each.ended - each.arrived) / scale for each in served]
     waits = [(each.first - each.arrived) / scale for each in served]
     seconds = max(each.ended for each in served) - min(each.arrived for each in served)
-    made = sum(len(each.tokens) for each in served)
+    speed = sum(each.tokens for each in served) / seconds * scale
     return Figures(median(latencies), quantile(latencies, TAIL),
-                   median(waits), quantile(waits, TAIL), made / seconds * scale)
+                   median(waits), quantile(waits, TAIL), speed)
 
 
-def unequal(served: Sequence[Served], reference: dict[int, tuple]) -> int:
+def unequal(served: Sequence[Served], reference: dict[int, Hashable]) -> int:
     """How many texts differ from those of the reference, which learns the texts that it does not have."""
-    return sum(reference.setdefault(each.number, each.tokens) != each.tokens for each in served)
+    return sum(reference.setdefault(each.number, each.text) != each.text for each in served)

@@ -7,18 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, Iterator, Sequence
 
-from config.keys import NUMBER, WHOLE, Range, listed, number, outside
+from config.keys import NUMBER, WHOLE, Range, listed, number
 from config.methods import METHODS
 from config.run_config import RANGES as OF_RUNS
 from config.schema.untrusted import read_bytes
 from config.serve_config import ServeConfig
 from eval.keys import AsksSets, ComparesMethods, empty, wrong_numbers
 
-COUNTS = Range(1, 100_000)
 RATES = Range(0.000001, 1_000_000)  # requests per second
 LATEST = 1e9  # seconds
 CLIENTS = Range(1, 1000)
-OF_CLIENTS = {"minutes": Range(0.01, 100_000), "questions": Range(1, 100_000)}
 ANOTHER = "name another with arrivals="
 FORM = "write seconds from the start, one number a line, none less than the one before"
 
@@ -29,6 +27,7 @@ class LoadConfig(ComparesMethods):
 
     USUAL = {"max_requests": 16}
     REFUSED = ("temperature", "prompt_ids", "question_file")
+    RANGES = {"requests": Range(1, 100_000)}
     EXAMPLES: ClassVar[str] = """\
   python -m scripts.bench load
   python -m scripts.bench load profile=server rates=1,4,16 temperatures=0,1 results=server
@@ -71,7 +70,7 @@ class LoadConfig(ComparesMethods):
             if name not in one_target:
                 yield (f"{name} is unknown, or has a pipeline of its own: choose in methods= and alone= among "
                        f"{', '.join(one_target)}")
-        yield from outside({"requests": self.requests}, {"requests": COUNTS})
+        yield from super().problems()
         yield from wrong_numbers("temperatures", self.temperatures, OF_RUNS["temperature"])
         yield from wrong_numbers("rates", self.rates, RATES)
         yield from wrong_numbers("at_once", self.at_once, OF_RUNS["max_requests"], WHOLE)
@@ -111,6 +110,8 @@ class ServeLoadConfig(ServeConfig, AsksSets):
     questions: int = 12  # different questions, those of the sets by turns; each is asked once alone before
     port: int = 0  # at which the server listens; 0: any that is free
 
+    RANGES = {**ServeConfig.RANGES, "questions": Range(1, 100_000),
+              "minutes": Range(0.01, 100_000)}
     EXAMPLES = """\
   python -m scripts.bench server
   python -m scripts.bench server clients=16 minutes=10
@@ -118,7 +119,6 @@ class ServeLoadConfig(ServeConfig, AsksSets):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        yield from outside(vars(self), OF_CLIENTS)
         yield from wrong_numbers("clients", self.clients, CLIENTS, WHOLE)
         yield from empty({"clients": listed(self.clients), "sets": self.chosen_sets})
 

@@ -15,8 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from itertools import cycle
-from statistics import median
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Hashable, Iterator, NamedTuple, Sequence
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
@@ -26,10 +25,9 @@ from config.keys import over
 from config.presets import TOY_PRESET
 from config.questions import by_turns
 from eval.bench import of_one, process_tree
-from eval.load.arrivals import TAIL
+from eval.load.arrivals import Served, figures, unequal
 from eval.load.keys import ServeLoadConfig, of_the_server
-from eval.metrics import quantile
-from eval.tables import in_columns
+from eval.tables import in_columns, number
 from launch.console import EXIT_LOST, say
 
 COMMAND = "python -m scripts.bench server"
@@ -41,17 +39,6 @@ LOOK = 0.25  # seconds between two looks at a server that comes up
 SAMPLE = 2.0  # seconds between two looks at what its processes hold
 SETTLED = 0.1  # the share of a measurement after which what they hold is noted for the first time
 OK = 200
-
-
-class Heard(NamedTuple):
-    """What came of one request; seconds are counted from its sending."""
-
-    question: int
-    text: str
-    tokens: int
-    first: float  # until its first text
-    seconds: float  # until its end
-    error: str = ""
 
 
 class Held(NamedTuple):
@@ -72,8 +59,8 @@ class Asker:
     key: str
     patience: float  # seconds
 
-    def ask(self, question: int, said: str) -> Heard:
-        """Ask, and read the answer as it streams. The answer names what goes wrong."""
+    def ask(self, question: int, said: str) -> Served:
+        """Ask, and read the answer as it streams; moments are those of this machine's clock."""
         since = time.monotonic()
         text, first, tokens, error = "", 0.0, 0, "the stream ended too early"
         try:
@@ -88,19 +75,17 @@ class Asker:
                 text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
                 if text and not first:
-                    first = time.monotonic() - since
+                    first = time.monotonic()
         except (OSError, HTTPException) as failed:
             error = str(failed) or type(failed).__name__
-        seconds = time.monotonic() - since
-        return Heard(question, text, tokens, first or seconds, seconds, error)
+        ended = time.monotonic()
+        return Served(question, since, first or ended, ended, tokens, text, error)
 
     def _events(self, said: str) -> Iterator[str]:
         """The data of the server-sent events of an answer, or of the error that came in its place."""
-        body = {"seed": self.seed, "messages": [{"role": "user", "content": said}], "stream": True,
-                "stream_options": {"include_usage": True}}
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
+        body = {"seed": self.seed, "messages": [{"role": "user", "content": said}],
+                "stream": True, "stream_options": {"include_usage": True}}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         with self.response("POST", "/v1/chat/completions", json.dumps(body), headers) as response:
             if response.status != OK:
                 yield response.read().decode(errors="replace")
@@ -126,20 +111,19 @@ def server(argv: list[str]) -> int:
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)
-        asked = [*enumerate(said)]
-        bar = tqdm(asked, unit="question", desc="each alone", file=sys.stderr)
-        alone = [asker.ask(*question) for question in bar]
-        if failed := next((heard.error for heard in alone if heard.error), ""):
+        bar = tqdm(said, unit="question", desc="each alone")
+        alone = [asker.ask(number, question) for number, question in enumerate(bar)]
+        if failed := next((served.error for served in alone if served.error), ""):
             raise ValueError(f"the server has not answered a question that was asked alone: {failed}")
-        measured = [Measured(config, clients, *_measure(config, clients, asker, said, process.pid))
+        texts = {served.number: served.text for served in alone}
+        measured = [Measured(clients, *_measure(config, clients, asker, said, process.pid), texts)
                     for clients in config.counts]
-    texts = [heard.text for heard in alone]
     print(f"\nclients of a server ({run.kind}, profile {run.profile}, {run.pipeline_type}, "
           f"max_requests={run.max_requests}); seconds, and tokens/s of all clients together\n")
-    print(in_columns(HEADING, [each.row(texts) for each in measured], 1))
-    for error in {heard.error for each in measured for heard in each.heard if heard.error}:
+    print(in_columns(HEADING, [each.row(run.slowdown) for each in measured], 1))
+    for error in {served.error for each in measured for served in each.served if served.error}:
         print(f"an error: {error}")
-    return int(any(each.errors or each.unequal(texts) for each in measured))
+    return int(any(any(each.wrong) for each in measured))
 
 
 @contextmanager
@@ -171,30 +155,27 @@ def _await(asker: Asker, process: subprocess.Popen[str]) -> None:
 
 
 def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence[str], process: int
-             ) -> tuple[list[Heard], float, list[Held]]:
-    """Let so many clients ask for a while. What they heard, the seconds it took, and what was held every now and then.
-    """
-    heard: list[Heard] = []
+             ) -> tuple[list[Served], list[Held]]:
+    """Let so many clients ask for a while; their answers, and what the server's processes held every now and then."""
+    served: list[Served] = []
     samples: list[Held] = []
     questions = cycle(enumerate(said))
-    since = time.monotonic()
-    end = since + config.minutes * 60
+    end = time.monotonic() + config.minutes * 60
 
-    def ask() -> float:
-        """The moment at which this client ended."""
+    def ask() -> None:
         while time.monotonic() < end:
-            heard.append(asker.ask(*next(questions)))
-        return time.monotonic()
+            served.append(asker.ask(*next(questions)))
 
-    bar = tqdm(total=round(end - since), unit="s", desc=f"{clients} clients", file=sys.stderr)
+    bar = tqdm(total=round(config.minutes * 60), unit="s", desc=f"{clients} clients")
     with ThreadPoolExecutor(clients) as pool, bar:
         asking = [pool.submit(ask) for _ in range(clients)]
         while not all(client.done() for client in asking):
             time.sleep(SAMPLE)
             samples.append(holds(process))
             bar.update(min(SAMPLE, bar.total - bar.n))
-    ended = max(client.result() for client in asking)  # raises what one has died of
-    return heard, ended - since, samples
+    for client in asking:
+        client.result()  # raises what one has died of
+    return served, samples
 
 
 def holds(process: int) -> Held:
@@ -205,36 +186,32 @@ def holds(process: int) -> Held:
 
 @dataclass(frozen=True)
 class Measured:
-    """What so many clients heard in `seconds`, and samples of what the server's processes held."""
+    """What so many clients got, samples of what the server's processes held, and the texts of questions asked alone."""
 
-    config: ServeLoadConfig
     clients: int
-    heard: Sequence[Heard]
-    seconds: float
+    served: Sequence[Served]
     samples: Sequence[Held]
+    alone: dict[int, Hashable]
 
     @property
-    def errors(self) -> int:
-        return sum(bool(heard.error) for heard in self.heard)
-
-    def unequal(self, texts: Sequence[str]) -> int:
-        """How many texts are not those that their questions got alone."""
-        return sum(heard.text != texts[heard.question] for heard in self.heard if not heard.error)
-
-    def row(self, texts: Sequence[str]) -> list[str]:
-        """The cells of its line; seconds are modelled ones where a cluster is emulated."""
-        scale = self.config.run.slowdown
-        fine = [heard for heard in self.heard if not heard.error]
-        speed = sum(heard.tokens for heard in fine) / self.seconds * scale
-        counts = self.clients, len(self.heard), self.errors, self.unequal(texts)
-        cells = [*map(str, counts), f"{speed:.1f}"]
-        times = [(heard.first / scale, heard.seconds / scale) for heard in fine]
-        for seconds in zip(*times):
-            cells += [f"{value:.2f}" for value in (median(seconds), quantile(seconds, TAIL))]
-        return [*cells, *self._held]
+    def fine(self) -> list[Served]:
+        """The answers without an error."""
+        return [served for served in self.served if not served.error]
 
     @property
-    def _held(self) -> list[str]:
-        """What was held when the load had settled, and at its end."""
+    def wrong(self) -> tuple[int, int]:
+        """How many answers ended with an error, and how many others differ from what their questions got alone."""
+        return len(self.served) - len(self.fine), unequal(self.fine, self.alone)
+
+    def row(self, scale: float) -> list[str]:
+        """The cells of its line; `scale` seconds are a modelled one.
+
+        Of what was held that is said when the load had settled, and at its end.
+        """
+        found = figures(self.fine, scale)
+        counts = map(str, (self.clients, len(self.served), *self.wrong))
+        waits = map(number, (found.ttft, found.ttft_p95, found.latency, found.latency_p95))
         settled = int(len(self.samples) * SETTLED)
-        return [f"{before:.0f} to {after:.0f}" for before, after in zip(self.samples[settled], self.samples[-1])]
+        held = zip(self.samples[settled], self.samples[-1])
+        return [*counts, number(found.tokens_per_second, 1), *waits,
+                *(f"{before:.0f} to {after:.0f}" for before, after in held)]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import Sequence
 
 import numpy as np
@@ -11,7 +12,6 @@ from config.profiles import Profile
 from eval.metrics import speed
 from eval.plan.candidates import Candidate, hops, message
 from eval.plan.keys import PlanConfig
-from eval.plan.measure import Checked
 from eval.plan.plan import Plan
 from eval.plan.search import WORTH
 from eval.plan.trial import Bench, Trial
@@ -23,11 +23,10 @@ COLUMNS = f"{'tokens/s':>9} {'95 %':>15} {'first s':>8} {'GB':>6}  {'limited by'
 
 def limit(trial: Trial) -> str:
     """What limits a candidate: who is busy for most of the time, or the way of a row where nobody is."""
-    busy = trial.busy
-    name = max(busy, key=busy.__getitem__)
-    if busy[name] >= LIMIT:
-        return f"{name}, busy {busy[name]:.0%}"
-    waiting = max(0.0, 1 - busy["drafting"] - busy["verdicts"])
+    name, share = max(trial.busy.items(), key=itemgetter(1))
+    if share >= LIMIT:
+        return f"{name}, busy {share:.0%}"
+    waiting = max(0.0, 1 - trial.busy["drafting"] - trial.busy["verdicts"])
     return f"waiting for answers {waiting:.0%}"
 
 
@@ -36,8 +35,7 @@ def table(bench: Bench, trials: Sequence[Trial]) -> str:
     lines = [COLUMNS]
     for trial in trials:
         found, one = speed([np.array(trial.spent)]), trial.candidate
-        known = not math.isnan(found.low)
-        bounds = f"{found.low:.3g} to {found.high:.3g}" if known else "-"
+        bounds = "-" if math.isnan(found.low) else f"{found.low:.3g} to {found.high:.3g}"
         memory = max(bench.memory(one).values())
         lines.append(f"{found.value:>9.3g} {bounds:>15} {trial.first:>8.3g} {memory:>6.2f}  {limit(trial):<26} "
                      f"{one.about}")
@@ -48,31 +46,31 @@ def table(bench: Bench, trials: Sequence[Trial]) -> str:
 
 def advice(found: Plan) -> str:
     """One sentence about the choice; of one that this machine itself has made, by what candidates spent there."""
-    one = found.chosen.candidate
+    one, boards = found.chosen.candidate, found.boards
+    guessing = [trial for trial in found.trials if not trial.candidate.plain]
+    fewer = [trial for trial in guessing if len(trial.candidate.others) < boards]
+    limited = f"limited by {limit(found.chosen)}"
     if found.checked:
         return _as_measured(one, found.checked)
-    guessing = [trial for trial in found.trials if not trial.candidate.plain]
-    fewer = [trial for trial in guessing if len(trial.candidate.others) < found.boards]
     if one.plain:
         return _plain(found, guessing)
-    if len(one.others) < found.boards:
-        return _fewer(found)
-    limited = f"; limited by {limit(found.chosen)}"
-    if found.boards == 1:
-        return f"there is one board beside rank 0's{limited}"
+    if len(one.others) < boards:
+        return _fewer(found, limited)
+    if boards == 1:
+        return f"there is one board beside rank 0's; {limited}"
     if not fewer:
-        return f"{_all(found.boards)} are wanted{limited}"
+        return f"{_all(boards)} are wanted; {limited}"
     gain = found.chosen.speed / fewer[0].speed
     worth = "are worth having," if gain >= WORTH else "are hardly worth having:"
-    return f"{_all(found.boards)} {worth} {gain - 1:.0%} faster than {_named(fewer[0].candidate)}{limited}"
+    return f"{_all(boards)} {worth} {gain - 1:.0%} faster than {_named(fewer[0].candidate)}; {limited}"
 
 
-def _as_measured(one: Candidate, spent: Sequence[Checked]) -> str:
+def _as_measured(one: Candidate, here: Sequence[Trial]) -> str:
     """What this machine says, whose ranks share its cores, whatever was simulated."""
-    ours = next(each.speed for each in spent if each.candidate == one)
-    others = [each for each in spent if each.candidate.plain != one.plain]
+    ours = next(trial.speed for trial in here if trial.candidate == one)
+    others = [trial for trial in here if trial.candidate.plain != one.plain]
     if not one.plain:
-        return (f"of {len(spent)} candidates that answered here {one.method} over {_named(one)} is the fastest, "
+        return (f"of {len(here)} candidates that answered here {one.method} over {_named(one)} is the fastest, "
                 f"{ours / others[0].speed:.2f} times as fast as plain decoding")
     if not others:
         return "nothing but plain decoding answered here"
@@ -81,32 +79,30 @@ def _as_measured(one: Candidate, spent: Sequence[Checked]) -> str:
 
 def _plain(found: Plan, guessing: Sequence[Trial]) -> str:
     """What the best that guesses reaches, and how many boards are enough without guesses."""
-    one = found.chosen
-    said = [f"no guessing pays here: a token takes {1e3 / one.speed:.3g} ms without guesses"]
+    one, plain = found.chosen.candidate, found.chosen.speed
+    said = f"no guessing pays here: a token takes {1e3 / plain:.3g} ms without guesses"
     if any(trial.candidate.draft != "suffix" for trial in guessing):  # which needs no time
-        said[0] += f", and a level of guesses {found.bench.site.level:.3g} ms"
+        said += f", and a level of guesses {found.bench.site.level:.3g} ms"
     for other in guessing[:1]:
-        said.append(f"{other.candidate.method}, the best that guesses, reaches {other.speed / one.speed:.2f} of it")
-    if len(one.candidate.others) < found.boards:
-        said.append(f"{_named(one.candidate)} {_are(one.candidate)} enough")
-    return "; ".join(said)
+        said += f"; {other.candidate.method}, the best that guesses, reaches {other.speed / plain:.2f} of it"
+    return f"{said}; {_named(one)} {_are(one)} enough" if len(one.others) < found.boards else said
 
 
-def _fewer(found: Plan) -> str:
+def _fewer(found: Plan, limited: str) -> str:
     """That fewer boards are faster, and what limits more of them."""
-    one = found.chosen.candidate
+    one, boards = found.chosen.candidate, found.boards
     same = [trial for trial in found.trials if trial.candidate.method == one.method]
     wider = max(same, key=lambda trial: len(trial.candidate.others))
     most = len(wider.candidate.others)
     if most <= len(one.others):
-        return f"{one.method} was tried over no more boards than {_named(one)}; limited by {limit(found.chosen)}"
-    against = _all(found.boards) if most == found.boards else f"{most}, the most of {found.boards} that it can take"
+        return f"{one.method} was tried over no more boards than {_named(one)}; {limited}"
+    against = _all(boards) if most == boards else f"{most}, the most of {boards} that it can take"
     faster = "faster than" if found.chosen.speed >= WORTH * wider.speed else "as fast as"
     return (f"{_named(one)} {_are(one)} {faster} {against} (which reach {wider.speed:.3g} tokens/s): "
-            f"{_what_more_cost(found.bench.site, one, wider)}")
+            f"{_what_more_cost(found.bench.site, one.others, wider)}")
 
 
-def _what_more_cost(site: Profile, one: Candidate, wider: Trial) -> str:
+def _what_more_cost(site: Profile, ours: Sequence[int], wider: Trial) -> str:
     """A link or a board that only the wider one has, if it is slow, or what limits the wider one."""
     def takes(pair: tuple[int, int]) -> float:
         return message(site, *pair)
@@ -114,13 +110,14 @@ def _what_more_cost(site: Profile, one: Candidate, wider: Trial) -> str:
     def lasts(rank: int) -> float:
         return site.board(rank).model
 
-    ours, theirs = hops(one.others), hops(wider.candidate.others)
-    a, b = max(set(theirs).difference(ours), key=takes)
+    theirs = wider.candidate.others
+    wires = hops(ours)
+    a, b = max(set(hops(theirs)).difference(wires), key=takes)
     longest = takes((a, b))
-    if longest > UNLIKE * max(map(takes, ours)):
+    if longest > UNLIKE * max(map(takes, wires)):
         return f"the link between {a} and {b} takes {longest:.3g} ms for a message"
-    slowest = max(set(wider.candidate.others).difference(one.others), key=lasts)
-    slower = lasts(slowest) / max(map(lasts, one.others))
+    slowest = max(set(theirs).difference(ours), key=lasts)
+    slower = lasts(slowest) / max(map(lasts, ours))
     if slower > 1:
         return f"board {slowest} takes {slower:.3g} times as long for a layer as the slowest of these"
     return f"the limit is {limit(wider)}"
@@ -149,19 +146,18 @@ def _are(one: Candidate) -> str:
 
 def to_do(config: PlanConfig, one: Candidate) -> list[str]:
     """What to split and push."""
-    folder, split = "SPLIT", one.split
-    form = f"--stages {split['stages']}" if "stages" in split else ""
-    if "replicas" in split:
-        form = f"--stages {len(one.layers)}"
+    split, options = one.split, []
+    if not one.whole:
+        options.append(f"--stages {split.get('stages', len(one.layers))}")
     if "tp" in split:
-        form = f"{form} --tp {split['tp']}".strip()
-    has_head = "eagle" in one.draft and METHODS[one.method].draft == "eagle"
-    head = f" --eagle {config.run.eagle_dir}" if has_head else ""
+        options.append(f"--tp {split['tp']}")
+    if "eagle" in one.draft and METHODS[one.method].draft == "eagle":
+        options.append(f"--eagle {config.run.eagle_dir}")
     boards = _named(one).replace("rank 0's board and ", "")
     hosts = config.write_hosts or (config.run.hosts if one.in_order else "") or "FILE"
-    lines = [f"split: python split_and_save_models.py {config.run.base_dir or 'MODEL'} {folder} {form}{head}",
+    lines = [f"split: python split_and_save_models.py {config.run.base_dir or 'MODEL'} SPLIT {' '.join(options)}",
              f"push:  to {boards} and rank 0's, the lines of a hosts file: bash scripts/push.sh hosts={hosts} "
-             f"split={folder}"]
+             "split=SPLIT"]
     if not (one.in_order or config.write_hosts or config.write_cluster):
         key = "write_hosts=FILE" if config.run.hosts else "write_cluster=FILE.json"
         lines.append(f"note: ranks have no gaps, so these keys alone mean the first boards: add {key} for a file of "

@@ -1,15 +1,10 @@
-"""Whether plans are right: drawn clusters, judged by the best that other questions find, and by real emulation.
-
-What streaming gains by sending and drafting only what pays.
-"""
+"""Whether plans are right: drawn clusters, judged by the best that other questions find, and by real emulation."""
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 from typing import Any, Callable, Dict, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -19,17 +14,16 @@ from tqdm import tqdm
 from config.cli import parse
 from config.files import write_json
 from config.keys import Checked, Range, read_keys
-from config.profiles import PROFILES, Profile, write
+from config.profiles import Profile, write
 from eval.keys import problems_of_files
-from eval.plan.candidates import Candidate, families, typed
+from eval.plan.candidates import families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.measure import seconds
+from eval.plan.measure import answered
 from eval.plan.plan import planned
-from eval.plan.record import Book, Written, made
-from eval.plan.search import Search, candidates, choice, nearly_best, plain_of
+from eval.plan.record import Book, made
+from eval.plan.search import Search, choice, nearly_best, plain_of
 from eval.plan.trial import Bench, Trial
-from eval.tables import in_columns
 from launch.pipeline import Pipeline
 
 Row = Dict[str, Any]  # a cluster and what came of it
@@ -40,27 +34,36 @@ RATE = (10, 10_000)  # Mbit/s
 SLOWEST = 4.0  # times as long: the slowest board of an uneven cluster
 LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # ms, at least, in real emulation: shorter ones this machine cannot keep up with
 WORKERS, TOKENS = Range(1, 256), Range(8, 512)
-QUESTIONS, SEED = Range(1, 19), Range(0, 1 << 32)
+QUESTIONS = Range(1, 19)  # of each set, which has 20
+ABOUT = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g}, level {level_ms:.3g}, latency "
+         "{latency_ms:.3g}, {mbps:.4g} Mbit/s, {kind}: ")
 
 
 @dataclass(frozen=True)
 class Drawn(Checked):
-    """Keys of what is done for drawn clusters, of which the last is the file for all figures."""
+    """Keys of what is done for drawn clusters."""
 
     PATHS = ("output",)
+    RANGES = {"seed": Range(0, 1 << 32), "tokens": TOKENS}
 
-    output: str = ""
+    # Drawn clusters and plans for them
+    seed: int = 0  # of the draw
+    tokens: int = 24  # of each answer, at most
+    drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen; specinfer has its own
+    output: str = ""  # JSON file for the figures of every cluster; empty: none
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         yield from problems_of_files(self, "output")
 
-    def collect(self, rows: Iterable[Row], result: Callable[[Row], str]) -> list[Row]:
+    def collect(self, rows: Iterable[Row], result: str) -> list[Row]:
         """Print a line for each row as it comes, with what came of it, and keep all in the file."""
         found = []
         for row in rows:
             found.append(row)
-            tqdm.write(line(row, result(row)))
+            even = "even" if row["even"] else "uneven"
+            line = ABOUT + result
+            tqdm.write(line.format(**row, kind=even, keys=typed(row["chosen"])))
             if self.output:
                 write_json(self.output, {"keys": vars(self), "clusters": found})
         return found
@@ -70,43 +73,32 @@ class Drawn(Checked):
 class GridConfig(Drawn):
     """Plans for many drawn clusters, each made with some questions and judged by others, all in virtual time."""
 
-    RANGES = {
-        "clusters": Range(1, 10_000), "seed": SEED, "tokens": TOKENS,
-        "workers": WORKERS, "questions": QUESTIONS, "judges": QUESTIONS}
+    RANGES = {**Drawn.RANGES, "clusters": Range(1, 10_000), "workers": WORKERS,
+              "questions": QUESTIONS, "judges": QUESTIONS}
 
     # The grid
     clusters: int = 64  # clusters that are drawn
-    seed: int = 0  # of the draw
     questions: int = 4  # of each of the six bundled sets, that are recorded
     judges: int = 8  # others of each of them, that judge
-    tokens: int = 24  # of each answer, at most
-    drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen; specinfer has its own
     workers: int = 2  # processes
-    output: str = ""  # JSON file for the figures of every cluster; empty: none
 
 
 @dataclass(frozen=True)
 class EmulatedConfig(Drawn):
     """Plans for some of the drawn clusters, and their tokens per second in virtual time and in real time.
 
-    Real time is a process for each rank, in slow motion, so that this machine is no slower than the cluster.
+    Six questions are answered. Real time is a process for each rank, in slow motion, so that this machine is no slower
+    than the cluster.
     """
 
-    RANGES = {
-        "seed": SEED, "count": Range(1, DRAWN), "least": Range(1, 8),
-        "boards": Range(1, 8), "tokens": TOKENS, "slowdown": Range(0.001, 1000)}
+    RANGES = {**Drawn.RANGES, "count": Range(1, DRAWN), "slowdown": Range(0.001, 1000),
+              "least": Range(1, 8), "boards": Range(1, 8)}
 
-    # Which clusters
-    seed: int = 0  # of the draw, as for planner
-    count: int = 4  # how many are emulated
+    # What is emulated
+    count: int = 4  # how many of the clusters that planner draws
     least: int = 1  # boards of a cluster, at least
     boards: int = 4  # and at most
-
-    # How
-    tokens: int = 24  # of each of six answers, at most
     slowdown: float = 4.0  # every modelled time is so many times as long, or more where levels are short
-    drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen
-    output: str = ""  # JSON file for the figures; empty: none
 
 
 def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -> PlanConfig:
@@ -120,14 +112,15 @@ def finalists(bench: Bench, layers: int) -> list[Trial]:
     """The best of all candidates that share out so many layers, plain decoding among them."""
     config = bench.config
     found = families(bench.site, layers, config.chosen_methods, config.chosen_drafts)
-    return Search(bench, shown=False).run(found)
+    return Search(bench, found, shown=False).run()
 
 
-def in_processes(workers: int, make: Callable[..., Any], jobs: Iterable[Any], unit: str) -> Iterator[Any]:
+def in_processes(workers: int, make: Callable[..., Any],
+                 jobs: Iterable[Any], unit: str) -> Iterator[Any]:
     """What a function makes of the arguments of each job, in so many processes of one thread each."""
     with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(make, *job) for job in jobs]
-        for task in tqdm(tasks, unit=unit, file=sys.stderr):
+        for task in tqdm(tasks, unit=unit):
             yield task.result()
 
 
@@ -149,8 +142,9 @@ def _cluster(random: np.random.Generator, number: int) -> Profile:
     share = round(random.uniform(0, 1), 2)
     row = share * float(random.integers(2))  # of every second cluster more rows cost nothing
     free = int(random.choice([0, 16, 64]))
-    site = Profile(f"cluster {number}", LAYERS, ROW_BYTES, model=stage * boards, row=row * boards, free=free, token=0.0,
-                  level=level, verdict=level / 2, latency=latency, mbps=rate, step=latency + 1.4)
+    site = Profile(f"cluster {number}", LAYERS, ROW_BYTES, model=stage * boards,
+                   row=row * boards, free=free, token=0.0, level=level,
+                   verdict=level / 2, latency=latency, mbps=rate, step=latency + 1.4)
     if number % 2 == 0:
         return replace(site, factors=(1.0,) * boards)
     factors = tuple(drawn(1, SLOWEST) for _ in range(boards))
@@ -171,13 +165,6 @@ def facts(site: Profile) -> Row:
         "factors": site.factors, "links": site.links}
 
 
-def line(row: Row, result: str) -> str:
-    """A cluster and what came of it, in one line."""
-    return (f"{row['cluster']}: {row['boards']} boards, stage {row['stage_ms']:.3g} ms, row {row['row_ms']:.2g}, level "
-            f"{row['level_ms']:.3g}, latency {row['latency_ms']:.3g}, {row['mbps']:.4g} Mbit/s, "
-            f"{'even' if row['even'] else 'uneven'}: {result}; {typed(row['chosen'])}")
-
-
 # --- judged by other questions ----------------------------------------------------------------------------------------
 
 def planner(argv: list[str]) -> int:
@@ -188,7 +175,7 @@ def planner(argv: list[str]) -> int:
     books = made(config), made(replace(config, run=later))
     jobs = [(site, config, *books) for site in clusters(grid.clusters, grid.seed)]
     rows = in_processes(grid.workers, judged, jobs, "cluster")
-    print(summary(grid.collect(rows, lambda row: f"{row['reached']:.3f} of the best, {_above(row):.2f} x ar")))
+    print(summary(grid.collect(rows, "{reached:.3f} of the best, {above:.2f} x ar; {keys}")))
     return 0
 
 
@@ -198,32 +185,24 @@ def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
     The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
     """
     as_many = others._replace(answers=others.answers[:len(mine.answers)])
-    benches = Bench(site, config, mine), Bench(site, config, as_many)
-    found, rivals = (finalists(bench, site.layers) for bench in benches)
+    found = finalists(Bench(site, config, mine), site.layers)
+    rivals = finalists(Bench(site, config, as_many), site.layers)
     chosen, plain = choice(found).candidate, plain_of(rivals).candidate
-    near = candidates([*nearly_best(found), *nearly_best(rivals)])
-    bench = Bench(site, config, others)
-    speeds = {}
-    for one in dict.fromkeys((chosen, plain, *near)):
-        speeds[one] = bench.trial(one, others.answers, config.run.max_new_tokens).speed
+    bench, tokens = Bench(site, config, others), config.run.max_new_tokens
+    near = dict.fromkeys((chosen, plain, *nearly_best(found), *nearly_best(rivals)))
+    speeds = {one: bench.trial(one, others.answers, tokens).speed for one in near}
     best = max(speeds, key=speeds.__getitem__)
     return {
         **facts(site),
         "chosen": chosen.keys, "chosen_speed": speeds[chosen],
-        "best": best.keys, "best_speed": speeds[best],
-        "plain_speed": speeds[plain], "reached": speeds[chosen] / speeds[best]}
-
-
-def _above(row: Row) -> float:
-    """How many times as fast as plain decoding the choice is."""
-    above: float = row["chosen_speed"] / row["plain_speed"]
-    return above
+        "best": best.keys, "best_speed": speeds[best], "plain_speed": speeds[plain],
+        "reached": speeds[chosen] / speeds[best], "above": speeds[chosen] / speeds[plain]}
 
 
 def summary(rows: Sequence[Row]) -> str:
     """What a whole grid says, in one line."""
     reached = np.array([row["reached"] for row in rows])
-    above = np.array([_above(row) for row in rows])
+    above = np.array([row["above"] for row in rows])
     return (f"{len(rows)} clusters: the choice reaches {reached.mean():.3f} of the best in the mean, "
             f"{np.median(reached):.3f} in the median, {reached.min():.3f} at least, 0.97 or more in "
             f"{(reached >= 0.97).sum()}; of plain decoding {above.min():.3f} at least, {np.median(above):.2f} in the "
@@ -237,24 +216,18 @@ def planner_emulated(argv: list[str]) -> int:
     config = read_keys(argv, EmulatedConfig, "python -m scripts.bench planner_emulated")
     plan = plan_of(1, config.tokens, config.drafts)
     book = made(plan)
-    sites = tqdm(drawn(config), unit="cluster", file=sys.stderr)
-    config.collect((emulated(config, plan, site, book) for site in sites), _reached)
+    sites = tqdm(drawn(config), unit="cluster")
+    rows = (emulated(config, plan, site, book) for site in sites)
+    config.collect(rows, "{simulated:.3g} tokens/s simulated, {emulated:.3g} emulated with slowdown {slowdown:.3g}, "
+                         "{reached:.3f}; {keys}")
     return 0
-
-
-def _reached(row: Row) -> str:
-    reached = row["emulated"] / row["simulated"]
-    return (f"{row['simulated']:.3g} tokens/s simulated, {row['emulated']:.3g} emulated with slowdown "
-            f"{row['slowdown']:.3g}, {reached:.3f}")
 
 
 def drawn(config: EmulatedConfig) -> list[Profile]:
     """The clusters that are emulated, in the order of the grid. Raises ValueError if there are too few."""
-    def fits(site: Profile) -> bool:
-        boards = len(site.factors)
-        return config.least <= boards <= config.boards and site.model / boards >= LONG_STAGE
-
-    fitting = list(filter(fits, clusters(DRAWN, config.seed)))
+    sizes = range(config.least, config.boards + 1)
+    fitting = [site for site in clusters(DRAWN, config.seed)
+               if len(site.factors) in sizes and site.model / len(site.factors) >= LONG_STAGE]
     if len(fitting) < config.count:
         raise ValueError(f"only {len(fitting)} of the clusters have {config.least} to {config.boards} boards and "
                          f"stages of {LONG_STAGE:g} ms or more: give a smaller count, or other bounds")
@@ -266,72 +239,14 @@ def drawn(config: EmulatedConfig) -> list[Profile]:
 def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book) -> Row:
     """What the plan for one cluster takes in virtual time and in real time."""
     chosen = planned(plan, site, book).chosen
-    keys = chosen.candidate.keys
+    one = chosen.candidate
     slowdown = max(config.slowdown, LONG_LEVEL / site.level)
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
         path = f"{folder}/cluster.json"
-        write(path, alone(site, chosen.candidate))
-        run: dict[str, Any] = {**keys, "profile": path, "slowdown": slowdown, "timeout": 120}
-        with Pipeline.open("toy", **run) as pipeline:
-            took = sum(seconds(pipeline, book, book.answers, config.tokens)) / pipeline.config.slowdown
-    tokens = sum(one.tokens for one in chosen.spent)
-    speeds = {"simulated": chosen.speed, "emulated": tokens / took}
-    return {**facts(site), "chosen": keys, "slowdown": slowdown, **speeds}
-
-
-# --- what thrift gains ------------------------------------------------------------------------------------------------
-# Streaming with and without sending and drafting only what pays, in virtual time, on some devices on which guesses are
-# costly, and over some texts on which the draft's guesses are those for another text.
-
-SITE = replace(PROFILES["jetson-7b"], factors=(1.0,) * 4)
-SITES: dict[str, Profile] = {
-    "jetson-7b": SITE,
-    "rows of 2 ms": replace(SITE, row=8.0, free=0),
-    "rows of 12 ms": replace(SITE, model=100.0, row=50.0, free=0),
-    "levels of 60 ms": replace(SITE, level=60.0),
-    "levels of 120 ms": replace(SITE, level=120.0),
-    "levels of 240 ms": replace(SITE, level=240.0),
-    "board 3 is slow": replace(SITE, factors=(1.0, 1.0, 3.0, 1.0)),
-    "board 3 gets slow": replace(SITE, row=10.0, free=0, throttles=((3, 2.5, 3.0),)),
-    "messages of 20 ms": replace(SITE, model=20.0, row=0.2, latency=20.0, level=3.0, verdict=2.0),
-    "10 Mbit/s": replace(SITE, mbps=10.0),
-}
-THRIFT = ("simulated", "guesses", "ar", "streaming / ar", "with thrift / ar")
-DRAFT, LONG = "eagle+suffix", 48
-ALL_BOARDS = tuple(zip(range(1, 5))), (2, 2, 2, 2)
-SIZE = ("stream_rows", "16")  # of a segment, at most
-COMPARED = [
-    Candidate("ar", DRAFT, *ALL_BOARDS),
-    Candidate("streaming", DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "thrift"))),
-    Candidate("streaming", DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "")))]
-
-
-@dataclass(frozen=True)
-class ThriftConfig:
-    """Streaming on the bundled models with and without ablate=thrift, over plain decoding; all of it is simulated."""
-
-
-def thrift(argv: list[str]) -> int:
-    """The command `python -m scripts.bench thrift`; its exit code."""
-    read_keys(argv, ThriftConfig, "python -m scripts.bench thrift")
-    plan = plan_of(2, LONG, DRAFT)
-    book = made(plan)
-    rows: list[Sequence[str]] = []
-    for name, site in tqdm(SITES.items(), unit="cluster"):
-        bench = Bench(site, plan, book)
-        for kind, answers in (("its own", book.answers), ("another text's", _mistaken(book.answers))):
-            plain, usual, thrifty = (bench.trial(one, answers, LONG).speed for one in COMPARED)
-            rows.append((name, kind, f"{plain:.2f}", f"{usual / plain:.2f}", f"{thrifty / plain:.2f}"))
-    print(in_columns(THRIFT, rows, names=2))
-    return 0
-
-
-def _mistaken(answers: Sequence[Written]) -> list[Written]:
-    """The same texts, each with the guesses that were made for another one."""
-    half = len(answers) // 2
-    found = []
-    for one, other in zip(answers, islice(cycle(answers), half, None)):
-        guesses = {name: list(islice(cycle(table), len(one.text)))
-                   for name, table in other.guesses.items()}
-        found.append(one._replace(guesses=guesses))
-    return found
+        write(path, alone(site, one))
+        run: dict[str, Any] = {"profile": path, "slowdown": slowdown, "timeout": 120}
+        with Pipeline.open("toy", **one.keys, **run) as pipeline:
+            spent = answered(pipeline, book.answers, config.tokens)
+            speed = Trial(one, spent, {}).speed * pipeline.config.slowdown
+    speeds = {"simulated": chosen.speed, "emulated": speed, "reached": speed / chosen.speed}
+    return {**facts(site), "chosen": one.keys, "slowdown": slowdown, **speeds}

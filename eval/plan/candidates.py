@@ -5,6 +5,7 @@ It knows nothing about how long anything takes, but for the weights of layers an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Iterator, Mapping, Sequence, Tuple
 
@@ -92,13 +93,13 @@ class Candidate:
     @property
     def split(self) -> dict[str, str]:
         """The keys that say how the model is split."""
-        sharing = {"tp": str(self.members)} if self.members > 1 else {}
+        sharing = {"tp": str(self.members)}
         if self.whole:
-            return sharing or {"tp": "1"}
+            return sharing
         if self.copies > 1 or self.method == "dsi":
             return {"replicas": f"{self.copies}x{len(self.layers)}"}
-        stages = "+".join(map(str, self.layers))
-        return {"stages": f"0+{stages}", **sharing}
+        stages = {"stages": "+".join(map(str, (0, *self.layers)))}
+        return {**stages, **sharing} if self.members > 1 else stages
 
     @property
     def trees(self) -> dict[str, str]:
@@ -116,16 +117,6 @@ class Candidate:
         words = self.method, draft, typed(self.split), where, typed(self.trees)
         return " ".join(filter(None, words))
 
-    def memory(self, site: Profile, context: int) -> dict[int, float]:
-        """GB of layers and of their keys and values for `context` tokens, by board; an estimate from their sizes."""
-        layer_gb = site.weights / site.layers
-        cache_gb = 2 * site.row_bytes * context / 1e9
-        of_layer = (layer_gb + cache_gb) * site.layers / sum(self.layers)
-        found = {}
-        for ranks, layers in zip(self.groups, self.layers * self.copies):
-            found.update(dict.fromkeys(ranks, layers * of_layer / self.members))
-        return found
-
     def varied(self) -> Iterator[Candidate]:
         """The same with one size changed."""
         sizes = dict(self.sizes)
@@ -133,6 +124,9 @@ class Candidate:
             for value in VALUES[name]:
                 if sizes[name] != value:
                     yield replace(self, sizes=tuple({**sizes, name: value}.items()))
+
+
+Families = Sequence[Sequence[Candidate]]  # every method with every draft
 
 
 def typed(keys: Mapping[str, str]) -> str:
@@ -147,31 +141,32 @@ def families(site: Profile, layers: int, methods: Sequence[str], drafts: Sequenc
     Of a split that is `given`, by the layers of its stages, there are only the pipeline and its copies.
     """
     boards = len(site.factors)
-    whole: list[Split] = []
+    places: dict[str, list[Split]]
     if given:
         ends = (copies * len(given) for copies in (1, *COPIES))
         copies = [(_in_line(end), given) for end in ends if end <= boards]
-        pipelines = copies[:1]
+        places = {"ring": copies[:1], "replicas": copies}
     else:
-        copies = list(copied(boards, layers))
+        sharing = (tuple(range(count)) for count in counts(boards + 1)[1:])
+        whole: list[Split] = [((ranks,), (layers,)) for ranks in sharing]
         pipelines = [*splits(site, layers), *shared(boards, layers)]
-        groups = (tuple(range(count)) for count in counts(boards + 1)[1:])
-        whole += (((ranks,), (layers,)) for ranks in groups)
-    places = {"ring": pipelines, "replicas": copies, **dict.fromkeys(SHARINGS, whole)}
+        copies = list(copied(boards, layers))
+        places = {"ring": pipelines, "replicas": copies, **dict.fromkeys(SHARINGS, whole)}
     found = []
     for method in methods:
         about = METHODS[method]
         sizes = tuple((name, VALUES[name][0]) for name in about.sizes)
         for draft in drafts if about.draft == "eagle" else [about.draft]:
             if method != "dsi" or "suffix" not in draft:
-                found.append([Candidate(method, draft, *split, sizes) for split in places[about.target]])
+                there = places.get(about.target, [])
+                found.append([Candidate(method, draft, *split, sizes) for split in there])
     return found
 
 
 def counts(boards: int) -> list[int]:
-    """How many boards may take part."""
-    few = range(1, EACH_NUMBER_TO + 1)
-    return [*(count for count in (*few, *LARGER_NUMBERS) if count < boards), boards]
+    """How many of so many boards may take part."""
+    usual = (*range(1, 1 + EACH_NUMBER_TO), *LARGER_NUMBERS, boards)
+    return sorted({count for count in usual if 0 < count <= boards})
 
 
 def splits(site: Profile, layers: int) -> Iterator[Split]:
@@ -186,9 +181,8 @@ def splits(site: Profile, layers: int) -> Iterator[Split]:
     for count in counts(min(len(boards), layers)):
         for chosen in (boards[:count], sorted(fastest[:count]), soonest[count]):
             speeds = [1 / times[rank] for rank in chosen]
-            groups = tuple(zip(chosen))
             held = evenly(count, layers), shares(speeds, layers), *_filled(site, chosen, layers)
-            found.update(dict.fromkeys((groups, each) for each in held))
+            found.update(dict.fromkeys((tuple(zip(chosen)), each) for each in held))
     yield from found
 
 
@@ -212,9 +206,13 @@ def shares(speeds: Sequence[float], layers: int) -> Layers:
     held = [1] * len(speeds)
     for _ in range(layers - len(speeds)):
         ends = [(count + 1) / speed for count, speed in zip(held, speeds)]
-        behind = ends[::-1].index(min(ends))  # of equals it is the last one
-        held[-1 - behind] += 1
+        held[_least(ends)] += 1
     return tuple(held)
+
+
+def _least(values: Sequence[float]) -> int:
+    """The place of the least value, of equal ones the last place."""
+    return len(values) - 1 - values[::-1].index(min(values))
 
 
 def evenly(stages: int, layers: int) -> Layers:
@@ -238,20 +236,17 @@ def _soonest(site: Profile) -> dict[int, tuple[int, ...]]:
 
     That is by the milliseconds of one row once round a pipeline whose stages last equally long.
     """
+    takes = partial(message, site)
     chosen = list(range(1, 1 + len(site.factors)))
     speeds = {rank: 1 / site.board(rank).model for rank in chosen}
     found = {len(chosen): tuple(chosen)}
     while len(chosen) > 1:
+        fast, without = sum(map(speeds.__getitem__, chosen)), []
         ring = [0, *chosen, 0]
-        wires = [message(site, *pair) for pair in hops(chosen)]
-        past = [message(site, *pair) for pair in zip(ring, ring[2:])]
-        fast, stages = sum(map(speeds.__getitem__, chosen)), len(chosen) - 1
-        without = []
-        for place, rank in enumerate(chosen):
-            saved = wires[place] + wires[place + 1] - past[place]
-            without.append(stages / (fast - speeds[rank]) - saved)
-        behind = without[::-1].index(min(without))  # of equals it is the last one
-        chosen.pop(-1 - behind)
+        for before, rank, behind in zip(ring, chosen, ring[2:]):
+            saved = takes(before, rank) + takes(rank, behind) - takes(before, behind)
+            without.append((len(chosen) - 1) / (fast - speeds[rank]) - saved)
+        del chosen[_least(without)]
         found[len(chosen)] = tuple(chosen)
     return found
 
@@ -259,18 +254,18 @@ def _soonest(site: Profile) -> dict[int, tuple[int, ...]]:
 def shared(boards: int, layers: int) -> Iterator[Split]:
     """Pipelines whose stages are groups of boards that share layers."""
     for members in (2, 4):
-        for stages in counts(min(boards // members, layers)) if boards >= members else ():
-            ranks = iter(range(1, 1 + stages * members))
-            yield tuple(zip(*[ranks] * members)), evenly(stages, layers)
+        for stages in counts(min(boards // members, layers)):
+            yield _in_line(stages * members, members), evenly(stages, layers)
 
 
 def copied(boards: int, layers: int) -> Iterator[Split]:
     """Copies of the model, each a pipeline."""
     for copies in COPIES:
-        for stages in counts(min(boards // copies, layers, EACH_NUMBER_TO)) if boards >= copies else ():
+        for stages in counts(min(boards // copies, layers, EACH_NUMBER_TO)):
             yield _in_line(copies * stages), evenly(stages, layers)
 
 
-def _in_line(boards: int) -> Groups:
-    """The first boards, each alone."""
-    return tuple(zip(range(1, 1 + boards)))
+def _in_line(boards: int, members: int = 1) -> Groups:
+    """The first boards, in groups of so many."""
+    ranks = iter(range(1, 1 + boards))
+    return tuple(zip(*[ranks] * members))

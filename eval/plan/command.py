@@ -5,15 +5,13 @@ keys, docs/planner.md describes what comes out.
 """
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Sequence
 
 from config.cli import DEFAULT_PRESET, parse
 from config.keys import preset_of, raw_values
 from config.profiles import write
-from config.run_config import RunConfig
 from eval.plan.advice import advice, table, to_do
-from eval.plan.candidates import typed
+from eval.plan.candidates import Candidate, typed
 from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
@@ -35,7 +33,8 @@ def _plan(argv: Sequence[str]) -> int:
     print("\n".join(report(config, found)))
     _write_boards(config, found)
     if config.preset:
-        write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, found), found)
+        keys = _keys(argv, config, found.chosen.candidate)
+        write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, keys, found)
         hosts = config.write_hosts or config.run.hosts or "FILE"
         print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts={hosts}")
     print(typed(found.chosen.candidate.keys))
@@ -71,11 +70,11 @@ def _write_boards(config: PlanConfig, found: Plan) -> None:
         print(f"cluster: profile={config.write_cluster} has the chosen boards")
 
 
-def _keys(argv: Sequence[str], config: PlanConfig, found: Plan) -> dict[str, str]:
+def _keys(argv: Sequence[str], config: PlanConfig, chosen: Candidate) -> dict[str, str]:
     """The keys of a run that were typed, and those that were chosen; of a cluster that was written its name."""
-    apart = {*APART, *(("wires", "slowdown") if config.write_cluster else ())}
-    known = {key.name for key in fields(RunConfig)}.difference(apart)
+    apart = [*APART, "wires", "slowdown"] if config.write_cluster else APART
+    known = vars(config.run).keys() - apart
     words = [word for word in argv if word.partition("=")[0] in known]
-    keys = raw_values(with_chosen(words, found.chosen.candidate.keys))
-    return {**keys, "profile": config.write_cluster} if config.write_cluster else keys
+    cluster = {"profile": config.write_cluster} if config.write_cluster else {}
+    return {**raw_values(with_chosen(words, chosen.keys)), **cluster}
 

@@ -11,12 +11,11 @@ import select
 import shlex
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import IO, Any, NamedTuple, Sequence
+from typing import IO, Any, Iterable, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -24,7 +23,7 @@ from config.files import ROOM, fits, write
 from config.profiles import Profile
 from config.schema.untrusted import parse_json, plain
 from eval.plan.candidates import Candidate, typed
-from launch.hosts.board import FOLDER, Line, is_here, read_hosts
+from launch.hosts.board import Line, is_here, read_hosts
 from launch.hosts.timing import Passed
 
 PORT = 22  # ssh
@@ -83,8 +82,8 @@ def measured_boards(path: str, asked: dict[str, Any]) -> list[Measured]:
 
     Raises ValueError for a board that does not answer with times, with what it said.
     """
-    with tqdm(boards_of(path), desc="boards", leave=False, file=sys.stderr) as boards:
-        return [_measured(line, path, asked) for line in boards]
+    boards = tqdm(boards_of(path), desc="boards", leave=False)
+    return [_measured(line, path, asked) for line in boards]
 
 
 def _measured(line: Line, path: str, asked: dict[str, Any]) -> Measured:
@@ -99,58 +98,55 @@ def _measured(line: Line, path: str, asked: dict[str, Any]) -> Measured:
         except TimeoutError:
             reason = f"it said nothing for {SILENCE:g} s"
         except (OSError, ValueError):
-            reason = _last_line(said)
+            said.seek(0)
+            *_, last = "it said nothing", *said.read().strip().splitlines()
+            reason = plain(last).replace("flowspec: ", "")
     raise ValueError(f"{name} of {path} was not measured ({reason}): try {' '.join(ssh)} {name}, and copy the program "
                      "there with bash scripts/push.sh code=true")
-
-
-def _last_line(said: IO[str]) -> str:
-    """What a board said last."""
-    said.seek(0)
-    last = (said.read().strip().splitlines() or ["it said nothing"])[-1]
-    return plain(last).replace("flowspec: ", "")
 
 
 class _Board:
     """The program of a board, which answers each line by one; raises TimeoutError if it is silent for too long."""
 
     def __init__(self, command: Sequence[str], said: IO[str]) -> None:
-        pipe = subprocess.PIPE
-        self._process = process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, bufsize=0)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, bufsize=0)
         assert process.stdin is not None and process.stdout is not None
-        self._into, self._out = process.stdin, process.stdout
+        self._process, self._into, self._out = process, process.stdin, process.stdout
         os.set_blocking(self._into.fileno(), False)
         self._heard = b""
 
     def close(self) -> None:
         """It has nothing more to read, and so ends by itself; one that stays is ended."""
-        self._into.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(LEAVE)
-        self._process.kill()
-        self._process.wait()
-        self._out.close()
+        with self._process as process:
+            self._into.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE)
+            process.kill()
 
     def ask(self, text: str) -> bytes:
         """The line with which it answers one."""
         left = f"{text}\n".encode()
         while left:
-            if not select.select([], [self._into], [], SILENCE)[1]:
-                raise TimeoutError
+            _ready(select.select([], [self._into], [], SILENCE))
             left = left[os.write(self._into.fileno(), left):]
         return self.line()
 
     def line(self) -> bytes:
         """The next line. Raises ValueError if there is none."""
         while b"\n" not in self._heard:
-            if not select.select([self._out], [], [], SILENCE)[0]:
-                raise TimeoutError
+            _ready(select.select([self._out], [], [], SILENCE))
             chunk = os.read(self._out.fileno(), LONG)
             if not chunk:
                 raise ValueError("the board has left")
             self._heard += chunk
         line, _, self._heard = self._heard.partition(b"\n")
         return line
+
+
+def _ready(found: Iterable[Any]) -> None:
+    """Raise TimeoutError if `select` has found nothing."""
+    if not any(found):
+        raise TimeoutError
 
 
 def _times(board: _Board, asked: dict[str, Any]) -> Measured:
@@ -185,11 +181,11 @@ def alone(site: Profile, one: Candidate) -> Profile:
         return tuple(values[rank - 1] for rank in one.others if values)
 
     ranks = {old: new for new, old in enumerate((0, *one.others))}
-    between = (link for link in site.links if ranks.keys() >= {*link[:2]})
-    slowed = (throttle for throttle in site.throttles if throttle[0] in ranks)
+    links = tuple((ranks[a], ranks[b], latency, mbps) for a, b, latency, mbps in site.links
+                  if a in ranks and b in ranks)
+    throttles = tuple((ranks[rank], since, slower) for rank, since, slower in site.throttles if rank in ranks)
     return replace(site, factors=of_these(site.factors), memory=of_these(site.memory),
-                   links=tuple((ranks[a], ranks[b], latency, mbps) for a, b, latency, mbps in between),
-                   throttles=tuple((ranks[rank], since, slower) for rank, since, slower in slowed))
+                   links=links, throttles=throttles)
 
 
 def write_hosts(path: str, source: str, one: Candidate) -> None:
@@ -200,6 +196,6 @@ def write_hosts(path: str, source: str, one: Candidate) -> None:
 
 def _text(line: Line) -> str:
     """A board as a hosts file names it."""
-    folder = "" if line.folder == FOLDER else line.folder
-    keys = {"user": line.user, "folder": folder, "interface": line.interface, "memory": line.memory}
-    return f"{line.address} {typed({key: value for key, value in keys.items() if value})}".rstrip()
+    keys = line._asdict()
+    address = keys.pop("address")
+    return f"{address} {typed({key: value for key, value in keys.items() if value})}"

@@ -8,19 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
 from config.cli import headless, needs_head, no_head
-from config.keys import NUMBER, Range, listed, outside, over, unknown
+from config.keys import NUMBER, Range, listed, over
 from config.methods import METHODS
-from config.run_config import CHOICES, RunConfig
+from config.run_config import CHOICES as OF_RUNS
+from config.run_config import RunConfig
 from eval.keys import AsksSets, problems_of_files
 from eval.prompts import problems as problems_of_sets
 
 COMMAND = "python -m scripts.plan"
 DEFAULTS = {"max_new_tokens": "48", "question_end": "2"}
-COUNTS = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, or 4"}),
-          "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),
-          "check": Range(1, 64, {0: "none"})}
 OPEN = ("pipeline_type", "draft", "hosts", "question_begin", "question_end")  # keys that a single run has its own of
-SPLITS = {"splits": ("any", "first", "given")}
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,10 @@ class PlanConfig(AsksSets):
     USUAL = {"draft": "model"}  # no run has it, but draft_dir is for those that will
     REFUSED = ("pipeline_type", "draft", "verify", "tp", "prompt_ids", "question_file", "stop",
                "ignore_eos", "answers", "time", "trace", "output")
+    RANGES = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, or 4"}),
+              "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),
+              "check": Range(1, 64, {0: "none"})}
+    CHOICES = {"splits": ("any", "first", "given")}
     EXAMPLES = """\
   python -m scripts.plan profile=jetson-7b
   python -m scripts.plan profile=boards.json memory=8 preset=ours.json
@@ -38,7 +39,7 @@ class PlanConfig(AsksSets):
 
     # The cluster that is planned for: that of profile, or what is measured
     boards: int = 0  # boards that may hold layers, beside rank 0's; 0: as many as the profile tells apart, or 4
-    memory: str = ""  # GB of each of these boards, one number for all or one for each (commas between); empty: enough
+    memory: str = ""  # GB of each of these boards, one for all or each (commas between); empty: as hosts or profile say
     layer_gb: float = 0.0  # GB of a layer's weights; 0: as the profile says
     measure: bool = False  # measure the pipeline that these keys start, in place of a profile
     measured: str = ""  # JSON file for what was measured, which is read if it is there; empty: none
@@ -59,11 +60,29 @@ class PlanConfig(AsksSets):
     show: int = 12  # rows of the table
 
     def problems(self) -> Iterator[str]:
-        for key, known in (("methods", tuple(METHODS)), ("drafts", CHOICES["draft"])):
+        run, drafts = self.run, listed(self.drafts)
+        for key, known in (("methods", tuple(METHODS)), ("drafts", OF_RUNS["draft"])):
             for name in listed(getattr(self, key)):
                 if name not in known:
                     yield f"{key}={getattr(self, key)}: there is no {name}: choose among {', '.join(known)}"
-        yield from _problems(self)
+        yield from super().problems()
+        if headless(run) and any(map(needs_head, drafts)):
+            yield no_head(run)
+        yield from problems_of_sets(self.chosen_sets)
+        for number in listed(self.memory):
+            if not NUMBER.fullmatch(number) or float(number) <= 0:
+                yield f"memory={self.memory} is no list of gigabytes: write numbers above 0, as 8,8,16"
+        is_measured = bool(self.measure or self.measured)
+        if run.profile == "none" and not is_measured:
+            yield "there is no cluster to plan for: give profile=jetson-7b or profile=FILE.json, or measure=true"
+        if run.profile != "none" and is_measured:
+            yield f"profile={run.profile} and a measurement are both given: give only one of them"
+        others = f"hosts={run.hosts}" if run.hosts else "" if run.profile == "none" else f"profile={run.profile}"
+        if self.check and others:
+            yield f"check={self.check} is for this machine as it is, and {others} for others: leave one of them out"
+        if self.write_hosts and not run.hosts:
+            yield f"write_hosts={self.write_hosts} wants the lines of a hosts file: add hosts=FILE"
+        yield from problems_of_files(self, "measured", "traces", "preset", "write_hosts", "write_cluster")
 
     def single(self, **changes: Any) -> RunConfig:
         """The configuration of a single run, with these keys in place of the plan's."""
@@ -76,18 +95,17 @@ class PlanConfig(AsksSets):
     @property
     def asked_drafts(self) -> tuple[str, ...]:
         """The sources of guesses that may be chosen."""
-        return tuple({source: None for name in self.chosen_drafts for source in name.split("+")})
+        return _sources(self.chosen_drafts)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of networks that are there to draft."""
-        run = self.run
+        run, asked = self.run, _sources(listed(self.drafts))
         head = "" if headless(run) else run.eagle_dir or run.model_dir or run.base_dir
-        asked = {source for name in listed(self.drafts) for source in name.split("+")}
         blocks = head if "dflash" in asked else ""
         there = {"eagle": head, "dflash": blocks, "model": run.draft_dir, "ssm": run.ssm}
-        asked.update({"ssm"} if "cascade" in asked else ())
-        asked.update({METHODS[name].draft for name in self.chosen_methods} & {"ssm"})
+        if "cascade" in asked or any(METHODS[name].draft == "ssm" for name in self.chosen_methods):
+            asked += "ssm",
         found = [kind for kind, folder in there.items() if folder]
         return tuple(kind for kind in found if not self.drafts or kind in asked)
 
@@ -95,7 +113,7 @@ class PlanConfig(AsksSets):
     def chosen_drafts(self) -> tuple[str, ...]:
         """The drafts that may be chosen, as the key `draft` takes them."""
         mixed = (f"{kind}+suffix" for kind in self.kinds)
-        possible = [name for name in mixed if name in CHOICES["draft"]]
+        possible = [name for name in mixed if name in OF_RUNS["draft"]]
         rows = ("cascade", "cascade+suffix") if len(self.run.small_models) > 1 else ()
         return listed(self.drafts) or ("suffix", *self.kinds, *possible, *rows)
 
@@ -117,29 +135,11 @@ class PlanConfig(AsksSets):
         return given
 
 
+def _sources(drafts: Sequence[str]) -> tuple[str, ...]:
+    """The sources of guesses in these drafts, each once."""
+    return tuple(dict.fromkeys("+".join(drafts).split("+")))
+
+
 def words(argv: Sequence[str]) -> list[str]:
     """The words of a plan: those that were typed, and the size of a record where nothing is said."""
     return over(argv, DEFAULTS)
-
-
-def _problems(c: PlanConfig) -> Iterator[str]:
-    """What is wrong with a plan, each in a sentence that names the fix."""
-    yield from outside(vars(c), COUNTS)
-    yield from unknown(vars(c), SPLITS)
-    if headless(c.run) and any(map(needs_head, listed(c.drafts))):
-        yield no_head(c.run)
-    yield from problems_of_sets(c.chosen_sets)
-    for number in listed(c.memory):
-        if not NUMBER.fullmatch(number) or float(number) <= 0:
-            yield f"memory={c.memory} is no list of gigabytes: write numbers above 0, as 8,8,16"
-    profile, hosts = c.run.profile, c.run.hosts
-    if profile == "none" and not (c.measure or c.measured):
-        yield "there is no cluster to plan for: give profile=jetson-7b or profile=FILE.json, or measure=true"
-    if profile != "none" and (c.measure or c.measured):
-        yield f"profile={profile} and a measurement are both given: give only one of them"
-    others = f"hosts={hosts}" if hosts else "" if profile == "none" else f"profile={profile}"
-    if c.check and others:
-        yield f"check={c.check} is for this machine as it is, and {others} for others: leave one of them out"
-    if c.write_hosts and not hosts:
-        yield f"write_hosts={c.write_hosts} wants the lines of a hosts file: add hosts=FILE"
-    yield from problems_of_files(c, "measured", "traces", "preset", "write_hosts", "write_cluster")

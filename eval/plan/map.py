@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
 
 from matplotlib.patches import Patch, Rectangle
 
 from config.files import check_output
-from config.keys import Checked, Range, outside, read_keys, unknown
+from config.keys import Checked, Range, read_keys
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
-from eval.plan.bench import TOKENS, WORKERS, finalists, in_processes, plan_of
+from eval.plan.bench import QUESTIONS, TOKENS, WORKERS, finalists, in_processes, plan_of
 from eval.plan.candidates import typed
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, made
@@ -29,7 +30,6 @@ STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, if 
 ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time that each row takes above the free ones
          "latency": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}  # ms of a message
 TITLES = {"row": "a row above the free ones, % of the stage's time", "latency": "a message, ms"}
-RANGES = {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": TOKENS, "workers": WORKERS}
 INK = "0.35"  # of hatches
 
 
@@ -41,6 +41,9 @@ class MapConfig(Checked):
     """
 
     PATHS = ("output",)
+    RANGES = {"boards": Range(1, 64), "questions": QUESTIONS,
+              "tokens": TOKENS, "workers": WORKERS}
+    CHOICES = {"axes": tuple(ALONG), "profile": tuple(PROFILES)}
     EXAMPLES = """\
   python -m scripts.bench planner_map
   python -m scripts.bench planner_map axes=latency boards=8 output=maps/eight"""
@@ -56,8 +59,7 @@ class MapConfig(Checked):
     output: str = "out/planner_map"  # the table and the map: this name with .csv and .png
 
     def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), RANGES)
-        yield from unknown(vars(self), {"axes": tuple(ALONG), "profile": tuple(PROFILES)})
+        yield from super().problems()
         if not self.output:
             yield "output= is empty: name a file without its ending"
 
@@ -104,19 +106,19 @@ def sites(config: MapConfig) -> list[tuple[float, float, Profile]]:
     """The clusters of the grid, stage time by stage time, with what differs in them."""
     usual = replace(PROFILES[config.profile], factors=(1.0,) * config.boards)
     found = []
-    for stage in STAGES:
-        for along in ALONG[config.axes]:
-            whole = stage * config.boards
-            site = replace(usual, model=whole, row=usual.row / usual.model * whole)
-            if config.axes == "row":
-                site = replace(site, row=along / 100 * whole)
-            else:
-                site = replace(site, latency=along, step=along + usual.step - usual.latency)
-            found.append((stage, along, site))
+    for stage, along in product(STAGES, ALONG[config.axes]):
+        whole = stage * config.boards
+        if config.axes == "row":
+            site = replace(usual, model=whole, row=along / 100 * whole)
+        else:
+            site = replace(usual, model=whole, row=usual.row / usual.model * whole,
+                           latency=along, step=along + usual.step - usual.latency)
+        found.append((stage, along, site))
     return found
 
 
-def cell(stage: float, along: float, site: Profile, config: PlanConfig, book: Book) -> Cell:
+def cell(stage: float, along: float, site: Profile,
+         config: PlanConfig, book: Book) -> Cell:
     """Plan for one cluster."""
     trials = finalists(Bench(site, config, book), book.layers)
     chosen, plain = choice(trials), plain_of(trials)
@@ -148,10 +150,12 @@ def draw(config: MapConfig, cells: Sequence[Cell]) -> None:
         title = "The fastest method, its boards that hold layers, its speed over ar"
         axes.set_title(f"{title}\n\n", loc="left", fontsize=12)
         small: dict[str, Any] = {"fontsize": 9}
-        axes.text(0, 1.02, _about(config), transform=axes.transAxes, color="0.3", **small)
+        axes.text(0, 1.02, _about(config), transform=axes.transAxes,
+                  color="0.3", **small)
         looks = [Patch(**_look(name), label=f"{name}: {counts[name]} cells") for name in METHODS if counts[name]]
         place = "outside lower left"
-        axes.figure.legend(handles=looks, ncols=4, loc=place, handlelength=1.8, handleheight=1.2, **small)
+        axes.figure.legend(handles=looks, ncols=4, loc=place,
+                           handlelength=1.8, handleheight=1.2, **small)
 
 
 def _about(config: MapConfig) -> str:

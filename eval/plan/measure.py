@@ -8,15 +8,14 @@ messages in a pipeline that runs here.
 from __future__ import annotations
 
 import io
-import sys
+import math
 import time
 from contextlib import redirect_stderr
-from dataclasses import fields
 from itertools import combinations
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, NamedTuple, Sequence
+from typing import Any, Dict, Sequence, Tuple
 
 import numpy as np
 from tqdm import tqdm
@@ -27,7 +26,7 @@ from eval.plan.candidates import Candidate
 from eval.plan.hosts import boards_of, measured_boards
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Written
-from eval.plan.trial import values
+from eval.plan.trial import Spent, Trial, values
 from eval.recorded import sampler_of
 from launch.build import build_stage
 from launch.folder import private_folder
@@ -42,11 +41,13 @@ from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
 
 FREE = (0, 16, 32, 64)  # rows that may cost nothing
-KEPT = [[0, *more] for count in range(4) for more in combinations((1, 2, 3), count)]  # which columns of `fit` take time
+KEPT = [[0, *more] for count in range(4)
+        for more in combinations((1, 2, 3), count)]  # which columns of `fit` take time
 TOKENS = 24  # of an answer
 ALIKE = 0.1  # by which times of one board may differ from one measurement to another
 STEP = 1.4  # ms: by which a step of a collective is longer than a message
 Span = Dict[str, Any]  # of a trace
+Moments = Dict[str, Tuple[float, float]]  # from when until when, by the name of a network
 RATES = 10.0, 100_000.0  # Mbit/s, between which a measured rate is believed
 PROMPT = list(range(1, 33))
 ANSWERS = 3  # how much of the record is answered by candidates that are tried here
@@ -73,33 +74,37 @@ def measured(config: PlanConfig) -> Profile:
 
 def measure(config: PlanConfig, model: str) -> Profile:
     """Measure the pipeline that the keys of a run start; of a hosts file the boards, in place of its stages."""
+    hosts = config.run.hosts
     run = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
     prepared = prepare(run)
     world = prepared.placement.world
     parts = [prepared.spec(rank) for rank in range(1, world)]
-    sizes, width = parts[0].sizes, parts[0].like.element_size()
-    hosts, row_bytes = config.run.hosts, sizes.hidden * width
-    others = measured_boards(hosts, _asked(parts[0], len(boards_of(hosts)))) if hosts else []
-    stages = [other.passes for other in others]
-    if not hosts:
-        stages = list(map(_passes, tqdm(parts, desc="stages", leave=False, file=sys.stderr)))
+    sizes = parts[0].sizes
+    row_bytes = sizes.hidden * parts[0].like.element_size()
+    if hosts:
+        boards = measured_boards(hosts, _asked(parts[0], len(boards_of(hosts))))
+        stages = [board.passes for board in boards]
+    else:
+        boards, stages = [], list(map(_passes, tqdm(parts, desc="stages", leave=False)))
     with private_folder() as trace:
-        levels = _run(config, run, trace)
-        verdict, latency, rate = _messages(read_trace(trace), world, row_bytes)
-    links = tuple((0, rank, other.latency, _believed(other.mbps)) for rank, other in enumerate(others, 1))
+        moments = _run(config, run, trace)
+        spans = [span for span in read_trace(trace) if span.get("nodes")]
+    levels = {name: _took(spans, "grow", *moment) for name, moment in moments.items()}
+    latency, rate = _messages(spans, world, row_bytes)
+    links = tuple((0, rank, board.latency, _believed(board.mbps))
+                  for rank, board in enumerate(boards, 1))
     if links:
         _, _, latencies, rates = zip(*links)
         latency, rate = median(latencies), median(rates)
     base = min(stages, key=lambda passes: sum(one.took for one in passes))
-    factors = tuple(times_as_long(passes, base) for passes in stages)
-    kinds = sizes.experts, sizes.chosen
-    whole, row, free, token, expert = fit(base, *kinds)
-    where, level = "over ssh" if hosts else "here", min(levels.values(), default=0.0)
+    whole, row, free, token, expert = fit(base, sizes.experts, sizes.chosen)
     return Profile(
-        f"measured {where} with {model}", sizes.layers, row_bytes, whole, row, free, token, level, verdict,
-        latency, rate, step=latency + STEP, weights=sum(map(_gigabytes, parts)), factors=factors,
-        levels=tuple(levels.items()), links=links, model_of=model,
-        expert=expert, experts=kinds[0], chosen=kinds[1])
+        f"measured {'over ssh' if hosts else 'here'} with {model}", sizes.layers, row_bytes, whole, row, free, token,
+        level=min(levels.values(), default=0.0), verdict=_took(spans, "judge"),
+        latency=latency, mbps=rate, step=latency + STEP,
+        expert=expert, experts=sizes.experts, chosen=sizes.chosen, weights=sum(map(_gigabytes, parts)),
+        factors=tuple(times_as_long(passes, base) for passes in stages),
+        levels=tuple(levels.items()), links=links, model_of=model)
 
 
 def _gigabytes(spec: RankSpec) -> float:
@@ -126,11 +131,13 @@ def _passes(spec: RankSpec) -> list[Passed]:
 def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
     """What boards are asked: the layers that each has if they share the model evenly."""
     run, layers = spec.config, spec.sizes.layers // boards
-    return {"config": spec.part.config, "layers": max(1, layers), "dtype": run.dtype, "device": run.device,
-            "quant": spec.quant, "threads": run.threads_per_rank, "context": spec.context}
+    return {"config": spec.part.config, "layers": max(1, layers),
+            "dtype": run.dtype, "device": run.device, "quant": spec.quant,
+            "threads": run.threads_per_rank, "context": spec.context}
 
 
-def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0) -> tuple[float, float, int, float, float]:
+def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0
+        ) -> tuple[float, float, int, float, float]:
     """Milliseconds of a pass, of a row above those that are free, how many these are, of a token of the text, and of
     an expert more.
 
@@ -144,10 +151,11 @@ def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0) -> tuple[fl
     found = []
     for free in FREE:
         rows = np.maximum(0, asked - free)
-        columns = np.stack([target, rows, context, more], -1) / took[:, None]
+        columns = np.stack([target, rows, context, more], -1)
+        columns /= took[:, None]
         for kept in KEPT:
             times = np.zeros(4)
-            times[kept] = np.linalg.lstsq(columns[:, kept], target, rcond=None)[0]
+            times[kept], *_ = np.linalg.lstsq(columns[:, kept], target, rcond=None)
             off = float(np.square(columns @ times - 1).sum())
             if times.min() >= 0:
                 whole, row, token, expert = times.tolist()
@@ -167,8 +175,8 @@ def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
 
 # --- levels, verdicts and messages ------------------------------------------------------------------------------------
 
-def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, float]:
-    """Milliseconds of a level of each draft, in a pipeline whose trace goes into a folder."""
+def _run(config: PlanConfig, run: RunConfig, trace: str) -> Moments:
+    """Let each draft answer in a pipeline whose trace goes into a folder; from when until when each one did."""
     request, moments = Request(PROMPT, Sampler(), TOKENS), {}
     with redirect_stderr(io.StringIO()), opened(run, trace=trace) as pipeline:  # of the trace nobody wants to hear
         plain = pipeline.decoder_for(config.single(pipeline_type="ar"))
@@ -177,92 +185,71 @@ def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, float]:
             since = time.monotonic()
             decoder.whole(request)
             for network in decoder.draft.networks:
-                moments[getattr(network, "source", kind)] = since, time.monotonic()
+                moments[network.source or kind] = since, time.monotonic()
             plain.whole(request)
-    grown = [span for span in read_trace(trace) if span["name"] == "grow" and span["nodes"]]
-    spent = {}
-    for name, (since, until) in moments.items():
-        took = [_seconds(span) for span in grown if since <= span["t0"] < until]
-        spent[name] = 1e3 * median(took) if took else 0.0
-    return spent
+    return moments
 
 
-def _seconds(span: Span) -> float:
-    took: float = span["t1"] - span["t0"]
-    return took
+def _took(spans: Sequence[Span], name: str, since: float = 0.0, until: float = math.inf) -> float:
+    """Milliseconds of the spans of this name that began within these moments, in the median; 0 if there are none."""
+    named = [span for span in spans if span["name"] == name]
+    seconds = [span["t1"] - span["t0"] for span in named if since <= span["t0"] < until]
+    return 1e3 * median(seconds) if seconds else 0.0
 
 
-def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float, float, float]:
-    """Milliseconds of a verdict and of a message of one row, and Mbit/s."""
-    verdicts, came, trips = [], {}, []
-    filled = [span for span in spans if span.get("nodes")]
-    for span in filled:
-        if span["name"] == "judge":
-            verdicts.append(_seconds(span))
-        elif span["name"] == "recv":
-            came[span["rank"], span["nodes"][0]] = span
-    for span in filled:
+def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float, float]:
+    """Milliseconds of a message of one row, and Mbit/s, as the messages of all ranks but rank 0 say."""
+    came = {(span["rank"], span["nodes"][0]): span["t1"]
+            for span in spans if span["name"] == "recv"}
+    trips = []
+    for span in spans:
         rank, nodes = span["rank"], span["nodes"]
         there = came.get(((rank + 1) % world, nodes[0]))
         if span["name"] == "send" and rank and there:
-            trips.append((len(nodes), there["t1"] - span["t1"]))
+            trips.append((len(nodes), there - span["t1"]))
     short = [seconds for rows, seconds in trips if rows == 1]
     long = [trip for trip in trips if trip[0] > 1]
-    latency, rate = max(0.0, median(short)) if short else 0.0, RATES[1]
-    if long:
-        rows, seconds = map(median, zip(*long))
-        slower = seconds - latency
-        rate = rows * row_bytes * 8 / slower / 1e6 if slower > 0 else rate
-    verdict = 1e3 * median(verdicts) if verdicts else 0.0
-    return verdict, 1e3 * latency, _believed(rate)
+    latency = max(0.0, median(short)) if short else 0.0
+    rows, seconds = map(median, zip(*long)) if long else (0, 0.0)
+    slower = seconds - latency
+    rate = rows * row_bytes * 8 / slower / 1e6 if slower > 0 else RATES[1]
+    return 1e3 * latency, _believed(rate)
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
 # The stages above were timed one after the other, while the ranks of one machine share its cores: what a simulation
 # cannot know is in what the best candidates of a plan take there.
 
-class Checked(NamedTuple):
-    """A candidate, and the tokens per second with which it answered here, prefill included."""
-
-    candidate: Candidate
-    speed: float
-
-
-def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Checked]:
-    """Let candidates answer the first recorded questions in pipelines of this machine.
+def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Trial]:
+    """Let candidates answer the first recorded questions in pipelines of this machine, the shorter time of each.
 
     One that does not run here, as for want of memory, is left out; plain decoding raises what is wrong.
     """
     found = []
-    for one in tqdm(candidates, desc="check", unit="candidate", leave=False, file=sys.stderr):
+    for one in tqdm(candidates, desc="check", unit="candidate", leave=False):
         try:
-            found.append(Checked(one, _speed(config, book, one)))
+            with opened(config.single(**values(one.keys))) as pipeline:
+                rounds = [answered(pipeline, book.answers[:ANSWERS], TOKENS) for _ in range(ROUNDS)]
         except (ValueError, PeerLost):
             if one.plain:
                 raise
+        else:
+            shorter = [min(tries, key=attrgetter("seconds")) for tries in zip(*rounds)]
+            found.append(Trial(one, shorter, {}))
     return found
 
 
-def _speed(config: PlanConfig, book: Book, one: Candidate) -> float:
-    answers = book.answers[:ANSWERS]
-    with opened(config.single(**values(one.keys))) as pipeline:
-        rounds = [seconds(pipeline, book, answers, TOKENS) for _ in range(ROUNDS)]
-    tokens = sum(min(TOKENS, len(answer.text)) for answer in answers)
-    return tokens / sum(map(min, zip(*rounds)))
-
-
-def seconds(pipeline: Pipeline, book: Book, answers: Sequence[Written], tokens: int) -> list[float]:
-    """Seconds of each of these answers of at most so many tokens, prefill included."""
-    ends, sampler = frozenset(book.ends), sampler_of(pipeline.config)
-    made = (pipeline.decoder.whole(Request(one.prompt, sampler, tokens, ends)) for one in answers)
-    return [answer.seconds for answer in made]
+def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[Spent]:
+    """What answers to these questions take, of at most so many tokens each."""
+    assert pipeline.text is not None, "questions are text"
+    ends, sampler = frozenset(pipeline.text.end_ids), sampler_of(pipeline.config)
+    requests = [Request(one.prompt, sampler, tokens, ends) for one in asked]
+    return [Spent.on(pipeline.decoder.whole(request)) for request in requests]
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:
     """A pipeline of these keys, whatever a preset says."""
-    usual = RunConfig()
-    differ = {key.name: getattr(run, key.name) for key in fields(RunConfig)
-              if getattr(run, key.name) != getattr(usual, key.name)}
+    differ = dict(vars(run).items() - vars(RunConfig()).items())
     if "ssm" not in run.sources:
         differ.pop("ssm", None)
     return Pipeline.open("toy", **{**differ, **more})

@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, Sequence
+from itertools import islice
+from typing import NamedTuple, Sequence
 
 from config.files import write_json
+from config.keys import listed
 from config.profiles import Profile
-from eval.plan.candidates import PLAIN_METHOD, families
+from eval.plan.candidates import PLAIN_METHOD, Candidate, families
 from eval.plan.hosts import answered, boards_of
 from eval.plan.keys import PlanConfig
-from eval.plan.measure import Checked, check, measured
+from eval.plan.measure import check, measured
 from eval.plan.record import Book, book_of
-from eval.plan.search import WORTH, Search, candidates, choice, plain_of
+from eval.plan.search import Search, candidates, choice, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.prepare import prepare
 
@@ -27,14 +29,14 @@ class Plan(NamedTuple):
     boards: int  # that there are
     candidates: int
     tried: int
-    checked: tuple[Checked, ...] = ()  # what answered on this machine itself
+    checked: Sequence[Trial] = ()  # what answered on this machine itself, the fastest first
 
     @property
     def speeds(self) -> tuple[float, float]:
         """Tokens per second of the choice and of plain decoding: on this machine, if that was tried, or simulated."""
-        tried: Sequence[Checked | Trial] = self.checked or self.trials
+        tried = self.checked or self.trials
         ours = next(one.speed for one in tried if one.candidate == self.chosen.candidate)
-        return ours, max(one.speed for one in tried if one.candidate.plain)
+        return ours, plain_of(tried).speed
 
 
 def plan(config: PlanConfig) -> Plan:
@@ -46,15 +48,17 @@ def plan(config: PlanConfig) -> Plan:
 
 def cluster(config: PlanConfig) -> Profile:
     """The cluster that is planned for, with as many boards as may take part, and their memory."""
-    site = config.run.cluster or measured(config)
-    if config.run.hosts and config.run.profile != "none":  # else they were measured
-        site = answered(site, config.run.hosts)
-    named = len(boards_of(config.run.hosts)) if config.run.hosts else 0
-    described = len(site.factors) or len(site.memory)
-    boards = config.boards or named or described or max(len(config.gigabytes(0)), USUAL_BOARDS)
+    site, hosts = config.run.cluster or measured(config), config.run.hosts
+    if hosts and config.run.profile != "none":  # else they were measured
+        site = answered(site, hosts)
+    lines = boards_of(hosts) if hosts else []
+    described = len(lines) or len(site.factors) or len(site.memory)
+    said = len(listed(config.memory))
+    boards = config.boards or described or (said if said > 1 else USUAL_BOARDS)
     factors = (*site.factors, *[1.0] * boards)[:boards]
     weights = config.layer_gb * site.layers or site.weights
-    memory = config.gigabytes(boards) or site.memory[:boards]
+    of_lines = tuple(float(line.memory) for line in lines[:boards] if line.memory)
+    memory = config.gigabytes(boards) or of_lines or site.memory[:boards]
     if 0 < len(memory) < boards:
         raise ValueError(f"the memory of {len(memory)} boards is given, but there are {boards}: give memory= for all, "
                          "or fewer boards=")
@@ -75,11 +79,12 @@ def planned(config: PlanConfig, site: Profile, book: Book) -> Plan:
     if config.splits == "first":
         made = [[one for one in family if one.in_order] for family in made]
     bench = Bench(site, config, book)
-    search = Search(bench)
-    trials = search.run(made)
+    search = Search(bench, made)
+    trials = search.run()
     if boards > 1:  # what all of them would reach is printed, too, or fewer
-        trials = search.beside(trials, choice(trials).candidate, made)
-    return Plan(bench, choice(trials), trials, boards, sum(map(len, made)), search.tried)
+        trials = search.beside(trials)
+    count = sum(map(len, made))
+    return Plan(bench, choice(trials), trials, boards, count, search.tried)
 
 
 def stages_of(config: PlanConfig) -> tuple[int, ...]:
@@ -93,27 +98,25 @@ def stages_of(config: PlanConfig) -> tuple[int, ...]:
 
 def checked(config: PlanConfig, found: Plan) -> Plan:
     """The same plan with the choice that this machine itself makes among the best, and plain decoding."""
-    plain = plain_of(found.trials)
-    different: dict[Any, Trial] = {}
-    for trial in found.trials:
-        one = trial.candidate
-        different.setdefault((one.kind, one.groups, one.layers), trial)
-    tried = candidates([plain, *list(different.values())[:config.check]])
-    spent = check(config, found.bench.book, list(dict.fromkeys(tried)))
-    fastest = sorted(spent, key=lambda one: -one.speed)
-    slowest = next(one for one in spent if one.candidate == plain.candidate)
-    chosen = fastest[0] if fastest[0].speed >= WORTH * slowest.speed else slowest
-    trial = next(trial for trial in found.trials if trial.candidate == chosen.candidate)
-    return found._replace(chosen=trial, checked=tuple(fastest))
+    different: dict[object, Candidate] = {}
+    for one in candidates(found.trials):
+        different.setdefault((one.kind, one.groups, one.layers), one)
+    best = islice(different.values(), config.check)
+    tried = dict.fromkeys((plain_of(found.trials).candidate, *best))
+    here = check(config, found.bench.book, list(tried))
+    here.sort(key=lambda trial: -trial.speed)
+    chosen = choice(here).candidate
+    trial = next(trial for trial in found.trials if trial.candidate == chosen)
+    return found._replace(chosen=trial, checked=here)
 
 
-def write_preset(path: str, base: str, keys: dict[str, str], found: Plan) -> None:
+def write_preset(path: str, base: str,
+                 keys: dict[str, str], found: Plan) -> None:
     """Write a file that commands take in place of a preset: these keys over those of the preset `base`.
 
     Beside them it says what was chosen, and tokens per second.
     """
     ours, plain = found.speeds
-    kind = "measured" if found.checked else "simulated"
-    chosen = {"keys": found.chosen.candidate.keys, "kind": kind, "tokens_per_second": ours,
-              "plain_tokens_per_second": plain}
+    chosen = {"keys": found.chosen.candidate.keys, "kind": "measured" if found.checked else "simulated",
+              "tokens_per_second": ours, "plain_tokens_per_second": plain}
     write_json(path, {"preset": base, "keys": keys, "chosen": chosen})

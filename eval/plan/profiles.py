@@ -1,28 +1,31 @@
-"""Every method of one pipeline with every draft on every emulated cluster, in virtual time, out of one record."""
+"""Methods side by side on given clusters, in virtual time, out of one record: every method with every draft on every
+emulated cluster, and what streaming gains by sending and drafting only what pays.
+"""
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice, zip_longest
 from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
 from config.cli import parse
-from config.keys import over, raw_values
+from config.keys import over, raw_values, read_keys
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.questions import load
-from eval.plan.candidates import Candidate, evenly
+from eval.plan.bench import plan_of
+from eval.plan.candidates import Candidate, evenly, families
 from eval.plan.keys import PlanConfig, words
-from eval.plan.record import book_of
-from eval.plan.trial import Bench, Trial
-from eval.tables import in_columns
+from eval.plan.record import Written, book_of, made
+from eval.plan.trial import Bench
+from eval.tables import in_columns, number
 from launch.words import with_model
 
 COMMAND = "python -m scripts.bench profiles"
 ASKED = {"methods": "ar,naive,serial,pruned,pipedec,continuous,streaming", "max_new_tokens": "128"}
-BOARDS = 4
+BOARDS = (1.0,) * 4
 OURS = "streaming"
 
 
@@ -43,12 +46,13 @@ def profiles(argv: list[str]) -> int:
     """The command `python -m scripts.bench profiles`; its exit code."""
     argv = with_model(argv)
     typed = raw_values(argv).get("profile")
-    config = parse(words(over(argv, {**ASKED, "profile": typed or "server"})), COMMAND, kind=PlanConfig)
+    asked = over(argv, {**ASKED, "profile": typed or "server"})
+    config = parse(words(asked), COMMAND, kind=PlanConfig)
     chosen = config.run.cluster
-    sites = {typed: chosen} if typed and chosen else PROFILES
-    rows = list(tried(config, sites))
-    cells = [(*row[:3], f"{row.mean:.2f}", *(f"{speed:.2f}" for speed in row.speeds)) for row in rows]
-    print(in_columns(("simulated", "draft", "method", "mean", *config.chosen_sets), cells, names=3))
+    rows = list(tried(config, {typed: chosen} if typed and chosen else PROFILES))
+    cells = [[*row[:3], *map(number, (row.mean, *row.speeds))] for row in rows]
+    heading = ("simulated", "draft", "method", "mean", *config.chosen_sets)
+    print(in_columns(heading, cells, names=3))
     for line in compared(rows):
         print(line)
     return 0
@@ -57,47 +61,102 @@ def profiles(argv: list[str]) -> int:
 def tried(config: PlanConfig, sites: dict[str, Profile]) -> Iterator[Row]:
     """What each method reaches with each draft on these clusters; sizes that were left open are measured at the start.
     """
-    book = book_of(config)
-    sets = _sets(config)
-    jobs = [(name, *one) for name in sites for one in contenders(config)]
-    for name, method, draft in tqdm(jobs, unit="trial", leave=False, file=sys.stderr):
-        site = replace(sites[name], factors=sites[name].factors or (1.0,) * BOARDS)
-        boards = len(site.factors)
-        candidate = Candidate(method, draft, tuple(zip(range(1, 1 + boards))), evenly(boards, site.layers))
-        trial = Bench(site, config, book).trial(candidate, book.answers, config.run.max_new_tokens)
-        yield Row(name, draft, method, [_speed(trial, sets, one) for one in config.chosen_sets])
+    book, run = book_of(config), config.run
+    asked = []
+    for name in config.chosen_sets:
+        questions = load(config.folder, name, run.question_begin, run.question_end)
+        asked.append([name] * len(questions))
+    turns = chain.from_iterable(zip_longest(*asked))
+    sets = list(filter(None, turns))  # of the questions, in the order of the record
+    jobs = [(name, one) for name, site in sites.items() for one in on_all_boards(config, site)]
+    for name, one in tqdm(jobs, unit="trial", leave=False):
+        bench = Bench(_with_boards(sites[name]), config, book)
+        trial = bench.trial(one, book.answers, run.max_new_tokens)
+        speeds = []
+        for asked_set in config.chosen_sets:
+            spent = [each for each, of in zip(trial.spent, sets) if of == asked_set]
+            speeds.append(trial._replace(spent=spent).speed)
+        yield Row(name, one.draft, one.method, speeds)
 
 
-def contenders(config: PlanConfig) -> Iterator[tuple[str, str]]:
-    """The methods that run on one pipeline, each with its draft or with all that may be chosen."""
-    for method in config.chosen_methods:
-        about = METHODS[method]
-        if about.target == "ring":
-            for draft in config.chosen_drafts if about.draft == "eagle" else [about.draft]:
-                yield method, draft
+def on_all_boards(config: PlanConfig, site: Profile) -> Iterator[Candidate]:
+    """The methods of one pipeline that holds the model evenly, each with all drafts that may be chosen."""
+    site = _with_boards(site)
+    split = evenly(len(site.factors), site.layers)
+    methods = [method for method in config.chosen_methods if METHODS[method].target == "ring"]
+    for [one] in families(site, site.layers, methods, config.chosen_drafts, split):
+        yield replace(one, sizes=())
 
 
-def _sets(config: PlanConfig) -> list[str]:
-    """The set of each question, in the order of the record."""
-    run, names = config.run, config.chosen_sets
-    sizes = [len(load(config.folder, name, run.question_begin, run.question_end)) for name in names]
-    return [name for turn in range(max(sizes)) for name, size in zip(names, sizes) if turn < size]
-
-
-def _speed(trial: Trial, sets: Sequence[str], name: str) -> float:
-    """Tokens per second over the questions of a set, prefill included."""
-    spent = [one for one, of in zip(trial.spent, sets) if of == name]
-    return sum(one.tokens for one in spent) / sum(one.seconds for one in spent)
+def _with_boards(site: Profile) -> Profile:
+    return replace(site, factors=site.factors or BOARDS)
 
 
 def compared(rows: Sequence[Row]) -> Iterator[str]:
     """How `streaming` does beside the best other method, by cluster and draft."""
     for ours in rows:
-        others = [row for row in rows if row.profile == ours.profile and row.draft in (ours.draft, "none")
-                  and row.method != OURS]
+        others = [row for row in rows if row.profile == ours.profile
+                  and row.draft in (ours.draft, "none") and row.method != OURS]
         if ours.method == OURS and others:
             best = np.max([row.speeds for row in others], axis=0)
             shares = np.array(ours.speeds) / best
             mean = ours.mean / max(row.mean for row in others)
             yield (f"{ours.profile}, {ours.draft}: {OURS} is {mean:.3f} times the best other in the mean, "
                    f"{shares.min():.3f} on its worst set (simulated)")
+
+
+# --- what thrift gains ------------------------------------------------------------------------------------------------
+# Streaming with and without sending and drafting only what pays, on some devices on which guesses are costly, and over
+# some texts on which the draft's guesses are those for another text.
+
+SITE = replace(PROFILES["jetson-7b"], factors=BOARDS)
+SITES: dict[str, Profile] = {
+    "jetson-7b": SITE,
+    "rows of 2 ms": replace(SITE, row=8.0, free=0),
+    "rows of 12 ms": replace(SITE, model=100.0, row=50.0, free=0),
+    "levels of 60 ms": replace(SITE, level=60.0),
+    "levels of 120 ms": replace(SITE, level=120.0),
+    "levels of 240 ms": replace(SITE, level=240.0),
+    "board 3 is slow": replace(SITE, factors=(1.0, 1.0, 3.0, 1.0)),
+    "board 3 gets slow": replace(SITE, row=10.0, free=0, throttles=((3, 2.5, 3.0),)),
+    "messages of 20 ms": replace(SITE, model=20.0, row=0.2, latency=20.0, level=3.0, verdict=2.0),
+    "10 Mbit/s": replace(SITE, mbps=10.0),
+}
+THRIFT = ("simulated", "guesses", "ar", "streaming / ar", "with thrift / ar")
+DRAFT, LONG = "eagle+suffix", 48
+ALL_BOARDS = tuple(zip(range(1, 5))), (2, 2, 2, 2)
+SIZE = ("stream_rows", "16")  # of a segment, at most
+COMPARED = [Candidate("ar", DRAFT, *ALL_BOARDS),
+            Candidate(OURS, DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "thrift"))),
+            Candidate(OURS, DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "")))]
+
+
+@dataclass(frozen=True)
+class ThriftConfig:
+    """Streaming on the bundled models with and without ablate=thrift, over plain decoding; all of it is simulated."""
+
+
+def thrift(argv: list[str]) -> int:
+    """The command `python -m scripts.bench thrift`; its exit code."""
+    read_keys(argv, ThriftConfig, "python -m scripts.bench thrift")
+    plan = plan_of(2, LONG, DRAFT)
+    book = made(plan)
+    rows: list[Sequence[str]] = []
+    for name, site in tqdm(SITES.items(), unit="cluster"):
+        bench = Bench(site, plan, book)
+        kinds = {"its own": book.answers, "another text's": _mistaken(book.answers)}
+        for kind, answers in kinds.items():
+            plain, usual, thrifty = (bench.trial(one, answers, LONG).speed for one in COMPARED)
+            rows.append((name, kind, f"{plain:.2f}", f"{usual / plain:.2f}", f"{thrifty / plain:.2f}"))
+    print(in_columns(THRIFT, rows, names=2))
+    return 0
+
+
+def _mistaken(answers: Sequence[Written]) -> list[Written]:
+    """The same texts, each with the guesses that were made for another one."""
+    found, half = [], len(answers) // 2
+    for one, other in zip(answers, (*answers[half:], *answers[:half])):
+        guesses = {name: list(islice(cycle(table), len(one.text)))
+                   for name, table in other.guesses.items()}
+        found.append(one._replace(guesses=guesses))
+    return found

@@ -11,7 +11,6 @@ Shapes: T rows, W guesses of a row.
 from __future__ import annotations
 
 import math
-import sys
 from itertools import takewhile
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
@@ -31,7 +30,8 @@ from launch.virtual import as_virtual
 from model.cache import Admitted, TreeCache
 from model.drafts.dflash import Block
 from model.drafts.draft import Guesses
-from model.drafts.network import TreeDraft
+from model.drafts.eagle import Eagle
+from model.drafts.network import ModelDraft, TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.decode import Decoder, Request
@@ -122,18 +122,19 @@ def accept_lengths(one: Written, network: str, guesses: int) -> list[int]:
     """
     table, text, lengths, place = one.guesses[network], one.text, [], 1
     while place < len(text):
-        ahead = zip(table[place:place + guesses], text[place:])
-        hits = (_likeliest(depths, depth) == said for depth, (depths, said) in enumerate(ahead))
-        right = sum(1 for _ in takewhile(bool, hits))
+        ahead = enumerate(text[place:place + guesses])
+        hits = (listed_at(table, place + depth, depth)[0][0] == said
+                for depth, said in ahead)
+        right = sum(takewhile(bool, hits))
         lengths.append(min(right + 1, len(text) - place))
         place += right + 1
     return lengths
 
 
-def _likeliest(depths: Sequence[Listed], depth: int) -> int:
-    """The likeliest token at a place, behind so many own guesses; the deepest that are noted count for deeper ones."""
-    tokens, *_ = depths[min(depth, len(depths) - 1)]
-    return int(tokens[0])
+def listed_at(table: Table, place: int, depth: int) -> Listed:
+    """The guesses at a place, behind so many own ones; those at the ends of the record for what lies beyond them."""
+    depths = table[min(max(0, place), len(table) - 1)]
+    return depths[min(depth, len(depths) - 1)]
 
 
 def kind_of(network: str) -> str:
@@ -154,15 +155,16 @@ def made(config: PlanConfig) -> Book:
         ends, sizes = frozenset(pipeline.text.end_ids), pipeline.spec.sizes
         readers = list(_readers(pipeline, config))
         asked = by_turns(config.folder, config.chosen_sets, run.question_begin, run.question_end)
-        prompts = [pipeline.text.prompt_ids([question], run.template) for question in asked]
+        prompts = [pipeline.prompt_ids(question, run.template) for question in asked]
         check_room(prompts, run.max_new_tokens, pipeline.spec.context)
         answers, sampler = [], sampler_of(run)
-        for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
-            request = Request(prompt, sampler, run.max_new_tokens, ends)
-            text = pipeline.decoder.whole(request).token_ids
-            guesses = {network.source: _table(decoder, network, prompt, text, sampler) for decoder, network in readers}
+        for prompt in tqdm(prompts, desc="record", unit="answer", leave=False):
+            text = pipeline.decoder.whole(Request(prompt, sampler, run.max_new_tokens, ends)).token_ids
+            guesses = {network.source: _table(decoder, network, prompt, text, sampler)
+                       for decoder, network in readers}
             answers.append(Written(prompt, text, guesses))
-        networks = {one.source: Network(one.source, one.lag, one.drifts, _block(one)) for _, one in readers}
+        networks = {one.source: Network(one.source, one.lag, one.drifts, _block(one))
+                    for _, one in readers}
         return Book(answers, networks, sizes.vocab, sorted(ends), sizes.layers)
 
 
@@ -183,15 +185,14 @@ def _block(network: Any) -> int:
     return network.form.size if isinstance(network, Block) else 0
 
 
-def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Sequence[int], sampler: Sampler
-           ) -> Table:
+def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int],
+           text: Sequence[int], sampler: Sampler) -> Table:
     """What a network guesses at each place of a text, by how many of its own guesses it stands on."""
     tree = read_text(decoder, [*prompt, *text])
-    found: list[list[Any]] = [[] for _ in text]
+    read = unrolled(network, tree, len(prompt), DEEPEST if network.lag else 0)
     if isinstance(network, Block):
         read = blocks(network, tree, len(prompt))
-    else:
-        read = unrolled(network, tree, len(prompt), DEEPEST if network.lag else 0)
+    found: list[list[Listed]] = [[] for _ in text]
     for depth, places, out_TD in read:
         for place, listed in zip(places, _listed(network, out_TD, places, sampler)):
             at = place + 1 - len(prompt)
@@ -201,19 +202,18 @@ def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Se
     return found
 
 
-def _listed(network: TreeDraft, out_TD: Tensor, places: Sequence[int], sampler: Sampler) -> Iterator[Listed]:
+def _listed(network: TreeDraft, out_TD: Tensor,
+            places: Sequence[int], sampler: Sampler) -> Iterator[Listed]:
     """What a network guesses after each row, whose last tokens are at these places of the text."""
     logits_TV = network.logits(out_TD)
     gain_TW, token_TW = network.guess(logits_TV, WIDE)
-    likeliest = [list(each) for each in zip(token_TW.tolist(), gain_TW.tolist())]
-    if not sampler.temperature:
-        yield from likeliest
-        return
-    network.begin(sampler)
-    foreseen = network.predict(logits_TV, [place + 1 for place in places], WIDE)
-    for listed, guesses in zip(likeliest, foreseen):
-        tokens, chances = map(list, zip(*guesses))
-        yield [*listed, tokens, list(map(math.log, chances))]
+    columns = [token_TW.tolist(), gain_TW.tolist()]
+    if sampler.temperature:
+        network.begin(sampler)
+        foreseen = network.predict(logits_TV, [place + 1 for place in places], WIDE)
+        columns.append([[token for token, _ in guesses] for guesses in foreseen])
+        columns.append([[math.log(chance) for _, chance in guesses] for guesses in foreseen])
+    yield from map(list, zip(*columns))
 
 
 # --- in the place of the networks -------------------------------------------------------------------------------------
@@ -238,10 +238,9 @@ class Replayed(TreeDraft):
         self._prompt, self._table = prompt, table
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        if self.lag:
-            above = {node: tree.nodes[tree.nodes[node].parent] for node in fresh}
-            return list(takewhile(lambda node: above[node].hidden is not None, fresh))
-        return [] if len(tree.unsent) > 1 else fresh
+        kind: Any = Eagle if self.lag else ModelDraft
+        known: list[int] = kind.known(self, tree, fresh)
+        return known
 
     def features(self, tree: TokenTree | None, fresh: list[int]) -> Tensor:
         return torch.full((len(fresh), 2), -1.0, dtype=torch.float64)
@@ -255,30 +254,28 @@ class Replayed(TreeDraft):
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         depth_T = feature_TD[:, 0] + 1 if self.lag else torch.zeros(len(pos_T))  # a small model looks at tokens alone
-        return torch.stack([depth_T.double(), (pos_T + self.lag).double()], -1)
+        position_T = pos_T + self.lag
+        return torch.stack([depth_T.double(), position_T.double()], -1)
 
     def logits(self, out_TD: Tensor) -> Tensor:
         return out_TD  # the record is looked up where logits are read
 
     def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        listed = self._listed(logits_TV)
-        gains = [gains[:width] for _, gains, *_ in listed]
-        tokens = [tokens[:width] for tokens, *_ in listed]
-        return torch.tensor(gains, dtype=torch.float64), torch.tensor(tokens)
+        tokens, gains, *_ = zip(*self._listed(logits_TV))
+        token_TW, gain_TW = torch.tensor(tokens), torch.tensor(gains, dtype=torch.float64)
+        return gain_TW[:, :width], token_TW[:, :width]
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
-        chances = [(tokens[:width], torch.tensor(gains[:width]).exp().tolist())
-                   for *_, tokens, gains in self._listed(logits_TV)]
-        return [list(zip(tokens, chance)) for tokens, chance in chances]
+        found: list[Guesses] = []
+        for *_, tokens, gains in self._listed(logits_TV):
+            chances = torch.tensor(gains).exp().tolist()
+            found.append(list(zip(tokens[:width], chances)))
+        return found
 
     def _listed(self, out_TD: Tensor) -> list[Listed]:
-        """The recorded guesses behind each row; those at the end of the record for places and depths beyond it."""
-        found = []
-        for depth, position in out_TD.int().tolist():
-            place = min(position + 1 - self._prompt, len(self._table) - 1)
-            depths = self._table[max(0, place)]
-            found.append(depths[min(depth, len(depths) - 1)])
-        return found
+        """The recorded guesses behind each row."""
+        rows = out_TD.int().tolist()
+        return [listed_at(self._table, position + 1 - self._prompt, depth) for depth, position in rows]
 
 
 class ReplayedBlock(Replayed, Block):

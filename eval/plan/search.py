@@ -5,11 +5,12 @@ Plain decoding is always tried to the end.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Collection, Iterable, Iterator, NamedTuple, Sequence
+from itertools import chain
+from typing import Iterable, Iterator, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from eval.plan.candidates import Candidate
+from eval.plan.candidates import Candidate, Families
 from eval.plan.trial import Bench, Trial
 
 FIRST = 4  # splits of a family that are tried first
@@ -27,6 +28,7 @@ class Rung(NamedTuple):
     slower: float  # of the best one's speed, what must be reached
 
 
+Candidates = Iterable[Candidate]
 COUNT = 1 << 20  # all that there are
 FEW = Rung(3, 12, 64, 8, 0.65)
 MORE = Rung(6, 24, 64, 5, 0.8)
@@ -34,86 +36,93 @@ ALL = Rung(COUNT, COUNT, COUNT, 5, 0.0)
 
 
 class Search:
-    """A search over one cluster."""
+    """A search over one cluster, among families of candidates. Raises ValueError if none of them fits."""
 
-    def __init__(self, bench: Bench, shown: bool = True) -> None:
+    def __init__(self, bench: Bench, families: Families, shown: bool = True) -> None:
         self._bench, self._shown = bench, shown
+        self._families = [list(filter(bench.fits, family)) for family in families]
+        self._fitting = list(chain.from_iterable(self._families))
         self._trials: dict[tuple[Candidate, Rung], Trial] = {}
+        if not self._fitting:
+            raise ValueError(_too_large(bench, chain.from_iterable(families)))
 
     @property
     def tried(self) -> int:
         """How many trials there were."""
         return len(self._trials)
 
-    def run(self, families: Sequence[Sequence[Candidate]]) -> list[Trial]:
-        """The finalists with all that was recorded, the fastest first; raises ValueError if nothing fits."""
-        there = [list(filter(self._bench.fits, family)) for family in families]
-        there = [family for family in there if family]
-        if not there:
-            raise ValueError(_too_large(self._bench, families))
-        every = [one for family in there for one in family]
-        spread = [one for family in there for one in _spread(family, FIRST)]
-        first = self._try(spread, FEW, "methods")
-        good = {one.kind for one in candidates(_best(first, FEW))}
-        wider = self._try((one for one in every if one.kind in good), FEW, "splits")
-        varied = self._varied(candidates(_best([*first, *wider], FEW)))
-        finalists = self._refined(_best(varied, MORE), {one.kind for one in every})
-        plain = self._try((one for one in every if one.plain), FEW, "plain")
-        last = candidates([*finalists, *_best(plain, FEW)[:2]])
-        return _ranked(self._try(last, ALL, "finalists"))
+    def run(self) -> list[Trial]:
+        """The finalists with all that was recorded, the fastest first."""
+        spread = [one for family in self._families for one in _spread(family)]
+        good = {one.kind for one in self._best(spread, FEW, "methods")}
+        wider = [one for one in self._fitting if one.kind in good]
+        near = self._best([*spread, *wider], FEW, "splits")
+        varied = self._best(_varied(near), FEW, "sizes")
+        varied = self._best([*varied, *_varied(varied[:3])], FEW, "sizes")
+        finalists = self._refined(self._best([*near, *varied], MORE, "longer"))
+        plain = self._best([one for one in self._fitting if one.plain], FEW, "plain")
+        return self._ranked([*finalists, *plain[:2]], ALL, "finalists")
 
-    def beside(self, trials: Sequence[Trial], chosen: Candidate,
-               families: Sequence[Sequence[Candidate]]) -> list[Trial]:
-        """These trials, and the best of what was chosen over the most boards on which it fits.
+    def beside(self, finalists: Sequence[Trial]) -> list[Trial]:
+        """These finalists, and the best of what is chosen over the most boards on which it fits.
 
         If it is that itself, the best over fewer, unless another method is there that has fewer.
         """
-        same = (replace(one, sizes=chosen.sizes) for family in families for one in family
-                if one.kind == chosen.kind and one.members == chosen.members)
-        fitting = list(filter(self._bench.fits, same))
-        most = max((len(one.boards) for one in fitting), default=0)
-        others = [one for one in fitting if len(one.boards) == most]
-        if len(chosen.boards) == most:
-            guess = (one for one in candidates(trials) if not one.plain)
-            there = any(len(one.boards) < most for one in guess)
-            others = [] if there else [one for one in fitting if len(one.boards) < most]
-        best = _best(self._try(others, FEW, "boards"), FEW)[:1]
-        return _ranked([*trials, *self._try(candidates(best), ALL, "boards")])
+        tried = candidates(finalists)
+        chosen = choice(finalists).candidate
+        others = [replace(one, sizes=chosen.sizes) for one in self._fitting
+                  if one.kind == chosen.kind and one.members == chosen.members]
+        most = max(len(one.boards) for one in others)
+        if len(chosen.boards) < most:
+            others = [one for one in others if len(one.boards) == most]
+        elif any(len(one.boards) < most for one in tried if not one.plain):
+            others = []
+        else:
+            others = [one for one in others if len(one.boards) < most]
+        best = self._best(others, FEW, "boards")[:1]
+        return self._ranked([*tried, *best], ALL, "boards")
 
-    def _varied(self, chosen: Sequence[Candidate]) -> list[Trial]:
-        """These candidates and those that differ in a size, and the best of them with another size changed."""
-        near = [one for each in chosen for one in each.varied()]
-        found = _best(self._try(near, FEW, "sizes"), FEW)
-        again = [near for one in candidates(found[:3]) for near in one.varied()]
-        found = _best([*found, *self._try(again, FEW, "sizes")], FEW)
-        return self._try([*chosen, *candidates(found)], MORE, "longer")
-
-    def _refined(self, found: Sequence[Trial], kinds: Collection[tuple[str, str]]) -> list[Trial]:
-        """Finalists, with a size or the draft of the fastest of each method changed, as long as that is faster.
-
-        `kinds` are the methods with the drafts that they may have.
-        """
-        better, seen = list(found), set[Candidate]()
+    def _refined(self, better: list[Candidate]) -> list[Candidate]:
+        """These, with a size or the draft of the fastest of each method changed, as long as that is faster."""
+        kinds = sorted({one.kind for one in self._fitting})
+        seen = set[Candidate]()
         while True:
-            firsts = {one.method: one for one in reversed(candidates(better))}
+            firsts = {one.method: one for one in reversed(better)}
             fresh = [one for one in firsts.values() if one not in seen]
             if not fresh:
                 return better
             seen.update(fresh)
-            others = [near for one in fresh for near in one.varied()]
+            others = _varied(fresh)
             for one in fresh:
-                drafts = (draft for method, draft in sorted(kinds) if method == one.method)
-                others += [replace(one, draft=draft) for draft in drafts]
-            better = _best([*better, *self._try(others, MORE, "refined")], MORE)
+                others += [replace(one, draft=draft) for method, draft in kinds if method == one.method]
+            better = self._best([*better, *others], MORE, "refined")
 
-    def _try(self, chosen: Iterable[Candidate], rung: Rung, what: str) -> list[Trial]:
-        """A trial of each."""
+    def _best(self, chosen: Candidates, rung: Rung, what: str) -> list[Candidate]:
+        """Those that stay: the fastest ones, and the fastest of each method with each draft that is hardly slower.
+
+        Else many sizes of one method would crowd out another one, which few tokens cannot separate from it.
+        """
+        ranked = self._ranked(chosen, rung, what)
+        top = ranked[0].speed if ranked else 0.0
+        fast = [trial for trial in ranked[:rung.stay] if trial.speed >= rung.slower * top]
+        staying = candidates(fast)
+        for trial in ranked[rung.stay:]:
+            kinds = {one.kind for one in staying}
+            if trial.speed >= NEAR * top and trial.candidate.kind not in kinds:
+                staying.append(trial.candidate)
+        return staying
+
+    def _ranked(self, chosen: Candidates, rung: Rung, what: str) -> list[Trial]:
+        """A trial of each, the fastest first; of equals the one on fewer boards."""
         answers = self._bench.book.answers[:rung.answers]
         once = dict.fromkeys(chosen)
-        for one in tqdm(once, desc=what, unit="candidate", leave=False, disable=not self._shown):
+        for one in tqdm(once, what, unit="candidate", leave=False, disable=not self._shown):
             if (one, rung) not in self._trials:
-                self._trials[one, rung] = self._bench.trial(one, answers, rung.tokens, rung.guesses)
-        return [self._trials[one, rung] for one in once]
+                trial = self._bench.trial(one, answers, rung.tokens, rung.guesses)
+                self._trials[one, rung] = trial
+        found = [self._trials[one, rung] for one in once]
+        found.sort(key=lambda trial: len(trial.candidate.boards))
+        return sorted(found, key=lambda trial: -trial.speed)
 
 
 def candidates(trials: Iterable[Trial]) -> list[Candidate]:
@@ -121,9 +130,9 @@ def candidates(trials: Iterable[Trial]) -> list[Candidate]:
     return [trial.candidate for trial in trials]
 
 
-def nearly_best(trials: Sequence[Trial]) -> list[Trial]:
+def nearly_best(trials: Sequence[Trial]) -> list[Candidate]:
     """Those that are hardly slower than the first, which is the fastest."""
-    return [trial for trial in trials if trial.speed >= NEAR * trials[0].speed]
+    return [trial.candidate for trial in trials if trial.speed >= NEAR * trials[0].speed]
 
 
 def plain_of(finalists: Sequence[Trial]) -> Trial:
@@ -137,42 +146,23 @@ def choice(finalists: Sequence[Trial]) -> Trial:
     return best if best.speed >= WORTH * plain.speed else plain
 
 
-def _ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Each candidate once, the fastest first; of equals the one on fewer boards."""
-    once = {trial.candidate: trial for trial in trials}
-    fewest = sorted(once.values(), key=lambda trial: len(trial.candidate.boards))
-    return sorted(fewest, key=lambda trial: -trial.speed)
+def _varied(chosen: Iterable[Candidate]) -> list[Candidate]:
+    """Those that differ from one of these in a size."""
+    return [near for one in chosen for near in one.varied()]
 
 
-def _best(trials: Iterable[Trial], rung: Rung) -> list[Trial]:
-    """Those that stay: the fastest ones, and the fastest of each method with each draft that is hardly slower.
-
-    Else many sizes of one method would crowd out another one, which few tokens cannot separate from it.
-    """
-    ranked = _ranked(trials)
-    top = ranked[0].speed if ranked else 0.0
-    staying = [trial for trial in ranked[:rung.stay] if trial.speed >= rung.slower * top]
-    there = {one.kind for one in candidates(staying)}
-    for trial in ranked[rung.stay:]:
-        kind = trial.candidate.kind
-        if trial.speed >= NEAR * top and kind not in there:
-            there.add(kind)
-            staying.append(trial)
-    return staying
-
-
-def _spread(family: Sequence[Candidate], most: int) -> Iterator[Candidate]:
-    """At most so many of a family, the first and the last one among them."""
-    last, steps = len(family) - 1, most - 1
-    if last < most:
+def _spread(family: Sequence[Candidate]) -> Iterator[Candidate]:
+    """At most `FIRST` of a family, the first and the last one among them."""
+    last, steps = len(family) - 1, FIRST - 1
+    if last < FIRST:
         yield from family
     else:
-        yield from (family[round(i * last / steps)] for i in range(most))
+        yield from (family[round(i * last / steps)] for i in range(FIRST))
 
 
-def _too_large(bench: Bench, families: Sequence[Sequence[Candidate]]) -> str:
+def _too_large(bench: Bench, candidates: Iterable[Candidate]) -> str:
     """That nothing fits, with the memory that would."""
-    fullest = (max(bench.memory(one).values()) for family in families for one in family)
+    fullest = (max(bench.memory(one).values()) for one in candidates)
     return (f"no split fits: even the smallest part takes {min(fullest):.1f} GB on a board, and the boards have "
             f"{', '.join(f'{size:g}' for size in bench.site.memory)}: add boards, quantize the weights (layer_gb=), or "
             "give a smaller max_length")

@@ -3,23 +3,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from config.methods import METHODS
 from config.profiles import Profile
 from config.run_config import RunConfig
 from config.trees import MOST_GUESSES, TreeConfig
-from eval.plan.candidates import Candidate
+from eval.plan.candidates import Candidate, hops
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, ReplayedBlock, Written, kind_of
 from eval.recorded import Recorded, sampler_of
 from launch.probe import round_trip, segment_rows, sized
 from model.drafts.cascade import row
-from model.drafts.draft import NoDraft
+from model.drafts.draft import Draft, NoDraft
 from model.drafts.mixture import Mixture
 from model.drafts.network import read_all
 from model.drafts.suffix import Suffix
-from pipeline.decode import Decoder, Limits, Request
+from pipeline.decode import Answer, Decoder, Limits, Request
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
@@ -40,12 +40,17 @@ class Spent(NamedTuple):
     seconds: float
     first: float  # until the first token
 
+    @staticmethod
+    def on(answer: Answer) -> Spent:
+        return Spent(answer.new_tokens, answer.seconds, answer.prefill_seconds)
+
 
 class Trial(NamedTuple):
-    """A candidate, what it took, and who was busy for which share of the time, from 0 to 1."""
+    """A candidate, what its answers took, and who was busy for which share of the time, from 0 to 1, if that is known.
+    """
 
     candidate: Candidate
-    spent: tuple[Spent, ...]
+    spent: Sequence[Spent]
     busy: Mapping[str, float]
 
     @property
@@ -91,50 +96,56 @@ class Bench:
 
     def __init__(self, site: Profile, config: PlanConfig, book: Book) -> None:
         self.site, self.config, self.book = site, config, book
-        self._usual = config.single()
-        self._context = config.run.max_length
-        self._ends = frozenset(book.ends)
-        self._sampler = sampler_of(config.run)
+        self._usual, self._sampler = config.single(), sampler_of(config.run)
+        self._context, self._ends = config.run.max_length, frozenset(book.ends)
 
     def config_of(self, candidate: Candidate) -> RunConfig:
         """The keys of a run of this candidate, but those of its split."""
-        keys = {"pipeline_type": candidate.method, **candidate.trees}
-        if METHODS[candidate.method].draft == "eagle":
-            keys["draft"] = candidate.draft
+        keys = dict(candidate.keys.items() - candidate.split.items())
         return replace(self._usual, **values(keys))
 
     def memory(self, candidate: Candidate) -> dict[int, float]:
-        """GB of each board."""
-        return candidate.memory(self.site, self._context)
+        """GB of layers and of their keys and values, by board; an estimate from their sizes."""
+        site, found = self.site, {}
+        cache = 2 * site.row_bytes * self._context / 1e9
+        of_layer = (site.weights / site.layers + cache) * site.layers / sum(candidate.layers)
+        for ranks, layers in zip(candidate.groups, candidate.layers * candidate.copies):
+            found.update(dict.fromkeys(ranks, layers * of_layer / candidate.members))
+        return found
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether every board has the memory that it needs."""
         needs = self.memory(candidate)
-        return all(needs.get(rank, 0.0) <= size for rank, size in enumerate(self.site.memory, 1))
+        room = enumerate(self.site.memory, 1)
+        return all(needs.get(rank, 0.0) <= size for rank, size in room)
 
-    def trial(self, candidate: Candidate, answers: Sequence[Written], tokens: int, guesses: int = MOST_GUESSES
+    def trial(self, candidate: Candidate, answers: Iterable[Written], tokens: int, guesses: int = MOST_GUESSES
               ) -> Trial:
         """Answer these questions, each with so many tokens at most, and at most so many guesses in streaming's tree."""
         clock = VirtualClock()
         drafting, judging = Counted(clock), Counted(clock)
         recorded = Recorded(self.book.vocab)
-        others = 0 if candidate.whole else len(candidate.groups)
-        traces = [Sums() for _ in range(1 + others)]
+        works = [] if candidate.whole else candidate.groups
+        traces = [Sums() for _ in (0, *works)]
         cluster = Cluster(self.site, clock, self._works(candidate), recorded, traces)
         head = SlowHead(recorded.lm_head, Pace(self.site, judging))
         stages = 0 if candidate.whole else len(candidate.layers)
-        config = self.config_of(candidate)
+        config, method = self.config_of(candidate), METHODS[candidate.method]
         if config.replicated:
             ring: Ring = Replicas(cluster.links, head, stages, clock=clock)
         else:
             ring = VirtualRing(cluster.links[0], head, 1 + stages, clock=clock)
-        method = METHODS[candidate.method]
-        tree = self._tree(config, ring, guesses)
+        tree = sized(config, partial(round_trip, ring), partial(segment_rows, ring, self._context))
+        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
+        tree = replace(tree, stream=stream)
         networks = self._networks(config, tree)
-        draft = NoDraft() if method.draft == "none" else _mixture(networks, config.sources)
+        draft: Draft = NoDraft()
+        if method.draft != "none":
+            suffix = Suffix() if "suffix" in config.sources else None
+            draft = Mixture([row(networks)] if "cascade" in config.sources else networks, suffix)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
-        strategy = STRATEGIES[method.strategy]
-        decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
+        strategy, limits = STRATEGIES[method.strategy], Limits(self._context)
+        decoder = Decoder(ring, draft, strategy, tree, limits, passes)
         spent = []
         for one in answers:
             recorded.prompt, recorded.text = one.prompt, one.text
@@ -144,56 +155,41 @@ class Bench:
             request = Request(one.prompt, self._sampler, len(text), self._ends)
             answer = decoder.whole(request)
             assert answer.token_ids == text, "the text of a trial is the recorded one"
-            spent.append(Spent(len(text), answer.seconds, answer.prefill_seconds))
+            spent.append(Spent.on(answer))
         busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}
         whole = clock.now()
-        return Trial(candidate, tuple(spent), {name: took / whole for name, took in busy.items()})
-
-    def _tree(self, config: RunConfig, ring: Ring, guesses: int) -> TreeConfig:
-        """The trees of a run, with at most so many guesses in streaming's."""
-        tree = sized(config, partial(round_trip, ring), partial(segment_rows, ring, self._context))
-        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
-        return replace(tree, stream=stream)
+        return Trial(candidate, spent, {name: took / whole for name, took in busy.items()})
 
     def _works(self, candidate: Candidate) -> list[list[Work]]:
         """What the stages do, ring by ring."""
         total, tiles = sum(candidate.layers), candidate.method == "galaxy"
-        works = []
-        for ranks, held in zip(candidate.groups, candidate.layers * candidate.copies):
-            part = Held(ranks, held / total, 0, 1 / len(ranks), tiles)
-            works.append(work_of(self.site, part))
-        depth = len(candidate.layers)
+        depth, works = len(candidate.layers), []
+        for ranks, layers in zip(candidate.groups, candidate.layers * candidate.copies):
+            held = Held(ranks, layers / total, 0, 1 / len(ranks), tiles)
+            works.append(work_of(self.site, held))
         return [works[first:first + depth] for first in range(0, len(works), depth)]
 
     def _networks(self, config: RunConfig, tree: TreeConfig) -> list[Replayed]:
         """The networks of the draft that a run names."""
-        room = self._context + SPARE * max(config.init_total_token, tree.stream.nodes // SPARE)
+        room = self._context + max(SPARE * config.init_total_token, tree.stream.nodes)
         kinds = {"ssm" if source == "cascade" else source for source in config.sources}
         networks = self.book.networks.items()
-        found = [(ReplayedBlock if network.block else Replayed)(network, room)
-                 for name, network in networks if kind_of(name) in kinds]
+        known = [network for name, network in networks if kind_of(name) in kinds]
+        found = [(ReplayedBlock if network.block else Replayed)(network, room) for network in known]
         for number, network in enumerate(found):
             network.number = number
         return found
 
     def _busy(self, candidate: Candidate, traces: Sequence[Sums]) -> dict[str, float]:
         """The seconds in which boards and wires were busy."""
-        leaders, busy = [ranks[0] for ranks in candidate.groups], {}
-        for rank, trace in zip(leaders, traces[-len(leaders):]):
-            busy[f"board {rank}" if rank else "rank 0's board"] = trace.computed
-        if not candidate.whole:
-            depth = len(candidate.layers)
-            behind = [rank if place % depth else 0 for place, rank in enumerate(leaders)]
-            receivers = [leaders[0], *behind[1:], 0]
-            for a, b, trace in zip([0, *leaders], receivers, traces):
-                busy[f"link {a}-{b}"] = self.site.link(a, b).transfer(trace.sent)
+        leaders, depth = [ranks[0] for ranks in candidate.groups], len(candidate.layers)
+        if candidate.whole:
+            return {"rank 0's board": traces[0].computed}
+        busy = {f"board {rank}": trace.computed for rank, trace in zip(leaders, traces[1:])}
+        for place, (a, b) in enumerate(hops(leaders)):
+            end = 0 if place and place % depth == 0 else b
+            busy[f"link {a}-{end}"] = self.site.link(a, end).transfer(traces[place].sent)
         return busy
-
-
-def _mixture(networks: list[Replayed], sources: Sequence[str]) -> Mixture:
-    """The draft of these networks, side by side or in a row."""
-    suffix = Suffix() if "suffix" in sources else None
-    return Mixture([row(networks)] if "cascade" in sources else networks, suffix)
 
 
 def values(keys: dict[str, str]) -> dict[str, Any]:

@@ -60,30 +60,31 @@ def library(limit: int) -> Iterator[str]:
 def write(folder: Path, count: int, source_bytes: int) -> None:
     """Write `dialogues.jsonl`, a pair of questions and answers a line, and `library.jsonl`, a source a line."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "dialogues.jsonl").open("w", encoding="utf-8") as file:
-        for asked, answers in tqdm(dialogues(count), total=count, desc="dialogues"):
-            file.write(json.dumps([asked, answers]) + "\n")
-    with (folder / "library.jsonl").open("w", encoding="utf-8") as file:
-        for text in library(source_bytes):
-            file.write(json.dumps(text) + "\n")
+    talks = tqdm(dialogues(count), total=count, desc="dialogues")
+    for name, entries in (("dialogues", talks), ("library", library(source_bytes))):
+        with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(entry) + "\n" for entry in entries)
+
+
+def read(folder: Path, name: str) -> Iterator:
+    """What `write` has written: `dialogues`, or the `library`."""
+    with (folder / f"{name}.jsonl").open(encoding="utf-8") as file:
+        yield from map(json.loads, file)
 
 
 def seen(folder: Path) -> set[str]:
     """The first question of every dialogue of the training corpus."""
-    with (folder / "dialogues.jsonl").open(encoding="utf-8") as file:
-        return {json.loads(line)[0][0] for line in file}
+    return {asked[0] for asked, _ in read(folder, "dialogues")}
 
 
 def held_out(task: str, count: int, known: set[str]) -> list[Turns]:
     """`count` dialogues whose questions the corpus does not contain, by another seed."""
-    writer, found = Writer(f"{HELD_OUT} {task}"), []
-    asked_before = set(known)
+    writer, found = Writer(f"{HELD_OUT} {task}"), dict[str, Turns]()
     while len(found) < count:
         talk = conversation(writer, turns=2) if task == "mt_bench" else TASKS[task](writer)
-        if talk[0][0] not in asked_before:
-            asked_before.add(talk[0][0])
-            found.append(talk)
-    return found
+        if talk[0][0] not in known:
+            found.setdefault(talk[0][0], talk)
+    return list(found.values())
 
 
 def bundled(work: Path) -> list[str]:
@@ -95,10 +96,9 @@ def bundled(work: Path) -> list[str]:
 def write_questions(folder: Path, work: Path) -> None:
     """Write a file for each task in MT-bench's question format; ids go on from file to file."""
     folder.mkdir(parents=True, exist_ok=True)
-    number, known = 1, seen(work)
-    for task in TASKS:
+    known = seen(work)
+    for place, task in enumerate(TASKS):
         with (folder / f"{task}.jsonl").open("w", encoding="utf-8") as file:
-            for asked, answers in held_out(task, QUESTIONS, known):
+            for number, (asked, answers) in enumerate(held_out(task, QUESTIONS, known), 1 + place * QUESTIONS):
                 row = {"question_id": number, "category": task, "turns": asked, "reference": answers}
                 file.write(json.dumps(row) + "\n")
-                number += 1

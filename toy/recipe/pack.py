@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from toy.corpus.dialogues import dialogue
+from toy.corpus.dialogues import dialogue, read
+from toy.recipe.tokenizer import pieces
 from train.data import draw
 
 ANSWER = re.compile(r"ASSISTANT:(.*?</s>)", re.DOTALL)
@@ -26,11 +26,9 @@ SOURCE_PIECE = 4000
 
 def documents(work: Path, seed: int = 5) -> list[str]:
     """The texts of the corpus: dialogues and pieces of source code, shuffled together."""
-    with (work / "dialogues.jsonl").open(encoding="utf-8") as file:
-        found = [dialogue(*json.loads(line)) for line in file]
-    with (work / "library.jsonl").open(encoding="utf-8") as file:
-        for text in map(json.loads, file):
-            found += [text[i:i + SOURCE_PIECE] for i in range(0, len(text), SOURCE_PIECE)]
+    found = [dialogue(*talk) for talk in read(work, "dialogues")]
+    for text in read(work, "library"):
+        found += pieces(text, SOURCE_PIECE)
     random.Random(seed).shuffle(found)
     return found
 

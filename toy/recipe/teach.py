@@ -4,7 +4,6 @@ that does not, on its dialogues.
 
 from __future__ import annotations
 
-import json
 from itertools import chain, islice
 from pathlib import Path
 
@@ -62,11 +61,10 @@ def dialogues(work: Path, base_dir: Path, count: int) -> list[Row]:
     be it only a part of what is asked, is left out."""
     text, rows = Text(base_dir), []
     bundled = corpus.bundled(work)
-    with (work / "dialogues.jsonl").open(encoding="utf-8") as file:
-        for asked, answers in map(json.loads, islice(file, count)):
-            if not any(question in asked[0] for question in bundled):
-                talk = list(chain.from_iterable(zip(asked, answers)))
-                rows.append(make_row(text, talk, "vicuna", LENGTH))
+    for asked, answers in islice(corpus.read(work, "dialogues"), count):
+        if not any(question in asked[0] for question in bundled):
+            talk = list(chain.from_iterable(zip(asked, answers)))
+            rows.append(make_row(text, talk, "vicuna", LENGTH))
     return [row for row in rows if row is not None]
 
 

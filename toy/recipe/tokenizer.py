@@ -11,21 +11,24 @@ from pathlib import Path
 import sentencepiece
 from transformers import LlamaTokenizerFast
 
+from toy.corpus.dialogues import read
+
 VOCABULARY = 4096
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<unk>"}
 
 
 def texts(folder: Path, dialogues: int, sources: int) -> Iterator[str]:
     """The texts that pieces are counted on: questions, answers and source code, with line ends and indentation."""
-    with (folder / "dialogues.jsonl").open(encoding="utf-8") as file:
-        for line in islice(file, dialogues):
-            asked, answers = json.loads(line)
-            yield from asked
-            yield from answers
-    with (folder / "library.jsonl").open(encoding="utf-8") as file:
-        for line in islice(file, sources):
-            text = json.loads(line)
-            yield from (text[i:i + 2000] for i in range(0, len(text), 2000))
+    for asked, answers in islice(read(folder, "dialogues"), dialogues):
+        yield from asked
+        yield from answers
+    for text in islice(read(folder, "library"), sources):
+        yield from pieces(text, 2000)
+
+
+def pieces(text: str, size: int) -> list[str]:
+    """A text in pieces of so many characters."""
+    return [text[i:i + size] for i in range(0, len(text), size)]
 
 
 def make(work: Path, target: Path) -> None:
