@@ -1,7 +1,7 @@
-"""Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
+"""Measurements of one run: Python's own time, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench overhead|clocks|accidents|real_time|load|server|turns|conversation|acceptance|draft
-                               |schema [PRESET] [key=value ...]
+Usage: python -m scripts.bench clocks|accidents|real_time|load|server|turns|conversation|acceptance|schema
+                               [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|layers|head|links|tp [--help]
        python -m scripts.bench peers FILE.gguf [--help]
@@ -11,10 +11,6 @@ Usage: python -m scripts.bench overhead|clocks|accidents|real_time|load|server|t
 
 Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
 
-overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
-            messages), a stage's own time per segment outside its layers, and the time from send to receive per link
-            (medians); and the speed of the method over ar. pipeline_type=serial shows them without ranks that compute
-            at the same time and, on a machine with few cores, are in each other's way
 clocks      an emulated cluster in real time beside the same in virtual time, by method and temperature: tokens/s of
             both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
 real_time   methods on this machine as it is, in 1, 2 and 4 stages by turns: tokens/s over plain decoding, time to the
@@ -28,9 +24,6 @@ conversation  ten turns: what each waits for its first token, with and without r
             whose tenth prompt has about so many tokens
 acceptance  the mean accepted length, the target's own token included, on the bundled questions of the six sets with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
-draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
-            many guesses of its own it has read; drafts=eagle,model:DIR compares, picture=FILE draws a tree, and sets,
-            question_end and max_new_tokens choose the texts
 schema      answers with and without a JSON schema, in virtual time: tokens/s by method, and with ablate=forced, without
             the guesses that a schema forces; whether all methods write the same texts
 accidents   accidents (100) at random moments, by method, for one and four answers at once: a rank is killed or stopped,
@@ -74,13 +67,11 @@ from config.keys import ASKS, check_name
 from launch.console import run
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
-    "overhead": "eval.bench.overhead:overhead",
     "clocks": "eval.bench.clocks:clocks",
     "accidents": "eval.bench.accidents:accidents",
     "links": "eval.bench.links:links",
     "real_time": "eval.bench.real_time:real_time",
     "acceptance": "eval.bench.acceptance:acceptance",
-    "draft": "eval.bench.draft:draft",
     "spd": "eval.bench.spd:spd",
     "schema": "eval.bench.schema:schema",
     "stages": "eval.bench.forms:stages",

@@ -44,10 +44,10 @@ def test_the_smallest_stage_is_measured(capsys):
 
 
 def test_a_measurement_that_is_none_shows_what_there_is(capsys):
-    assert [bench.main(words) for words in ([], ["overhaed"], ["--help"])] == [0, 2, 0]
+    assert [bench.main(words) for words in ([], ["clokcs"], ["--help"])] == [0, 2, 0]
     said = capsys.readouterr()
     assert said.out.count("Usage: python -m scripts.bench") == 2
-    assert said.err == "flowspec: unknown measurement overhaed: did you mean overhead?\n"
+    assert said.err == "flowspec: unknown measurement clokcs: did you mean clocks?\n"
 
 
 def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
