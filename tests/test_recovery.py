@@ -406,7 +406,7 @@ def test_a_tree_begins_again_with_the_answer_so_far_and_its_counts():
 @pytest.mark.parametrize("place", ["processes", "loopback"])
 def test_the_bench_of_accidents_counts_what_was_lost_or_changed(saved, tmp_path, capsys, monkeypatch, place):
     monkeypatch.setattr(places, "run", lambda *words: False)  # no disk of its own and no keys, so ranks are killed only
-    monkeypatch.setattr(places.Place, "kinds", ("kill",))
+    monkeypatch.setattr(places, "KINDS", ("kill",))
     words = [f"model_dir={saved / '0+2+2'}", "stages=0+2+2", "template=none", "max_new_tokens=24", "timeout=60",
              f"places={place}", "pipeline_type=pruned", "accidents=1", f"csv={tmp_path / 'all.csv'}"]
     assert accidents(words) == 0

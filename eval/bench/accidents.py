@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle, islice
 from pathlib import Path
 from random import Random
@@ -25,8 +25,8 @@ from config.presets import TOY_PRESET
 from eval.bench import QUESTIONS, of_one
 from eval.bench.places import PLACES, PROCESSES, Place, opened
 from eval.tables import NOT_MEASURED, in_columns, save
-from launch.pipeline import Generation, Pipeline
-from pipeline.failure import PeerLost, guarded
+from launch.pipeline import Pipeline
+from pipeline.failure import PeerLost
 
 USUAL = {"max_new_tokens": "64", "max_length": "1024", "timeout": "3", "recover_seconds": "180", "temperature": "1",
          "threads_per_rank": "1", "dtype": "float64", "stages": "0+4+4"}
@@ -134,16 +134,17 @@ def case(place: str, words: Words, numbers: Numbers, texts: Texts) -> Iterator[R
     with tempfile.TemporaryDirectory() as folder, opened(place, words, Path(folder)) as (pipeline, there):
         asked = [(seed + i) % len(QUESTIONS) for i in range(together)]
         if not texts.keys() >= {*asked}:
-            for question, answer in zip(asked, undisturbed(pipeline, asked)):
-                texts.setdefault(question, answer.answer.token_ids)
+            calm = struck(pipeline, there, [], asked, chance)
+            assert not calm.lost, "nothing has happened"
+            texts.update(zip(asked, calm.texts))
         kinds = chance.sample(there.kinds, len(there.kinds))
         tokens = sum(len(texts[each]) for each in asked)
         plan = planned(there, list(islice(cycle(kinds), count)), chance, tokens)
         found = struck(pipeline, there, plan, asked, chance)
-        changed = [texts[each] != text for each, text in zip(asked, found.texts)]
+        changed = sum(texts[each] != text for each, text in zip(asked, found.texts))
         for accident, pause in zip(plan, found.pauses):
             yield {"kind": accident.kind, "rank": accident.rank, "pause": pause,
-                   "lost": together if found.lost else 0, "changed": 0 if found.lost else sum(changed)}
+                   "lost": together if found.lost else 0, "changed": 0 if found.lost else changed}
 
 
 def planned(place: Place, kinds: Words, chance: Random, tokens: int) -> list[Accident]:
@@ -168,54 +169,34 @@ class Story(NamedTuple):
     pauses: list[float | None]
 
 
-def undisturbed(pipeline: Pipeline, asked: Sequence[int]) -> list[Generation]:
-    """Answers to questions by their numbers, made at once."""
-    answers = submitted(pipeline, asked)
-    for answer in answers:
-        for _ in answer:
-            pass
-    return answers
-
-
-def submitted(pipeline: Pipeline, asked: Sequence[int]) -> list[Generation]:
-    """The same, of which nothing has been read."""
-    return [pipeline.submit(QUESTIONS[question], seed=0, ignore_eos=True) for question in asked]
-
-
 def struck(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Sequence[int],
            chance: Random) -> Story:
-    """Make answers to which these accidents happen."""
-    failed: list[BaseException] = []
-    moments: dict[Accident, float] = {}  # when accidents happened
-    settled: list[float] = [time.monotonic()]  # moments at which tokens came
-    threads, tokens, lost = [], -1, False
+    """Make answers to questions by their numbers, at once, to which these accidents happen."""
+    settled = [time.monotonic()]  # moments at which tokens came
+    tokens, lost = -1, False
 
-    def happen(accident: Accident, own: Random) -> None:
+    def happen(accident: Accident, own: Random) -> float:
         time.sleep(accident.later)
-        moments[accident] = time.monotonic()
+        moment = time.monotonic()
         place.strike(accident.kind, accident.rank, own)
+        return moment
 
-    answers = submitted(pipeline, asked)
-    try:
-        for _ in chain([""], *answers):
-            now = sum(answer.answer.new_tokens for answer in answers)
-            for accident in plan:
-                if tokens < accident.tokens <= now:
-                    run = partial(happen, accident, Random(chance.random()))
-                    threads.append(guarded("accident", run, lambda thread, error: failed.append(error)))
-            if now > tokens:
-                settled.append(time.monotonic())
-            tokens = max(tokens, now)
-    except PeerLost as loss:
-        lost = True
-        tqdm.write(f"lost: {loss}", file=sys.stderr)
-    finally:
-        for thread in threads:
-            thread.join()
-    if failed:
-        raise failed[0]
-    struck_at = [moments[accident] for accident in plan if accident in moments]
-    return Story([answer.answer.token_ids for answer in answers], lost, pauses(struck_at, settled))
+    answers = [pipeline.submit(QUESTIONS[question], seed=0, ignore_eos=True) for question in asked]
+    with ThreadPoolExecutor(len(plan) or 1) as threads:
+        happening = []
+        try:
+            for _ in chain([""], *answers):
+                now = sum(answer.answer.new_tokens for answer in answers)
+                due = [accident for accident in plan if tokens < accident.tokens <= now]
+                happening += [threads.submit(happen, accident, Random(chance.random())) for accident in due]
+                if now > tokens:
+                    settled.append(time.monotonic())
+                tokens = max(tokens, now)
+        except PeerLost as loss:
+            lost = True
+            tqdm.write(f"lost: {loss}", file=sys.stderr)
+    moments = [one.result() for one in happening]
+    return Story([answer.answer.token_ids for answer in answers], lost, pauses(moments, settled))
 
 
 def pauses(moments: Sequence[float], settled: Sequence[float]) -> list[float | None]:

@@ -9,46 +9,40 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from argparse import Namespace
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Iterator, Sequence
-
-from tqdm import tqdm
+from typing import Callable, Sequence
 
 from config.presets import ROOT
-from eval.bench.places import free_port
+from eval.bench.places import free_port, network
+from eval.bench.stage import by_turns
 from eval.tables import in_columns
 from launch.console import say
 
-CLUSTER = ("bash", str(ROOT / "scripts" / "netns_cluster.sh"))
+RPC = "llama.cpp, RPC"
 SERVERS = ("ggml-rpc-server", "rpc-server")  # the names of new and older builds
-PORT = 50052
 WRITTEN = 64  # tokens of an answer
 PROMPT = "Write a short story about a cat who learns to fish."
 METHODS = ("ar", "streaming")
 HEAD = ("", "tokens/s", "over llama.cpp")
-Board = Sequence[str]  # what stands in front of a command that runs there
 
 
 def over(args: Namespace, file: Path, folder: Path) -> None:
     """Print the table for a GGUF file, and for its split in `folder`, over as many processes as `args.over` says."""
-    table: dict[str, float] = {}
-    for _ in tqdm(range(args.repeats), desc="turns", leave=False):
-        if tools := binaries(args.binaries):
-            _keep(table, "llama.cpp, RPC", llama_cpp(args, file, *tools))
-        for method in METHODS:
-            _keep(table, f"ours, {method}", ours(args, folder, method))
+    jobs: dict[str, Callable[[], float]] = {}
+    if tools := binaries(args.binaries):
+        jobs[RPC] = partial(llama_cpp, args, file, *tools)
+    for method in METHODS:
+        jobs[f"ours, {method}"] = partial(ours, args, folder, method)
+    best = {name: max(speeds) for name, speeds in by_turns(jobs, args.repeats).items()}
     place = "wires of {:g} Mbit/s, {:g} ms (emulated)".format(*args.wires) if args.wires else "loopback"
     print(f"{args.file.name}, {args.over} processes and one that samples, one thread each, {place}; best of "
           f"{args.repeats}, {WRITTEN} tokens, ours in bfloat16 with quant=int4 and draft=suffix")
-    first = table.get("llama.cpp, RPC")
-    print(in_columns(HEAD, [(name, f"{speed:.1f}", f"{speed / first:.2f}" if first else "")
-                            for name, speed in table.items()], names=1))
-
-
-def _keep(table: dict[str, float], name: str, speed: float) -> None:
-    table[name] = max(speed, table.get(name, 0.0))
+    ratios = {name: f"{speed / best[RPC]:.2f}" if RPC in best else "" for name, speed in best.items()}
+    print(in_columns(HEAD, [(name, f"{speed:.1f}", ratios[name]) for name, speed in best.items()]))
 
 
 def binaries(folder: str | None) -> tuple[str, str] | None:
@@ -64,21 +58,24 @@ def binaries(folder: str | None) -> tuple[str, str] | None:
 
 def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
     """Tokens per second of llama.cpp, with its layers on servers."""
-    with ExitStack() as under_way:
-        boards = under_way.enter_context(cluster(args))
-        places = []
-        for board, address in boards[1:]:
-            port = PORT if args.wires else free_port()
-            command = [*board, server, "-H", address, "-p", str(port), "-t", "1"]
-            under_way.enter_context(_running(command))
-            places.append(f"{address}:{port}")
-        model = "-m", str(file), "-rpc", ",".join(places), "-ngl", "99", "-t", "1"
-        asked = "-p", "0", "-n", str(WRITTEN), "-r", "1", "-o", "json", "--delay", "1"
-        command = [*boards[0][0], bench, *model, *asked]
-        made = subprocess.run(command, check=False, capture_output=True, text=True)
-    if made.returncode:
-        raise ValueError(f"llama-bench ended with {made.returncode}: {made.stderr.strip()[-300:]}")
-    return float(json.loads(made.stdout)[-1]["avg_ts"])
+    with tempfile.TemporaryDirectory() as place, ExitStack() as under_way:
+        spaces = under_way.enter_context(network(args.over + 1, Path(place), *(args.wires or [None])))
+        if args.wires and not spaces:
+            raise ValueError("no network namespaces can be made here, which need root and iproute2: leave --wires out")
+        addresses = (Path(place) / "hosts").read_text().split()
+        servers = []
+        for rank, address in enumerate(addresses[1:], 1):
+            port = str(free_port())
+            board = ("ip", "netns", "exec", spaces[rank]) if spaces else ()
+            process = subprocess.Popen([*board, server, "-H", address, "-p", port, "-t", "1"],
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            under_way.enter_context(process)
+            under_way.callback(process.terminate)
+            servers.append(f"{address}:{port}")
+        model = "-m", str(file), "-rpc", ",".join(servers), "-ngl", "99", "-t", "1"
+        said = _said("llama-bench", [bench, *model, "-p", "0", "-n", str(WRITTEN), "-r", "1", "-o", "json",
+                                     "--delay", "1"])
+    return float(json.loads(said)[-1]["avg_ts"])
 
 
 def ours(args: Namespace, folder: Path, method: str) -> float:
@@ -88,47 +85,19 @@ def ours(args: Namespace, folder: Path, method: str) -> float:
     words = [f"model_dir={folder}", f"pipeline_type={method}", "draft=suffix", "dtype=bfloat16", "quant=int4",
              f"max_new_tokens={WRITTEN}", "ignore_eos=true", "threads_per_rank=1", "max_length=512",
              f"prompt={PROMPT}", f"output={written}"]
-    command = [sys.executable, "-m", "scripts.generate", *words]
+    command = [sys.executable, "-m", "scripts.generate"]
     if args.wires:
-        command = [*CLUSTER, *_network(args), "--", *words]
-    made = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    if made.returncode:
-        raise ValueError(f"{method} ended with {made.returncode}: {made.stderr.strip()[-300:]}")
+        rate, delay = args.wires
+        command = ["bash", "scripts/netns_cluster.sh", f"boards={args.over + 1}", f"rate_mbps={rate:g}",
+                   f"delay_ms={delay:g}", "--"]
+    _said(method, [*command, *words])
     answer = json.loads(written.read_text())
     return float((answer["new_tokens"] - 1) / answer["decode_seconds"])
 
 
-# --- where they run ---------------------------------------------------------------------------------------------------
-
-def _network(args: Namespace) -> list[str]:
-    rate, delay = args.wires
-    return [f"boards={args.over + 1}", f"rate_mbps={rate:g}", f"delay_ms={delay:g}"]
-
-
-@contextmanager
-def cluster(args: Namespace) -> Iterator[list[tuple[Board, str]]]:
-    """What stands in front of a command on each board, and its address; without wires it is this machine."""
-    if not args.wires:
-        yield [((), "127.0.0.1")] * (args.over + 1)
-        return
-    with _running([*CLUSTER, *_network(args)]) as network:
-        boards: list[tuple[Board, str]] = []
-        for line in network.stdout or ():
-            if not line.startswith("rank "):
-                break
-            _, _, name, address, _ = line.split()
-            boards.append((("ip", "netns", "exec", name), address))
-        if len(boards) <= args.over:
-            raise ValueError((network.stderr.read() if network.stderr else "").strip().removeprefix("flowspec: "))
-        yield boards
-
-
-@contextmanager
-def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is ended in the end."""
-    log = subprocess.PIPE if CLUSTER[1] in command else subprocess.DEVNULL
-    with subprocess.Popen(command, stdout=log, stderr=log, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
+def _said(name: str, command: Sequence[str]) -> str:
+    """What a command prints. Raises ValueError, with its last words, if it fails."""
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if made.returncode:
+        raise ValueError(f"{name} ended with {made.returncode}: {made.stderr.strip()[-300:]}")
+    return made.stdout

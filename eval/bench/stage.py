@@ -4,8 +4,8 @@ from __future__ import annotations
 import argparse
 import time
 from argparse import Namespace
-from collections import defaultdict
-from typing import Any, Hashable, Mapping, NamedTuple, Protocol, Sequence, TypeVar
+from functools import partial
+from typing import Any, Callable, Hashable, Mapping, NamedTuple, Sequence, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ ROWS = [1, 16, 64]  # of a segment, if nothing is said
 PYTHON = 50_000  # bytes of a layer's objects
 SIZES = {"layers": "layers of the stage", "hidden": "its width", "intermediate": "width of the MLP",
          "heads": "heads of the attention", "context": "tokens that are settled", "repeats": "segments per figure"}
-Name = TypeVar("Name", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
+Figure = TypeVar("Figure")
 
 
 class Form(NamedTuple):
@@ -57,32 +58,49 @@ class Stage(NamedTuple):
         self.cache.drop()
         return out
 
-    def seconds(self, rows: int) -> float:
-        """How long a segment takes."""
-        start = time.perf_counter()
-        self.segment(rows)[-1, -1].item()  # which waits for the device
-        return time.perf_counter() - start
+    def compute(self, rows: int) -> None:
+        """A segment, until the device has computed it."""
+        self.segment(rows)[-1, -1].item()
 
 
-class Timed(Protocol):
-    """What a bench takes the time of."""
+# --- time -------------------------------------------------------------------------------------------------------------
 
-    def seconds(self, rows: int) -> float: ...
+class Cost(NamedTuple):
+    """Seconds of a call, by the clock and of the processor."""
+
+    wall: float
+    processor: float
 
 
-def by_turns(timed: Mapping[Name, Timed], rows: Sequence[int],
-             repeats: int) -> dict[tuple[Name, int], list[float]]:
-    """The seconds of each one for each number of rows.
+def cost(call: Callable[..., object], *args: Any) -> Cost:
+    """What a call costs."""
+    wall, processor = time.perf_counter(), time.process_time()
+    call(*args)
+    return Cost(time.perf_counter() - wall, time.process_time() - processor)
 
-    They take turns, so that what disturbs one disturbs all. Every other round has them in reverse, since who comes
+
+def by_turns(jobs: Mapping[Key, Callable[[], Figure]], repeats: int) -> dict[Key, list[Figure]]:
+    """The figures of each job.
+
+    They take turns, so that what disturbs one disturbs all. Every other turn has them in reverse, since who comes
     second finds the caches of the processor warm.
     """
-    took: dict[tuple[Name, int], list[float]] = defaultdict(list)
-    for number in tqdm(range(repeats + 1), desc="timing", leave=False):
-        for count in rows:
-            for name in list(timed)[::-1 if number % 2 else 1]:
-                took[name, count].append(timed[name].seconds(count))
-    return {key: seconds[1:] for key, seconds in took.items()}  # the first round warms up
+    found: dict[Key, list[Figure]] = {key: [] for key in jobs}
+    for turn in tqdm(range(repeats + 1), desc="turns", leave=False):
+        for key in list(jobs)[::-1 if turn % 2 else 1]:
+            found[key].append(jobs[key]())
+    return {key: figures[1:] for key, figures in found.items()}  # the first turn warms up
+
+
+def segment_times(stages: Mapping[Key, Stage], args: Namespace) -> dict[tuple[Key, int], list[float]]:
+    """The seconds of segments of `args.rows` rows in each stage, `args.repeats` times by turns."""
+    jobs = {(name, rows): partial(cost, stage.compute, rows) for rows in args.rows for name, stage in stages.items()}
+    return {key: [each.wall for each in costs] for key, costs in by_turns(jobs, args.repeats).items()}
+
+
+def size_of(module: torch.nn.Module) -> int:
+    """The bytes of a module's parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

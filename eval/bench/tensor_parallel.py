@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from eval.bench.stage import Form, Stage, build, by_turns, read
+from eval.bench.stage import Form, Stage, build, read, segment_times
 from tp.comm import COMMS
 from tp.group import Table, ThreadGroup, Wait
 from tp.layers import ShardedSlice
@@ -58,8 +58,8 @@ def _sharded(args: argparse.Namespace, group: Counting, method: str) -> Stage:
 
 def alone(args: argparse.Namespace) -> None:
     """Print the times of a sharded stage of one member and of the same stage as it is."""
-    took = by_turns({"whole": build(args, [PLAIN])[PLAIN],
-                     "sharded": _sharded(args, Counting(1), "tp")}, args.rows, args.repeats)
+    stages = {"whole": build(args, [PLAIN])[PLAIN], "sharded": _sharded(args, Counting(1), "tp")}
+    took = segment_times(stages, args)
     print("one member beside the unsharded stage: median milliseconds, and the median of the ratios")
     for rows in args.rows:
         whole, sharded = took["whole", rows], took["sharded", rows]
