@@ -10,7 +10,6 @@ import math
 import textwrap
 from collections import Counter
 from contextlib import contextmanager
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
@@ -23,8 +22,8 @@ from matplotlib import pyplot as plt  # noqa: E402
 from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.keys import Contender  # noqa: E402
-from eval.metrics import NO_INTERVAL, Answer, Interval  # noqa: E402
-from eval.summary import BASELINES, BOUNDS, MEAN, View  # noqa: E402
+from eval.metrics import Answer, Interval  # noqa: E402
+from eval.summary import BASELINES, MEAN, View  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
@@ -219,20 +218,16 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
     if baseline is None or len(found.contenders) < 2:
         return False
     named = found.label(Contender(baseline, found.baseline_draft))
-    columns = [f"sr_{baseline}{bound}" for bound in BOUNDS]
-    series = []
-    for label, mean in view.means.items():
-        values = view.cells(label, lambda row: Interval(*itemgetter(*columns)(row)), NO_INTERVAL)
-        series.append(Series(label, [*values, mean[f"sr_{baseline}"]]))
+    series = [Series(label, view.speed_ups(label, f"sr_{baseline}")) for label in view.rows]
     bars(path, series, [*found.sets, MEAN], f"Speed-up over {named}, {where}", ("data set", "SR"))
     return True
 
 
 def _progress(view: View, path: Path, where: str) -> bool:
     """How the text grows: tokens settled after so many seconds, the mean over the turns of all answers."""
-    looks = looks_of(list(view.answers))
+    looks = looks_of(list(view.rows))
     with drawn(path, LINE_SIZE) as axes:
-        for label, answers in view.answers.items():
+        for label, answers in view.means("answers").items():
             if any(turn for answer in answers for turn in answer["settled"]):
                 look = looks[label]
                 axes.plot(*_growth(answers), label=label,
@@ -261,21 +256,22 @@ def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
 
 def _stages(view: View, path: Path, where: str) -> bool:
     """A bar for each rank and contender, stacked of what the rank did; False if there is no tally."""
-    if not view.ranks:
+    used = view.means("ranks")
+    if not used:
         return False
-    columns = min(len(view.ranks), ABREAST)
-    rows = math.ceil(len(view.ranks) / columns)
+    columns = min(len(used), ABREAST)
+    rows = math.ceil(len(used) / columns)
     size = 1.75 * columns + 1.2, 2.9 * rows
     with drawn(path, size, (rows, columns), squeeze=False, sharey=True, layout="constrained") as grid:
         first, places = grid[0][0], grid.flatten()
-        for axes, (label, ranks) in zip(places, view.ranks.items()):
-            spent = {str(rank): used._asdict() for rank, used in ranks.items()}
+        for axes, (label, ranks) in zip(places, used.items()):
+            spent = {str(rank): own._asdict() for rank, own in ranks.items()}
             _stack(axes, spent, FILLS)
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
             axes.set_xlabel("% of its time")
             axes.set_title(label.replace(", ", ",\n"), fontsize=9)
-        for axes in places[len(view.ranks):]:
+        for axes in places[len(used):]:
             axes.axis("off")
         first.invert_yaxis()
         first.set_ylabel("rank (0 drafts)")
@@ -287,7 +283,7 @@ def _stages(view: View, path: Path, where: str) -> bool:
 
 def _account(view: View, path: Path, where: str) -> bool:
     """A bar for each contender, stacked of what its tokens' time went into; False if the tally has none of it."""
-    seen = view.accounts
+    seen = view.means("account")
     if not seen:
         return False
     with drawn(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from eval import metrics
 from eval.keys import Contender
-from eval.metrics import Interval
+from eval.metrics import Answer, Interval
 from eval.observe.time_breakdown import Account, account, utilization
 from eval.results_index import GROUP, Found, Group
 from eval.tables import save
@@ -56,11 +56,13 @@ Row = Mapping[str, Any]  # figures by their names; those of SPEEDS are intervals
 T = TypeVar("T")
 
 
-def figures(found: Found, contender: Contender, sets: Iterable[str], temperature: float) -> Row:
+def figures(found: Found, contender: Contender, sets: Sequence[str], temperature: float) -> Row:
     """The figures of a contender over these sets, with its answers; a speed-up is over those that both have answered.
     """
-    every = [found.of(contender, name, temperature) for name in sets]
-    plain = [found.of(AR, name, temperature) for name in sets]
+    def of_sets(other: Contender) -> list[Sequence[Answer]]:
+        return [found.of(other, name, temperature) for name in sets]
+
+    every = of_sets(contender)
     answers = list(itertools.chain(*every))
     used = utilization(found.tally, answers)
     row = {"answers": answers, "n": len(answers), "ranks": used, "account": account(found.tally, answers)}
@@ -68,8 +70,8 @@ def figures(found: Found, contender: Contender, sets: Iterable[str], temperature
     row["xi_decoding"] = metrics.decoding_speed(every)
     for ratio in RATIOS:
         other = ratio.baseline(found, contender.draft)
-        pairs = zip(every, (found.of(other, name, temperature) for name in sets))
-        row[ratio.column] = metrics.speed_up([metrics.paired(*both) for both in pairs])
+        samples = itertools.starmap(metrics.paired, zip(every, of_sets(other)))
+        row[ratio.column] = metrics.speed_up(list(samples))
     requests, tokens = metrics.request_times(answers), metrics.token_times(answers)
     row["tau"] = metrics.acceptance_length(answers)
     rates = metrics.acceptance_by_position(answers)[:POSITIONS]
@@ -78,7 +80,7 @@ def figures(found: Found, contender: Contender, sets: Iterable[str], temperature
     row.update(request_mean=metrics.mean(requests), request_p95=metrics.quantile(requests, 0.95))
     row.update(tpt_p50=metrics.quantile(tokens, 0.5), tpt_p99=metrics.quantile(tokens, 0.99))
     row["total"] = metrics.total_speed(answers)
-    row["equal"] = metrics.equality(answers, itertools.chain(*plain))
+    row["equal"] = metrics.equality(answers, itertools.chain(*of_sets(AR)))
     for key in TIMES:
         row[key] = metrics.mean([getattr(own, key) for rank, own in used.items() if rank])
     return row
@@ -124,7 +126,8 @@ class View:
         self.where = f"({found.provenance})"  # at the end of every title
         self.rows: dict[str, dict[str, Row]] = {}
         for contender in found.contenders:
-            own = {group[2]: row for group, row in rows.items() if group == (*contender, group[2], temperature)}
+            groups = {name: (*contender, name, temperature) for name in found.sets}
+            own = {name: rows[group] for name, group in groups.items() if group in rows}
             own[MEAN] = figures(found, contender, found.sets, temperature)
             self.rows[found.label(contender)] = own
 

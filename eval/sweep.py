@@ -19,8 +19,8 @@ from config.keys import ASKS, check_name, over, raw_values
 from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import plain
 from eval import metrics
-from eval.results_index import GROUP, Found, NoAnswers, provenance, read
-from eval.summary import MEAN, SUMMARY, speeds, summary
+from eval.results_index import Found, NoAnswers, provenance, read
+from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import markdown, number, save
 from launch.console import EXIT_STOPPED, EXIT_WRONG, run, say
 
@@ -189,10 +189,9 @@ def rows(name: str, found: Points) -> list[dict[str, Any]]:
     reference.sort(key=lambda answer: answer["method"] == "ar")
     result = []
     for point, results in found.items():
-        for row in summary(results):
-            answers = results.groups[tuple(row[key] for key in GROUP)]
-            row["equal"] = metrics.equality(answers, reference)
-            result.append({"sweep": name, "point": point, **row})
+        for group, row in summary(results).items():
+            equal = metrics.equality(results.groups[group], reference)
+            result.append({"sweep": name, "point": point, **flat(row), "equal": equal})
     return result
 
 
@@ -205,7 +204,7 @@ def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
             label = results.label(contender)
             name = f"{label} t={temperature:g}" if several else label
             line = lines.setdefault(name, dict.fromkeys(points, metrics.NO_INTERVAL))
-            line[point] = speeds(results, contender, results.sets, temperature)["xi"]
+            line[point] = figures(results, contender, results.sets, temperature)["xi"]
     return {name: list(line.values()) for name, line in lines.items()}
 
 
