@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -175,9 +176,7 @@ def _ratio_table(view: View) -> Lines:
 def _figure_tables(view: View) -> Lines:
     """What else there is for each contender and data set, a table for each of FIGURES that was measured."""
     for title, names, digits, factor in FIGURES:
-        def cell(row: Row) -> str:
-            return "; ".join(_shown(row[name], digits, factor) for name in names)
-
+        cell = partial(_cell, names, digits, factor)
         rows = {label: view.cells(label, cell, NOT_MEASURED) for label in view.rows}
         if any(text.strip(f"{NOT_MEASURED}; ") for cells in rows.values() for text in cells):
             yield from _table(f"{title} {view.where}", view.found.sets, rows)
@@ -231,6 +230,11 @@ def _source_table(view: View) -> Lines:
     if len(sources) > 1:
         rows = {label: [str(count[source]) for source in sources] for label, count in counts.items() if count}
         yield from _table(f"Guesses that became text, by who had made them {view.where}", sources, rows)
+
+
+def _cell(names: Sequence[str], digits: int, factor: float, row: Row) -> str:
+    """These figures of a row."""
+    return "; ".join(_shown(row[name], digits, factor) for name in names)
 
 
 def _shown(figure: Any, digits: int = 2, factor: float = 1.0) -> str:

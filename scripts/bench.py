@@ -3,11 +3,11 @@
 Usage: python -m scripts.bench clocks|accidents|real_time|load|server|turns|conversation|acceptance|schema
                                [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
-       python -m scripts.bench stages|layers|head|links|tp [--help]
+       python -m scripts.bench stages|layers|head|tp [--help]
        python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench profiles [PRESET] [key=value ...]
-       python -m scripts.bench thrift|spd
+       python -m scripts.bench thrift
 
 Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
 
@@ -31,8 +31,6 @@ accidents   accidents (100) at random moments, by method, for one and four answe
             are lost or have another text, and how long they wait. places=processes,namespaces: of one machine, and
             boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE. soak=MINUTES: with an
             accident a minute, whether what processes hold grows
-links       messages of a 7B model over gloo, our sockets, and these with keys, on loopback and over 1 Gbit/s between
-            network namespaces: time and processor time of each, and what that adds to a step (see --help)
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
             among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
             multi-step sampling
@@ -55,7 +53,6 @@ profiles    every method with every draft on every emulated cluster, in virtual 
             takes one cluster
 thrift      streaming with and without ablate=thrift over plain decoding, in virtual time: with devices on which guesses
             are costly, with guesses for another text, and with a board that gets slower in the midst of an answer
-spd         one guess for each step of a stage (arXiv 2605.30852), from published acceptance: in lock step and without
 """
 from __future__ import annotations
 
@@ -69,10 +66,8 @@ from launch.console import run
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "clocks": "eval.bench.clocks:clocks",
     "accidents": "eval.bench.accidents:accidents",
-    "links": "eval.bench.links:links",
     "real_time": "eval.bench.real_time:real_time",
     "acceptance": "eval.bench.acceptance:acceptance",
-    "spd": "eval.bench.spd:spd",
     "schema": "eval.bench.schema:schema",
     "stages": "eval.bench.forms:stages",
     "layers": "eval.bench.layers:layers",
