@@ -165,30 +165,6 @@ def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels
         _head(axes, title)
 
 
-def heat(path: Path, series: Lines, places: Sequence[str], title: str, labels: Labels) -> None:
-    """Draw a square of cells for each series, row by row, brighter where the value is larger, which each cell says."""
-    count = len(places)
-    size = max(6.0, (0.62 * count + 1.2) * len(series)), 0.5 * count + 1.4
-    with drawn(path, size, (1, len(series)), squeeze=False, layout="constrained") as grid:
-        for axes, one in zip(grid[0], series):
-            cells = np.array(one.heights).reshape(count, count)
-            picture = axes.imshow(cells, cmap="cividis", aspect="auto")
-            for (row, column), value in np.ndenumerate(cells):
-                if value == value:
-                    dark = picture.norm(value) < 0.5
-                    axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
-                              color="white" if dark else "black")
-            axes.set_xticks(range(count), places)
-            axes.set_yticks(range(count), places)
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
-            axes.set_title(one.name, fontsize=10)
-            axes.set_xlabel(labels[0])
-        grid[0][0].set_ylabel(labels[1])
-        heading = textwrap.fill(f"{title}, tokens/s", int(11 * size[0]))
-        axes.figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
-
-
 def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]], fills: Fills,
            scale: float = 1.0) -> np.ndarray:
     """Draw a bar for each name, stacked of its parts; where the bars end."""

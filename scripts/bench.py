@@ -3,7 +3,7 @@
 Usage: python -m scripts.bench clocks|accidents|real_time|load|server|turns|conversation|acceptance|schema
                                [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
-       python -m scripts.bench stages|layers|head|tp [--help]
+       python -m scripts.bench stages|head [--help]
        python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench profiles [PRESET] [key=value ...]
@@ -37,13 +37,10 @@ specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the pap
 stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, the
             share of the memory's bandwidth that they reach, and how often the bundled model still finds the same token
             likeliest
-layers      where a layer's time goes: kernels, torch's dispatch, Python; by width, form and rows
 head        a model's LM head in every form: the time of a verdict, and how often it finds the same token likeliest
 peers       llama.cpp, transformers and this project on one GGUF file, by turns: plain decoding, and prompts of 16 and
             64 tokens, with their ratios; --shapes 7b: with random weights of a 7B model's shapes, two layers; --over 4:
             plain decoding over four processes, beside llama.cpp's RPC
-tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
-            how often the members of a group meet in each layer
 planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
             choice reaches of the best, and of plain decoding
 planner_map  which method a plan chooses by the time of a stage and the cost of a row or of a message: table and map
@@ -70,10 +67,8 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "acceptance": "eval.bench.acceptance:acceptance",
     "schema": "eval.bench.schema:schema",
     "stages": "eval.bench.forms:stages",
-    "layers": "eval.bench.layers:layers",
     "head": "eval.bench.head:head",
     "peers": "eval.bench.peers:peers",
-    "tp": "eval.bench.tensor_parallel:tensor_parallel",
     "load": "eval.load.pipeline:load",
     "server": "eval.load.server:server",
     "turns": "eval.load.turns:turns",

@@ -1,11 +1,11 @@
-"""Measurements of layers and of LM heads: every form has a row, and the parts of a layer their times."""
+"""The measurement of LM heads: every form has a row."""
 from __future__ import annotations
 
 import pytest
 import torch
 
 from config.presets import ROOT
-from eval.bench import head, layers
+from eval.bench import head
 from eval.bench.stage import Form
 
 TOY = str(ROOT / "toy" / "llama")
@@ -17,17 +17,6 @@ def as_it_was():
     yield
     torch.set_num_threads(threads)
     torch.set_grad_enabled(True)
-
-
-def test_a_layer_s_time_is_kernels_dispatch_and_python(monkeypatch, capsys):
-    monkeypatch.setattr(layers, "WIDTHS", {64: (96, 2)})
-    monkeypatch.setattr(layers, "CONTEXT", 8)
-    monkeypatch.setattr(layers, "FORMS", layers.FORMS[:1])
-    assert layers.layers("--widths 64 --repeats 2".split()) == 0
-    _, heading, *rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[:3] for row in rows] == [["64,", "float32", "1"], ["64,", "float32", "16"]]
-    whole, kernels, dispatch, _ = map(float, rows[0].split()[3:])
-    assert whole > 0 and kernels > 0 and dispatch > 0
 
 
 def test_a_head_in_float32_agrees_with_itself_and_every_form_has_a_row(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from itertools import islice
 from typing import Mapping, Sequence
 
@@ -10,7 +11,8 @@ from tqdm import tqdm
 
 from config.files import lines
 from config.presets import ROOT
-from eval.bench.stage import Form, Stage, build, cost, read, segment_times, size_of
+from eval.bench import by_turns, cost
+from eval.bench.stage import Form, Stage, build, read, size_of
 from eval.tables import in_columns
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
@@ -18,7 +20,6 @@ from model.weights.quant import KINDS, probe
 from model.whole import Whole
 
 TOY = ROOT / "toy" / "llama"
-SIZES = 1, 4096, 11008, 32, 512, 9  # as in a 7B model
 COPIED = 1 << 27  # bytes: more than caches hold
 SAMPLE = 2  # questions of each task that the bundled model reads
 PLAIN = Form(torch.bfloat16, "none")
@@ -28,7 +29,7 @@ FORMS = [Form(dtype, kind) for dtype in DTYPES for kind in ("none", *KINDS)]
 
 def stages(argv: list[str]) -> int:
     """The command `python -m scripts.bench stages`."""
-    args = read("python -m scripts.bench stages", SIZES, argv, len(FORMS))
+    args = read(argv, len(FORMS))
     torch.set_grad_enabled(False)
     forms = [form for form in FORMS if args.device != "cpu" or form.dtype != torch.float16]
     for form in forms:
@@ -42,7 +43,8 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     """Time all forms, and print a line for each."""
     made = build(args, forms)
     speeds = [_copied(args.device) for _ in range(args.repeats)]
-    took = {key: min(seconds) for key, seconds in segment_times(made, args).items()}
+    jobs = {(form, rows): partial(cost, stage.compute, rows) for rows in args.rows for form, stage in made.items()}
+    took = {key: min(costs).wall for key, costs in by_turns(jobs, args.repeats).items()}
     speed = max(*speeds, *(_copied(args.device) for _ in range(args.repeats)))
     errors = _errors(made, max(args.rows))
     print(f"{args.layers} layer(s) of width {args.hidden} and {args.intermediate}, {args.context} tokens of context, "

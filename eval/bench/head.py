@@ -11,7 +11,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from config.presets import ROOT
-from eval.bench.stage import Form, by_turns, cost, number, size_of
+from eval.bench import by_turns, cost, number
+from eval.bench.stage import Form, size_of
 from eval.tables import in_columns
 from model.llama import Logits, fill
 from model.text import Text

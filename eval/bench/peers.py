@@ -15,8 +15,8 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 
+from eval.bench import Cost, by_turns, cost, number
 from eval.bench.rpc import over
-from eval.bench.stage import Cost, by_turns, cost, number
 from eval.tables import in_columns
 from launch.console import say
 from launch.pipeline import Pipeline
@@ -51,12 +51,8 @@ def peers(argv: list[str]) -> int:
     parser.add_argument("--over", type=number, metavar="N",
                         help="compare plain decoding over N processes instead, by llama.cpp's llama-bench and "
                              "ggml-rpc-server, at 1 thread each, with quant=int4 of ours")
-    parser.add_argument("--wires", type=float, nargs=2, metavar=("MBPS", "MS"),
-                        help="with --over: each process in a network namespace whose wire is so quick and late")
     parser.add_argument("--binaries", metavar="DIR", help="where they are, if not in PATH")
     args = parser.parse_args(argv)
-    if args.wires and not args.over:
-        raise ValueError("--wires is only possible with --over: add --over 4")
     if find_spec("xllamacpp") is None and not args.over:
         say("llama.cpp is not there, and is left out: type pip install xllamacpp")
     with tempfile.TemporaryDirectory(prefix="flowspec-") as place:

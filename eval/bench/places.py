@@ -15,7 +15,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Iterator, Sequence
+from typing import BinaryIO, Iterator, Sequence
 
 from config.keys import raw_values
 from config.presets import ROOT
@@ -206,43 +206,33 @@ class Boards(Place):
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 @contextmanager
-def network(count: int, folder: Path, rate: float | None = 0, delay: float = 0) -> Iterator[list[str]]:
+def network(count: int, folder: Path, apart: bool) -> Iterator[list[str]]:
     """The network namespaces of so many boards, of which this thread enters the first; none where they cannot be made.
 
-    `folder/hosts` lists their addresses. Their wires have `rate` Mbit/s, 0 for no limit, and are `delay` ms late. With
-    the rate None boards at loopback addresses are wanted.
+    `folder/hosts` lists their addresses. If they shall not be `apart`, these are loopback addresses.
     """
-    hosts = folder / "hosts"
-    script = ["bash", str(ROOT / "scripts" / "netns_cluster.sh"), f"boards={count}", f"rate_mbps={rate}",
-              f"delay_ms={delay:g}", f"logs={folder}"]
-    with subprocess.Popen(["true"] if rate is None else script, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    script = ["bash", str(ROOT / "scripts" / "netns_cluster.sh"), f"boards={count}", f"logs={folder}"]
+    with subprocess.Popen(script if apart else ["true"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True) as made:
         assert made.stdout is not None
         lines = [line for _, line in zip(range(count + 1), made.stdout)]
         spaces = [line.split()[2] for line in lines if line.startswith("rank ")]
         if not spaces:
-            hosts.write_text("".join(f"127.0.0.{rank + 1}\n" for rank in range(count)))
+            (folder / "hosts").write_text("".join(f"127.0.0.{rank + 1}\n" for rank in range(count)))
             yield []
             return
-        try:
-            with open("/proc/thread-self/ns/net", "rb") as home:
-                enter(spaces[0])
-                try:
-                    yield spaces
-                finally:
-                    _set(home.fileno())
-        finally:
-            made.terminate()
+        with open("/proc/thread-self/ns/net", "rb") as home, open(f"/run/netns/{spaces[0]}", "rb") as own:
+            try:
+                _enter(own)
+                yield spaces
+            finally:
+                _enter(home)
+                made.terminate()
 
 
-def enter(space: str) -> None:
-    """Let this thread, and those that it starts from now on, be in the network namespace of this name."""
-    with open(f"/run/netns/{space}", "rb") as file:
-        _set(file.fileno())
-
-
-def _set(space: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).setns(space, NEW_NETWORK):
+def _enter(space: BinaryIO) -> None:
+    """Let this thread, and those that it starts from now on, be in this network namespace."""
+    if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), NEW_NETWORK):
         raise OSError(ctypes.get_errno(), "a network namespace cannot be entered")
 
 
@@ -274,7 +264,7 @@ def opened(name: str, words: Sequence[str], folder: Path, traced: bool = True) -
             pipeline = ends.enter_context(Pipeline.open(words[0], **keys))
             yield pipeline, Processes(config.timeout, ranks, kinds, folder)
             return
-        spaces = ends.enter_context(network(len(ranks) + 1, folder, 0 if name == NAMESPACES else None))
+        spaces = ends.enter_context(network(len(ranks) + 1, folder, name == NAMESPACES))
         keys.update(hosts=str(folder / "hosts"), master=f":{free_port()}", wait=str(START))
         kinds += ["cut", "loss"] if spaces else []
         kinds += ["split"] if split_otherwise(config, prepared.spec(0).part.stages, folder / "other") else []

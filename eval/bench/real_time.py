@@ -2,19 +2,20 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Iterator, Sequence
+from typing import Sequence
 
 from tqdm import tqdm
 
 from config.cli import parse
 from config.keys import over, raw_values
 from config.presets import SMOLLM2
-from eval.bench import QUESTIONS, decoders_of, process_tree, request, speed
+from eval.bench import QUESTIONS, by_turns, decoders_of, process_tree, request, speed
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
-from pipeline.decode import Answer
+from pipeline.decode import Answer, Decoder
 
 SPLITS = ("1", "2", "4")  # stages
 METHODS = ("ar", "continuous", "streaming")
@@ -35,31 +36,22 @@ def real_time(argv: list[str]) -> int:
     rows: list[Sequence[str]] = []
     for stages in tqdm(SPLITS, unit="split"):
         with Pipeline.open(preset, **options, stages=stages) as pipeline:
-            answers = _by_turns(pipeline)
+            decoders = decoders_of(pipeline, METHODS)
+            jobs = {method: partial(_turn, pipeline, decoder) for method, decoder in decoders.items()}
+            answers = {method: sum(found, []) for method, found in by_turns(jobs, TURNS).items()}
             megabytes = sum(map(_memory, process_tree(os.getpid())))
-            rows += _rows(stages, answers, f"{megabytes:.0f}")
+        for method, made in answers.items():
+            first = median(answer.prefill_seconds for answer in made)
+            ratio = speed(made) / speed(answers["ar"])
+            rows.append((stages, method, f"{speed(made):.2f}", f"{ratio:.3f}", f"{first:.3f}", f"{megabytes:.0f}"))
     print(in_columns(HEAD, rows, names=2))
     return 0
 
 
-def _by_turns(pipeline: Pipeline) -> dict[str, list[Answer]]:
-    """The answers of each method."""
-    decoders = decoders_of(pipeline, METHODS)
-    decoders["ar"].whole(request(pipeline, QUESTIONS[0]))  # warms up
-    answers: dict[str, list[Answer]] = {method: [] for method in METHODS}
-    for _ in range(TURNS):
-        for method, decoder in decoders.items():
-            pipeline.unlearn()
-            answers[method] += [decoder.whole(request(pipeline, question)) for question in QUESTIONS[:ASKED]]
-    return answers
-
-
-def _rows(stages: str, answers: dict[str, list[Answer]], megabytes: str) -> Iterator[Sequence[str]]:
-    plain = speed(answers["ar"])
-    for method, made in answers.items():
-        first = median(answer.prefill_seconds for answer in made)
-        ratio = speed(made) / plain
-        yield stages, method, f"{speed(made):.2f}", f"{ratio:.3f}", f"{first:.3f}", megabytes
+def _turn(pipeline: Pipeline, decoder: Decoder) -> list[Answer]:
+    """The answers of a method that has learned nothing yet."""
+    pipeline.unlearn()
+    return [decoder.whole(request(pipeline, question)) for question in QUESTIONS[:ASKED]]
 
 
 def _memory(process: int) -> float:

@@ -1,4 +1,4 @@
-"""Plain decoding over several processes: llama.cpp's RPC beside ours, on loopback or over emulated wires.
+"""Plain decoding over several processes: llama.cpp's RPC beside ours, on loopback.
 
 llama.cpp's servers and our stages compute with one thread each. Both have one process more, which samples. Times are
 those of the clock, behind the first token.
@@ -9,7 +9,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from argparse import Namespace
 from contextlib import ExitStack
 from functools import partial
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import Callable, Sequence
 
 from config.presets import ROOT
-from eval.bench.places import free_port, network
-from eval.bench.stage import by_turns
+from eval.bench import by_turns
+from eval.bench.places import free_port
 from eval.tables import in_columns
 from launch.console import say
 
 RPC = "llama.cpp, RPC"
 SERVERS = ("ggml-rpc-server", "rpc-server")  # the names of new and older builds
+HERE = "127.0.0.1"
 WRITTEN = 64  # tokens of an answer
 PROMPT = "Write a short story about a cat who learns to fish."
 METHODS = ("ar", "streaming")
@@ -36,10 +36,9 @@ def over(args: Namespace, file: Path, folder: Path) -> None:
     if tools := binaries(args.binaries):
         jobs[RPC] = partial(llama_cpp, args, file, *tools)
     for method in METHODS:
-        jobs[f"ours, {method}"] = partial(ours, args, folder, method)
+        jobs[f"ours, {method}"] = partial(ours, folder, method)
     best = {name: max(speeds) for name, speeds in by_turns(jobs, args.repeats).items()}
-    place = "wires of {:g} Mbit/s, {:g} ms (emulated)".format(*args.wires) if args.wires else "loopback"
-    print(f"{args.file.name}, {args.over} processes and one that samples, one thread each, {place}; best of "
+    print(f"{args.file.name}, {args.over} processes and one that samples, one thread each, loopback; best of "
           f"{args.repeats}, {WRITTEN} tokens, ours in bfloat16 with quant=int4 and draft=suffix")
     ratios = {name: f"{speed / best[RPC]:.2f}" if RPC in best else "" for name, speed in best.items()}
     print(in_columns(HEAD, [(name, f"{speed:.1f}", ratios[name]) for name, speed in best.items()]))
@@ -58,39 +57,29 @@ def binaries(folder: str | None) -> tuple[str, str] | None:
 
 def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
     """Tokens per second of llama.cpp, with its layers on servers."""
-    with tempfile.TemporaryDirectory() as place, ExitStack() as under_way:
-        spaces = under_way.enter_context(network(args.over + 1, Path(place), *(args.wires or [None])))
-        if args.wires and not spaces:
-            raise ValueError("no network namespaces can be made here, which need root and iproute2: leave --wires out")
-        addresses = (Path(place) / "hosts").read_text().split()
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with ExitStack() as under_way:
         servers = []
-        for rank, address in enumerate(addresses[1:], 1):
+        for _ in range(args.over):
             port = str(free_port())
-            board = ("ip", "netns", "exec", spaces[rank]) if spaces else ()
-            process = subprocess.Popen([*board, server, "-H", address, "-p", port, "-t", "1"],
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            under_way.enter_context(process)
+            command = [server, "-H", HERE, "-p", port, "-t", "1"]
+            process = under_way.enter_context(subprocess.Popen(command, **quiet))
             under_way.callback(process.terminate)
-            servers.append(f"{address}:{port}")
+            servers.append(f"{HERE}:{port}")
         model = "-m", str(file), "-rpc", ",".join(servers), "-ngl", "99", "-t", "1"
-        said = _said("llama-bench", [bench, *model, "-p", "0", "-n", str(WRITTEN), "-r", "1", "-o", "json",
-                                     "--delay", "1"])
+        asked = "-p", "0", "-n", str(WRITTEN), "-r", "1", "-o", "json", "--delay", "1"
+        said = _said("llama-bench", [bench, *model, *asked])
     return float(json.loads(said)[-1]["avg_ts"])
 
 
-def ours(args: Namespace, folder: Path, method: str) -> float:
+def ours(folder: Path, method: str) -> float:
     """Tokens per second behind the first, with this method."""
     written = folder.parent / "answer.json"
     written.unlink(missing_ok=True)
     words = [f"model_dir={folder}", f"pipeline_type={method}", "draft=suffix", "dtype=bfloat16", "quant=int4",
              f"max_new_tokens={WRITTEN}", "ignore_eos=true", "threads_per_rank=1", "max_length=512",
              f"prompt={PROMPT}", f"output={written}"]
-    command = [sys.executable, "-m", "scripts.generate"]
-    if args.wires:
-        rate, delay = args.wires
-        command = ["bash", "scripts/netns_cluster.sh", f"boards={args.over + 1}", f"rate_mbps={rate:g}",
-                   f"delay_ms={delay:g}", "--"]
-    _said(method, [*command, *words])
+    _said(method, [sys.executable, "-m", "scripts.generate", *words])
     answer = json.loads(written.read_text())
     return float((answer["new_tokens"] - 1) / answer["decode_seconds"])
 

@@ -1,16 +1,15 @@
-"""One stage of random layers on one device: its sizes, whether they fit this machine, and the time of its segments."""
+"""One stage of random layers on one device: its sizes, whether they fit this machine, and what it computes."""
 from __future__ import annotations
 
 import argparse
-import time
 from argparse import Namespace
-from functools import partial
-from typing import Any, Callable, Hashable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from eval.bench import number
 from launch.hosts.timing import random_weights
 from launch.memory import GB, free
 from launch.spec import usable
@@ -18,13 +17,12 @@ from model.cache import TreeCache
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress, fuse, pack
 
-LARGEST_SIZE = 1 << 40  # what is more is no size, and memory would be short before
 ROWS = [1, 16, 64]  # of a segment, if nothing is said
 PYTHON = 50_000  # bytes of a layer's objects
-SIZES = {"layers": "layers of the stage", "hidden": "its width", "intermediate": "width of the MLP",
-         "heads": "heads of the attention", "context": "tokens that are settled", "repeats": "segments per figure"}
-Key = TypeVar("Key", bound=Hashable)
-Figure = TypeVar("Figure")
+SIZES = {  # as in a 7B model
+    "layers": (1, "layers of the stage"), "hidden": (4096, "its width"), "intermediate": (11008, "width of the MLP"),
+    "heads": (32, "heads of the attention"), "context": (512, "tokens that are settled"),
+    "repeats": (9, "segments per figure")}
 
 
 class Form(NamedTuple):
@@ -63,41 +61,6 @@ class Stage(NamedTuple):
         self.segment(rows)[-1, -1].item()
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
-
-class Cost(NamedTuple):
-    """Seconds of a call, by the clock and of the processor."""
-
-    wall: float
-    processor: float
-
-
-def cost(call: Callable[..., object], *args: Any) -> Cost:
-    """What a call costs."""
-    wall, processor = time.perf_counter(), time.process_time()
-    call(*args)
-    return Cost(time.perf_counter() - wall, time.process_time() - processor)
-
-
-def by_turns(jobs: Mapping[Key, Callable[[], Figure]], repeats: int) -> dict[Key, list[Figure]]:
-    """The figures of each job.
-
-    They take turns, so that what disturbs one disturbs all. Every other turn has them in reverse, since who comes
-    second finds the caches of the processor warm.
-    """
-    found: dict[Key, list[Figure]] = {key: [] for key in jobs}
-    for turn in tqdm(range(repeats + 1), desc="turns", leave=False):
-        for key in list(jobs)[::-1 if turn % 2 else 1]:
-            found[key].append(jobs[key]())
-    return {key: figures[1:] for key, figures in found.items()}  # the first turn warms up
-
-
-def segment_times(stages: Mapping[Key, Stage], args: Namespace) -> dict[tuple[Key, int], list[float]]:
-    """The seconds of segments of `args.rows` rows in each stage, `args.repeats` times by turns."""
-    jobs = {(name, rows): partial(cost, stage.compute, rows) for rows in args.rows for name, stage in stages.items()}
-    return {key: [each.wall for each in costs] for key, costs in by_turns(jobs, args.repeats).items()}
-
-
 def size_of(module: torch.nn.Module) -> int:
     """The bytes of a module's parameters."""
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
@@ -105,22 +68,10 @@ def size_of(module: torch.nn.Module) -> int:
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
-def number(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
-    is_number = text.isascii() and text.isdigit()
-    if not is_number or not 1 <= int(text[:20]) <= LARGEST_SIZE:
-        raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {LARGEST_SIZE}")
-    return int(text)
-
-
-def read(prog: str, usual: Sequence[int],
-         argv: Sequence[str], forms: int) -> Namespace:
-    """The sizes of a stage that is held in so many forms; `usual` are the defaults of SIZES.
-
-    Raises ValueError for a stage that this machine cannot hold.
-    """
-    parser = argparse.ArgumentParser(prog=prog, usage="%(prog)s [--help] [--NAME VALUE ...]")
-    for (name, about), default in zip(SIZES.items(), usual):
+def read(argv: Sequence[str], forms: int) -> Namespace:
+    """The sizes of a stage that is held in so many forms. Raises ValueError for one that this machine cannot hold."""
+    parser = argparse.ArgumentParser(usage="python -m scripts.bench stages [--help] [--NAME VALUE ...]")
+    for name, (default, about) in SIZES.items():
         parser.add_argument(f"--{name}", type=number, metavar="N", default=default, help=f"{about} ({default})")
     parser.add_argument("--rows", type=number, nargs="+", metavar="N", default=ROWS,
                         help=f"rows of a segment ({' '.join(map(str, ROWS))})")
