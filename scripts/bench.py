@@ -29,8 +29,7 @@ schema      answers with and without a JSON schema, in virtual time: tokens/s by
 accidents   accidents (100) at random moments, by method, for one and four answers at once: a rank is killed or stopped,
             its cable cut, packets lost, a disk full under a trace, a board back with another split; how many answers
             are lost or have another text, and how long they wait. places=processes,namespaces: of one machine, and
-            boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE. soak=MINUTES: with an
-            accident a minute, whether what processes hold grows
+            boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
             among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
             multi-step sampling

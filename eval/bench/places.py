@@ -23,7 +23,6 @@ from config.run_config import RunConfig
 from launch import processes
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
-from launch.processes import Ranks
 from launch.ranks import environment_kept
 from launch.split.write import split
 from launch.words import resolve
@@ -80,10 +79,6 @@ class Place:
         """Send a signal to the process of a rank, if it runs."""
         raise NotImplementedError
 
-    def pids(self) -> dict[str, int]:
-        """The processes that run, by what they are."""
-        raise NotImplementedError
-
     def _kill(self, rank: int, chance: random.Random) -> None:
         self.signal(rank, signal.SIGKILL)
 
@@ -104,17 +99,9 @@ class Place:
 class Processes(Place):
     """Ranks of one machine, whose launcher starts them again."""
 
-    @property
-    def _started(self) -> Ranks:
-        ranks, = processes.started
-        return ranks
-
     def signal(self, rank: int, number: int) -> None:
-        self._started.send_signal(rank, number)
-
-    def pids(self) -> dict[str, int]:
-        started = {f"rank {rank}": pid for rank, pid in self._started.pids.items()}
-        return {"rank 0": os.getpid(), **started}
+        ranks, = processes.started
+        ranks.send_signal(rank, number)
 
 
 class Boards(Place):
@@ -145,10 +132,6 @@ class Boards(Place):
     def signal(self, rank: int, number: int) -> None:
         if rank in self._running:
             self._running[rank].send_signal(number)
-
-    def pids(self) -> dict[str, int]:
-        boards = {f"rank {rank}": board.pid for rank, board in self._running.items()}
-        return {"rank 0": os.getpid(), **boards}
 
     def _stop(self, rank: int, chance: random.Random) -> None:
         super()._stop(rank, chance)
@@ -245,10 +228,10 @@ def free_port() -> int:
 # --- a pipeline, and where its ranks are ------------------------------------------------------------------------------
 
 @contextmanager
-def opened(name: str, words: Sequence[str], folder: Path, traced: bool = True) -> Iterator[tuple[Pipeline, Place]]:
+def opened(name: str, words: Sequence[str], folder: Path) -> Iterator[tuple[Pipeline, Place]]:
     """The pipeline that the words of a command name, in the place of this name; `folder` is for its files.
 
-    It is `traced` on a small disk, which accidents can fill.
+    It is traced on a small disk, which accidents can fill, where this user may make one.
     """
     config = resolve(words).keys.run
     prepared = prepare(config)
@@ -257,7 +240,7 @@ def opened(name: str, words: Sequence[str], folder: Path, traced: bool = True) -
     keys.update(model_dir=str(prepared.folder), stages="")
     ranks, kinds = range(1, prepared.placement.world), [*KINDS]
     with ExitStack() as ends:
-        if traced and ends.enter_context(small_disk(folder / "disk")):
+        if ends.enter_context(small_disk(folder / "disk")):
             keys["trace"] = str(folder / "disk" / "trace")
             kinds.append("disk")
         if name == PROCESSES:
