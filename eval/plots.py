@@ -112,26 +112,18 @@ def bars(path: Path, series: Lines, places: Sequence[str], title: str, labels: L
         for i, one in enumerate(series):
             x = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width
             look = looks[one.name]
-            axes.bar(x, one.heights, width, **EDGE,
-                     label=one.name, color=look.tone, hatch=look.hatch,
-                     error_kw={"elinewidth": 0.8}, yerr=one.whiskers, ecolor="black", capsize=2)
-            for place, value in zip(x, one.values):
-                if few or place > len(places) - 1.5:
-                    _annotate(axes, place, value, 0 if few else 90)
+            drawn_bars = axes.bar(x, one.heights, width, **EDGE,
+                                  label=one.name, color=look.tone, hatch=look.hatch,
+                                  error_kw={"elinewidth": 0.8}, yerr=one.whiskers, ecolor="black", capsize=2)
+            shown = [f"{height:.2f}" if few else "" for height in one.heights[:-1]]
+            axes.bar_label(drawn_bars, [*shown, f"{one.heights[-1]:.2f}"],
+                           padding=3, fontsize=8, rotation=0 if few else 90)
         if labels[1] == "SR":
             axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
         axes.set_xticks(range(len(places)), places)
         axes.set(xlabel=labels[0], ylabel=labels[1])
         axes.margins(y=0.12)
         _head(axes, title)
-
-
-def _annotate(axes: Any, place: float, value: Interval, rotation: int) -> None:
-    """Write a bar's value above its whisker, unless it was not measured."""
-    if value.value == value.value:
-        top = np.fmax(value.value, value.high)
-        axes.annotate(f"{value.value:.2f}", (place, top), (0, 3), textcoords="offset points",
-                      fontsize=8, ha="center", va="bottom", rotation=rotation)
 
 
 def _head(axes: Any, title: str) -> None:
@@ -165,15 +157,14 @@ def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels
         _head(axes, title)
 
 
-def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]], fills: Fills,
-           scale: float = 1.0) -> np.ndarray:
-    """Draw a bar for each name, stacked of its parts; where the bars end."""
+def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]], fills: Fills, scale: float = 1.0) -> Any:
+    """Draw a bar for each name, stacked of its parts; the last parts."""
     left = np.zeros(len(parts))
     for part, (tone, hatch) in fills.items():
-        widths = [scale * own[part] for own in parts.values()]
-        axes.barh(list(parts), widths, left=left, color=tone, hatch=hatch, label=part, **EDGE)
-        left += widths
-    return left
+        widths = np.array([scale * own[part] for own in parts.values()])
+        last = axes.barh(list(parts), widths, left=left, color=tone, hatch=hatch, label=part, **EDGE)
+        left = left + widths
+    return last
 
 
 # --- of a results folder ----------------------------------------------------------------------------------------------
@@ -264,9 +255,7 @@ def _account(view: View, path: Path, where: str) -> bool:
         return False
     with drawn(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
         spent = {label: own._asdict() for label, own in seen.items()}
-        for place, total in enumerate(_stack(axes, spent, SPENT, 1e3).tolist()):
-            axes.annotate(f"{total:.0f}", (total, place),
-                          (3, 0), textcoords="offset points", fontsize=8, va="center")
+        axes.bar_label(_stack(axes, spent, SPENT, 1e3), fmt="%.0f", padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlabel("ms per token")
         _head(axes, f"Where the time of a token went, {where}")

@@ -1,6 +1,6 @@
 """Measurements of one run: Python's own time, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench clocks|accidents|real_time|load|server|turns|conversation|acceptance|schema
+Usage: python -m scripts.bench clocks|accidents|load|server|turns|conversation|acceptance|schema
                                [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|head [--help]
@@ -9,12 +9,10 @@ Usage: python -m scripts.bench clocks|accidents|real_time|load|server|turns|conv
        python -m scripts.bench profiles [PRESET] [key=value ...]
        python -m scripts.bench thrift
 
-Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
+Where no PRESET is named, the bundled model is measured, and by schema SmolLM2.
 
 clocks      an emulated cluster in real time beside the same in virtual time, by method and temperature: tokens/s of
             both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
-real_time   methods on this machine as it is, in 1, 2 and 4 stages by turns: tokens/s over plain decoding, time to the
-            first token, and the memory of all processes
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
             in a second, at random or at recorded moments, and by how many are under way at once (see --help)
 server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
@@ -62,7 +60,6 @@ from launch.console import run
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "clocks": "eval.bench.clocks:clocks",
     "accidents": "eval.bench.accidents:accidents",
-    "real_time": "eval.bench.real_time:real_time",
     "acceptance": "eval.bench.acceptance:acceptance",
     "schema": "eval.bench.schema:schema",
     "stages": "eval.bench.forms:stages",
