@@ -157,12 +157,14 @@ def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels
         _head(axes, title)
 
 
-def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]], fills: Fills, scale: float = 1.0) -> Any:
+def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]],
+           fills: Fills, scale: float = 1.0) -> Any:
     """Draw a bar for each name, stacked of its parts; the last parts."""
     left = np.zeros(len(parts))
     for part, (tone, hatch) in fills.items():
         widths = np.array([scale * own[part] for own in parts.values()])
-        last = axes.barh(list(parts), widths, left=left, color=tone, hatch=hatch, label=part, **EDGE)
+        last = axes.barh(list(parts), widths, left=left,
+                         color=tone, hatch=hatch, label=part, **EDGE)
         left = left + widths
     return last
 
@@ -255,7 +257,8 @@ def _account(view: View, path: Path, where: str) -> bool:
         return False
     with drawn(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
         spent = {label: own._asdict() for label, own in seen.items()}
-        axes.bar_label(_stack(axes, spent, SPENT, 1e3), fmt="%.0f", padding=3, fontsize=8)
+        ends = _stack(axes, spent, SPENT, 1e3)
+        axes.bar_label(ends, fmt="%.0f", padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlabel("ms per token")
         _head(axes, f"Where the time of a token went, {where}")

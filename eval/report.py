@@ -166,7 +166,8 @@ def _ratio_table(view: View) -> Lines:
     ratios = {f"SR to {ratio.method}{drafts[ratio.draft]}": ratio for ratio in summary.RATIOS
               if any(ratio.baseline(found, own.draft) in found.contenders for own in found.contenders)}
     columns = ("xi", "xi_decoding", *(ratio.column for ratio in ratios.values()))
-    rows = {label: [_interval(own[MEAN][name]) for name in columns] for label, own in view.rows.items()}
+    rows = {label: [_interval(own[MEAN][name]) for name in columns]
+            for label, own in view.rows.items()}
     title = f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline {view.where}"
     yield from _table(title, ["ξ", "ξ of decoding", *ratios], rows)
     yield from (f"- **{head}**: {ratio.about}" for head, ratio in ratios.items())

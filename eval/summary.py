@@ -65,7 +65,8 @@ def figures(found: Found, contender: Contender, sets: Sequence[str], temperature
     every = of_sets(contender)
     answers = list(itertools.chain(*every))
     used = utilization(found.tally, answers)
-    row = {"answers": answers, "n": len(answers), "ranks": used, "account": account(found.tally, answers)}
+    row = {"answers": answers, "n": len(answers),
+           "ranks": used, "account": account(found.tally, answers)}
     row["xi"] = metrics.speed([metrics.sample(answers) for answers in every])
     row["xi_decoding"] = metrics.decoding_speed(every)
     for ratio in RATIOS:
@@ -77,18 +78,21 @@ def figures(found: Found, contender: Contender, sets: Sequence[str], temperature
     rates = metrics.acceptance_by_position(answers)[:POSITIONS]
     row["by_position"] = ", ".join(f"{rate:.3f}" for rate in rates)
     row["ttft"] = metrics.mean(metrics.first_token_times(answers))
-    row.update(request_mean=metrics.mean(requests), request_p95=metrics.quantile(requests, 0.95))
-    row.update(tpt_p50=metrics.quantile(tokens, 0.5), tpt_p99=metrics.quantile(tokens, 0.99))
+    row["request_mean"] = metrics.mean(requests)
+    row["request_p95"] = metrics.quantile(requests, 0.95)
+    row["tpt_p50"] = metrics.quantile(tokens, 0.5)
+    row["tpt_p99"] = metrics.quantile(tokens, 0.99)
     row["total"] = metrics.total_speed(answers)
     row["equal"] = metrics.equality(answers, itertools.chain(*of_sets(AR)))
     for key in TIMES:
-        row[key] = metrics.mean([getattr(own, key) for rank, own in used.items() if rank])
+        of_stages = [getattr(own, key) for rank, own in used.items() if rank]
+        row[key] = metrics.mean(of_stages)
     return row
 
 
 def summary(found: Found) -> dict[Group, Row]:
     """The figures of each method, draft, set and temperature that has answers."""
-    rows = {}
+    rows: dict[Group, Row] = {}
     for temperature, name, contender in itertools.product(found.temperatures, found.sets, found.contenders):
         group = (*contender, name, temperature)
         if group in found.groups:
@@ -110,7 +114,8 @@ def save_tables(found: Found, rows: Mapping[Group, Row]) -> None:
     """Write summary.csv; stages.csv, with bytes and rows per request; and account.csv, with seconds per token."""
     stages, accounts = [], []
     for row in (rows[group] for group in found.groups):
-        stages += [{**row, "rank": rank, **used._asdict()} for rank, used in row["ranks"].items()]
+        stages += [{**row, "rank": rank, **used._asdict()}
+                   for rank, used in row["ranks"].items()]
         if own := row["account"]:
             accounts.append({**row, **own._asdict(), "whole": own.whole})
     save(found.folder / "summary.csv", SUMMARY, map(flat, rows.values()))
@@ -133,9 +138,11 @@ class View:
 
     def means(self, name: str) -> dict[str, Any]:
         """This figure over all sets, of those contenders that have it."""
-        return {label: own[MEAN][name] for label, own in self.rows.items() if own[MEAN][name]}
+        return {label: own[MEAN][name]
+                for label, own in self.rows.items() if own[MEAN][name]}
 
-    def cells(self, label: str, value: Callable[[Row], T], otherwise: T) -> list[T]:
+    def cells(self, label: str, value: Callable[[Row], T],
+              otherwise: T) -> list[T]:
         """For each data set what `value` makes of the contender's figures."""
         own = self.rows[label]
         return [value(own[name]) if name in own else otherwise for name in self.found.sets]

@@ -113,32 +113,30 @@ SWEEPS = {
 }
 
 
-def collect(folder: Path, sweep: Sweep) -> dict[str, Found]:
-    """The results of those points that have answers. Raises NoAnswers without any, ValueError for a spoiled line."""
-    found = {}
-    for name in sweep.points:
-        with suppress(NoAnswers):
-            found[name] = read(place(folder, name))
-    if not found:
-        raise NoAnswers(f"{folder} has no answers at any point of this sweep: start it once more")
-    return found
-
-
 def place(folder: Path, point: str) -> Path:
     """The results folder of a point."""
     return folder / point.replace(" ", "_")
 
 
 def write(folder: Path, name: str, sweep: Sweep) -> Path:
-    """Write sweep.csv, sweep.md and sweep.png of what is there; the path of sweep.md. Raises as `collect` does."""
-    found = collect(folder, sweep)
+    """Write sweep.csv, sweep.md and sweep.png of those points that have answers; the path of sweep.md.
+
+    Raises NoAnswers without any, ValueError for a spoiled line.
+    """
+    found = {}
+    for point in sweep.points:
+        with suppress(NoAnswers):
+            found[point] = read(place(folder, point))
+    if not found:
+        raise NoAnswers(f"{folder} has no answers at any point of this sweep: start it once more")
     save(folder / "sweep.csv", COLUMNS, rows(name, found))
     where = provenance([answer for point in found.values() for answer in point.answers])
     title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({where})"
     speeds = _speeds(found, sweep.points)
     path = folder / "sweep.md"
     about = f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
-    cells = ([name, *(number(speed.value) for speed in line)] for name, line in speeds.items())
+    cells = ([name, *(number(speed.value) for speed in line)]
+             for name, line in speeds.items())
     gaps = [point for point in sweep.points if point not in found]
     missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
     text = [f"# {title}\n", about, *markdown(["method", *sweep.points], cells), missing, "![sweep.png](sweep.png)\n"]
@@ -204,8 +202,11 @@ def commands(name: str, sweep: Sweep,
         raise ValueError("results is empty: name a folder behind the results=")
     folder = Path(results).expanduser().absolute()
     asked = [word for word in argv if not word.startswith("results=")]
-    return folder, {point: over(asked, {**sweep.base, **keys, "results": f"{place(folder, point)}"}, TOY_PRESET)
-                    for point, keys in sweep.points.items()}
+    points = {}
+    for point, keys in sweep.points.items():
+        own = {**sweep.base, **keys, "results": f"{place(folder, point)}"}
+        points[point] = over(asked, own, TOY_PRESET)
+    return folder, points
 
 
 def _sweep(words: Sequence[str]) -> int:

@@ -32,7 +32,8 @@ def request(pipeline: Pipeline, question: str) -> Request:
     return pipeline.request(ids, config, config.stop)
 
 
-def decoders_of(pipeline: Pipeline, methods: Iterable[str], **changed: Any) -> dict[str, Decoder]:
+def decoders_of(pipeline: Pipeline, methods: Iterable[str],
+                **changed: Any) -> dict[str, Decoder]:
     """The decoders of these methods over one pipeline, with these keys `changed`."""
     runs = {method: replace(pipeline.config, pipeline_type=method, **changed) for method in methods}
     return {method: pipeline.decoder_for(run) for method, run in runs.items()}
@@ -58,7 +59,8 @@ def cost(call: Callable[..., object], *args: Any) -> Cost:
     return Cost(time.perf_counter() - wall, time.process_time() - processor)
 
 
-def by_turns(jobs: Mapping[Key, Callable[[], Figure]], repeats: int) -> dict[Key, list[Figure]]:
+def by_turns(jobs: Mapping[Key, Callable[[], Figure]],
+             repeats: int) -> dict[Key, list[Figure]]:
     """The figures of each job.
 
     They take turns, so that what disturbs one disturbs all. Every other turn has them in reverse, since who comes

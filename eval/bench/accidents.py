@@ -69,7 +69,8 @@ def accidents(argv: list[str]) -> int:
     """The command `python -m scripts.bench accidents`; its exit code, 1 if an answer was lost or changed."""
     preset, *words = over(argv, {**USUAL, **OWN}, TOY_PRESET)
     options = raw_values(words)
-    places, given, csv = options.pop("places").split(","), options.pop("accidents"), options.pop("csv")
+    places = options.pop("places").split(",")
+    given, csv = options.pop("accidents"), options.pop("csv")
     if not set(places) <= set(PLACES):
         raise ValueError(f"places={','.join(places)} is not possible: choose among {', '.join(PLACES)}")
     if not given.isdigit() or not int(given):
@@ -84,7 +85,8 @@ def accidents(argv: list[str]) -> int:
             count = total * (i + 1) // len(kinds) - total * i // len(kinds)
             bar.set_description(f"{place}, {method}, {together} at once")
             if count:
-                rows += rows_of(Case(i, place, method, together, count), words_of(preset, method, options), texts)
+                case = Case(i, place, method, together, count)
+                rows += rows_of(case, words_of(preset, method, options), texts)
             bar.update(count)
             if csv:
                 save(Path(csv), COLUMNS, rows)
@@ -124,7 +126,8 @@ def cells(rows: Sequence[Row]) -> list[str]:
 def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
     """A row for each of the accidents of a case, in a pipeline of its own; its number is the seed of chance."""
     chance = Random(case.round)
-    with tempfile.TemporaryDirectory() as folder, opened(case.place, words, Path(folder)) as (pipeline, there):
+    with tempfile.TemporaryDirectory() as folder, \
+            opened(case.place, words, Path(folder)) as (pipeline, there):
         asked = [(case.round + i) % len(QUESTIONS) for i in range(case.at_once)]
         if not texts.keys() >= {*asked}:
             calm = struck(pipeline, there, [], asked, chance)
@@ -135,9 +138,10 @@ def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
         plan = planned(there, list(islice(cycle(kinds), case.accidents)), chance, tokens)
         found = struck(pipeline, there, plan, asked, chance)
         changed = sum(texts[each] != text for each, text in zip(asked, found.texts))
-        counts = {"lost": case.at_once, "changed": 0} if found.lost else {"lost": 0, "changed": changed}
         for accident, pause in zip(plan, found.pauses):
-            yield {**case._asdict(), "kind": accident.kind, "rank": accident.rank, "pause": pause, **counts}
+            yield {**case._asdict(), "kind": accident.kind, "rank": accident.rank, "pause": pause,
+                   "lost": case.at_once if found.lost else 0,
+                   "changed": 0 if found.lost else changed}
 
 
 def planned(place: Place, kinds: Words, chance: Random, tokens: int) -> list[Accident]:

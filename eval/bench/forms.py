@@ -43,18 +43,20 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     """Time all forms, and print a line for each."""
     made = build(args, forms)
     speeds = [_copied(args.device) for _ in range(args.repeats)]
-    jobs = {(form, rows): partial(cost, stage.compute, rows) for rows in args.rows for form, stage in made.items()}
-    took = {key: min(costs).wall for key, costs in by_turns(jobs, args.repeats).items()}
-    speed = max(*speeds, *(_copied(args.device) for _ in range(args.repeats)))
+    jobs = {(form, rows): partial(cost, stage.compute, rows)
+            for rows in args.rows for form, stage in made.items()}
+    took = {key: min(costs).wall
+            for key, costs in by_turns(jobs, args.repeats).items()}
+    speeds += [_copied(args.device) for _ in range(args.repeats)]
     errors = _errors(made, max(args.rows))
     print(f"{args.layers} layer(s) of width {args.hidden} and {args.intermediate}, {args.context} tokens of context, "
           f"{args.device}, {torch.get_num_threads()} threads: ms per segment, minimum of {args.repeats}, and over the "
           f"time of {PLAIN}; error: of what the layers add, against {forms[0]}; reads: bytes of weights a second with "
-          f"{min(args.rows)} row(s), over the {speed / 1e9:.1f} GB/s that a copy reads and writes")
+          f"{min(args.rows)} row(s), over the {max(speeds) / 1e9:.1f} GB/s that a copy reads and writes")
     table = []
     for form, stage in made.items():
         size = size_of(stage.body)
-        share = size / took[form, min(args.rows)] / speed
+        share = size / took[form, min(args.rows)] / max(speeds)
         times = [f"{1e3 * took[form, rows]:.2f} {took[form, rows] / took[PLAIN, rows]:.2f}x" for rows in args.rows]
         table.append([str(form), f"{size / 1e6:.0f}", f"{errors[form]:.4f}", f"{100 * share:.0f}%", *times])
     heading = ("form", "MB", "error", "reads", *(f"{rows} rows" for rows in args.rows))
@@ -71,10 +73,13 @@ def _copied(device: str) -> float:
 
 def _errors(made: Mapping[Form, Stage], rows: int) -> dict[Form, float]:
     """How far what the layers add to their input is from the first form's, in parts of the latter's length."""
-    differences = ((form, stage.segment(rows) - stage.x_TD[:rows]) for form, stage in made.items())
-    added = {form: x_TD.double().cpu() for form, x_TD in differences}
+    added = {}
+    for form, stage in made.items():
+        out_TD = stage.segment(rows) - stage.x_TD[:rows]
+        added[form] = out_TD.double().cpu()
     exact = next(iter(added.values()))
-    return {form: float((x_TD - exact).norm() / exact.norm()) for form, x_TD in added.items()}
+    return {form: float((x_TD - exact).norm() / exact.norm())
+            for form, x_TD in added.items()}
 
 
 def compare_texts(forms: list[Form], device: str) -> None:

@@ -133,14 +133,17 @@ def measured(file: Path, place: Path, threads: int, repeats: int) -> Took:
     jobs = {}
     with ExitStack() as open_ones:
         for name, ask in _opened(file, place, threads, open_ones):
-            for rows, tokens in ((ROWS[0], WRITTEN), *((rows, 1) for rows in ROWS)):
-                jobs[name, rows, tokens] = partial(cost, ask, [*range(100, 100 + rows)], tokens)
+            asked = (ROWS[0], WRITTEN), *((rows, 1) for rows in ROWS)
+            for rows, tokens in asked:
+                prompt = list(range(100, 100 + rows))
+                jobs[name, rows, tokens] = partial(cost, ask, prompt, tokens)
         return by_turns(jobs, repeats)
 
 
-def table(took: Took) -> list[Sequence[str]]:
+def table(took: Took) -> list[list[str]]:
     """A row for each: tokens/s of plain decoding and ms of prompts, by the clock and of the processor, with ratios."""
-    least = {key: [min(each) for each in zip(*costs)] for key, costs in took.items()}
+    least = {key: [min(each) for each in zip(*costs)]
+             for key, costs in took.items()}
 
     def seconds(name: str) -> list[float]:
         """Of a token and of each prompt, by the clock and then of the processor."""

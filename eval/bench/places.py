@@ -62,7 +62,8 @@ def small_disk(folder: Path) -> Iterator[bool]:
 class Place:
     """Ranks beside rank 0, which is this process, and what can happen to them: accidents of `kinds`."""
 
-    def __init__(self, timeout: float, ranks: Sequence[int], kinds: Sequence[str], folder: Path) -> None:
+    def __init__(self, timeout: float, ranks: Sequence[int],
+                 kinds: Sequence[str], folder: Path) -> None:
         self.timeout, self.ranks, self.kinds, self.folder = timeout, ranks, kinds, folder
 
     def victim(self, kind: str, chance: random.Random) -> int:
@@ -130,8 +131,9 @@ class Boards(Place):
                 board.wait()
 
     def signal(self, rank: int, number: int) -> None:
-        if rank in self._running:
-            self._running[rank].send_signal(number)
+        board = self._running.get(rank)
+        if board:
+            board.send_signal(number)
 
     def _stop(self, rank: int, chance: random.Random) -> None:
         super()._stop(rank, chance)
@@ -140,7 +142,8 @@ class Boards(Place):
 
     def _cut(self, rank: int, chance: random.Random) -> None:
         """Leave a board without its cable for a while."""
-        link = "ip", "-n", self._spaces[0].rpartition("-")[0] + "-switch", "link", "set", f"port{rank}"
+        switch = self._spaces[0].rpartition("-")[0] + "-switch"
+        link = "ip", "-n", switch, "link", "set", f"port{rank}"
         run(*link, "down")
         time.sleep(chance.uniform(0.3, 2 * self.timeout + 1))
         run(*link, "up")
@@ -148,7 +151,8 @@ class Boards(Place):
     def _loss(self, rank: int, chance: random.Random) -> None:
         """Let the wire of a board lose packets for a while."""
         tc = "tc", "-n", self._spaces[rank], "qdisc"
-        assert any(run(*tc, "add", "dev", "eth0", "root", *loss) for loss in LOSSES), "no wire can lose packets here"
+        lossy = any(run(*tc, "add", "dev", "eth0", "root", *loss) for loss in LOSSES)
+        assert lossy, "no wire can lose packets here"
         time.sleep(chance.uniform(1.0, 2 * self.timeout))
         run(*tc, "del", "dev", "eth0", "root")
 
@@ -171,7 +175,7 @@ class Boards(Place):
     def _keep(self, over: Event) -> None:
         while not over.wait(LOOK):
             for rank, board in list(self._running.items()):
-                if board.poll() is not None and rank in self._running:
+                if board.poll() is not None and self._running.get(rank) is board:
                     self._running[rank] = self._start(rank)
 
     def _start(self, rank: int, model: Path | None = None) -> subprocess.Popen[bytes]:
@@ -182,7 +186,8 @@ class Boards(Place):
         space = ["ip", "netns", "exec", self._spaces[rank]] if self._spaces else []
         environment = {**os.environ, "NODE_RANK": str(rank), "PYTHON": sys.executable}
         with open(self.folder / f"board_{rank}.log", "ab") as log:
-            return subprocess.Popen([*space, "bash", str(ROOT / "run_jetson.sh"), *words], env=environment,
+            command = [*space, "bash", str(ROOT / "run_jetson.sh"), *words]
+            return subprocess.Popen(command, env=environment,
                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
@@ -228,7 +233,8 @@ def free_port() -> int:
 # --- a pipeline, and where its ranks are ------------------------------------------------------------------------------
 
 @contextmanager
-def opened(name: str, words: Sequence[str], folder: Path) -> Iterator[tuple[Pipeline, Place]]:
+def opened(name: str, words: Sequence[str],
+           folder: Path) -> Iterator[tuple[Pipeline, Place]]:
     """The pipeline that the words of a command name, in the place of this name; `folder` is for its files.
 
     It is traced on a small disk, which accidents can fill, where this user may make one.
@@ -250,7 +256,8 @@ def opened(name: str, words: Sequence[str], folder: Path) -> Iterator[tuple[Pipe
         spaces = ends.enter_context(network(len(ranks) + 1, folder, name == NAMESPACES))
         keys.update(hosts=str(folder / "hosts"), master=f":{free_port()}", wait=str(START))
         kinds += ["cut", "loss"] if spaces else []
-        kinds += ["split"] if split_otherwise(config, prepared.spec(0).part.stages, folder / "other") else []
+        if split_otherwise(config, prepared.spec(0).part.stages, folder / "other"):
+            kinds.append("split")
         own_keys = make_keys(folder)
         boards = Boards(config.timeout, ranks, kinds, folder)
         typed = [f"{key}={value}" for key, value in keys.items()]
@@ -266,8 +273,8 @@ def split_otherwise(config: RunConfig, shares: Sequence[int], folder: Path) -> b
     if config.model_dir or not config.base_dir or len(shares) < 3:
         return False
     none, first, second, *rest = shares
-    stages = "+".join(map(str, [none, first - 1, second + 1, *rest]))
-    split(config.base_dir, folder, stages, config.eagle_dir or None, progress=False)
+    others = none, first - 1, second + 1, *rest
+    split(config.base_dir, folder, "+".join(map(str, others)), config.eagle_dir or None, progress=False)
     return True
 
 

@@ -37,17 +37,19 @@ def over(args: Namespace, file: Path, folder: Path) -> None:
         jobs[RPC] = partial(llama_cpp, args, file, *tools)
     for method in METHODS:
         jobs[f"ours, {method}"] = partial(ours, folder, method)
-    best = {name: max(speeds) for name, speeds in by_turns(jobs, args.repeats).items()}
+    best = {name: max(speeds)
+            for name, speeds in by_turns(jobs, args.repeats).items()}
     print(f"{args.file.name}, {args.over} processes and one that samples, one thread each, loopback; best of "
           f"{args.repeats}, {WRITTEN} tokens, ours in bfloat16 with quant=int4 and draft=suffix")
-    ratios = {name: f"{speed / best[RPC]:.2f}" if RPC in best else "" for name, speed in best.items()}
-    print(in_columns(HEAD, [(name, f"{speed:.1f}", ratios[name]) for name, speed in best.items()]))
+    rows = [(name, f"{speed:.1f}", f"{speed / best[RPC]:.2f}" if RPC in best else "")
+            for name, speed in best.items()]
+    print(in_columns(HEAD, rows))
 
 
 def binaries(folder: str | None) -> tuple[str, str] | None:
     """llama-bench and the RPC server in this folder or PATH; None, and a line that says so, if one is missing."""
     bench = shutil.which("llama-bench", path=folder)
-    server = next(filter(None, (shutil.which(name, path=folder) for name in SERVERS)), None)
+    server = shutil.which(SERVERS[0], path=folder) or shutil.which(SERVERS[1], path=folder)
     if bench and server:
         return bench, server
     say("llama-bench or ggml-rpc-server is not there, and llama.cpp is left out: build it with -DGGML_RPC=ON, and give "
@@ -57,13 +59,13 @@ def binaries(folder: str | None) -> tuple[str, str] | None:
 
 def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
     """Tokens per second of llama.cpp, with its layers on servers."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with ExitStack() as under_way:
         servers = []
         for _ in range(args.over):
             port = str(free_port())
             command = [server, "-H", HERE, "-p", port, "-t", "1"]
-            process = under_way.enter_context(subprocess.Popen(command, **quiet))
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            under_way.enter_context(process)
             under_way.callback(process.terminate)
             servers.append(f"{HERE}:{port}")
         model = "-m", str(file), "-rpc", ",".join(servers), "-ngl", "99", "-t", "1"

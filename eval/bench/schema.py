@@ -46,7 +46,8 @@ def schema(argv: list[str]) -> int:
         guided = [replace(one, grammar=pipeline.grammar(Guide.json_schema(wanted)))
                   for one, wanted in zip(plain, ASKED.values())]
         usual_ones = decoders_of(pipeline, METHODS)
-        unforced = decoders_of(pipeline, METHODS, ablate=",".join((*pipeline.config.ablated, "forced")))
+        ablated = ",".join((*pipeline.config.ablated, "forced"))
+        unforced = decoders_of(pipeline, METHODS, ablate=ablated)
         rows, texts = [], []
         for method in tqdm(METHODS, unit="method", leave=False):
             jobs = (usual_ones[method], plain), (usual_ones[method], guided), (unforced[method], guided)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, repeat
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 Span = Dict[str, Any]
 # What a node has beside id, token, parent, kind, request and birth. Its kind: prompt, own (said by the target, guessed
@@ -33,7 +33,8 @@ class Story:
         def moment(seconds: float) -> float:
             return round((seconds - start) * 1e3, 4)
 
-        self.spans = [{**span, "t0": moment(span["t0"]), "t1": moment(span["t1"])} for span in spans]
+        self.spans = [{**span, "t0": moment(span["t0"]), "t1": moment(span["t1"])}
+                      for span in spans]
         self.ranks = sorted({span["rank"] for span in spans})
         self.root = self.ranks[0] if self.ranks else 0
         self.nodes: dict[int, Span] = {}
@@ -53,10 +54,9 @@ class Story:
                 follow[span["name"]](span)
         self._travel()
 
-    def _note(self, at: float, kind: str, what: int, many: int, rank: int | None = None) -> None:
-        """An event, of rank 0 unless another is named."""
-        self.events.append({"at": at, "kind": kind, "what": what, "many": many,
-                            "rank": self.root if rank is None else rank})
+    def _note(self, at: float, kind: str, what: int, many: int, **stage: int) -> None:
+        """An event of rank 0, unless the rank of a stage is named."""
+        self.events.append({"at": at, "kind": kind, "what": what, "many": many, "rank": self.root, **stage})
 
     # --- rank 0: the tree ---------------------------------------------------------------------------------------------
 
@@ -86,7 +86,8 @@ class Story:
                 entry.update(kind="prompt", born=request["from"], settled=request["from"])
         if text and request["said"]:
             self._settle(nodes[text - 1], at)
-        self.segments.append({"request": len(self.requests) - 1, "nodes": nodes, "text": text, "sent": at,
+        self.segments.append({"request": len(self.requests) - 1,
+                              "nodes": nodes, "text": text, "sent": at,
                               "stops": [], "back": None, "judged": None})
         self._away.append(number)
         ids = [*nodes, *span.get("ids", ())]
@@ -98,8 +99,9 @@ class Story:
         for node in span.get("gone", ()):
             self._die(node, at, "dropped")
         if new := span.get("nodes"):
-            for *row, score in zip(new, span["tokens"], span["parents"], span["scores"]):
-                self._node(*row, at)["score"] = round(score, 4)
+            guesses = zip(new, span["tokens"], span["parents"], span["scores"])
+            for node, token, parent, score in guesses:
+                self._node(node, token, parent, at)["score"] = round(score, 4)
             self.live.update(new)
             self._note(at, "grow", new[0], len(new))
 
@@ -180,12 +182,14 @@ class Story:
                     self._stay(number, span, forwards.get(number), departed)
         self.events.sort(key=lambda event: float(event["at"]))
 
-    def _stay(self, number: int, came: Span, forward: Span | None, left: Span | None) -> None:
+    def _stay(self, number: int, came: Span,
+              forward: Span | None, left: Span | None) -> None:
         """A segment on a stage; `forward` is None if all of its rows had died before."""
-        stop = {**STAY, "rank": came["rank"], "rows": len(came["nodes"]), "came": came["t1"]}
+        stop = {**STAY, "rank": came["rank"], "came": came["t1"]}
+        stop["rows"] = len(came["nodes"])
         if forward:
             stop.update(_bounds(forward), computed=len(forward["nodes"]))
-            self._note(stop["from"], "forward", number, stop["computed"], came["rank"])
+            self._note(stop["from"], "forward", number, stop["computed"], rank=came["rank"])
         if left:
             stop.update(left=left["t0"], passed=len(left["nodes"]))
         self.segments[number]["stops"].append(stop)
@@ -211,9 +215,7 @@ class Story:
         events = [event.copy() for event in self.events if begin <= event["at"] <= end]
         for event in events:
             event["what"] = places.get(event["kind"], {}).get(event["what"], event["what"])
-        bars = [{"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
-                for span in self.spans if span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES)
-                and begin <= span["t1"] and span["t0"] <= end]
+        meanwhile = [span for span in self.spans if begin <= span["t1"] and span["t0"] <= end]
 
         def placed(entry: Span) -> Span:
             """A segment or a node, with the places of its request and segment."""
@@ -227,7 +229,14 @@ class Story:
             "segments": [placed(self.segments[number]) for number in sent],
             "nodes": [placed(node) for node in self.nodes.values() if node["request"] in requests],
             "events": events,
-            "spans": bars}
+            "spans": [_bar(span) for span in meanwhile if span["name"] in self._shown(span)]}
+
+    def _shown(self, span: Span) -> Sequence[str]:
+        return SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES
+
+
+def _bar(span: Span) -> Span:
+    return {"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
 
 
 def _bounds(span: Span) -> Span:
