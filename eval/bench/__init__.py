@@ -26,10 +26,9 @@ Figure = TypeVar("Figure")
 
 
 def request(pipeline: Pipeline, question: str) -> Request:
-    """The request of a question; of `prompt_ids`, if the pipeline was started with these."""
+    """The request of a question."""
     config = pipeline.config
-    ids = pipeline.prompt_ids(question, config.template) if pipeline.text else list(config.ids)
-    return pipeline.request(ids, config, config.stop)
+    return pipeline.request(pipeline.prompt_ids(question, config.template), config, config.stop)
 
 
 def decoders_of(pipeline: Pipeline, methods: Iterable[str],

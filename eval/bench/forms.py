@@ -16,7 +16,7 @@ from eval.bench.stage import Form, Stage, build, read, size_of
 from eval.tables import in_columns
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.quant import KINDS, probe
+from model.weights.quant import KINDS
 from model.whole import Whole
 
 TOY = ROOT / "toy" / "llama"
@@ -32,8 +32,6 @@ def stages(argv: list[str]) -> int:
     args = read(argv, len(FORMS))
     torch.set_grad_enabled(False)
     forms = [form for form in FORMS if args.device != "cpu" or form.dtype != torch.float16]
-    for form in forms:
-        probe(form.kind, form.dtype, args.device)
     compare_times(args, forms)
     compare_texts(forms, args.device)
     return 0

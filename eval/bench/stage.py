@@ -10,12 +10,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eval.bench import number
-from launch.hosts.timing import random_weights
+from launch.hosts.timing import random_stage
 from launch.memory import GB, free
 from launch.spec import usable
 from model.cache import TreeCache
-from model.llama import LlamaConfig, Slice, fill
-from model.weights.quant import compress, fuse, pack
+from model.llama import LlamaConfig
 
 ROWS = [1, 16, 64]  # of a segment, if nothing is said
 PYTHON = 50_000  # bytes of a layer's objects
@@ -39,7 +38,7 @@ class Form(NamedTuple):
 class Stage(NamedTuple):
     """Layers in one form, their cache, and what they are fed."""
 
-    body: Any  # a Slice, or one that is shared
+    body: Any  # a Slice
     cache: TreeCache
     x_TD: Tensor
 
@@ -104,37 +103,20 @@ def _bytes(args: Namespace, forms: int) -> int:
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
-    """The same random layers in every form, with the same random text in their caches."""
-    head_dim, context = args.hidden // args.heads, 2 * args.context + max(args.rows)
-    # two layers more than the stage has, which so neither embeds nor norms
-    config = LlamaConfig(args.hidden, args.layers + 2,
-                         args.heads, args.heads, head_dim, args.intermediate, vocab=1,
-                         context=context, eps=1e-6, theta=1e4)
-    weights = random_weights(_slice(config))
+    """The same random layers in every form, with the same random text of `--context` tokens in their caches."""
+    context, text = 2 * args.context + max(args.rows), list(range(args.context))
+    head_dim = args.hidden // args.heads
+    sizes = LlamaConfig(args.hidden, args.layers, args.heads, args.heads, head_dim, args.intermediate,
+                        vocab=1, context=context, eps=1e-6, theta=1e4)
     x_TD = torch.randn(max(args.rows), args.hidden)
     made: dict[Form, Stage] = {}
     for form in tqdm(forms, desc="quantizing", leave=False):
-        body = _slice(config)
-        fill(body, weights, form.dtype, args.device)
-        compress(body, form.kind, form.dtype)
-        fuse(body)
-        pack(body)
-        made[form] = Stage(body, _cache(args, config, form.dtype),
-                           x_TD.to(args.device, form.dtype))
+        like = torch.empty(0, dtype=form.dtype, device=args.device)
+        torch.manual_seed(1)
+        body = random_stage(sizes, args.layers, like, form.kind, context).part
+        cache = sizes.cache(args.layers, context, like)
+        cache.admit(text, [0, *text[:-1]], args.context)
+        for stored in (cache.slots[0].keys, cache.slots[0].values):
+            stored.copy_(torch.randn(stored.shape))
+        made[form] = Stage(body, cache, x_TD.to(like))
     return made
-
-
-def _slice(config: LlamaConfig) -> Slice:
-    return Slice(config, 1, config.layers - 1)
-
-
-def _cache(args: Namespace, config: LlamaConfig, dtype: torch.dtype) -> TreeCache:
-    """A KV cache in which a text of `--context` tokens has been settled, with random keys and values."""
-    cache = config.cache(args.layers, config.context,
-                         torch.empty(0, dtype=dtype, device=args.device))
-    text = list(range(args.context))
-    cache.admit(text, [0, *text[:-1]], args.context)
-    for stored in (cache.slots[0].keys, cache.slots[0].values):
-        generator = torch.Generator().manual_seed(1)
-        stored.copy_(torch.randn(stored.shape, generator=generator))
-    return cache
