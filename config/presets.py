@@ -29,7 +29,7 @@ PRESETS = {
     TOY_PRESET: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
                      stages="0+2+2+2+2", prompt=PROMPT,
                      # on a processor each row and each drafted level of so small a model costs time, and only likely
-                     # guesses pay for it (`python -m scripts.bench overhead` compares)
+                     # guesses pay for it
                      min_probability=0.1, expand_depth=2, ablate="none_expand"),
     # those of the paper
     "vicuna-7b": _hub("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "0+8+8+8+8", "vicuna"),

@@ -41,8 +41,8 @@ def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
     """On rank 0: answer all questions with each method that this start of the pipeline serves."""
     if _apart(own):
         announce(own)
-    evaluation = Evaluation(own, pipeline)
-    with closing(Results(own.results).open(own, pipeline.config.slowdown, pipeline.spec.part.split_id)) as results:
+    evaluation, split = Evaluation(own, pipeline), pipeline.spec.part.split_id
+    with closing(Results(own.results).open(own, pipeline.config.slowdown, split)) as results:
         evaluation.run(_sets(own), results, lambda: _check_pace(own))
 
 
@@ -88,16 +88,12 @@ def announce(config: EvalConfig) -> None:
     results.check(config)
     jobs = all_jobs(config, sets, config.chosen_methods)
     done = len(jobs.keys() & results.texts.keys())
-    answers = f"{len(jobs)} of at most {run.max_new_tokens} tokens a turn"
-    if done:
-        answers += f", of which {done} are there"
+    there = f", of which {done} are there" if done else ""
     last_seed = run.seed + config.repeats - 1
-    where = "this pipeline as it is"
-    if run.cluster:
-        where = f"a cluster that is {run.kind}, profile {run.profile}"
     questions = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
+    emulated = f"a cluster that is {run.kind}, profile {run.profile}"
     rows = {
-        "measured on": where,
+        "measured on": emulated if run.cluster else "this pipeline as it is",
         "model": run.model_dir or run.base_dir,
         "methods": ", ".join(config.chosen_methods),
         "drafts": ", ".join(config.asked_drafts),
@@ -107,7 +103,7 @@ def announce(config: EvalConfig) -> None:
         "temperatures": config.temperatures,
         "seeds": f"{run.seed} to {last_seed}" if config.repeats > 1 else f"{run.seed}",
         "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
-        "answers": answers,
+        "answers": f"{len(jobs)} of at most {run.max_new_tokens} tokens a turn{there}",
         "results": os.path.abspath(config.results)}
     lines = [f"  {name:<14}{value}" for name, value in rows.items()]
     print("\n".join(["evaluation", *lines]), flush=True)
@@ -159,10 +155,10 @@ def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
         raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
     resolved = resolve(argv, EvalConfig, os.environ.get(TYPED_AS, "bash run_eval.sh"))
     config: EvalConfig = resolved.keys
-    if not _apart(config):
-        announce(config)
-    else:
+    if _apart(config):
         check_folder(config.results, OTHER)  # for the tally of this host
+    else:
+        announce(config)
     return resolved.words, config
 
 

@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Generator, Mapping, Sequence, TypeVar
 
 from torch import Tensor
 from tqdm import tqdm
@@ -79,30 +79,25 @@ def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> Jobs:
     return jobs
 
 
-def _batches(jobs: Iterable[Key], concurrency: int) -> Iterator[list[Key]]:
-    """The jobs that may be done at once: those of a method with one draft, for one set, temperature and repeat."""
-    def shared(key: Key) -> Key:
-        return key if concurrency == 1 else key._replace(question=0)
-
-    for _, batch in itertools.groupby(jobs, shared):
-        yield list(batch)
-
-
 class Evaluation:
     """Methods that answer questions over one pipeline, which serves those of one group of the configuration."""
 
     def __init__(self, config: EvalConfig, pipeline: Pipeline) -> None:
         self.config, self.pipeline, self.scale = config, pipeline, pipeline.config.slowdown
         self.methods = next(group for group in config.groups if config.run.pipeline_type in group)
-        self.decoders = {contender: self._decoder(contender) for contender in config.contenders(self.methods)}
+        self.decoders: dict[Contender, Decoder] = {}
+        for contender in config.contenders(self.methods):
+            run = config.with_draft(contender.draft, pipeline_type=contender.method)
+            self.decoders[contender] = pipeline.decoder_for(run, parts(contender.draft).head)
         assert pipeline.text, "an evaluation asks questions"
         self.text = pipeline.text
 
-    def _decoder(self, contender: Contender) -> Decoder:
-        run = self.config.with_draft(contender.draft, pipeline_type=contender.method)
-        return self.pipeline.decoder_for(run, parts(contender.draft).head)
+    def _at_once(self, key: Key) -> Key:
+        """What jobs share that may be done at once: a method with one draft, a set, a temperature and a repeat."""
+        return key if self.config.concurrency == 1 else key._replace(question=0)
 
-    def run(self, sets: Sets, results: Results, ready: Callable[[], None] = lambda: None) -> None:
+    def run(self, sets: Sets, results: Results,
+            ready: Callable[[], None] = lambda: None) -> None:
         """Answer what `results` does not have yet, and write each answer as it is made.
 
         `ready` is called once, when every method is warm and nothing is written yet. Raises ValueError before the
@@ -115,16 +110,16 @@ class Evaluation:
         self._check(left)
         speeds = self._warm_up(left)
         ready()
-        limit = self.config.run.max_new_tokens
-        seconds = [len(question.turns) * limit / speeds[key.contender] for key, question in left.items()]
-        say(f"{len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less")
-        done = len(jobs) - len(left)
-        with tqdm(total=len(jobs), initial=done,
+        most = self.config.run.max_new_tokens
+        seconds = sum(len(question.turns) * most / speeds[key.contender]
+                      for key, question in left.items())
+        say(f"{len(left)} answers, in {seconds / 60:.1f} minutes or less")
+        with tqdm(total=len(jobs), initial=len(jobs) - len(left),
                   unit="answer", file=sys.stderr) as bar:
             asked: Sequence[Question] = ()
-            for batch in _batches(left, self.config.concurrency):
+            for first, group in itertools.groupby(left, self._at_once):
+                batch = list(group)
                 before, asked = asked, [left[key] for key in batch]
-                first = batch[0]
                 bar.set_description(f"{first.set} t={first.temperature:g} {' '.join(first.contender)}")
                 same = asked == before and len(asked) == 1
                 self.pipeline.unlearn(same)  # so that figures do not depend on the order of answers
@@ -226,31 +221,29 @@ class Evaluation:
         method, draft = key.contender
         trial = f"{key.set}-t{key.temperature:g}-r{key.repeat}-{key.question}"
         lengths = [count for turn in turns for count in turn["accept_lengths"]]
-        line: Line = {
-            "question_id": key.question, "category": question.category,
-            "answer_id": f"{method}-{draft}-{trial}", "model_id": f"{model}-{method}-{draft}",
-            "choices": [{"index": 0, **by_turn(CHOICE), "accept_lengths": lengths}], "tstamp": time.time()}
-        line.update(method=method, draft=draft, set=key.set, temperature=key.temperature,
-                    repeat=key.repeat, seed=config.seed + key.repeat)
-        line.update(profile=config.profile, emulated=config.cluster is not None, simulated=config.virtual,
-                    scale=self.scale, launch=self.config.launch)
-        line.update(by_turn(BESIDE), same_as_ar=None, first_difference=None)
-        return line
+        choice = {"index": 0, **by_turn(CHOICE), "accept_lengths": lengths}
+        line = {"question_id": key.question, "category": question.category,
+                "answer_id": f"{method}-{draft}-{trial}", "model_id": f"{model}-{method}-{draft}",
+                "choices": [choice], "tstamp": time.time()}
+        asked = {"method": method, "draft": draft, "set": key.set, "temperature": key.temperature,
+                 "repeat": key.repeat, "seed": config.seed + key.repeat,
+                 "profile": config.profile, "emulated": config.cluster is not None,
+                 "simulated": config.virtual, "scale": self.scale, "launch": self.config.launch}
+        return {**line, **asked, **by_turn(BESIDE), "same_as_ar": None, "first_difference": None}
 
     def _first_difference(self, key: Key, turns: Sequence[Turn],
                           reference: Texts) -> dict[str, Any] | None:
         """Where the answer leaves that of `ar`, and by how much the target itself prefers the token of `ar`."""
         for number, (turn, others) in enumerate(zip(turns, reference)):
-            ids = turn["token_ids"]
-            position = divergence(ids, others)
-            if position is None:
-                continue
-            token, other = ([*text, None][position] for text in (ids, others))  # None behind the end
-            margin = None
-            if token is not None and other is not None:
-                before = [*turn["prompt"], *others[:position]]
-                margin = self._margin(key, before, other, token)
-            return {"turn": number, "position": position, "token": token, "ar_token": other, "margin": margin}
+            texts = turn["token_ids"], others
+            position = divergence(*texts)
+            if position is not None:
+                token, other = ([*text, None][position] for text in texts)  # None behind the end
+                margin = None
+                if token is not None and other is not None:
+                    before = [*turn["prompt"], *others[:position]]
+                    margin = self._margin(key, before, other, token)
+                return {"turn": number, "position": position, "token": token, "ar_token": other, "margin": margin}
         return None
 
     def _margin(self, key: Key, before: list[int],

@@ -7,6 +7,7 @@ in two more columns those of the baseline that it is compared with.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import zip_longest
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -199,11 +200,8 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def divergence(ids: Sequence[int], others: Sequence[int]) -> int | None:
     """The first position at which two texts differ, which may be the end of the shorter one; None if they are equal."""
-    shorter = min(len(ids), len(others))
-    for position in range(shorter):
-        if ids[position] != others[position]:
-            return position
-    return None if len(ids) == len(others) else shorter
+    pairs = enumerate(zip_longest(ids, others))
+    return next((position for position, (one, other) in pairs if one != other), None)
 
 
 def equality(answers: Answers, baseline: Answers) -> str:

@@ -10,7 +10,6 @@ import math
 import textwrap
 from collections import Counter
 from contextlib import contextmanager
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
@@ -23,8 +22,8 @@ from matplotlib import pyplot as plt  # noqa: E402
 from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.keys import Contender  # noqa: E402
-from eval.metrics import NO_INTERVAL, Answer, Interval  # noqa: E402
-from eval.summary import BASELINES, BOUNDS, MEAN, View  # noqa: E402
+from eval.metrics import Answer, Interval  # noqa: E402
+from eval.summary import BASELINES, MEAN, View  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
@@ -113,26 +112,18 @@ def bars(path: Path, series: Lines, places: Sequence[str], title: str, labels: L
         for i, one in enumerate(series):
             x = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width
             look = looks[one.name]
-            axes.bar(x, one.heights, width, **EDGE,
-                     label=one.name, color=look.tone, hatch=look.hatch,
-                     error_kw={"elinewidth": 0.8}, yerr=one.whiskers, ecolor="black", capsize=2)
-            for place, value in zip(x, one.values):
-                if few or place > len(places) - 1.5:
-                    _annotate(axes, place, value, 0 if few else 90)
+            drawn_bars = axes.bar(x, one.heights, width, **EDGE,
+                                  label=one.name, color=look.tone, hatch=look.hatch,
+                                  error_kw={"elinewidth": 0.8}, yerr=one.whiskers, ecolor="black", capsize=2)
+            shown = [f"{height:.2f}" if few else "" for height in one.heights[:-1]]
+            axes.bar_label(drawn_bars, [*shown, f"{one.heights[-1]:.2f}"],
+                           padding=3, fontsize=8, rotation=0 if few else 90)
         if labels[1] == "SR":
             axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
         axes.set_xticks(range(len(places)), places)
         axes.set(xlabel=labels[0], ylabel=labels[1])
         axes.margins(y=0.12)
         _head(axes, title)
-
-
-def _annotate(axes: Any, place: float, value: Interval, rotation: int) -> None:
-    """Write a bar's value above its whisker, unless it was not measured."""
-    if value.value == value.value:
-        top = np.fmax(value.value, value.high)
-        axes.annotate(f"{value.value:.2f}", (place, top), (0, 3), textcoords="offset points",
-                      fontsize=8, ha="center", va="bottom", rotation=rotation)
 
 
 def _head(axes: Any, title: str) -> None:
@@ -166,39 +157,16 @@ def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels
         _head(axes, title)
 
 
-def heat(path: Path, series: Lines, places: Sequence[str], title: str, labels: Labels) -> None:
-    """Draw a square of cells for each series, row by row, brighter where the value is larger, which each cell says."""
-    count = len(places)
-    size = max(6.0, (0.62 * count + 1.2) * len(series)), 0.5 * count + 1.4
-    with drawn(path, size, (1, len(series)), squeeze=False, layout="constrained") as grid:
-        for axes, one in zip(grid[0], series):
-            cells = np.array(one.heights).reshape(count, count)
-            picture = axes.imshow(cells, cmap="cividis", aspect="auto")
-            for (row, column), value in np.ndenumerate(cells):
-                if value == value:
-                    dark = picture.norm(value) < 0.5
-                    axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
-                              color="white" if dark else "black")
-            axes.set_xticks(range(count), places)
-            axes.set_yticks(range(count), places)
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
-            axes.set_title(one.name, fontsize=10)
-            axes.set_xlabel(labels[0])
-        grid[0][0].set_ylabel(labels[1])
-        heading = textwrap.fill(f"{title}, tokens/s", int(11 * size[0]))
-        axes.figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
-
-
-def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]], fills: Fills,
-           scale: float = 1.0) -> np.ndarray:
-    """Draw a bar for each name, stacked of its parts; where the bars end."""
+def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]],
+           fills: Fills, scale: float = 1.0) -> Any:
+    """Draw a bar for each name, stacked of its parts; the last parts."""
     left = np.zeros(len(parts))
     for part, (tone, hatch) in fills.items():
-        widths = [scale * own[part] for own in parts.values()]
-        axes.barh(list(parts), widths, left=left, color=tone, hatch=hatch, label=part, **EDGE)
-        left += widths
-    return left
+        widths = np.array([scale * own[part] for own in parts.values()])
+        last = axes.barh(list(parts), widths, left=left,
+                         color=tone, hatch=hatch, label=part, **EDGE)
+        left = left + widths
+    return last
 
 
 # --- of a results folder ----------------------------------------------------------------------------------------------
@@ -219,20 +187,16 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
     if baseline is None or len(found.contenders) < 2:
         return False
     named = found.label(Contender(baseline, found.baseline_draft))
-    columns = [f"sr_{baseline}{bound}" for bound in BOUNDS]
-    series = []
-    for label, mean in view.means.items():
-        values = view.cells(label, lambda row: Interval(*itemgetter(*columns)(row)), NO_INTERVAL)
-        series.append(Series(label, [*values, mean[f"sr_{baseline}"]]))
+    series = [Series(label, view.speed_ups(label, f"sr_{baseline}")) for label in view.rows]
     bars(path, series, [*found.sets, MEAN], f"Speed-up over {named}, {where}", ("data set", "SR"))
     return True
 
 
 def _progress(view: View, path: Path, where: str) -> bool:
     """How the text grows: tokens settled after so many seconds, the mean over the turns of all answers."""
-    looks = looks_of(list(view.answers))
+    looks = looks_of(list(view.rows))
     with drawn(path, LINE_SIZE) as axes:
-        for label, answers in view.answers.items():
+        for label, answers in view.means("answers").items():
             if any(turn for answer in answers for turn in answer["settled"]):
                 look = looks[label]
                 axes.plot(*_growth(answers), label=label,
@@ -261,21 +225,22 @@ def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
 
 def _stages(view: View, path: Path, where: str) -> bool:
     """A bar for each rank and contender, stacked of what the rank did; False if there is no tally."""
-    if not view.ranks:
+    used = view.means("ranks")
+    if not used:
         return False
-    columns = min(len(view.ranks), ABREAST)
-    rows = math.ceil(len(view.ranks) / columns)
+    columns = min(len(used), ABREAST)
+    rows = math.ceil(len(used) / columns)
     size = 1.75 * columns + 1.2, 2.9 * rows
     with drawn(path, size, (rows, columns), squeeze=False, sharey=True, layout="constrained") as grid:
         first, places = grid[0][0], grid.flatten()
-        for axes, (label, ranks) in zip(places, view.ranks.items()):
-            spent = {str(rank): used._asdict() for rank, used in ranks.items()}
+        for axes, (label, ranks) in zip(places, used.items()):
+            spent = {str(rank): own._asdict() for rank, own in ranks.items()}
             _stack(axes, spent, FILLS)
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
             axes.set_xlabel("% of its time")
             axes.set_title(label.replace(", ", ",\n"), fontsize=9)
-        for axes in places[len(view.ranks):]:
+        for axes in places[len(used):]:
             axes.axis("off")
         first.invert_yaxis()
         first.set_ylabel("rank (0 drafts)")
@@ -287,14 +252,13 @@ def _stages(view: View, path: Path, where: str) -> bool:
 
 def _account(view: View, path: Path, where: str) -> bool:
     """A bar for each contender, stacked of what its tokens' time went into; False if the tally has none of it."""
-    seen = view.accounts
+    seen = view.means("account")
     if not seen:
         return False
     with drawn(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
         spent = {label: own._asdict() for label, own in seen.items()}
-        for place, total in enumerate(_stack(axes, spent, SPENT, 1e3).tolist()):
-            axes.annotate(f"{total:.0f}", (total, place),
-                          (3, 0), textcoords="offset points", fontsize=8, va="center")
+        ends = _stack(axes, spent, SPENT, 1e3)
+        axes.bar_label(ends, fmt="%.0f", padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlabel("ms per token")
         _head(axes, f"Where the time of a token went, {where}")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from config.files import ROOM, write
 from eval import summary
@@ -18,13 +19,23 @@ from eval.metrics import Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import Found, missing, read
 from eval.summary import BASELINES, MEAN, Row, View
-from eval.tables import NOT_MEASURED, markdown, number, save
+from eval.tables import NOT_MEASURED, markdown, number
 from launch.console import run
 
 TOO_LATE = 0.03  # of the time of computing
 SHOWN = 20  # sentences about what is missing
 Lines = Iterator[str]
 Rows = Mapping[str, Iterable[str]]  # cells by the label of a contender
+FIGURES = (  # title, figures, digits, factor
+    ("Ratio of ξ to ar, SR", ["sr_ar"], 2, 1.0),
+    ("Tokens per second of decoding alone, without prefill", ["xi_decoding"], 2, 1.0),
+    ("Tokens per second of all answers of a set together, several at once", ["total"], 2, 1.0),
+    ("Mean acceptance length, τ", ["tau"], 2, 1.0),
+    ("Acceptance rate by position behind the first token of a target pass", ["by_position"], 2, 1.0),
+    ("Seconds of a request: the mean; the 95th percentile", ["request_mean", "request_p95"], 2, 1.0),
+    ("Milliseconds to the first token; then per token, the median; the 99th percentile",
+     ["ttft", "tpt_p50", "tpt_p99"], 0, 1e3),
+    ("The same text as ar with the same seed", ["equal"], 2, 1.0))
 FLIGHT = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
           "ms of a token lost after misses")
 WORDS = """\
@@ -54,9 +65,7 @@ def report(folder: str | Path) -> Path:
     """Write all tables and plots into a results folder; the path of report.md. Raises ValueError without answers."""
     found = read(folder)
     rows = summary.summary(found)
-    save(found.folder / "summary.csv", summary.SUMMARY, rows)
-    save(found.folder / "stages.csv", summary.STAGES, summary.stages(found))
-    save(found.folder / "account.csv", summary.ACCOUNT, summary.accounts(found))
+    summary.save_tables(found, rows)
     path = found.folder / "report.md"
     views = [View(found, rows, temperature) for temperature in found.temperatures]
     write(path, "\n".join([*_text(found, views), ""]), ROOM)
@@ -69,7 +78,7 @@ def _text(found: Found, views: Sequence[View]) -> Lines:
     yield from _about(found)
     for view in views:
         yield f"## Temperature {view.temperature:g} {where}\n"
-        for tables in (_paper_table, _ratio_table, _other_tables, _stage_tables, _account_tables, _source_table):
+        for tables in (_paper_table, _ratio_table, _figure_tables, _stage_tables, _account_tables, _source_table):
             yield from tables(view)
     try:
         from eval import plots
@@ -143,101 +152,97 @@ def _paper_table(view: View) -> Lines:
     baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
     ratio, named = f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
     rows = {}
-    for label, mean in view.means.items():
-        cells = view.cells(label, lambda row: f"{number(row['xi'])} ({number(row[ratio])})", NOT_MEASURED)
-        rows[label] = [*cells, f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"]
+    for label, own in view.rows.items():
+        cells = view.cells(label, lambda row: f"{_shown(row['xi'])} ({_shown(row[ratio])})", NOT_MEASURED)
+        rows[label] = [*cells, f"{_shown(own[MEAN]['xi'])} ({_interval(own[MEAN][ratio])})"]
     title = f"Tokens per second, ξ, and in brackets the ratio to {named}, SR {view.where}"
     return _table(title, [*found.sets, MEAN], rows)
 
 
 def _ratio_table(view: View) -> Lines:
     """The mean over the sets: both speeds, and a column for each baseline that has answers."""
-    drafts = {"baseline": f" with {view.found.baseline_draft}", "same": " with the same draft", "none": ""}
-    ratios = {f"SR to {ratio.method}{drafts[ratio.draft]}": ratio for ratio in summary.ratios(view.found)}
+    found = view.found
+    drafts = {"baseline": f" with {found.baseline_draft}", "same": " with the same draft", "none": ""}
+    ratios = {f"SR to {ratio.method}{drafts[ratio.draft]}": ratio for ratio in summary.RATIOS
+              if any(ratio.baseline(found, own.draft) in found.contenders for own in found.contenders)}
     columns = ("xi", "xi_decoding", *(ratio.column for ratio in ratios.values()))
-    rows = {label: [_interval(mean[name]) for name in columns] for label, mean in view.means.items()}
+    rows = {label: [_interval(own[MEAN][name]) for name in columns]
+            for label, own in view.rows.items()}
     title = f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline {view.where}"
     yield from _table(title, ["ξ", "ξ of decoding", *ratios], rows)
     yield from (f"- **{head}**: {ratio.about}" for head, ratio in ratios.items())
     yield ""
 
 
-def _other_tables(view: View) -> Lines:
-    """What else there is for each contender and data set, a table for each figure."""
-    def grid(title: str, value: Callable[[Row], str]) -> Lines:
-        rows = {label: view.cells(label, value, NOT_MEASURED) for label in view.labels}
-        return _table(title, view.found.sets, rows)
-
-    def figures(title: str, *names: str, digits: int = 2, factor: float = 1.0) -> Lines:
-        def cell(row: Row) -> str:
-            return _joined([factor * row[name] for name in names], digits)
-
-        return grid(f"{title} {view.where}", cell)
-
-    with_ar = "ar" in view.found.methods
-    if with_ar:
-        yield from figures("Ratio of ξ to ar, SR", "sr_ar")
-    yield from figures("Tokens per second of decoding alone, without prefill", "xi_decoding")
-    if any(row["total"] == row["total"] for row in view.rows):
-        yield from figures("Tokens per second of all answers of a set together, several at once", "total")
-    yield from figures("Mean acceptance length, τ", "tau")
-    if any(row["by_position"] for row in view.rows):
-        title = f"Acceptance rate by position behind the first token of a target pass {view.where}"
-        yield from grid(title, lambda row: row["by_position"] or NOT_MEASURED)
-    yield from figures("Seconds of a request: the mean; the 95th percentile", "request_mean", "request_p95")
-    yield from figures("Milliseconds to the first token; then per token, the median; the 99th percentile",
-                       "ttft", "tpt_p50", "tpt_p99", digits=0, factor=1e3)
-    if with_ar:
-        yield from grid("The same text as ar with the same seed", lambda row: row["equal"] or NOT_MEASURED)
+def _figure_tables(view: View) -> Lines:
+    """What else there is for each contender and data set, a table for each of FIGURES that was measured."""
+    for title, names, digits, factor in FIGURES:
+        cell = partial(_cell, names, digits, factor)
+        rows = {label: view.cells(label, cell, NOT_MEASURED) for label in view.rows}
+        if any(text.strip(f"{NOT_MEASURED}; ") for cells in rows.values() for text in cells):
+            yield from _table(f"{title} {view.where}", view.found.sets, rows)
 
 
 def _stage_tables(view: View) -> Lines:
     """How every rank spent its time and what it sent."""
-    head = sorted({rank for ranks in view.ranks.values() for rank in ranks})
+    used = view.means("ranks")
+    head = sorted({rank for ranks in used.values() for rank in ranks})
 
     def grid(title: str, value: Callable[[Utilization], Sequence[float]], digits: int) -> Lines:
         rows = {}
-        for label, ranks in view.ranks.items():
-            cells = {rank: _joined(value(used), digits) for rank, used in ranks.items()}
+        for label, ranks in used.items():
+            cells = {rank: _joined(value(own), digits) for rank, own in ranks.items()}
             rows[label] = [cells.get(rank, NOT_MEASURED) for rank in head]
         return _table(f"{title} {view.where}", [f"rank {rank}" for rank in head], rows)
 
     if head:
         yield from grid("Per cent of the time that each rank computed; waited; was idle",
-                        lambda used: [100 * share for share in used[:3]], 0)
+                        lambda own: [100 * share for share in own[:3]], 0)
         yield from grid("Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows",
-                        lambda used: [used.bytes / 1e3, used.control / 1e3, used.rows], 1)
-    if any(used.late for ranks in view.ranks.values() for used in ranks.values()):
-        yield from grid("Per cent by which what was emulated came too late", lambda used: [100 * used.late], 1)
+                        lambda own: [own.bytes / 1e3, own.control / 1e3, own.rows], 1)
+    if any(own.late for ranks in used.values() for own in ranks.values()):
+        yield from grid("Per cent by which what was emulated came too late", lambda own: [100 * own.late], 1)
 
 
 def _account_tables(view: View) -> Lines:
     """Where the time of a token went on rank 0, and what the rows in flight did for the text."""
-    if not view.accounts:
-        return
     shares, flights = {}, {}
-    for label, own in view.accounts.items():
+    for label, own in view.means("account").items():
         seconds = (*own[:len(SHARES)], own.whole)
         shares[label] = [number(1e3 * each, 1) for each in seconds]
-        ranks = view.ranks[label]
+        ranks = view.rows[label][MEAN]["ranks"]
         busy = _joined([100 * ranks[rank].computed for rank in ranks if rank], 0)
         flights[label] = [busy or NOT_MEASURED, number(own.aloft), number(1e3 * own.stay, 0),
                           number(own.tokens_per_miss), number(1e3 * own.lost, 1)]
-    yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
-                      f"{view.where}", [*SHARES, "in all"], shares)
-    yield from _table(f"What was in flight while decoding, and how busy the stages were {view.where}", FLIGHT, flights)
+    if shares:
+        yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
+                          f"{view.where}", [*SHARES, "in all"], shares)
+        yield from _table(f"What was in flight while decoding, and how busy the stages were {view.where}", FLIGHT,
+                          flights)
 
 
 def _source_table(view: View) -> Lines:
     """How much of the text each source of the drafts had guessed; one guess may have several."""
     counts: dict[str, Counter[str]] = {}
-    for label, answers in view.answers.items():
+    for label, answers in view.means("answers").items():
         turns = [turn for answer in answers for turn in answer.get("sources", ())]
         counts[label] = sum(map(Counter, turns), Counter())
     sources = sorted({source for count in counts.values() for source in count})
     if len(sources) > 1:
         rows = {label: [str(count[source]) for source in sources] for label, count in counts.items() if count}
         yield from _table(f"Guesses that became text, by who had made them {view.where}", sources, rows)
+
+
+def _cell(names: Sequence[str], digits: int, factor: float, row: Row) -> str:
+    """These figures of a row."""
+    return "; ".join(_shown(row[name], digits, factor) for name in names)
+
+
+def _shown(figure: Any, digits: int = 2, factor: float = 1.0) -> str:
+    """A figure as a cell: a text, a number, or the value of an interval."""
+    if isinstance(figure, str):
+        return figure or NOT_MEASURED
+    return number(factor * (figure.value if isinstance(figure, Interval) else figure), digits)
 
 
 def _joined(values: Iterable[float], digits: int) -> str:

@@ -67,8 +67,8 @@ class Found:
 
     def label(self, contender: Contender) -> str:
         """A contender as tables and plots call it: by its draft too, if there are several."""
-        alone = len({*self.drafts, *_asked_drafts(self.starts)}) < 2 or _needs_none(contender.method)
-        return contender.method if alone else ", ".join(contender)
+        several = len({*self.drafts, *_asked_drafts(self.starts)}) > 1
+        return ", ".join(contender) if several and not _needs_none(contender.method) else contender.method
 
     @property
     def sets(self) -> list[str]:
@@ -95,16 +95,11 @@ class Found:
 
 def provenance(answers: Sequence[Answer]) -> str:
     """Whether answers were measured, emulated or simulated, and on which cluster: every table and plot says so."""
-    kinds = sorted({_kind(answer) for answer in answers})
+    kinds = sorted({"simulated" if answer.get("simulated") else "emulated" if answer["emulated"] else "measured"
+                    for answer in answers})
     profiles = sorted({answer["profile"] for answer in answers} - {"none"})
     cluster = f", profile {', '.join(profiles)}" if profiles else ""
     return " and ".join(kinds) + cluster
-
-
-def _kind(answer: Answer) -> str:
-    if answer.get("simulated"):
-        return "simulated"
-    return "emulated" if answer["emulated"] else "measured"
 
 
 def read(folder: str | Path) -> Found:

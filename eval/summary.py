@@ -2,16 +2,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from eval import metrics
 from eval.keys import Contender
 from eval.metrics import Answer, Interval
-from eval.observe.time_breakdown import Account, Utilization, account, utilization
-from eval.results_index import GROUP, Found
+from eval.observe.time_breakdown import Account, account, utilization
+from eval.results_index import GROUP, Found, Group
+from eval.tables import save
 
 BASELINES = ("naive", "ar")  # what the first table and the plots compare with, if it is there
-MEAN = "mean"
+MEAN = "mean"  # in place of a set: all of them
 ACTIVITIES = ("computed", "waited", "idle", "other")  # what a rank's time is spent with
 BOUNDS = ("", "_low", "_high")  # ends of the columns of a value and its interval
 
@@ -26,6 +27,11 @@ class Ratio(NamedTuple):
     method: str
     draft: str
     about: str
+
+    def baseline(self, found: Found, draft: str) -> Contender:
+        """What a contender with this draft is compared with."""
+        drafts = {"baseline": found.baseline_draft, "same": draft, "none": "none"}
+        return Contender(self.method, drafts[self.draft])
 
 
 RATIOS = (
@@ -46,37 +52,28 @@ SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUND
 STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", *ORIGIN)
 ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN)
 AR = Contender("ar", "none")
-Row = dict  # one line of a table
+Row = Mapping[str, Any]  # figures by their names; those of SPEEDS are intervals
 T = TypeVar("T")
 
 
-def baseline(found: Found, ratio: Ratio, draft: str) -> Contender:
-    """What a contender with this draft is compared with."""
-    drafts = {"baseline": found.baseline_draft, "same": draft, "none": "none"}
-    return Contender(ratio.method, drafts[ratio.draft])
+def figures(found: Found, contender: Contender, sets: Sequence[str], temperature: float) -> Row:
+    """The figures of a contender over these sets, with its answers; a speed-up is over those that both have answered.
+    """
+    def of_sets(other: Contender) -> list[Sequence[Answer]]:
+        return [found.of(other, name, temperature) for name in sets]
 
-
-def ratios(found: Found) -> list[Ratio]:
-    """The speed-ups whose baseline has answers."""
-    there = found.contenders
-    return [ratio for ratio in RATIOS
-            if any(baseline(found, ratio, own.draft) in there for own in there)]
-
-
-def summary(found: Found) -> list[Row]:
-    """The rows of summary.csv, one for each method, draft, set and temperature that has answers."""
-    every = itertools.product(found.temperatures, found.sets, found.contenders)
-    return [_row(found, contender, name, temperature) for temperature, name, contender in every
-            if found.of(contender, name, temperature)]
-
-
-def _row(found: Found, contender: Contender, name: str, temperature: float) -> Row:
-    answers = found.of(contender, name, temperature)
+    every = of_sets(contender)
+    answers = list(itertools.chain(*every))
+    used = utilization(found.tally, answers)
+    row = {"answers": answers, "n": len(answers),
+           "ranks": used, "account": account(found.tally, answers)}
+    row["xi"] = metrics.speed([metrics.sample(answers) for answers in every])
+    row["xi_decoding"] = metrics.decoding_speed(every)
+    for ratio in RATIOS:
+        other = ratio.baseline(found, contender.draft)
+        samples = itertools.starmap(metrics.paired, zip(every, of_sets(other)))
+        row[ratio.column] = metrics.speed_up(list(samples))
     requests, tokens = metrics.request_times(answers), metrics.token_times(answers)
-    row = {**_head((*contender, name, temperature), answers), "n": len(answers)}
-    row["emulated"] = any(answer["emulated"] for answer in answers)
-    row["equal"] = metrics.equality(answers, found.of(AR, name, temperature))
-    row["total"] = metrics.total_speed(answers)
     row["tau"] = metrics.acceptance_length(answers)
     rates = metrics.acceptance_by_position(answers)[:POSITIONS]
     row["by_position"] = ", ".join(f"{rate:.3f}" for rate in rates)
@@ -85,68 +82,72 @@ def _row(found: Found, contender: Contender, name: str, temperature: float) -> R
     row["request_p95"] = metrics.quantile(requests, 0.95)
     row["tpt_p50"] = metrics.quantile(tokens, 0.5)
     row["tpt_p99"] = metrics.quantile(tokens, 0.99)
-    for column, interval in speeds(found, contender, [name], temperature).items():
-        row.update((f"{column}{bound}", value) for bound, value in zip(BOUNDS, interval))
-    stages = [used for rank, used in utilization(found.tally, answers).items() if rank]
+    row["total"] = metrics.total_speed(answers)
+    row["equal"] = metrics.equality(answers, itertools.chain(*of_sets(AR)))
     for key in TIMES:
-        row[key] = metrics.mean([getattr(used, key) for used in stages])
+        of_stages = [getattr(own, key) for rank, own in used.items() if rank]
+        row[key] = metrics.mean(of_stages)
     return row
 
 
-def stages(found: Found) -> list[Row]:
-    """The rows of stages.csv, one for each method, set, temperature and rank; bytes and rows are per request."""
-    return [{**_head(group, answers), "rank": rank, **used._asdict()}
-            for group, answers in found.groups.items()
-            for rank, used in utilization(found.tally, answers).items()]
+def summary(found: Found) -> dict[Group, Row]:
+    """The figures of each method, draft, set and temperature that has answers."""
+    rows: dict[Group, Row] = {}
+    for temperature, name, contender in itertools.product(found.temperatures, found.sets, found.contenders):
+        group = (*contender, name, temperature)
+        if group in found.groups:
+            own = figures(found, contender, [name], temperature)
+            origin = {"emulated": any(answer["emulated"] for answer in own["answers"]),
+                      "profile": own["answers"][0]["profile"]}
+            rows[group] = {**dict(zip(GROUP, group)), **own, **origin}
+    return rows
 
 
-def accounts(found: Found) -> list[Row]:
-    """The rows of account.csv, one for each method, draft, set and temperature; seconds per token, and counts."""
-    return [{**_head(group, answers), **own._asdict(), "whole": own.whole}
-            for group, answers in found.groups.items() if (own := account(found.tally, answers))]
+def flat(row: Row) -> Row:
+    """A row with columns for the bounds of its intervals."""
+    bounds = (zip(BOUNDS, row[name]) for name in SPEEDS)
+    named = zip(SPEEDS, bounds)
+    return {**row, **{f"{name}{bound}": value for name, pairs in named for bound, value in pairs}}
 
 
-def _head(group: Sequence[Any], answers: Sequence[Answer]) -> Row:
-    """Whose answers these are, and where they were made."""
-    origin = {key: answers[0][key] for key in ORIGIN}
-    return {**dict(zip(GROUP, group)), **origin}
-
-
-def speeds(found: Found, contender: Contender, sets: Sequence[str], temperature: float) -> dict[str, Interval]:
-    """The speeds and speed-ups of a contender over these sets; a speed-up over those that both have answered."""
-    every = [found.of(contender, name, temperature) for name in sets]
-    result = {"xi": metrics.speed([metrics.sample(answers) for answers in every]),
-              "xi_decoding": metrics.decoding_speed(every)}
-    for ratio in RATIOS:
-        other = baseline(found, ratio, contender.draft)
-        others = [found.of(other, name, temperature) for name in sets]
-        result[ratio.column] = metrics.speed_up([metrics.paired(*both) for both in zip(every, others)])
-    return result
+def save_tables(found: Found, rows: Mapping[Group, Row]) -> None:
+    """Write summary.csv; stages.csv, with bytes and rows per request; and account.csv, with seconds per token."""
+    stages, accounts = [], []
+    for row in (rows[group] for group in found.groups):
+        stages += [{**row, "rank": rank, **used._asdict()}
+                   for rank, used in row["ranks"].items()]
+        if own := row["account"]:
+            accounts.append({**row, **own._asdict(), "whole": own.whole})
+    save(found.folder / "summary.csv", SUMMARY, map(flat, rows.values()))
+    save(found.folder / "stages.csv", STAGES, stages)
+    save(found.folder / "account.csv", ACCOUNT, accounts)
 
 
 class View:
-    """What there is at one temperature, all data sets together; figures are by the label of a contender."""
+    """What there is at one temperature: figures by the label of a contender, then by data set, or MEAN for all sets."""
 
-    def __init__(self, found: Found, rows: Sequence[Row], temperature: float) -> None:
+    def __init__(self, found: Found, rows: Mapping[Group, Row], temperature: float) -> None:
         self.found, self.temperature = found, temperature
-        self.rows = [row for row in rows if row["temperature"] == temperature]
         self.where = f"({found.provenance})"  # at the end of every title
-        self.labels = {found.label(contender): contender for contender in found.contenders}
-        self.answers: dict[str, list[Answer]] = {}
-        self.means: dict[str, dict[str, Interval]] = {}
-        self.ranks: dict[str, dict[int, Utilization]] = {}  # of those that the tally knows
-        self.accounts: dict[str, Account] = {}  # of those whose tally has flights
-        for label, contender in self.labels.items():
-            by_set = (found.of(contender, name, temperature) for name in found.sets)
-            self.answers[label] = answers = list(itertools.chain.from_iterable(by_set))
-            self.means[label] = speeds(found, contender, found.sets, temperature)
-            if used := utilization(found.tally, answers):
-                self.ranks[label] = used
-            if spent := account(found.tally, answers):
-                self.accounts[label] = spent
+        self.rows: dict[str, dict[str, Row]] = {}
+        for contender in found.contenders:
+            groups = {name: (*contender, name, temperature) for name in found.sets}
+            own = {name: rows[group] for name, group in groups.items() if group in rows}
+            own[MEAN] = figures(found, contender, found.sets, temperature)
+            self.rows[found.label(contender)] = own
 
-    def cells(self, label: str, value: Callable[[Row], T], otherwise: T) -> list[T]:
-        """For each data set what `value` makes of the contender's row of the summary."""
-        found = {row["set"]: value(row) for row in self.rows
-                 if (row["method"], row["draft"]) == self.labels[label]}
-        return [found.get(name, otherwise) for name in self.found.sets]
+    def means(self, name: str) -> dict[str, Any]:
+        """This figure over all sets, of those contenders that have it."""
+        return {label: own[MEAN][name]
+                for label, own in self.rows.items() if own[MEAN][name]}
+
+    def cells(self, label: str, value: Callable[[Row], T],
+              otherwise: T) -> list[T]:
+        """For each data set what `value` makes of the contender's figures."""
+        own = self.rows[label]
+        return [value(own[name]) if name in own else otherwise for name in self.found.sets]
+
+    def speed_ups(self, label: str, column: str) -> Sequence[Interval]:
+        """A speed-up for each data set, and over all."""
+        cells = self.cells(label, lambda row: row[column], metrics.NO_INTERVAL)
+        return [*cells, self.rows[label][MEAN][column]]

@@ -12,22 +12,21 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 from config import files
 from config.keys import ASKS, check_name, over, raw_values
 from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import plain
 from eval import metrics
-from eval.results_index import GROUP, Found, NoAnswers, provenance, read
-from eval.summary import MEAN, SUMMARY, speeds, summary
+from eval.results_index import Found, NoAnswers, provenance, read
+from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import markdown, number, save
 from launch.console import EXIT_STOPPED, EXIT_WRONG, run, say
 
 # A head alone, whose trees grow as in the papers.
 QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "question_end": "5", "max_new_tokens": "64", "draft": "eagle",
          "baseline_draft": ""}
-TIMES = "x"  # between the two numbers in the name of a grid's point
 COLUMNS = ("sweep", "point", *SUMMARY)
 Points = Mapping[str, Found]  # what there is at each point of a sweep
 Speeds = Sequence[metrics.Interval]  # one for each point
@@ -35,8 +34,6 @@ Speeds = Sequence[metrics.Interval]  # one for each point
 
 class Sweep(NamedTuple):
     """What is varied: `points` are names with the keys, as {"depth": "3"}, that each of them adds to those of `base`.
-
-    Where two numbers are varied, `down` is what the first of them means, and `axis` the second: a grid, row by row.
     """
 
     about: str
@@ -44,18 +41,12 @@ class Sweep(NamedTuple):
     points: Mapping[str, Mapping[str, str]]
     methods: str = "naive,pipedec,continuous"
     profile: str = ""  # if another than usual
-    down: str = ""
 
     @property
     def base(self) -> dict[str, str]:
         """The keys of all points."""
         cluster = {"profile": self.profile} if self.profile else {}
         return {**QUICK, **cluster, "methods": self.methods}
-
-    @property
-    def values(self) -> list[str]:
-        """The values of a grid's first number, which are those of its second one."""
-        return list(dict.fromkeys(name.partition(TIMES)[0] for name in self.points))
 
     @property
     def numbers(self) -> list[float]:
@@ -74,12 +65,6 @@ def _values(values: Iterable[Any], *keys: str) -> dict[str, dict[str, str]]:
 def _without(parts: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """A point for each name, without these parts."""
     return {name: {"ablate": left_out} for name, left_out in parts.items()}
-
-
-def _grid(values: Iterable[Any], row: str, column: str) -> dict[str, dict[str, str]]:
-    """A point for each pair of values, of which one key gets the first, and another the second."""
-    pairs = itertools.product(map(str, values), repeat=2)
-    return {f"{a}{TIMES}{b}": {row: a, column: b} for a, b in pairs}
 
 
 OWN, TREES = "continuous", "serial,naive,pruned,continuous"
@@ -111,9 +96,6 @@ SWEEPS = {
     "expand_depth": Sweep(
         "depth of the tree after a hit: a row of the paper's grid", "levels of the later trees",
         _values(DEPTHS, "expand_depth"), OWN),
-    "depths": Sweep(
-        "depths of both trees: the paper's grid", "levels of the later trees",
-        _grid(range(1, 7), "init_depth", "expand_depth"), OWN, down="levels of the first tree"),
     "segment": Sweep(
         "rows in a segment", "rows in a segment, at most",
         _values((8, 16, 24, 32, 48, 64), "subseq_token"), "pruned,continuous"),
@@ -131,33 +113,33 @@ SWEEPS = {
 }
 
 
-def collect(folder: Path, sweep: Sweep) -> dict[str, Found]:
-    """The results of those points that have answers. Raises NoAnswers without any, ValueError for a spoiled line."""
-    found = {}
-    for name in sweep.points:
-        with suppress(NoAnswers):
-            found[name] = read(place(folder, name))
-    if not found:
-        raise NoAnswers(f"{folder} has no answers at any point of this sweep: start it once more")
-    return found
-
-
 def place(folder: Path, point: str) -> Path:
     """The results folder of a point."""
     return folder / point.replace(" ", "_")
 
 
 def write(folder: Path, name: str, sweep: Sweep) -> Path:
-    """Write sweep.csv, sweep.md and sweep.png of what is there; the path of sweep.md. Raises as `collect` does."""
-    found = collect(folder, sweep)
+    """Write sweep.csv, sweep.md and sweep.png of those points that have answers; the path of sweep.md.
+
+    Raises NoAnswers without any, ValueError for a spoiled line.
+    """
+    found = {}
+    for point in sweep.points:
+        with suppress(NoAnswers):
+            found[point] = read(place(folder, point))
+    if not found:
+        raise NoAnswers(f"{folder} has no answers at any point of this sweep: start it once more")
     save(folder / "sweep.csv", COLUMNS, rows(name, found))
     where = provenance([answer for point in found.values() for answer in point.answers])
     title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({where})"
     speeds = _speeds(found, sweep.points)
     path = folder / "sweep.md"
+    about = f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
+    cells = ([name, *(number(speed.value) for speed in line)]
+             for name, line in speeds.items())
     gaps = [point for point in sweep.points if point not in found]
     missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
-    text = [f"# {title}\n", *_tables(sweep, speeds), missing, "![sweep.png](sweep.png)\n"]
+    text = [f"# {title}\n", about, *markdown(["method", *sweep.points], cells), missing, "![sweep.png](sweep.png)\n"]
     files.write(path, "\n".join(text), files.ROOM)
     with suppress(ImportError):  # without matplotlib there is the table
         _plot(folder / "sweep.png", sweep, speeds, title)
@@ -169,10 +151,8 @@ def _plot(path: Path, sweep: Sweep,
     from eval import plots
 
     series = [plots.Series(*line) for line in speeds.items()]
-    labels = sweep.axis, sweep.down or "tokens/s"
-    if sweep.down:
-        plots.heat(path, series, sweep.values, title, labels)
-    elif sweep.numbers:
+    labels = sweep.axis, "tokens/s"
+    if sweep.numbers:
         plots.lines(path, series, sweep.numbers, title, labels)
     else:
         plots.bars(path, series, list(sweep.points), title, labels)
@@ -189,10 +169,9 @@ def rows(name: str, found: Points) -> list[dict[str, Any]]:
     reference.sort(key=lambda answer: answer["method"] == "ar")
     result = []
     for point, results in found.items():
-        for row in summary(results):
-            answers = results.groups[tuple(row[key] for key in GROUP)]
-            row["equal"] = metrics.equality(answers, reference)
-            result.append({"sweep": name, "point": point, **row})
+        for group, row in summary(results).items():
+            equal = metrics.equality(results.groups[group], reference)
+            result.append({"sweep": name, "point": point, **flat(row), "equal": equal})
     return result
 
 
@@ -205,25 +184,8 @@ def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
             label = results.label(contender)
             name = f"{label} t={temperature:g}" if several else label
             line = lines.setdefault(name, dict.fromkeys(points, metrics.NO_INTERVAL))
-            line[point] = speeds(results, contender, results.sets, temperature)["xi"]
+            line[point] = figures(results, contender, results.sets, temperature)["xi"]
     return {name: list(line.values()) for name, line in lines.items()}
-
-
-def _tables(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
-    """A row for each contender and a column for each point; of a grid a table for each contender."""
-    rows = f"rows: {sweep.down}; " if sweep.down else ""
-    yield f"Tokens per second, the {MEAN} over the data sets; {rows}columns: {sweep.axis}.\n"
-    cells = {name: [number(speed.value) for speed in line]
-             for name, line in speeds.items()}
-    if not sweep.down:
-        yield from markdown(["method", *sweep.points],
-                            ([name, *line] for name, line in cells.items()))
-        return
-    for name, line in cells.items():
-        left, width = iter(line), len(sweep.values)
-        grid = ([value, *itertools.islice(left, width)] for value in sweep.values)
-        yield from markdown([name, *sweep.values], grid)
-        yield ""
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -240,8 +202,11 @@ def commands(name: str, sweep: Sweep,
         raise ValueError("results is empty: name a folder behind the results=")
     folder = Path(results).expanduser().absolute()
     asked = [word for word in argv if not word.startswith("results=")]
-    return folder, {point: over(asked, {**sweep.base, **keys, "results": f"{place(folder, point)}"}, TOY_PRESET)
-                    for point, keys in sweep.points.items()}
+    points = {}
+    for point, keys in sweep.points.items():
+        own = {**sweep.base, **keys, "results": f"{place(folder, point)}"}
+        points[point] = over(asked, own, TOY_PRESET)
+    return folder, points
 
 
 def _sweep(words: Sequence[str]) -> int:

@@ -1,24 +1,18 @@
-"""Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
+"""Measurements of one run: Python's own time, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench overhead|clocks|accidents|real_time|load|server|turns|conversation|acceptance|draft
-                               |schema [PRESET] [key=value ...]
+Usage: python -m scripts.bench clocks|accidents|load|server|turns|conversation|acceptance|schema
+                               [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
-       python -m scripts.bench stages|layers|head|links|tp [--help]
+       python -m scripts.bench stages|head [--help]
        python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench profiles [PRESET] [key=value ...]
-       python -m scripts.bench thrift|spd
+       python -m scripts.bench thrift
 
-Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
+Where no PRESET is named, the bundled model is measured, and by schema SmolLM2.
 
-overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
-            messages), a stage's own time per segment outside its layers, and the time from send to receive per link
-            (medians); and the speed of the method over ar. pipeline_type=serial shows them without ranks that compute
-            at the same time and, on a machine with few cores, are in each other's way
 clocks      an emulated cluster in real time beside the same in virtual time, by method and temperature: tokens/s of
             both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
-real_time   methods on this machine as it is, in 1, 2 and 4 stages by turns: tokens/s over plain decoding, time to the
-            first token, and the memory of all processes
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
             in a second, at random or at recorded moments, and by how many are under way at once (see --help)
 server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
@@ -28,31 +22,22 @@ conversation  ten turns: what each waits for its first token, with and without r
             whose tenth prompt has about so many tokens
 acceptance  the mean accepted length, the target's own token included, on the bundled questions of the six sets with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
-draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
-            many guesses of its own it has read; drafts=eagle,model:DIR compares, picture=FILE draws a tree, and sets,
-            question_end and max_new_tokens choose the texts
 schema      answers with and without a JSON schema, in virtual time: tokens/s by method, and with ablate=forced, without
             the guesses that a schema forces; whether all methods write the same texts
 accidents   accidents (100) at random moments, by method, for one and four answers at once: a rank is killed or stopped,
             its cable cut, packets lost, a disk full under a trace, a board back with another split; how many answers
             are lost or have another text, and how long they wait. places=processes,namespaces: of one machine, and
-            boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE. soak=MINUTES: with an
-            accident a minute, whether what processes hold grows
-links       messages of a 7B model over gloo, our sockets, and these with keys, on loopback and over 1 Gbit/s between
-            network namespaces: time and processor time of each, and what that adds to a step (see --help)
+            boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE
 specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
             among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
             multi-step sampling
 stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, the
             share of the memory's bandwidth that they reach, and how often the bundled model still finds the same token
             likeliest
-layers      where a layer's time goes: kernels, torch's dispatch, Python; by width, form and rows
 head        a model's LM head in every form: the time of a verdict, and how often it finds the same token likeliest
 peers       llama.cpp, transformers and this project on one GGUF file, by turns: plain decoding, and prompts of 16 and
             64 tokens, with their ratios; --shapes 7b: with random weights of a 7B model's shapes, two layers; --over 4:
             plain decoding over four processes, beside llama.cpp's RPC
-tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
-            how often the members of a group meet in each layer
 planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
             choice reaches of the best, and of plain decoding
 planner_map  which method a plan chooses by the time of a stage and the cost of a row or of a message: table and map
@@ -62,7 +47,6 @@ profiles    every method with every draft on every emulated cluster, in virtual 
             takes one cluster
 thrift      streaming with and without ablate=thrift over plain decoding, in virtual time: with devices on which guesses
             are costly, with guesses for another text, and with a board that gets slower in the midst of an answer
-spd         one guess for each step of a stage (arXiv 2605.30852), from published acceptance: in lock step and without
 """
 from __future__ import annotations
 
@@ -74,20 +58,13 @@ from config.keys import ASKS, check_name
 from launch.console import run
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
-    "overhead": "eval.bench.overhead:overhead",
     "clocks": "eval.bench.clocks:clocks",
     "accidents": "eval.bench.accidents:accidents",
-    "links": "eval.bench.links:links",
-    "real_time": "eval.bench.real_time:real_time",
     "acceptance": "eval.bench.acceptance:acceptance",
-    "draft": "eval.bench.draft:draft",
-    "spd": "eval.bench.spd:spd",
     "schema": "eval.bench.schema:schema",
     "stages": "eval.bench.forms:stages",
-    "layers": "eval.bench.layers:layers",
     "head": "eval.bench.head:head",
     "peers": "eval.bench.peers:peers",
-    "tp": "eval.bench.tensor_parallel:tensor_parallel",
     "load": "eval.load.pipeline:load",
     "server": "eval.load.server:server",
     "turns": "eval.load.pipeline:turns",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.bench import peers, rpc
-from eval.bench.peers import Cost, table, write_random
+from eval.bench import Cost, peers, rpc
+from eval.bench.peers import table, write_random
 from launch.split.gguf import unpack
 from model.weights.parts import read_sizes
 from model.weights.unfold import Unfolded
@@ -61,8 +61,8 @@ def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(tmp_
 
 
 def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_said(tmp_path, monkeypatch, capsys):
-    args = Namespace(over=2, wires=None, repeats=1, binaries=str(tmp_path), file=Path("m.gguf"))
-    monkeypatch.setattr(rpc, "ours", lambda args, folder, method: {"ar": 2.0, "streaming": 6.0}[method])
+    args = Namespace(over=2, repeats=1, binaries=str(tmp_path), file=Path("m.gguf"))
+    monkeypatch.setattr(rpc, "ours", lambda folder, method: {"ar": 2.0, "streaming": 6.0}[method])
     rpc.over(args, tmp_path / "m.gguf", tmp_path)
     said = capsys.readouterr()
     assert "llama-bench or ggml-rpc-server is not there" in said.err and "RPC" not in said.out
@@ -76,8 +76,3 @@ def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_sa
     assert [row[-2:] for row in rows] == [["4.0", "1.00"], ["2.0", "0.50"], ["6.0", "1.50"]]
     places = asked.read_text().split("-rpc ")[1].split()[0].split(",")
     assert len(set(places)) == 2 and all(place.startswith("127.0.0.1:") for place in places)
-
-
-def test_wires_without_processes_are_refused():
-    with pytest.raises(ValueError, match="--wires is only possible with --over: add --over 4"):
-        peers.peers(["m.gguf", "--wires", "1000", "1.5"])

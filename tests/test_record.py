@@ -7,16 +7,18 @@ import re
 import pytest
 
 from config.presets import ROOT
+from config.run_config import Growth
 from eval.plan.record import Network, ReplayedBlock, Written, _table, accept_lengths, read_record
 from eval.recorded import keep
-from eval.self_feeding import read_text
+from eval.self_feeding import read_text, unrolled
 from model.drafts.mixture import Mixture
 from model.drafts.network import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
-from tests.tiny import DEEP, pipeline
+from tests.tiny import DEEP, TINY, pipeline
 
 TEXT = [7, 8, 9, 7, 8, 9]
+PROMPT = [5, 17, 40, 3, 28]
 
 
 def listed(token):
@@ -84,3 +86,28 @@ def test_a_block_is_recorded_and_replayed_as_it_guesses(temperature):
         for ours, theirs in zip(*said):
             assert [token for token, _ in ours] == [token for token, _ in theirs]
             assert [chance for _, chance in ours] == pytest.approx([chance for _, chance in theirs])
+
+
+def test_a_draft_that_is_the_target_is_always_right_at_every_depth():
+    text, counted = PROMPT + TINY.text(PROMPT, 45, Sampler()), [0] * 33
+    with pipeline(TINY, 2, "serial", TINY.twin()) as decoder:
+        draft, tree = decoder.draft, read_text(decoder, text)
+        for depth, places, out_TD in unrolled(draft, tree, len(PROMPT), 32):
+            _, guess_TW = draft.guess(draft.logits(out_TD), 1)
+            assert guess_TW[:, 0].tolist() == [tree.tokens[place + 1] for place in places]
+            counted[depth] += len(places)
+    assert counted == [46 - depth for depth in range(33)]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "twin"])
+def test_without_guesses_of_its_own_a_draft_guesses_as_it_grows_the_first_level_of_a_tree(kind):
+    text = TINY.text(PROMPT, 12, Sampler())
+    draft = TINY.eagle() if kind == "eagle" else TINY.twin(noise=0.1)
+    with pipeline(TINY, 2, "serial", draft) as decoder:
+        table = _table(decoder, draft, PROMPT, text, Sampler())
+        for place, depths in enumerate(table[1:], 1):
+            tree = read_text(decoder, [*PROMPT, *text[:place - 1]])
+            assert tree.tokens == [*PROMPT, *text[:place]] and at_once(draft.grow(tree, Growth(4, 0, 4)))
+            grown = {tree.nodes[node].token for node in tree.nodes[tree.tip].children.values()}
+            assert grown == set(depths[0][0][:4])
+            draft.reset()

@@ -16,7 +16,7 @@ import torch
 
 from config.methods import METHODS, SHARINGS
 from eval.bench import places
-from eval.bench.accidents import accidents, cells, growth, pauses
+from eval.bench.accidents import accidents, cells, pauses
 from launch import processes
 from launch.epochs import EPOCH, LOOK, OPEN, Coming, Meeting
 from launch.folder import MARK as HELD
@@ -409,7 +409,7 @@ def test_a_tree_begins_again_with_the_answer_so_far_and_its_counts():
 @pytest.mark.parametrize("place", ["processes", "loopback"])
 def test_the_bench_of_accidents_counts_what_was_lost_or_changed(saved, tmp_path, capsys, monkeypatch, place):
     monkeypatch.setattr(places, "run", lambda *words: False)  # no disk of its own and no keys, so ranks are killed only
-    monkeypatch.setattr(places.Place, "kinds", ("kill",))
+    monkeypatch.setattr(places, "KINDS", ("kill",))
     words = [f"model_dir={saved / '0+2+2'}", "stages=0+2+2", "template=none", "max_new_tokens=24", "timeout=60",
              f"places={place}", "pipeline_type=pruned", "accidents=1", f"csv={tmp_path / 'all.csv'}"]
     assert accidents(words) == 0
@@ -419,7 +419,7 @@ def test_the_bench_of_accidents_counts_what_was_lost_or_changed(saved, tmp_path,
     assert [row[1:5] for row in rows[1:]] == [[place, "pruned", "4", "kill"]]
 
 
-@pytest.mark.parametrize("wrong", ["accidents=x", "accidents=0", "places=moon", "soak=x"])
+@pytest.mark.parametrize("wrong", ["accidents=x", "accidents=0", "places=moon"])
 def test_accidents_that_cannot_be_had_are_refused(wrong):
     with pytest.raises(ValueError, match=wrong.partition("=")[0]):
         accidents([wrong])
@@ -437,9 +437,3 @@ def test_a_text_that_differs_or_is_lost_is_counted():
             {**row, "round": 1, "at_once": 1, "lost": 0, "changed": 1},
             {**row, "round": 1, "at_once": 1, "lost": 0, "changed": 1, "pause": None}]
     assert cells(rows) == ["3", "5", "4", "1", "2.0", "2.0"]
-
-
-def test_what_grows_in_a_soak_is_named():
-    first = {"rank 0": (100.0, 20, 9), "rank 1": (100.0, 20, 9)}
-    last = {"rank 0": (104.0, 20, 9), "rank 1": (106.0, 21, 8)}
-    assert [line[-1] for line in growth(first, last)] == ["flat", "memory, files"]

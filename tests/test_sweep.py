@@ -134,18 +134,6 @@ def test_an_ablation_is_bars_and_one_without_answers_a_sentence(tmp_path):
     assert "| continuous | 10.00 | 5.00 | – | – | – |" in text and (tmp_path / "sweep.png").is_file()
 
 
-def test_a_sweep_of_two_numbers_is_a_grid_and_a_heat_map(tmp_path):
-    _, points = commands("depths", SWEEPS["depths"], [])
-    assert len(points) == 36 and {"init_depth=2", "expand_depth=5"} < set(points["2x5"])
-    for point, seconds in (("1x1", 8.0), ("1x6", 4.0), ("2x1", 2.0), ("6x6", 1.0)):
-        put(tmp_path / point, method="continuous", tokens=(16,), seconds=(seconds,))
-    text = write_sweep(tmp_path, "depths", SWEEPS["depths"]).read_text(encoding="utf-8")
-    assert "rows: levels of the first tree; columns: levels of the later trees." in text
-    assert text.index("| continuous | 1 | 2 | 3 | 4 | 5 | 6 |") < text.index("| 1 | 2.00 | – | – | – | – | 4.00 |")
-    assert "| 2 | 8.00 | – | – | – | – | – |" in text and "| 6 | – | – | – | – | – | 16.00 |" in text
-    assert "Missing: 1x2, 1x3," in text and (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_point_that_is_spoiled_is_reported_and_not_passed_over(tmp_path):
     for question in (1, 2):
         put(tmp_path / "on", method="naive", question=question)

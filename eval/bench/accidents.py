@@ -1,7 +1,6 @@
 """Accidents at random moments of answers, and what becomes of those: over processes and over boards.
 
-Every method makes one answer and four at once. Each is compared with the text that it has without an accident. A soak
-makes answers for some minutes, with an accident in each, and compares what the processes hold.
+Every method makes one answer and four at once. Each is compared with the text that it has without an accident.
 """
 from __future__ import annotations
 
@@ -10,44 +9,49 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from functools import partial
-from itertools import chain, cycle, islice
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, cycle, islice, product
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.keys import NUMBER, number, over, raw_values
+from config.keys import over, raw_values
 from config.methods import METHODS, SHARINGS
 from config.presets import TOY_PRESET
-from eval.bench import QUESTIONS, of_one
+from eval.bench import QUESTIONS
 from eval.bench.places import PLACES, PROCESSES, Place, opened
 from eval.tables import NOT_MEASURED, in_columns, save
-from launch.pipeline import Generation, Pipeline
-from pipeline.failure import PeerLost, guarded
+from launch.pipeline import Pipeline
+from pipeline.failure import PeerLost
 
 USUAL = {"max_new_tokens": "64", "max_length": "1024", "timeout": "3", "recover_seconds": "180", "temperature": "1",
          "threads_per_rank": "1", "dtype": "float64", "stages": "0+4+4"}
 MORE: dict[str, dict[str, str]] = {  # keys that a method needs
     "dsi": {"replicas": "2", "lookahead": "4"}, "specinfer": {"ssm": "toy/draft_a"}}
 TOGETHER = 1, 4  # answers under way at once
-OWN = {"accidents": "100", "soak": "0", "places": f"{PROCESSES},{PLACES[1]}", "csv": ""}  # keys of the command
+OWN = {"accidents": "100", "places": f"{PROCESSES},{PLACES[1]}", "csv": ""}  # keys of the command
 SOON = 0.25  # of the accidents behind another one, the share of those that come before all have recovered from it
 NEAR = 2.0  # seconds within which these come
 LATEST = 0.8  # share of the tokens by which the last accident happens
-EVERY = 60.0  # seconds between two accidents of a soak
-WARM = 0.1  # of a soak, after which what processes hold is noted first
-GROWTH = 1.05  # of memory, up to which it counts as flat
 COLUMNS = "round", "place", "method", "at_once", "kind", "rank", "pause", "lost", "changed"
 HEADING = "place", "accident", "accidents", "answers", "lost", "changed", "pause: median, s", "worst, s"
 Texts = Dict[int, List[int]]  # the text of each question, as it was written first: all methods write one
 Row = Dict[str, Any]  # an accident, by COLUMNS
-Sample = Mapping[str, Tuple[float, int, int]]  # what each process holds
-Numbers = Tuple[int, int, int]
 Words = Sequence[str]
 Options = Mapping[str, str]
+
+
+class Case(NamedTuple):
+    """So many answers at once of a method in a place, and so many accidents that happen to them."""
+
+    round: int
+    place: str
+    method: str
+    at_once: int
+    accidents: int
 
 
 class Accident(NamedTuple):
@@ -65,32 +69,27 @@ def accidents(argv: list[str]) -> int:
     """The command `python -m scripts.bench accidents`; its exit code, 1 if an answer was lost or changed."""
     preset, *words = over(argv, {**USUAL, **OWN}, TOY_PRESET)
     options = raw_values(words)
-    own = {key: options.pop(key) for key in OWN}
-    places, count = own["places"].split(","), own["accidents"]
+    places = options.pop("places").split(",")
+    given, csv = options.pop("accidents"), options.pop("csv")
     if not set(places) <= set(PLACES):
-        raise ValueError(f"places={own['places']} is not possible: choose among {', '.join(PLACES)}")
-    if not count.isdigit() or not int(count):
-        raise ValueError(f"accidents={count} is not possible: give how many there shall be, from 1")
-    if not NUMBER.fullmatch(own["soak"]) or number(own["soak"]) < 0:
-        raise ValueError(f"soak={own['soak']} is not possible: give minutes, as soak=120")
+        raise ValueError(f"places={','.join(places)} is not possible: choose among {', '.join(PLACES)}")
+    if not given.isdigit() or not int(given):
+        raise ValueError(f"accidents={given} is not possible: give how many there shall be, from 1")
     method = options.pop("pipeline_type", "")
-    if number(own["soak"]):
-        words = words_of(preset, method or "continuous", options)
-        return soak(places[-1], words, 60 * number(own["soak"]))
     methods = [method] if method else [method for method in METHODS if method not in SHARINGS]
-    cases = [(place, method, together) for place in places for method in methods for together in TOGETHER]
+    kinds, total = list(product(places, methods, TOGETHER)), int(given)
     rows: list[Row] = []
     texts: Texts = {}
-    with tqdm(total=int(count), unit="accident", file=sys.stderr) as bar:
-        for i, (place, method, together) in enumerate(cases):
-            before, until = (int(count) * place // len(cases) for place in (i, i + 1))
+    with tqdm(total=total, unit="accident", file=sys.stderr) as bar:
+        for i, (place, method, together) in enumerate(kinds):
+            count = total * (i + 1) // len(kinds) - total * i // len(kinds)
             bar.set_description(f"{place}, {method}, {together} at once")
-            words, numbers = words_of(preset, method, options), (i, together, until - before)
-            for row in case(place, words, numbers, texts) if until > before else ():
-                rows.append({"round": i, "place": place, "method": method, "at_once": together, **row})
-                bar.update()
-            if own["csv"]:
-                save(Path(own["csv"]), COLUMNS, rows)
+            if count:
+                case = Case(i, place, method, together, count)
+                rows += rows_of(case, words_of(preset, method, options), texts)
+            bar.update(count)
+            if csv:
+                save(Path(csv), COLUMNS, rows)
     print(table(rows))
     return int(any(row["lost"] or row["changed"] for row in rows))
 
@@ -124,26 +123,25 @@ def cells(rows: Sequence[Row]) -> list[str]:
 
 # --- answers, and accidents that happen to them -----------------------------------------------------------------------
 
-def case(place: str, words: Words, numbers: Numbers, texts: Texts) -> Iterator[Row]:
-    """So many answers at once in a pipeline of their own, and a row for each of the accidents that happen to them.
-
-    `numbers` are that of the case, which is the seed of its accidents, of answers and of accidents.
-    """
-    seed, together, count = numbers
-    chance = Random(seed)
-    with tempfile.TemporaryDirectory() as folder, opened(place, words, Path(folder)) as (pipeline, there):
-        asked = [(seed + i) % len(QUESTIONS) for i in range(together)]
+def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
+    """A row for each of the accidents of a case, in a pipeline of its own; its number is the seed of chance."""
+    chance = Random(case.round)
+    with tempfile.TemporaryDirectory() as folder, \
+            opened(case.place, words, Path(folder)) as (pipeline, there):
+        asked = [(case.round + i) % len(QUESTIONS) for i in range(case.at_once)]
         if not texts.keys() >= {*asked}:
-            for question, answer in zip(asked, undisturbed(pipeline, asked)):
-                texts.setdefault(question, answer.answer.token_ids)
+            calm = struck(pipeline, there, [], asked, chance)
+            assert not calm.lost, "nothing has happened"
+            texts.update(zip(asked, calm.texts))
         kinds = chance.sample(there.kinds, len(there.kinds))
         tokens = sum(len(texts[each]) for each in asked)
-        plan = planned(there, list(islice(cycle(kinds), count)), chance, tokens)
+        plan = planned(there, list(islice(cycle(kinds), case.accidents)), chance, tokens)
         found = struck(pipeline, there, plan, asked, chance)
-        changed = [texts[each] != text for each, text in zip(asked, found.texts)]
+        changed = sum(texts[each] != text for each, text in zip(asked, found.texts))
         for accident, pause in zip(plan, found.pauses):
-            yield {"kind": accident.kind, "rank": accident.rank, "pause": pause,
-                   "lost": together if found.lost else 0, "changed": 0 if found.lost else sum(changed)}
+            yield {**case._asdict(), "kind": accident.kind, "rank": accident.rank, "pause": pause,
+                   "lost": case.at_once if found.lost else 0,
+                   "changed": 0 if found.lost else changed}
 
 
 def planned(place: Place, kinds: Words, chance: Random, tokens: int) -> list[Accident]:
@@ -168,54 +166,34 @@ class Story(NamedTuple):
     pauses: list[float | None]
 
 
-def undisturbed(pipeline: Pipeline, asked: Sequence[int]) -> list[Generation]:
-    """Answers to questions by their numbers, made at once."""
-    answers = submitted(pipeline, asked)
-    for answer in answers:
-        for _ in answer:
-            pass
-    return answers
-
-
-def submitted(pipeline: Pipeline, asked: Sequence[int]) -> list[Generation]:
-    """The same, of which nothing has been read."""
-    return [pipeline.submit(QUESTIONS[question], seed=0, ignore_eos=True) for question in asked]
-
-
 def struck(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Sequence[int],
            chance: Random) -> Story:
-    """Make answers to which these accidents happen."""
-    failed: list[BaseException] = []
-    moments: dict[Accident, float] = {}  # when accidents happened
-    settled: list[float] = [time.monotonic()]  # moments at which tokens came
-    threads, tokens, lost = [], -1, False
+    """Make answers to questions by their numbers, at once, to which these accidents happen."""
+    settled = [time.monotonic()]  # moments at which tokens came
+    tokens, lost = -1, False
 
-    def happen(accident: Accident, own: Random) -> None:
+    def happen(accident: Accident, own: Random) -> float:
         time.sleep(accident.later)
-        moments[accident] = time.monotonic()
+        moment = time.monotonic()
         place.strike(accident.kind, accident.rank, own)
+        return moment
 
-    answers = submitted(pipeline, asked)
-    try:
-        for _ in chain([""], *answers):
-            now = sum(answer.answer.new_tokens for answer in answers)
-            for accident in plan:
-                if tokens < accident.tokens <= now:
-                    run = partial(happen, accident, Random(chance.random()))
-                    threads.append(guarded("accident", run, lambda thread, error: failed.append(error)))
-            if now > tokens:
-                settled.append(time.monotonic())
-            tokens = max(tokens, now)
-    except PeerLost as loss:
-        lost = True
-        tqdm.write(f"lost: {loss}", file=sys.stderr)
-    finally:
-        for thread in threads:
-            thread.join()
-    if failed:
-        raise failed[0]
-    struck_at = [moments[accident] for accident in plan if accident in moments]
-    return Story([answer.answer.token_ids for answer in answers], lost, pauses(struck_at, settled))
+    answers = [pipeline.submit(QUESTIONS[question], seed=0, ignore_eos=True) for question in asked]
+    with ThreadPoolExecutor(len(plan) or 1) as threads:
+        happening = []
+        try:
+            for _ in chain([""], *answers):
+                now = sum(answer.answer.new_tokens for answer in answers)
+                due = [accident for accident in plan if tokens < accident.tokens <= now]
+                happening += [threads.submit(happen, accident, Random(chance.random())) for accident in due]
+                if now > tokens:
+                    settled.append(time.monotonic())
+                tokens = max(tokens, now)
+        except PeerLost as loss:
+            lost = True
+            tqdm.write(f"lost: {loss}", file=sys.stderr)
+    moments = [one.result() for one in happening]
+    return Story([answer.answer.token_ids for answer in answers], lost, pauses(moments, settled))
 
 
 def pauses(moments: Sequence[float], settled: Sequence[float]) -> list[float | None]:
@@ -228,50 +206,3 @@ def pauses(moments: Sequence[float], settled: Sequence[float]) -> list[float | N
         within = [end - begin for begin, end in gaps if begin < following and end > moment]
         found.append(max(within, default=None))
     return found
-
-
-# --- a soak -----------------------------------------------------------------------------------------------------------
-
-def soak(place: str, words: Sequence[str], seconds: float) -> int:
-    """Make answers for so long, with an accident a minute. Prints what each process held at the start and at the end.
-
-    Nothing is traced, since hours of spans fill a disk. Returns the exit code, 1 if an answer was lost or changed.
-    """
-    samples: list[Sample] = []  # what processes hold while nothing is asked
-    texts: Texts = {}
-    bad = rounds = happened = 0
-    with tempfile.TemporaryDirectory() as folder, \
-            opened(place, words, Path(folder), traced=False) as (pipeline, there), \
-            tqdm(total=round(seconds), unit="s", file=sys.stderr) as bar:
-        begin, chance, kinds = time.monotonic(), Random(0), cycle(there.kinds)
-        while (now := time.monotonic() - begin) < seconds and not bad:
-            asked = [(rounds + i) % len(QUESTIONS) for i in range(max(TOGETHER))]
-            due = int(now / EVERY) >= happened and all(each in texts for each in asked)
-            tokens = sum(len(texts[each]) for each in asked) if due else 0
-            plan = planned(there, [next(kinds)], chance, tokens) if due else []
-            found = struck(pipeline, there, plan, asked, chance)
-            pairs = zip(asked, found.texts)
-            changed = [texts.setdefault(each, text) != text for each, text in pairs]
-            bad += found.lost or sum(changed)
-            rounds, happened = rounds + 1, happened + len(plan)
-            if not plan and now > WARM * seconds:
-                pids = there.pids()
-                samples.append({name: of_one(pids[name]) for name in pids})
-            bar.update(min(round(now) - bar.n, bar.total - bar.n))
-        lasted = time.monotonic() - begin
-    print(f"{lasted / 60:.0f} minutes: {rounds} rounds of {max(TOGETHER)} answers, {happened} accidents, {bad} bad")
-    heading = "process", "MiB", "open files", "threads", ""
-    lines = list(growth(samples[0], samples[-1]))
-    print(in_columns(heading, lines, 1))
-    return int(bool(bad))
-
-
-def growth(first: Sample, last: Sample) -> Iterator[list[str]]:
-    """What each process held at the start and at the end, and whether that is flat."""
-    for name, before in first.items():
-        after = last[name]
-        memory, files, threads = before
-        most = {"memory": GROWTH * memory, "files": files, "threads": threads}
-        grown = [what for what, held in zip(most, after) if held > most[what]]
-        figures = [f"{old:.0f} to {new:.0f}" for old, new in zip(before, after)]
-        yield [name, *figures, ", ".join(grown) or "flat"]

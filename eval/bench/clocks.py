@@ -9,7 +9,7 @@ import tempfile
 from bisect import bisect
 from dataclasses import replace
 from statistics import median
-from typing import Dict, Sequence, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 from tqdm import tqdm
 
@@ -19,7 +19,6 @@ from config.presets import TOY_PRESET
 from config.profiles import Profile
 from config.run_config import RunConfig
 from eval.bench import QUESTIONS, decoders_of, request, speed
-from eval.bench.overhead import Span
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
@@ -31,6 +30,7 @@ METHODS = ("ar", "naive", "continuous", "streaming")
 TEMPERATURES = (0.0, 1.0)
 ASKED = 3  # questions
 WARM = 8  # tokens of an answer that is not measured
+Span = Dict[str, Any]
 Place = Tuple[int, int]  # rank and node
 Case = Tuple[float, str]  # temperature and method
 Speeds = Dict[Case, float]

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import argparse
-import time
+from functools import partial
 from itertools import islice
 from typing import Mapping, Sequence
 
@@ -11,14 +11,15 @@ from tqdm import tqdm
 
 from config.files import lines
 from config.presets import ROOT
-from eval.bench.stage import Form, Stage, build, by_turns, read
+from eval.bench import by_turns, cost
+from eval.bench.stage import Form, Stage, build, read, size_of
+from eval.tables import in_columns
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.quant import KINDS, probe
+from model.weights.quant import KINDS
 from model.whole import Whole
 
 TOY = ROOT / "toy" / "llama"
-SIZES = 1, 4096, 11008, 32, 512, 9  # as in a 7B model
 COPIED = 1 << 27  # bytes: more than caches hold
 SAMPLE = 2  # questions of each task that the bundled model reads
 PLAIN = Form(torch.bfloat16, "none")
@@ -28,11 +29,9 @@ FORMS = [Form(dtype, kind) for dtype in DTYPES for kind in ("none", *KINDS)]
 
 def stages(argv: list[str]) -> int:
     """The command `python -m scripts.bench stages`."""
-    args = read("python -m scripts.bench stages", SIZES, argv, len(FORMS))
+    args = read(argv, len(FORMS))
     torch.set_grad_enabled(False)
     forms = [form for form in FORMS if args.device != "cpu" or form.dtype != torch.float16]
-    for form in forms:
-        probe(form.kind, form.dtype, args.device)
     compare_times(args, forms)
     compare_texts(forms, args.device)
     return 0
@@ -42,50 +41,49 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     """Time all forms, and print a line for each."""
     made = build(args, forms)
     speeds = [_copied(args.device) for _ in range(args.repeats)]
-    took = {key: min(seconds) for key, seconds in by_turns(made, args.rows, args.repeats).items()}
-    speed = max(*speeds, *(_copied(args.device) for _ in range(args.repeats)))
+    jobs = {(form, rows): partial(cost, stage.compute, rows)
+            for rows in args.rows for form, stage in made.items()}
+    took = {key: min(costs).wall
+            for key, costs in by_turns(jobs, args.repeats).items()}
+    speeds += [_copied(args.device) for _ in range(args.repeats)]
     errors = _errors(made, max(args.rows))
     print(f"{args.layers} layer(s) of width {args.hidden} and {args.intermediate}, {args.context} tokens of context, "
           f"{args.device}, {torch.get_num_threads()} threads: ms per segment, minimum of {args.repeats}, and over the "
           f"time of {PLAIN}; error: of what the layers add, against {forms[0]}; reads: bytes of weights a second with "
-          f"{min(args.rows)} row(s), over the {speed / 1e9:.1f} GB/s that a copy reads and writes")
-    columns = "".join(f"{f'{rows} rows':>18}" for rows in args.rows)
-    print(f"  {'':<16}{'MB':>7}{'error':>9}{'reads':>7}{columns}")
+          f"{min(args.rows)} row(s), over the {max(speeds) / 1e9:.1f} GB/s that a copy reads and writes")
+    table = []
     for form, stage in made.items():
-        size = sum(p.numel() * p.element_size()
-                   for p in stage.body.parameters())
-        share = size / took[form, min(args.rows)] / speed
-        line = f"  {str(form):<16}{size / 1e6:7.0f}"
-        line += f"{errors[form]:9.4f}{100 * share:6.0f}%"
-        for rows in args.rows:
-            mine, plain = took[form, rows], took[PLAIN, rows]
-            line += f"{1e3 * mine:10.2f}{mine / plain:7.2f}x"
-        print(line)
+        size = size_of(stage.body)
+        share = size / took[form, min(args.rows)] / max(speeds)
+        times = [f"{1e3 * took[form, rows]:.2f} {took[form, rows] / took[PLAIN, rows]:.2f}x" for rows in args.rows]
+        table.append([str(form), f"{size / 1e6:.0f}", f"{errors[form]:.4f}", f"{100 * share:.0f}%", *times])
+    heading = ("form", "MB", "error", "reads", *(f"{rows} rows" for rows in args.rows))
+    print(in_columns(heading, table))
 
 
 def _copied(device: str) -> float:
     """The bytes that a copy reads and writes in a second."""
     numbers = torch.zeros(COPIED, dtype=torch.uint8, device=device)
     other = torch.empty_like(numbers).copy_(numbers)
-    start = time.perf_counter()
-    other.copy_(numbers)[-1].item()  # which waits for the device
-    return 2 * COPIED / (time.perf_counter() - start)
+    took = cost(lambda: other.copy_(numbers)[-1].item())  # which waits for the device
+    return 2 * COPIED / took.wall
 
 
 def _errors(made: Mapping[Form, Stage], rows: int) -> dict[Form, float]:
     """How far what the layers add to their input is from the first form's, in parts of the latter's length."""
-    differences = ((form, stage.segment(rows) - stage.x_TD[:rows]) for form, stage in made.items())
-    added = {form: x_TD.double().cpu() for form, x_TD in differences}
+    added = {}
+    for form, stage in made.items():
+        out_TD = stage.segment(rows) - stage.x_TD[:rows]
+        added[form] = out_TD.double().cpu()
     exact = next(iter(added.values()))
-    return {form: float((x_TD - exact).norm() / exact.norm()) for form, x_TD in added.items()}
+    return {form: float((x_TD - exact).norm() / exact.norm())
+            for form, x_TD in added.items()}
 
 
 def compare_texts(forms: list[Form], device: str) -> None:
     """Print how often the bundled model finds the same token likeliest, reading the held-out questions and answers."""
     texts = _held_out()
-    exact = None
-    print(f"the bundled model on {sum(map(len, texts))} tokens of held-out text, against {forms[0]}")
-    print(f"  {'':<16}{'same token likeliest':>22}{'KL, nats':>12}")
+    exact, table = None, []
     for form in tqdm(forms, desc="reading", leave=False):
         model = Whole(Checkpoint(TOY), form.dtype, device, form.kind)
         logits = [model.logits(ids, model.cache(len(ids)), len(ids)) for ids in texts]
@@ -93,7 +91,9 @@ def compare_texts(forms: list[Form], device: str) -> None:
         exact = said if exact is None else exact
         same = (said.argmax(-1) == exact.argmax(-1)).double()
         divergence = (exact.exp() * (exact - said)).sum(-1)
-        print(f"  {str(form):<16}{100 * float(same.mean()):20.2f} %{float(divergence.mean()):12.5f}")
+        table.append([str(form), f"{100 * float(same.mean()):.2f} %", f"{float(divergence.mean()):.5f}"])
+    print(f"the bundled model on {sum(map(len, texts))} tokens of held-out text, against {forms[0]}")
+    print(in_columns(("form", "same token likeliest", "KL, nats"), table))
 
 
 def _held_out() -> list[list[int]]:

@@ -2,17 +2,17 @@
 from __future__ import annotations
 
 import argparse
-import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from config.presets import ROOT
-from eval.bench.stage import Form, by_turns, number
+from eval.bench import by_turns, cost, number
+from eval.bench.stage import Form, size_of
 from eval.tables import in_columns
 from model.llama import Logits, fill
 from model.text import Text
@@ -43,35 +43,25 @@ def head(argv: list[str]) -> int:
     weight = whole.lm_head.product.weight
     heads = {form: _made(whole, weight, form)
              for form in tqdm(FORMS, desc="quantizing", leave=False)}
-    judges = {form: Judge(made, x_TD.to(form.dtype))
-              for form, made in heads.items()}
-    took = by_turns(judges, ROWS, args.repeats)
+    jobs = {(form, rows): partial(cost, _judge, made, x_TD[:rows].to(form.dtype))
+            for form, made in heads.items() for rows in ROWS}
+    took = by_turns(jobs, args.repeats)
     print(f"LM head of {args.model.name}, {weight.shape[0]} x {weight.shape[1]}, {torch.get_num_threads()} thread(s), "
           f"minimum of {args.repeats}; on {len(x_TD)} tokens of text, against float32")
     table = []
     for form, made in heads.items():
-        pieces = judges[form].x_TD.split(PIECE)
+        pieces = x_TD.to(form.dtype).split(PIECE)
         found_T = torch.cat([made(piece).argmax(-1) for piece in pieces])
         same = float((found_T == exact_T).double().mean())
-        size = sum(parameter.numel() * parameter.element_size()
-                   for parameter in made.parameters())
-        times = (f"{1e3 * min(took[form, rows]):.2f}" for rows in ROWS)
-        table.append((str(form), f"{size / 1e6:.0f}", *times, f"{100 * same:.2f} %"))
+        times = (f"{1e3 * min(took[form, rows]).wall:.2f}" for rows in ROWS)
+        table.append((str(form), f"{size_of(made) / 1e6:.0f}", *times, f"{100 * same:.2f} %"))
     print(in_columns(COLUMNS, table, names=0))
     return 0
 
 
-class Judge(NamedTuple):
-    """A head, and what it judges in its own type."""
-
-    head: Logits
-    x_TD: Tensor
-
-    def seconds(self, rows: int) -> float:
-        """How long a verdict on so many rows takes."""
-        start = time.perf_counter()
-        self.head(self.x_TD[:rows]).max(-1)
-        return time.perf_counter() - start
+def _judge(head: Logits, x_TD: Tensor) -> None:
+    """A verdict on these rows."""
+    head(x_TD).max(-1)
 
 
 def _made(whole: Whole, weight: Tensor, form: Form) -> Logits:

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections import defaultdict
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
-from tqdm import tqdm
 
+from eval.bench import Cost, by_turns, cost, number
 from eval.bench.rpc import over
-from eval.bench.stage import number
 from eval.tables import in_columns
 from launch.console import say
 from launch.pipeline import Pipeline
@@ -38,14 +36,7 @@ SEVEN_B = {"embedding_length": 4096, "feed_forward_length": 11008, "block_count"
 BLOCK = 32  # weights that share a scale and a least value in a GGUF file of kind Q4_1
 HEAD = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
 Ask = Callable[[List[int], int], None]  # reads a prompt of token ids, and writes so many tokens behind it
-Took = Dict[Tuple[str, int, int], List["Cost"]]  # by who, rows of the prompt and tokens of the answer
-
-
-class Cost(NamedTuple):
-    """Seconds of an answer, by the clock and of the processor."""
-
-    wall: float
-    processor: float
+Took = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by who, rows of the prompt and tokens of the answer
 
 
 def peers(argv: list[str]) -> int:
@@ -60,12 +51,8 @@ def peers(argv: list[str]) -> int:
     parser.add_argument("--over", type=number, metavar="N",
                         help="compare plain decoding over N processes instead, by llama.cpp's llama-bench and "
                              "ggml-rpc-server, at 1 thread each, with quant=int4 of ours")
-    parser.add_argument("--wires", type=float, nargs=2, metavar=("MBPS", "MS"),
-                        help="with --over: each process in a network namespace whose wire is so quick and late")
     parser.add_argument("--binaries", metavar="DIR", help="where they are, if not in PATH")
     args = parser.parse_args(argv)
-    if args.wires and not args.over:
-        raise ValueError("--wires is only possible with --over: add --over 4")
     if find_spec("xllamacpp") is None and not args.over:
         say("llama.cpp is not there, and is left out: type pip install xllamacpp")
     with tempfile.TemporaryDirectory(prefix="flowspec-") as place:
@@ -79,9 +66,7 @@ def peers(argv: list[str]) -> int:
             over(args, file, Path(place) / "split")
             return 0
         for threads in args.threads:
-            with ExitStack() as open_ones:
-                asked = dict(_opened(file, Path(place), threads, open_ones))
-                took = by_turns(asked, args.repeats)
+            took = measured(file, Path(place), threads, args.repeats)
             print(f"{args.file.name}, {args.shapes} shapes, {threads} thread(s), one process, minimum of "
                   f"{args.repeats}; in brackets the speed over that of the first line")
             print(in_columns(HEAD, table(took), names=0))
@@ -143,42 +128,39 @@ def ours(pipeline: Pipeline) -> Ask:
 
 # --- what they take ---------------------------------------------------------------------------------------------------
 
-def by_turns(asked: Mapping[str, Ask], repeats: int) -> Took:
-    """The costs of prompts of ROWS and of an answer, each turn in the order of the one before, reversed."""
-    took: Took = defaultdict(list)
-    jobs = [(ROWS[0], WRITTEN), *((rows, 1) for rows in ROWS)]
-    for turn in tqdm(range(repeats + 1), desc="turns", leave=False):
-        for name in list(asked)[::-1 if turn % 2 else 1]:
-            for rows, tokens in jobs:
-                wall, processor = time.perf_counter(), time.process_time()
-                asked[name]([*range(100, 100 + rows)], tokens)
-                cost = Cost(time.perf_counter() - wall, time.process_time() - processor)
-                took[name, rows, tokens].append(cost)
-    return {key: costs[1:] for key, costs in took.items()}  # the first turn warms up
+def measured(file: Path, place: Path, threads: int, repeats: int) -> Took:
+    """The costs of prompts of ROWS and of an answer."""
+    jobs = {}
+    with ExitStack() as open_ones:
+        for name, ask in _opened(file, place, threads, open_ones):
+            asked = (ROWS[0], WRITTEN), *((rows, 1) for rows in ROWS)
+            for rows, tokens in asked:
+                prompt = list(range(100, 100 + rows))
+                jobs[name, rows, tokens] = partial(cost, ask, prompt, tokens)
+        return by_turns(jobs, repeats)
 
 
-def table(took: Took) -> list[Sequence[str]]:
+def table(took: Took) -> list[list[str]]:
     """A row for each: tokens/s of plain decoding and ms of prompts, by the clock and of the processor, with ratios."""
-    names = list(dict.fromkeys(name for name, _, _ in took))
+    least = {key: [min(each) for each in zip(*costs)]
+             for key, costs in took.items()}
 
-    def least(name: str, rows: int, tokens: int, by: int) -> float:
-        return min(cost[by] for cost in took[name, rows, tokens])
-
-    def seconds(name: str, by: int) -> list[float]:
-        read = [least(name, rows, 1, by) for rows in ROWS]
-        whole = least(name, ROWS[0], WRITTEN, by)
-        return [max(whole - read[0], 1e-9) / (WRITTEN - 1), *read]
-
-    first = [seconds(names[0], by) for by in (0, 1)]
-    made: list[Sequence[str]] = []
-    for name in names:
-        cells = [name]
+    def seconds(name: str) -> list[float]:
+        """Of a token and of each prompt, by the clock and then of the processor."""
+        found = []
         for by in (0, 1):
-            pairs = zip(seconds(name, by), first[by])
-            for place, (mine, its) in enumerate(pairs):
-                shown = 1 / mine if place == by == 0 else 1e3 * mine
-                cells.append(f"{shown:.1f} ({its / mine:.2f})")
-        made.append(cells)
+            read = [least[name, rows, 1][by] for rows in ROWS]
+            whole = least[name, ROWS[0], WRITTEN][by]
+            found += [max(whole - read[0], 1e-9) / (WRITTEN - 1), *read]
+        return found
+
+    first, *_ = names = dict.fromkeys(name for name, _, _ in took)
+    made = []
+    for name in names:
+        mine = seconds(name)
+        shown = [1 / mine[0], *(1e3 * each for each in mine[1:])]
+        ratios = [its / each for its, each in zip(seconds(first), mine)]
+        made.append([name, *(f"{figure:.1f} ({ratio:.2f})" for figure, ratio in zip(shown, ratios))])
     return made
 
 

@@ -15,7 +15,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Iterator, Sequence
+from typing import BinaryIO, Iterator, Sequence
 
 from config.keys import raw_values
 from config.presets import ROOT
@@ -23,18 +23,18 @@ from config.run_config import RunConfig
 from launch import processes
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
-from launch.processes import Ranks
 from launch.ranks import environment_kept
 from launch.split.write import split
 from launch.words import resolve
 from pipeline.failure import guarded
 
 PLACES = PROCESSES, NAMESPACES, LOOPBACK = "processes", "namespaces", "loopback"
-KILL, STOP, CUT, LOSS, DISK, SPLIT = "kill", "stop", "cut", "loss", "disk", "split"
+KINDS = "kill", "stop"  # of accidents, everywhere
 DISK_SIZE = 32 << 20  # bytes
 LOOK = 0.05  # seconds between two looks at who has ended
 REFUSED = 2  # exit code of a board that does not fit
 START = 60.0  # seconds for a board to come up
+PATIENCE = 10.0  # seconds for the boards to end with rank 0
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 # Random loss, or where the kernel has none, a wire of 1 Mbit/s that drops whatever would have to wait.
 LOSSES = ("netem", "loss", "20%"), ("tbf", "rate", "1mbit", "burst", "2kb", "limit", "4kb")
@@ -59,71 +59,50 @@ def small_disk(folder: Path) -> Iterator[bool]:
             run("umount", "-l", folder)
 
 
-def fill(disk: Path, seconds: float) -> None:
-    """Leave no room on a disk for so long."""
-    junk = disk / "junk"
-    with suppress(OSError), open(junk, "wb", buffering=0) as file:
-        while file.write(bytes(1 << 16)):
-            pass
-    time.sleep(seconds)
-    junk.unlink()
-
-
 class Place:
-    """Ranks beside rank 0, which is this process, and what can happen to them; `ranks` can be struck."""
+    """Ranks beside rank 0, which is this process, and what can happen to them: accidents of `kinds`."""
 
-    kinds: tuple[str, ...] = (KILL, STOP)
-
-    def __init__(self, timeout: float, ranks: Sequence[int], disk: Path | None) -> None:
-        self.timeout, self.ranks, self.disk = timeout, ranks, disk
-        if disk:
-            self.kinds = (*self.kinds, DISK)
+    def __init__(self, timeout: float, ranks: Sequence[int],
+                 kinds: Sequence[str], folder: Path) -> None:
+        self.timeout, self.ranks, self.kinds, self.folder = timeout, ranks, kinds, folder
 
     def victim(self, kind: str, chance: random.Random) -> int:
         """A rank to which an accident of this kind can happen; rank 0's end would end all."""
-        first = [0] if kind in (CUT, LOSS) else []
+        first = [0] if kind in ("cut", "loss") else []
         return chance.choice([*first, *self.ranks])
 
     def strike(self, kind: str, rank: int, chance: random.Random) -> None:
         """Let an accident of this kind happen to a rank; returns when it is over, but for what others have to mend."""
         assert kind in self.kinds, (kind, self.kinds)
-        if kind == DISK and self.disk:
-            fill(self.disk, chance.uniform(0.5, 2.0))
-        elif kind == KILL:
-            self.signal(rank, signal.SIGKILL)
-        elif kind == STOP:
-            self.stop(rank, chance)
-
-    def stop(self, rank: int, chance: random.Random) -> None:
-        """Stop a rank for longer than the others wait for it."""
-        self.signal(rank, signal.SIGSTOP)
+        getattr(self, f"_{kind}")(rank, chance)
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to the process of a rank, if it runs."""
         raise NotImplementedError
 
-    def pids(self) -> dict[str, int]:
-        """The processes that run, by what they are."""
-        return {"rank 0": os.getpid()}
+    def _kill(self, rank: int, chance: random.Random) -> None:
+        self.signal(rank, signal.SIGKILL)
+
+    def _stop(self, rank: int, chance: random.Random) -> None:
+        """Stop a rank for longer than the others wait for it."""
+        self.signal(rank, signal.SIGSTOP)
+
+    def _disk(self, rank: int, chance: random.Random) -> None:
+        """Leave no room on the disk of the traces for a while."""
+        junk = self.folder / "disk" / "junk"
+        with suppress(OSError), open(junk, "wb", buffering=0) as file:
+            while file.write(bytes(1 << 16)):
+                pass
+        time.sleep(chance.uniform(0.5, 2.0))
+        junk.unlink()
 
 
 class Processes(Place):
     """Ranks of one machine, whose launcher starts them again."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place.timeout, place.ranks, place.disk)
-
-    @property
-    def _started(self) -> Ranks:
-        ranks, = processes.started
-        return ranks
-
     def signal(self, rank: int, number: int) -> None:
-        self._started.send_signal(rank, number)
-
-    def pids(self) -> dict[str, int]:
-        started = {f"rank {rank}": pid for rank, pid in self._started.pids.items()}
-        return {**super().pids(), **started}
+        ranks, = processes.started
+        ranks.send_signal(rank, number)
 
 
 class Boards(Place):
@@ -132,158 +111,116 @@ class Boards(Place):
     `spaces` are the network namespaces of the ranks, if they have any.
     """
 
-    def __init__(self, place: Place, words: Sequence[str], folder: Path, spaces: Sequence[str]) -> None:
-        super().__init__(place.timeout, place.ranks, place.disk)
-        self._words, self._folder, self._spaces = words, folder, spaces
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._held: set[int] = set()  # ranks that are not started again for now
-        self._over = Event()
-        if spaces:
-            self.kinds = (*self.kinds, CUT, LOSS)
+    @contextmanager
+    def running(self, words: Sequence[str], spaces: Sequence[str]) -> Iterator[None]:
+        """Start all boards with these words, look after them meanwhile, and let them end, which they do with rank 0."""
+        self._words, self._spaces = words, spaces
+        self._running = {rank: self._start(rank) for rank in self.ranks}
+        over = Event()
+        keeper = guarded("keeper", lambda: self._keep(over), self._failed)
+        try:
+            yield
+        finally:
+            over.set()
+            keeper.join()
+            until = time.monotonic() + PATIENCE
+            for board in self._running.values():
+                with suppress(subprocess.TimeoutExpired):
+                    board.wait(max(0.0, until - time.monotonic()))
+                board.kill()
+                board.wait()
 
-    def split_otherwise(self, config: RunConfig, shares: Sequence[int]) -> None:
-        """Make a split of the model with other shares, if it has others, with which boards come back by mistake."""
-        if len(shares) < 3:
-            return
-        none, first, second, *rest = shares
-        stages = "+".join(map(str, [none, first - 1, second + 1, *rest]))
-        head = config.eagle_dir or None
-        split(config.base_dir, self._folder / "other", stages, head, progress=False)
-        self.kinds = (*self.kinds, SPLIT)
+    def signal(self, rank: int, number: int) -> None:
+        board = self._running.get(rank)
+        if board:
+            board.send_signal(number)
 
-    def begin(self) -> None:
-        """Start all boards, and look after them until `end`."""
-        for rank in self.ranks:
-            self._running[rank] = self._start(rank)
-        self._keeper = guarded("keeper", self._keep, self._failed)
-
-    def end(self, patience: float = 10.0) -> None:
-        """Let all boards end, which they do with rank 0."""
-        self._over.set()
-        self._keeper.join()
-        until = time.monotonic() + patience
-        for board in self._running.values():
-            with suppress(subprocess.TimeoutExpired):
-                board.wait(max(0.0, until - time.monotonic()))
-            board.kill()
-            board.wait()
-
-    def strike(self, kind: str, rank: int, chance: random.Random) -> None:
-        if kind == CUT:
-            self._without_cable(rank, chance.uniform(0.3, 2 * self.timeout + 1))
-        elif kind == LOSS:
-            self._lossy(rank, chance.uniform(1.0, 2 * self.timeout))
-        elif kind == SPLIT:
-            self._with_another_split(rank)
-        else:
-            super().strike(kind, rank, chance)
-
-    def stop(self, rank: int, chance: random.Random) -> None:
-        super().stop(rank, chance)
+    def _stop(self, rank: int, chance: random.Random) -> None:
+        super()._stop(rank, chance)
         time.sleep(self.timeout + chance.uniform(1.0, 3.0))
         self.signal(rank, chance.choice([signal.SIGCONT, signal.SIGKILL]))
 
-    def signal(self, rank: int, number: int) -> None:
-        if not self._held.intersection([rank]):
-            self._running[rank].send_signal(number)
-
-    def pids(self) -> dict[str, int]:
-        boards = {f"rank {rank}": board.pid for rank, board in self._running.items()}
-        return {**super().pids(), **boards}
-
-    def last_words(self) -> Iterator[str]:
-        """What each board has printed last."""
-        for path in sorted(self._folder.glob("board_*.log")):
-            yield f"{path.name}: {' | '.join(path.read_text(errors='replace').strip().splitlines()[-3:])}"
-
-    def _without_cable(self, rank: int, seconds: float) -> None:
+    def _cut(self, rank: int, chance: random.Random) -> None:
+        """Leave a board without its cable for a while."""
         switch = self._spaces[0].rpartition("-")[0] + "-switch"
-        run("ip", "-n", switch, "link", "set", f"port{rank}", "down")
-        time.sleep(seconds)
-        run("ip", "-n", switch, "link", "set", f"port{rank}", "up")
+        link = "ip", "-n", switch, "link", "set", f"port{rank}"
+        run(*link, "down")
+        time.sleep(chance.uniform(0.3, 2 * self.timeout + 1))
+        run(*link, "up")
 
-    def _lossy(self, rank: int, seconds: float) -> None:
+    def _loss(self, rank: int, chance: random.Random) -> None:
+        """Let the wire of a board lose packets for a while."""
         tc = "tc", "-n", self._spaces[rank], "qdisc"
-        assert any(run(*tc, "add", "dev", "eth0", "root", *loss) for loss in LOSSES), "no wire can lose packets here"
-        time.sleep(seconds)
+        lossy = any(run(*tc, "add", "dev", "eth0", "root", *loss) for loss in LOSSES)
+        assert lossy, "no wire can lose packets here"
+        time.sleep(chance.uniform(1.0, 2 * self.timeout))
         run(*tc, "del", "dev", "eth0", "root")
 
-    def _with_another_split(self, rank: int) -> None:
+    def _split(self, rank: int, chance: random.Random) -> None:
         """A board ends, and comes back with the part of another split; it must be refused, and then the right one may
         come."""
-        self._held.add(rank)
-        self._running[rank].kill()
-        self._running[rank].wait()
-        wrong = self._start(rank, f"model_dir={self._folder / 'other'}")
-        self._running[rank] = wrong
+        board = self._running.pop(rank)  # nobody starts it again for now
+        board.kill()
+        board.wait()
+        wrong = self._start(rank, self.folder / "other")
         try:
             assert wrong.wait(2 * START) == REFUSED, f"rank {rank} came back with another split, and ended otherwise"
         finally:
             wrong.kill()
-            self._held.discard(rank)
+            self._running[rank] = wrong
 
     def _failed(self, thread: str, error: BaseException) -> None:
         print(f"the boards are not looked after any more: {error}", file=sys.stderr)
 
-    def _keep(self) -> None:
-        while not self._over.wait(LOOK):
-            for rank, board in self._running.items():
-                if board.poll() is not None and not self._held.intersection([rank]):
+    def _keep(self, over: Event) -> None:
+        while not over.wait(LOOK):
+            for rank, board in list(self._running.items()):
+                if board.poll() is not None and self._running.get(rank) is board:
                     self._running[rank] = self._start(rank)
 
-    def _start(self, rank: int, *more: str) -> subprocess.Popen[bytes]:
-        own = {word.partition("=")[0] for word in more}
-        others = [word for word in self._words if word.partition("=")[0] not in own]
-        words = [*others, *more]
-        if (self._folder / "keys").is_dir():
-            words.append(f"keys={self._folder / 'keys' / str(rank)}")
+    def _start(self, rank: int, model: Path | None = None) -> subprocess.Popen[bytes]:
+        words = [word for word in self._words if not (model and word.startswith("model_dir="))]
+        words += [f"model_dir={model}"] if model else []
+        keys = self.folder / "keys"
+        words += [f"keys={keys / str(rank)}"] if keys.is_dir() else []
         space = ["ip", "netns", "exec", self._spaces[rank]] if self._spaces else []
         environment = {**os.environ, "NODE_RANK": str(rank), "PYTHON": sys.executable}
-        with open(self._folder / f"board_{rank}.log", "ab") as log:
-            return subprocess.Popen([*space, "bash", str(ROOT / "run_jetson.sh"), *words], env=environment,
+        with open(self.folder / f"board_{rank}.log", "ab") as log:
+            command = [*space, "bash", str(ROOT / "run_jetson.sh"), *words]
+            return subprocess.Popen(command, env=environment,
                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 @contextmanager
-def network(count: int, folder: Path, rate: int | None = 0) -> Iterator[list[str]]:
+def network(count: int, folder: Path, apart: bool) -> Iterator[list[str]]:
     """The network namespaces of so many boards, of which this thread enters the first; none where they cannot be made.
 
-    `folder/hosts` lists their addresses. `rate` is that of their wires in Mbit/s, 0 for no limit; None: boards at
-    loopback addresses are wanted.
+    `folder/hosts` lists their addresses. If they shall not be `apart`, these are loopback addresses.
     """
-    hosts = folder / "hosts"
-    script = ["bash", str(ROOT / "scripts" / "netns_cluster.sh"), f"boards={count}", f"rate_mbps={rate}",
-              f"logs={folder}"]
-    with subprocess.Popen(["true"] if rate is None else script, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    script = ["bash", str(ROOT / "scripts" / "netns_cluster.sh"), f"boards={count}", f"logs={folder}"]
+    with subprocess.Popen(script if apart else ["true"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True) as made:
         assert made.stdout is not None
         lines = [line for _, line in zip(range(count + 1), made.stdout)]
         spaces = [line.split()[2] for line in lines if line.startswith("rank ")]
         if not spaces:
-            hosts.write_text("".join(f"127.0.0.{rank + 1}\n" for rank in range(count)))
+            (folder / "hosts").write_text("".join(f"127.0.0.{rank + 1}\n" for rank in range(count)))
             yield []
             return
-        try:
-            with open("/proc/thread-self/ns/net", "rb") as home:
-                enter(spaces[0])
-                try:
-                    yield spaces
-                finally:
-                    _set(home.fileno())
-        finally:
-            made.terminate()
+        with open("/proc/thread-self/ns/net", "rb") as home, open(f"/run/netns/{spaces[0]}", "rb") as own:
+            try:
+                _enter(own)
+                yield spaces
+            finally:
+                _enter(home)
+                made.terminate()
 
 
-def enter(space: str) -> None:
-    """Let this thread, and those that it starts from now on, be in the network namespace of this name."""
-    with open(f"/run/netns/{space}", "rb") as file:
-        _set(file.fileno())
-
-
-def _set(space: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).setns(space, NEW_NETWORK):
+def _enter(space: BinaryIO) -> None:
+    """Let this thread, and those that it starts from now on, be in this network namespace."""
+    if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), NEW_NETWORK):
         raise OSError(ctypes.get_errno(), "a network namespace cannot be entered")
 
 
@@ -296,39 +233,49 @@ def free_port() -> int:
 # --- a pipeline, and where its ranks are ------------------------------------------------------------------------------
 
 @contextmanager
-def opened(name: str, words: Sequence[str], folder: Path, traced: bool = True) -> Iterator[tuple[Pipeline, Place]]:
+def opened(name: str, words: Sequence[str],
+           folder: Path) -> Iterator[tuple[Pipeline, Place]]:
     """The pipeline that the words of a command name, in the place of this name; `folder` is for its files.
 
-    It is `traced` on a small disk, which accidents can fill.
+    It is traced on a small disk, which accidents can fill, where this user may make one.
     """
     config = resolve(words).keys.run
     prepared = prepare(config)
     # On boards a part that is another split's is to be refused since it is not rank 0's, and not since it was named.
     keys = raw_values(words[1:])
     keys.update(model_dir=str(prepared.folder), stages="")
-    ranks = range(1, prepared.placement.world)
+    ranks, kinds = range(1, prepared.placement.world), [*KINDS]
     with ExitStack() as ends:
-        disk = folder / "disk"
-        if traced and ends.enter_context(small_disk(disk)):
-            keys["trace"] = str(disk / "trace")
-        place = Place(config.timeout, ranks, disk if "trace" in keys else None)
+        if ends.enter_context(small_disk(folder / "disk")):
+            keys["trace"] = str(folder / "disk" / "trace")
+            kinds.append("disk")
         if name == PROCESSES:
-            yield ends.enter_context(Pipeline.open(words[0], **keys)), Processes(place)
+            pipeline = ends.enter_context(Pipeline.open(words[0], **keys))
+            yield pipeline, Processes(config.timeout, ranks, kinds, folder)
             return
-        rate = 0 if name == NAMESPACES else None
-        spaces = ends.enter_context(network(len(ranks) + 1, folder, rate))
+        spaces = ends.enter_context(network(len(ranks) + 1, folder, name == NAMESPACES))
         keys.update(hosts=str(folder / "hosts"), master=f":{free_port()}", wait=str(START))
+        kinds += ["cut", "loss"] if spaces else []
+        if split_otherwise(config, prepared.spec(0).part.stages, folder / "other"):
+            kinds.append("split")
         own_keys = make_keys(folder)
+        boards = Boards(config.timeout, ranks, kinds, folder)
         typed = [f"{key}={value}" for key, value in keys.items()]
-        boards = Boards(place, [words[0], *typed], folder, spaces)
-        if config.base_dir and not config.model_dir:
-            boards.split_otherwise(config, prepared.spec(0).part.stages)
-        ends.callback(boards.end)
-        boards.begin()
+        ends.enter_context(boards.running([words[0], *typed], spaces))
         with environment_kept("NODE_RANK"):
             os.environ["NODE_RANK"] = "0"
             pipeline = ends.enter_context(Pipeline.open(words[0], **keys, **own_keys))
         yield pipeline, boards
+
+
+def split_otherwise(config: RunConfig, shares: Sequence[int], folder: Path) -> bool:
+    """Make a split of the model with other shares, with which boards come back by mistake; False if there is none."""
+    if config.model_dir or not config.base_dir or len(shares) < 3:
+        return False
+    none, first, second, *rest = shares
+    others = none, first - 1, second + 1, *rest
+    split(config.base_dir, folder, "+".join(map(str, others)), config.eagle_dir or None, progress=False)
+    return True
 
 
 def make_keys(folder: Path) -> dict[str, str]:

@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from config.keys import over, raw_values
 from config.presets import SMOLLM2
-from config.run_config import RunConfig
 from eval.bench import decoders_of, request, speed
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
@@ -46,36 +45,21 @@ def schema(argv: list[str]) -> int:
         plain = [request(pipeline, question) for question in ASKED]
         guided = [replace(one, grammar=pipeline.grammar(Guide.json_schema(wanted)))
                   for one, wanted in zip(plain, ASKED.values())]
-        without = decoders_of(pipeline, METHODS, ablate=unforced(pipeline.config))
+        usual_ones = decoders_of(pipeline, METHODS)
+        ablated = ",".join((*pipeline.config.ablated, "forced"))
+        unforced = decoders_of(pipeline, METHODS, ablate=ablated)
         rows, texts = [], []
-        decoders = decoders_of(pipeline, METHODS)
-        for method, decoder in tqdm(decoders.items(), unit="method", leave=False):
-            answered = [_answers(pipeline, decoder, plain), _answers(pipeline, decoder, guided),
-                        _answers(pipeline, without[method], guided)]
+        for method in tqdm(METHODS, unit="method", leave=False):
+            jobs = (usual_ones[method], plain), (usual_ones[method], guided), (unforced[method], guided)
+            answered = [_answers(pipeline, *job) for job in jobs]
             rows.append((method, *(f"{speed(answers):.2f}" for answers in answered)))
-            texts.append([one.token_ids for answers in answered for one in answers])
+            texts.append([[one.token_ids for one in answers] for answers in answered])
     print(in_columns(("tokens/s", "without", "schema", "schema, ablate=forced"), rows, 0))
-    print(f"\ntokens of the answers: {_lengths(texts[0])}")
-    _, forced, alike = parts(texts[0])
+    without, forced, alike = texts[0]
+    print(f"\ntokens of the answers: {sum(map(len, without))} without, {sum(map(len, forced))} with a schema")
     same = all(found == texts[0] for found in texts) and forced == alike
     print(f"the texts are {'the same' if same else 'NOT the same'} for all methods")
     return int(not same)
-
-
-def unforced(config: RunConfig) -> str:
-    """The key `ablate` of the same run in which nobody guesses what a grammar forces."""
-    return ",".join((*config.ablated, "forced"))
-
-
-def parts(texts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
-    """The texts without a schema, with one, and with one whose forced tokens nobody guesses."""
-    size = len(ASKED)
-    return [texts[begin:begin + size] for begin in range(0, 3 * size, size)]
-
-
-def _lengths(texts: Sequence[Sequence[int]]) -> str:
-    without, guided, _ = parts(texts)
-    return f"{sum(map(len, without))} without, {sum(map(len, guided))} with a schema"
 
 
 def _answers(pipeline: Pipeline, decoder: Decoder, asked: Sequence[Request]) -> list[Answer]:

@@ -1,29 +1,27 @@
-"""One stage of random layers on one device: its sizes, whether they fit this machine, and the time of its segments."""
+"""One stage of random layers on one device: its sizes, whether they fit this machine, and what it computes."""
 from __future__ import annotations
 
 import argparse
-import time
 from argparse import Namespace
-from collections import defaultdict
-from typing import Any, Hashable, Mapping, NamedTuple, Protocol, Sequence, TypeVar
+from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from launch.hosts.timing import random_weights
+from eval.bench import number
+from launch.hosts.timing import random_stage
 from launch.memory import GB, free
 from launch.spec import usable
 from model.cache import TreeCache
-from model.llama import LlamaConfig, Slice, fill
-from model.weights.quant import compress, fuse, pack
+from model.llama import LlamaConfig
 
-LARGEST_SIZE = 1 << 40  # what is more is no size, and memory would be short before
 ROWS = [1, 16, 64]  # of a segment, if nothing is said
 PYTHON = 50_000  # bytes of a layer's objects
-SIZES = {"layers": "layers of the stage", "hidden": "its width", "intermediate": "width of the MLP",
-         "heads": "heads of the attention", "context": "tokens that are settled", "repeats": "segments per figure"}
-Name = TypeVar("Name", bound=Hashable)
+SIZES = {  # as in a 7B model
+    "layers": (1, "layers of the stage"), "hidden": (4096, "its width"), "intermediate": (11008, "width of the MLP"),
+    "heads": (32, "heads of the attention"), "context": (512, "tokens that are settled"),
+    "repeats": (9, "segments per figure")}
 
 
 class Form(NamedTuple):
@@ -40,7 +38,7 @@ class Form(NamedTuple):
 class Stage(NamedTuple):
     """Layers in one form, their cache, and what they are fed."""
 
-    body: Any  # a Slice, or one that is shared
+    body: Any  # a Slice
     cache: TreeCache
     x_TD: Tensor
 
@@ -57,52 +55,22 @@ class Stage(NamedTuple):
         self.cache.drop()
         return out
 
-    def seconds(self, rows: int) -> float:
-        """How long a segment takes."""
-        start = time.perf_counter()
-        self.segment(rows)[-1, -1].item()  # which waits for the device
-        return time.perf_counter() - start
+    def compute(self, rows: int) -> None:
+        """A segment, until the device has computed it."""
+        self.segment(rows)[-1, -1].item()
 
 
-class Timed(Protocol):
-    """What a bench takes the time of."""
-
-    def seconds(self, rows: int) -> float: ...
-
-
-def by_turns(timed: Mapping[Name, Timed], rows: Sequence[int],
-             repeats: int) -> dict[tuple[Name, int], list[float]]:
-    """The seconds of each one for each number of rows.
-
-    They take turns, so that what disturbs one disturbs all. Every other round has them in reverse, since who comes
-    second finds the caches of the processor warm.
-    """
-    took: dict[tuple[Name, int], list[float]] = defaultdict(list)
-    for number in tqdm(range(repeats + 1), desc="timing", leave=False):
-        for count in rows:
-            for name in list(timed)[::-1 if number % 2 else 1]:
-                took[name, count].append(timed[name].seconds(count))
-    return {key: seconds[1:] for key, seconds in took.items()}  # the first round warms up
+def size_of(module: torch.nn.Module) -> int:
+    """The bytes of a module's parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
-def number(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
-    is_number = text.isascii() and text.isdigit()
-    if not is_number or not 1 <= int(text[:20]) <= LARGEST_SIZE:
-        raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {LARGEST_SIZE}")
-    return int(text)
-
-
-def read(prog: str, usual: Sequence[int],
-         argv: Sequence[str], forms: int) -> Namespace:
-    """The sizes of a stage that is held in so many forms; `usual` are the defaults of SIZES.
-
-    Raises ValueError for a stage that this machine cannot hold.
-    """
-    parser = argparse.ArgumentParser(prog=prog, usage="%(prog)s [--help] [--NAME VALUE ...]")
-    for (name, about), default in zip(SIZES.items(), usual):
+def read(argv: Sequence[str], forms: int) -> Namespace:
+    """The sizes of a stage that is held in so many forms. Raises ValueError for one that this machine cannot hold."""
+    parser = argparse.ArgumentParser(usage="python -m scripts.bench stages [--help] [--NAME VALUE ...]")
+    for name, (default, about) in SIZES.items():
         parser.add_argument(f"--{name}", type=number, metavar="N", default=default, help=f"{about} ({default})")
     parser.add_argument("--rows", type=number, nargs="+", metavar="N", default=ROWS,
                         help=f"rows of a segment ({' '.join(map(str, ROWS))})")
@@ -135,37 +103,20 @@ def _bytes(args: Namespace, forms: int) -> int:
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
-    """The same random layers in every form, with the same random text in their caches."""
-    head_dim, context = args.hidden // args.heads, 2 * args.context + max(args.rows)
-    # two layers more than the stage has, which so neither embeds nor norms
-    config = LlamaConfig(args.hidden, args.layers + 2,
-                         args.heads, args.heads, head_dim, args.intermediate, vocab=1,
-                         context=context, eps=1e-6, theta=1e4)
-    weights = random_weights(_slice(config))
+    """The same random layers in every form, with the same random text of `--context` tokens in their caches."""
+    context, text = 2 * args.context + max(args.rows), list(range(args.context))
+    head_dim = args.hidden // args.heads
+    sizes = LlamaConfig(args.hidden, args.layers, args.heads, args.heads, head_dim, args.intermediate,
+                        vocab=1, context=context, eps=1e-6, theta=1e4)
     x_TD = torch.randn(max(args.rows), args.hidden)
     made: dict[Form, Stage] = {}
     for form in tqdm(forms, desc="quantizing", leave=False):
-        body = _slice(config)
-        fill(body, weights, form.dtype, args.device)
-        compress(body, form.kind, form.dtype)
-        fuse(body)
-        pack(body)
-        made[form] = Stage(body, _cache(args, config, form.dtype),
-                           x_TD.to(args.device, form.dtype))
+        like = torch.empty(0, dtype=form.dtype, device=args.device)
+        torch.manual_seed(1)
+        body = random_stage(sizes, args.layers, like, form.kind, context).part
+        cache = sizes.cache(args.layers, context, like)
+        cache.admit(text, [0, *text[:-1]], args.context)
+        for stored in cache.slots[0].held:
+            stored.copy_(torch.randn(stored.shape))
+        made[form] = Stage(body, cache, x_TD.to(like))
     return made
-
-
-def _slice(config: LlamaConfig) -> Slice:
-    return Slice(config, 1, config.layers - 1)
-
-
-def _cache(args: Namespace, config: LlamaConfig, dtype: torch.dtype) -> TreeCache:
-    """A KV cache in which a text of `--context` tokens has been settled, with random keys and values."""
-    cache = config.cache(args.layers, config.context,
-                         torch.empty(0, dtype=dtype, device=args.device))
-    text = list(range(args.context))
-    cache.admit(text, [0, *text[:-1]], args.context)
-    for stored in cache.slots[0].held:
-        generator = torch.Generator().manual_seed(1)
-        stored.copy_(torch.randn(stored.shape, generator=generator))
-    return cache

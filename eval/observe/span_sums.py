@@ -60,10 +60,9 @@ class Tally(NoTrace):
         since = self._clock.now()
         self._begin(name, since, facts)
         try:
-            with self.behind.span(name, **facts):
-                yield
+            yield
         finally:
-            self._add(Span(name, since, self._clock.now(), facts))
+            self.note(name, since, **facts)
 
     def note(self, name: str, since: float,
              until: float | None = None, **facts: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, repeat
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Sequence
 
 Span = Dict[str, Any]
 # What a node has beside id, token, parent, kind, request and birth. Its kind: prompt, own (said by the target, guessed
@@ -18,7 +18,6 @@ FATE = dict.fromkeys(("score", "segment", "saidAt", "said", "settled", "died", "
 # What a segment's stay on a rank has beside the rows that came; their difference was pruned there. All of them may have
 # died before they were computed.
 STAY: Span = {"from": None, "to": None, "computed": 0, "left": None, "passed": None}
-EVENT = ("at", "kind", "what", "many", "rank")
 OF_SEGMENT = ("send", "forward", "back", "judge")  # events that a segment has; the others have a node or a request
 SHOWN = ("wait", "grow", "judge", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
 SHOWN_ON_STAGES = ("wait", "prune", "grow")  # a small model on a rank of its own grows
@@ -28,9 +27,14 @@ class Story:
     """Everything that happened; `data` makes JSON of it."""
 
     def __init__(self, spans: list[Span]) -> None:
-        self.spans = spans
         begins = {span["name"]: span["t0"] for span in reversed(spans)}
-        self.start: float = begins.get("request", begins.get("send", 0.0))
+        start: float = begins.get("request", begins.get("send", 0.0))
+
+        def moment(seconds: float) -> float:
+            return round((seconds - start) * 1e3, 4)
+
+        self.spans = [{**span, "t0": moment(span["t0"]), "t1": moment(span["t1"])}
+                      for span in spans]
         self.ranks = sorted({span["rank"] for span in spans})
         self.root = self.ranks[0] if self.ranks else 0
         self.nodes: dict[int, Span] = {}
@@ -45,17 +49,14 @@ class Story:
         follow = {
             "send": self._send, "grow": self._grow, "judge": self._judge,
             "prune": self._prune, "reset": self._reset, "request": self._request}
-        for span in spans:
+        for span in self.spans:
             if span["rank"] == self.root and span["name"] in follow:
                 follow[span["name"]](span)
         self._travel()
 
-    def _ms(self, seconds: float) -> float:
-        return round((seconds - self.start) * 1e3, 4)
-
-    def _note(self, *facts: Any) -> None:
-        """An event, by the names in EVENT."""
-        self.events.append(dict(zip(EVENT, facts)))
+    def _note(self, at: float, kind: str, what: int, many: int, **stage: int) -> None:
+        """An event of rank 0, unless the rank of a stage is named."""
+        self.events.append({"at": at, "kind": kind, "what": what, "many": many, "rank": self.root, **stage})
 
     # --- rank 0: the tree ---------------------------------------------------------------------------------------------
 
@@ -69,7 +70,7 @@ class Story:
         return self.nodes[node]
 
     def _send(self, span: Span) -> None:
-        at, number = self._ms(span["t0"]), len(self.segments)
+        at, number = span["t0"], len(self.segments)
         nodes, text = span["nodes"], span["text"]
         if any(node == parent for node, parent in zip(nodes, span["parents"])):
             self.requests.append({"from": at, "to": None,
@@ -91,33 +92,29 @@ class Story:
         self._away.append(number)
         ids = [*nodes, *span.get("ids", ())]
         self._number.update(dict.fromkeys(ids, number))
-        self._note(at, "send", number, len(nodes), self.root)
+        self._note(at, "send", number, len(nodes))
 
     def _grow(self, span: Span) -> None:
-        at = self._ms(span["t1"])
+        at = span["t1"]
         for node in span.get("gone", ()):
             self._die(node, at, "dropped")
-        new = span.get("nodes")
-        if not new:
-            return
-        guesses = zip(new, span["tokens"], span["parents"], span["scores"])
-        for node, token, parent, score in guesses:
-            self._node(node, token, parent, at)["score"] = round(score, 4)
-            self.live.add(node)
-        self._note(at, "grow", new[0], len(new), self.root)
+        if new := span.get("nodes"):
+            guesses = zip(new, span["tokens"], span["parents"], span["scores"])
+            for node, token, parent, score in guesses:
+                self._node(node, token, parent, at)["score"] = round(score, 4)
+            self.live.update(new)
+            self._note(at, "grow", new[0], len(new))
 
     def _judge(self, span: Span) -> None:
-        at = self._ms(span["t1"])
+        begin, at = span["t0"], span["t1"]
         for node, token in span.get("said", {}).items():
             self.nodes[int(node)].update(said=token, saidAt=at)
             self.requests[-1]["said"] = True
         # round a ring segments come back in order, also those whose rows have all died
         number = self._of(span) if self._dealt else self._away.popleft() if self._away else None
         if number is not None:
-            begin = self._ms(span["t0"])
             self.segments[number].update(judged=[begin, at], back=begin)
-            said = span.get("said", ())
-            self._note(at, "judge", number, len(said), self.root)
+            self._note(at, "judge", number, len(span.get("said", ())))
 
     def _of(self, span: Span) -> int | None:
         """The segment that a span is about, if one of its rows is left to show it."""
@@ -125,19 +122,17 @@ class Story:
 
     def _prune(self, span: Span) -> None:
         if span.get("parent") in self.nodes:  # not of a request that sent nothing, nor where rank 0 is a stage as well
-            at = self._ms(span["t0"])
-            self._node(span["tip"], span["token"], span["parent"], at)
-            self._settle(span["tip"], at)
+            self._node(span["tip"], span["token"], span["parent"], span["t0"])
+            self._settle(span["tip"], span["t0"])
 
     def _reset(self, span: Span) -> None:
         self._prune(span)
-        at = self._ms(span["t0"])
         for node in list(self.live):
-            self._die(node, at, "over")
+            self._die(node, span["t0"], "over")
         self._away.clear()
         if self.requests:
-            self.requests[-1]["to"] = self._ms(span["t1"])
-            self._note(at, "end", len(self.requests) - 1, 0, self.root)
+            self.requests[-1]["to"] = span["t1"]
+            self._note(span["t0"], "end", len(self.requests) - 1, 0)
 
     def _request(self, span: Span) -> None:
         """The settled tokens that are the answer; this span begins before all others."""
@@ -158,7 +153,7 @@ class Story:
             if parent != tip and parent not in self.live:
                 self._die(node, at, "wrong")
         if many:
-            self._note(at, "settle", tip, many, self.root)
+            self._note(at, "settle", tip, many)
 
     def _die(self, node: int, at: float, why: str) -> None:
         if node in self.live:
@@ -181,8 +176,8 @@ class Story:
                 if span["kind"] == "Segment":
                     number = self._of(span) if self._dealt else next(numbers, None)
                 if number is not None and here == self.root:
-                    self.segments[number]["back"] = at = self._ms(span["t1"])
-                    self._note(at, "back", number, len(span["nodes"]), here)
+                    self.segments[number]["back"] = span["t1"]
+                    self._note(span["t1"], "back", number, len(span["nodes"]))
                 elif number is not None:
                     self._stay(number, span, forwards.get(number), departed)
         self.events.sort(key=lambda event: float(event["at"]))
@@ -190,18 +185,14 @@ class Story:
     def _stay(self, number: int, came: Span,
               forward: Span | None, left: Span | None) -> None:
         """A segment on a stage; `forward` is None if all of its rows had died before."""
-        stop = {**STAY, "rank": came["rank"], "rows": len(came["nodes"])}
-        stop["came"] = self._ms(came["t1"])
+        stop = {**STAY, "rank": came["rank"], "came": came["t1"]}
+        stop["rows"] = len(came["nodes"])
         if forward:
-            stop.update(self._bounds(forward), computed=len(forward["nodes"]))
-            self._note(stop["from"], "forward", number, stop["computed"], came["rank"])
+            stop.update(_bounds(forward), computed=len(forward["nodes"]))
+            self._note(stop["from"], "forward", number, stop["computed"], rank=came["rank"])
         if left:
-            stop["left"] = self._ms(left["t0"])
-            stop["passed"] = len(left["nodes"])
+            stop.update(left=left["t0"], passed=len(left["nodes"]))
         self.segments[number]["stops"].append(stop)
-
-    def _bounds(self, span: Span) -> Span:
-        return {"from": self._ms(span["t0"]), "to": self._ms(span["t1"])}
 
     # --- for the page -------------------------------------------------------------------------------------------------
 
@@ -224,7 +215,7 @@ class Story:
         events = [event.copy() for event in self.events if begin <= event["at"] <= end]
         for event in events:
             event["what"] = places.get(event["kind"], {}).get(event["what"], event["what"])
-        bars = [bar for bar in self._bars() if begin <= bar["to"] and bar["from"] <= end]
+        meanwhile = [span for span in self.spans if begin <= span["t1"] and span["t0"] <= end]
 
         def placed(entry: Span) -> Span:
             """A segment or a node, with the places of its request and segment."""
@@ -238,10 +229,15 @@ class Story:
             "segments": [placed(self.segments[number]) for number in sent],
             "nodes": [placed(node) for node in self.nodes.values() if node["request"] in requests],
             "events": events,
-            "spans": bars}
+            "spans": [_bar(span) for span in meanwhile if span["name"] in self._shown(span)]}
 
-    def _bars(self) -> Iterator[Span]:
-        """The spans that the page draws."""
-        for span in self.spans:
-            if span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES):
-                yield {"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **self._bounds(span)}
+    def _shown(self, span: Span) -> Sequence[str]:
+        return SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES
+
+
+def _bar(span: Span) -> Span:
+    return {"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
+
+
+def _bounds(span: Span) -> Span:
+    return {"from": span["t0"], "to": span["t1"]}
