@@ -85,6 +85,11 @@ class Generation:
         """The text so far; empty where there is no tokenizer."""
         return self._reader.text if self._reader else ""
 
+    @property
+    def stopped(self) -> str:
+        """The stop text that has ended it; empty if none has."""
+        return self._reader.stopped if self._reader else ""
+
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 

@@ -262,7 +262,7 @@ class Text:
 
         def stops(token: int) -> bool:
             reader.read([token])
-            return reader.stopped
+            return bool(reader.stopped)
 
         return stops
 
@@ -333,7 +333,7 @@ class Reader:
         self._stops = [one for one in given if one]
         self._held = ""
         self.text = ""  # that was handed out so far
-        self.stopped = False  # whether a stop text is complete
+        self.stopped = ""  # the stop text that is complete
 
     def read(self, tokens: Iterable[int]) -> str:
         """The text that these tokens add; nothing once a stop text is complete."""
@@ -350,9 +350,8 @@ class Reader:
 
     def _take(self, piece: str) -> str:
         held = self._held + piece
-        ends = [held.index(stop) for stop in self._stops if stop in held]
-        self.stopped = bool(ends)
-        clear = min(ends) if ends else len(held) - self._begun(held)
+        ends = [(held.index(stop), stop) for stop in self._stops if stop in held]
+        clear, self.stopped = min(ends, default=(len(held) - self._begun(held), ""))
         shown, self._held = held[:clear], "" if ends else held[clear:]
         self.text += shown
         return shown

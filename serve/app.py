@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, AsyncIterator, Callable, Mapping
+from typing import Any, Callable, Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware import Middleware
@@ -19,10 +19,10 @@ from starlette.exceptions import HTTPException as NotServed
 from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
-from serve import anthropic, blocks, responses
-from serve.answering import CHAT, COMPLETION, Asking, Form, Written, events, whole
+from serve import anthropic, responses
+from serve.answering import Answer
 from serve.auth import Framing, Guard, refusal
-from serve.blocks import Blocks
+from serve.completions import ChatAnswer, CompletionAnswer
 from serve.engine import Engine
 from serve.protocol import Body, Chat, Choice, Completion, Refused, Renamed, ToTokenize, read_body
 from serve.text_chunks import ids_of
@@ -82,6 +82,19 @@ class Service:
             if len(data) > int(megabytes * 1e6):
                 raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
         return bytes(data)
+
+    async def answer(self, request: Request, body: Body, form: type[Answer]) -> Response:
+        """The answer to a body, whole or as a stream; nothing is computed any more for a client that leaves."""
+        answer = form(self.engine, body, body.choices(self.config.run), self.model)
+        with ExitStack() as held:
+            held.enter_context(closing(answer))
+            found = await unless_gone(request, answer.next() if body.stream else answer.whole())
+            if found is None:
+                return Response(status_code=CLIENT_GONE)
+            if not body.stream:
+                return as_json(found)
+            held.pop_all()  # the stream closes it
+        return EventStream(answer, found)
 
     async def ids(self, choice: Choice) -> list[int]:
         """The token ids of a choice's prompt; a ValueError is a mistake in its field."""
@@ -168,18 +181,16 @@ class Server(Service):
     # --- answers ------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        return await self._answer(request, await self.read(request, Chat), CHAT)
+        return await self.answer(request, await self.read(request, Chat), ChatAnswer)
 
     async def complete(self, request: Request) -> Response:
-        return await self._answer(request, await self.read(request, Completion), COMPLETION)
+        return await self.answer(request, await self.read(request, Completion), CompletionAnswer)
 
     async def respond(self, request: Request) -> Response:
-        body = await self.read(request, Chat, responses.as_chat)
-        return await self._answer_in_blocks(request, body, responses.Response)
+        return await self.answer(request, await self.read(request, Chat, responses.as_chat), responses.ResponseAnswer)
 
     async def message(self, request: Request) -> Response:
-        body = await self.read(request, Chat, anthropic.as_chat)
-        return await self._answer_in_blocks(request, body, anthropic.Message)
+        return await self.answer(request, await self.read(request, Chat, anthropic.as_chat), anthropic.MessageAnswer)
 
     async def count(self, request: Request) -> Response:
         """How many tokens the prompt of a message has."""
@@ -187,52 +198,18 @@ class Server(Service):
         [choice] = body.choices(self.config.run)
         return as_json({"input_tokens": len(await self.ids(choice))})
 
-    async def _answer_in_blocks(self, request: Request, body: Chat, form: type[Blocks]) -> Response:
-        """The answer to the only choice of a body, in a protocol of blocks."""
-        [choice] = body.choices(self.config.run)
-        asking = Asking(self.engine, [choice])
-        made = form(asking, self.model)
-        with ExitStack() as held:
-            held.callback(asking.close)
-            if not body.stream:
-                found = await unless_gone(request, blocks.whole(made, choice.dialect))
-                return as_json(found) if found is not None else Response(status_code=CLIENT_GONE)
-            first = await unless_gone(request, asking.next())
-            if first is None:
-                return Response(status_code=CLIENT_GONE)
-            held.pop_all()  # the stream closes it
-        return EventStream(asking, blocks.events(made, choice.dialect, first))
-
-    async def _answer(self, request: Request, body: Body, form: Form) -> Response:
-        """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
-        choices = body.choices(self.config.run)
-        asking = Asking(self.engine, choices, watched=body.stream and body.flowspec_tree)
-        written = Written(form, self.model, choices[0].wants_logprobs, choices[0].dialect)
-        with ExitStack() as held:
-            held.callback(asking.close)
-            if not body.stream:
-                found = await unless_gone(request, whole(asking, written))
-                return as_json(found) if found is not None else Response(status_code=CLIENT_GONE)
-            first = await unless_gone(request, asking.next())
-            if first is None:
-                return Response(status_code=CLIENT_GONE)
-            held.pop_all()  # the stream closes it
-        return EventStream(asking, events(asking, written, first, body.stream_options.include_usage))
-
 
 class EventStream(StreamingResponse):
     """A stream of events. Its answer is given up if the client leaves, even before the first event was sent."""
 
-    def __init__(self, asking: Asking, stream: AsyncIterator[bytes]) -> None:
-        super().__init__(stream, media_type="text/event-stream",
+    def __init__(self, answer: Answer, first: Any) -> None:
+        super().__init__(answer.events(first), media_type=answer.MEDIA,
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._asking = asking
+        self._answer = answer
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
+        with closing(self._answer):
             await super().__call__(scope, receive, send)
-        finally:
-            self._asking.close()
 
 
 async def unless_gone(request: Request, work: Any) -> Any:

@@ -33,6 +33,7 @@ class Ended(NamedTuple):
     """The answer is whole; the numbers count tokens."""
 
     finish_reason: str
+    stopped: str  # the stop text that has ended it, if one has
     completion: int
     accepted: int  # of the answer, those that were guesses under way
     rejected: int  # guesses that were sent and rejected
@@ -308,4 +309,4 @@ def ended(generation: Generation) -> Ended:
     answer, accepted = generation.answer, generation.accepted
     reason = "stop" if answer.finish_reason == "stop" else "length"
     rejected = max(0, generation.tree.guessed - accepted)
-    return Ended(reason, answer.new_tokens, accepted, rejected, answer.reused_tokens)
+    return Ended(reason, generation.stopped, answer.new_tokens, accepted, rejected, answer.reused_tokens)

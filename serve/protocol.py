@@ -11,7 +11,7 @@ import re
 import secrets
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Callable, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
+from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -31,8 +31,9 @@ ALL = -1  # what some clients write for top_k=0
 TOKEN = re.compile("[0-9]{1,9}")
 ROLES = {"developer": "system"}  # of a message, where a template has another name
 TEXT = "str"  # how pydantic names the type that comes first where a field may have several
+Facts = Dict[str, Any]  # of JSON
 Item = TypeVar("Item")
-Renamed = Callable[[dict[str, Any]], dict[str, Any]]
+Renamed = Callable[[Facts], Facts]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
 CHOOSING = tuple(key for key in SAMPLING if key in RANGES)  # as numbers, which the biases are not
 MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and what it may add
@@ -60,7 +61,7 @@ class Refused(Exception):
         self.status, self.retry = status, retry  # seconds after which to ask again; 0: asking again changes nothing
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Facts:
         """As OpenAI sends errors."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
@@ -116,7 +117,7 @@ class CalledFunction(Strict):
     arguments: str = "{}"  # JSON
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Facts:
         """As templates read it: with the arguments as an object, if they are one."""
         try:
             return {"name": self.name, "arguments": parse_object(self.arguments.encode(), "arguments", "")}
@@ -138,7 +139,7 @@ class ChatMessage(Strict):
     name: str = ""
 
     @property
-    def beside(self) -> dict[str, Any]:
+    def beside(self) -> Facts:
         """What a template of the tokenizer's own may read beside role and content."""
         given = self.tool_calls or ()
         calls = [{"id": call.id, "type": "function", "function": call.function.shown} for call in given]
@@ -149,7 +150,7 @@ class ChatMessage(Strict):
 class Function(Strict):
     name: str
     description: str = ""
-    parameters: dict[str, Any] = {}
+    parameters: Facts = {}
 
 
 class Tool(Strict):
@@ -168,7 +169,7 @@ class NamedTool(Strict):
 
 class Schema(Strict):
     name: str = ""
-    schema_: dict[str, Any] = Field({}, alias="schema")
+    schema_: Facts = Field({}, alias="schema")
 
 
 class ResponseFormat(Strict):
@@ -204,7 +205,7 @@ class Body(Strict):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     response_format: ResponseFormat = ResponseFormat(type="text")
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: Facts | str | None = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
@@ -217,11 +218,11 @@ class Body(Strict):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> Facts:
         """The keys of an answer that say which log-probabilities are wanted."""
         raise NotImplementedError
 
-    def options(self, config: RunConfig) -> list[dict[str, Any]]:
+    def options(self, config: RunConfig) -> list[Facts]:
         """The keys of each of `n` answers; one after the other has the next seed."""
         given = {key: getattr(self, key) for key in CHOOSING}
         given["logit_bias"] = ",".join(f"{token}:{value:.6f}" for token, value in self.logit_bias.items()) or None
@@ -294,12 +295,12 @@ class Chat(Body):
     tools: Items[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True  # whether calls that must come may be several
-    chat_template_kwargs: dict[str, Any] = {}  # what a tokenizer's own template reads beside the messages
+    chat_template_kwargs: Facts = {}  # what a tokenizer's own template reads beside the messages
     logprobs: bool = False
     top_logprobs: int | None = None
 
     @property
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> Facts:
         return {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
 
     def check(self) -> None:
@@ -319,7 +320,7 @@ class Chat(Body):
         return self.tool_choice not in ("none", "auto")
 
     @property
-    def called(self) -> dict[str, dict[str, Any]]:
+    def called(self) -> dict[str, Facts]:
         """The functions that may be called, with the schemas of their arguments."""
         known = {tool.function.name: tool.function.parameters for tool in self.tools}
         if isinstance(self.tool_choice, NamedTool):
@@ -376,7 +377,7 @@ class Completion(Body):
     logprobs: int | None = None  # of how many likeliest tokens to hear
 
     @property
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> Facts:
         return {} if self.logprobs is None else {"logprobs": self.logprobs, "prompt_logprobs": self.echo}
 
     @property
@@ -401,7 +402,7 @@ class ToTokenize(Strict):
 
     prompt: str | None = None
     messages: Items[ChatMessage] | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Facts = {}
 
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -420,7 +421,7 @@ def _dialect_of(folder: Path, chat_template: str) -> Dialect | None:
     return dialect_of(own_template(folder, chat_template))
 
 
-def schema_of(given: dict[str, Any] | str) -> Guide:
+def schema_of(given: Facts | str) -> Guide:
     """The grammar of a schema, which may be a text."""
     return Guide("json_schema", given) if isinstance(given, str) else Guide.json_schema(given)
 
@@ -455,7 +456,7 @@ def _read(data: bytes, kind: type[Any], renamed: Renamed) -> Any:
     return body
 
 
-def _shown(number: int, message: ChatMessage, own: bool) -> dict[str, Any]:
+def _shown(number: int, message: ChatMessage, own: bool) -> Facts:
     """A message as templates read it; `own`: as one of the tokenizer's own does, which may know of tools."""
     if message.tool_calls and not own:
         raise Refused(f"messages.{number}.tool_calls is not supported by this model's template: leave it out",

@@ -36,10 +36,6 @@ class Piece(NamedTuple):
     text: str
     tokens: Sequence[Token] = ()
 
-    def followed(self, piece: Piece) -> Piece:
-        """Both as one."""
-        return Piece(self.text + piece.text, [*self.tokens, *piece.tokens])
-
 
 class Places:
     """The places of tokens in a text, in whose front so many characters stand already."""
