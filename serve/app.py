@@ -24,7 +24,7 @@ from serve.answering import Answer
 from serve.auth import Framing, Guard, refusal
 from serve.completions import ChatAnswer, CompletionAnswer
 from serve.engine import Engine
-from serve.protocol import Body, Chat, Choice, Completion, Refused, Renamed, ToTokenize, read_body
+from serve.protocol import Body, Chat, Completion, Refused, Renamed, ToTokenize, read_body
 from serve.text_chunks import ids_of
 
 PAGE = Path(__file__).with_name("page") / "chat.html"
@@ -54,10 +54,9 @@ class Service:
         around = [Middleware(Framing), *([cors] if config.origins else []), guard]  # the outermost first
         app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None, middleware=around,
                       exception_handlers=dict(self.ERRORS))
-        for path, name in self.GETS.items():
-            app.add_api_route(path, getattr(self, name), methods=["GET", "HEAD"])
-        for path, name in self.POSTS.items():
-            app.add_api_route(path, getattr(self, name), methods=["POST"])
+        for methods, names in ((["GET", "HEAD"], self.GETS), (["POST"], self.POSTS)):
+            for path, name in names.items():
+                app.add_api_route(path, getattr(self, name), methods=methods)
         return app
 
     def begun(self, url: str) -> None:
@@ -88,18 +87,19 @@ class Service:
         answer = form(self.engine, body, body.choices(self.config.run), self.model)
         with ExitStack() as held:
             held.enter_context(closing(answer))
-            found = await unless_gone(request, answer.next() if body.stream else answer.whole())
-            if found is None:
-                return Response(status_code=CLIENT_GONE)
             if not body.stream:
-                return as_json(found)
+                return as_json(await unless_gone(request, answer.whole()))
+            first = await unless_gone(request, answer.next())
             held.pop_all()  # the stream closes it
-        return EventStream(answer, found)
+        return EventStream(answer, first)
 
-    async def ids(self, choice: Choice) -> list[int]:
-        """The token ids of a choice's prompt; a ValueError is a mistake in its field."""
+    async def ids(self, body: Body) -> list[int]:
+        """The token ids of the only prompt of a body."""
+        [choice] = body.asked(self.config.run)
+
         async def read() -> list[int]:
-            begun = self.engine.call(lambda pipeline: self.engine.prompts.submit(ids_of, choice, pipeline))
+            engine = self.engine
+            begun = engine.call(lambda pipeline: engine.prompts.submit(ids_of, choice, pipeline))
             reading = await asyncio.wrap_future(begun)
             return await asyncio.wrap_future(reading)
 
@@ -174,8 +174,7 @@ class Server(Service):
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or of messages."""
-        asked = await self.read(request, ToTokenize)
-        ids = await self.ids(asked.choice(self.config.run))
+        ids = await self.ids(await self.read(request, ToTokenize))
         return as_json({"count": len(ids), "max_model_len": self.config.run.max_length, "tokens": ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -187,16 +186,17 @@ class Server(Service):
         return await self.answer(request, await self.read(request, Completion), CompletionAnswer)
 
     async def respond(self, request: Request) -> Response:
-        return await self.answer(request, await self.read(request, Chat, responses.as_chat), responses.ResponseAnswer)
+        body = await self.read(request, Chat, responses.as_chat)
+        return await self.answer(request, body, responses.ResponseAnswer)
 
     async def message(self, request: Request) -> Response:
-        return await self.answer(request, await self.read(request, Chat, anthropic.as_chat), anthropic.MessageAnswer)
+        body = await self.read(request, Chat, anthropic.as_chat)
+        return await self.answer(request, body, anthropic.MessageAnswer)
 
     async def count(self, request: Request) -> Response:
         """How many tokens the prompt of a message has."""
-        body = await self.read(request, Chat, anthropic.as_chat_to_count)
-        [choice] = body.choices(self.config.run)
-        return as_json({"input_tokens": len(await self.ids(choice))})
+        ids = await self.ids(await self.read(request, Chat, anthropic.as_chat_to_count))
+        return as_json({"input_tokens": len(ids)})
 
 
 class EventStream(StreamingResponse):
@@ -213,12 +213,14 @@ class EventStream(StreamingResponse):
 
 
 async def unless_gone(request: Request, work: Any) -> Any:
-    """What `work` brings; None if the client leaves before."""
+    """What `work` brings; raises Refused if the client leaves before."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        if working.done():
+            return working.result()
+        raise Refused("the client has left before its answer was there", status=CLIENT_GONE)
     finally:
         working.cancel()
         leaving.cancel()

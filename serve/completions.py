@@ -26,7 +26,7 @@ class CompletionAnswer(Answer):
         return [self._chunk(said, self.delta(said, new.text), new.tokens or None)]
 
     def ended(self, said: Said) -> Iterable[bytes]:
-        return [self._chunk(said, self.last_delta())]
+        return [self._chunk(said, self.delta(said, ""))]
 
     def over(self) -> Iterable[bytes]:
         if self.body.stream_options.include_usage:
@@ -43,9 +43,6 @@ class CompletionAnswer(Answer):
     def delta(self, said: Said, text: str) -> Facts:
         """Where a chunk has the text that it adds."""
         return {"text": text}
-
-    def last_delta(self) -> Facts:
-        return {"text": ""}
 
     def logprobs(self, tokens: Sequence[Token]) -> Facts:
         return in_completion(tokens)
@@ -79,6 +76,9 @@ class ChatAnswer(CompletionAnswer):
         if said.block.name:
             yield self._chunk(said, _part_of_call(said, _call(said.block, "")))
 
+    def ended(self, said: Said) -> Iterable[bytes]:
+        return [self._chunk(said, {"delta": {}})]
+
     def message(self, said: Said) -> Facts:
         message: Facts = {"role": "assistant", "content": said.text, "refusal": None}
         if said.calls:
@@ -90,9 +90,6 @@ class ChatAnswer(CompletionAnswer):
         if said.block.name:
             return _part_of_call(said, {"function": {"arguments": text}})
         return {"delta": {"content": text}}
-
-    def last_delta(self) -> Facts:
-        return {"delta": {}}
 
     def logprobs(self, tokens: Sequence[Token]) -> Facts:
         content = [{**_entry(token.spelled, token.logprob),

@@ -111,8 +111,8 @@ class Worker(Service):
     # --- answers ------------------------------------------------------------------------------------------------------
 
     async def count(self, request: Request) -> Response:
-        [choice] = (await self._body_of(request)).choices(self.config.run)
-        return as_json({"count": len(await self.ids(choice)), "error_code": 0})
+        ids = await self.ids(await self._body_of(request))
+        return as_json({"count": len(ids), "error_code": 0})
 
     async def generate(self, request: Request) -> Response:
         """An answer, while it is made or once it is whole."""

@@ -9,7 +9,8 @@ import gc
 import json
 import re
 import secrets
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
 
@@ -68,7 +69,7 @@ class Refused(Exception):
 
 
 class Choice(NamedTuple):
-    """What the pipeline is asked for one choice of an answer: a prompt, its template, and the keys of an answer.
+    """What the pipeline is asked for one choice of an answer: a prompt, its template, and options.
 
     `field` is where the prompt stood, `variables` are what the template reads beside the messages, and `echo` says
     whether the answer begins with the prompt. `guide` is the grammar of the answer, and `guided_by` where that stood.
@@ -77,7 +78,7 @@ class Choice(NamedTuple):
 
     prompt: Prompt
     template: str
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = {}
     field: str = "prompt"
     variables: Mapping[str, Any] = {}
     echo: bool = False
@@ -116,19 +117,19 @@ class CalledFunction(Strict):
     name: str
     arguments: str = "{}"  # JSON
 
-    @property
-    def shown(self) -> Facts:
-        """As templates read it: with the arguments as an object, if they are one."""
-        try:
-            return {"name": self.name, "arguments": parse_object(self.arguments.encode(), "arguments", "")}
-        except ValueError:
-            return {"name": self.name, "arguments": self.arguments}
-
 
 class ToolCall(Strict):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
+
+    @property
+    def shown(self) -> Facts:
+        """As templates read it: with the arguments as an object, if they are one."""
+        facts = self.model_dump()
+        with suppress(ValueError):
+            facts["function"]["arguments"] = parse_object(self.function.arguments.encode(), "arguments")
+        return facts
 
 
 class ChatMessage(Strict):
@@ -138,13 +139,25 @@ class ChatMessage(Strict):
     tool_call_id: str = ""
     name: str = ""
 
-    @property
-    def beside(self) -> Facts:
-        """What a template of the tokenizer's own may read beside role and content."""
-        given = self.tool_calls or ()
-        calls = [{"id": call.id, "type": "function", "function": call.function.shown} for call in given]
-        found = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
-        return {key: value for key, value in found.items() if value}
+    def shown(self, place: str, own: bool) -> Facts:
+        """As templates read it; `own`: as one of the tokenizer's own does, which may know of tools."""
+        if self.tool_calls and not own:
+            raise Refused(f"{place}.tool_calls is not supported by this model's template: leave it out",
+                          f"{place}.tool_calls", "unsupported_parameter")
+        facts = {"role": ROLES.get(self.role, self.role), "content": self._text(f"{place}.content")}
+        calls = [call.shown for call in self.tool_calls or ()]
+        beside = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
+        return {**facts, **{key: value for key, value in beside.items() if value and own}}
+
+    def _text(self, place: str) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        for index, part in enumerate(self.content):
+            if part.type != "text":
+                name = f"{place}.{index}.type"
+                raise Refused(f"{name} is {shown(part.type)}, which is not supported: send text only", name,
+                              "unsupported_parameter")
+        return "".join(part.text for part in self.content)
 
 
 class Function(Strict):
@@ -153,18 +166,13 @@ class Function(Strict):
     parameters: Facts = {}
 
 
-class Tool(Strict):
-    type: Literal["function"]
+class NamedTool(Strict):
+    type: Literal["function"] = "function"
     function: Function
 
 
-class Named(Strict):
-    name: str
-
-
-class NamedTool(Strict):
-    type: Literal["function"] = "function"
-    function: Named
+class Tool(NamedTool):
+    type: Literal["function"]
 
 
 class Schema(Strict):
@@ -185,6 +193,14 @@ class ResponseFormat(Strict):
         return Guide.json_schema(self.json_schema.schema_ if self.json_schema else None)
 
 
+GUIDES: dict[str, Callable[[Any], Guide | None]] = {  # fields that name a grammar of the answer
+    "response_format": lambda form: form.guide,
+    "guided_json": lambda given: Guide("json_schema", given) if isinstance(given, str) else Guide.json_schema(given),
+    "guided_regex": partial(Guide, "regex"),
+    "guided_choice": lambda texts: Guide("choice", json.dumps(texts)),
+    "guided_grammar": partial(Guide, "grammar")}
+
+
 class Body(Strict):
     """What chats and completions share. What is left out is as the server was started."""
 
@@ -201,7 +217,7 @@ class Body(Strict):
     logit_bias: dict[str, float] = {}
     seed: int | None = None
     n: int = 1
-    stop: str | Items[str] | None = None
+    stop: Annotated[Items[str] | None, BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     response_format: ResponseFormat = ResponseFormat(type="text")
@@ -211,11 +227,6 @@ class Body(Strict):
     guided_grammar: str | None = None
     user: str = ""
     flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
-
-    @property
-    def stops(self) -> list[str]:
-        """The texts that end the answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def reported(self) -> Facts:
@@ -230,7 +241,7 @@ class Body(Strict):
         options = {key: value for key, value in given.items() if value is not None}
         options.update(self.reported)
         if self.stop is not None:
-            options["stop"] = self.stops
+            options["stop"] = self.stop
         sampled = options.get("temperature", config.temperature) > 0
         first = secrets.randbits(32) if sampled else config.seed
         if self.seed is not None:
@@ -240,27 +251,23 @@ class Body(Strict):
     @property
     def guides(self) -> dict[str, Guide]:
         """The grammars that the answer has to follow, by the field that names each."""
-        found = {"response_format": self.response_format.guide}
-        if self.guided_json is not None:
-            found["guided_json"] = schema_of(self.guided_json)
-        if self.guided_regex is not None:
-            found["guided_regex"] = Guide("regex", self.guided_regex)
         if self.guided_choice == []:
             raise Refused("guided_choice is empty: give the texts among which to choose", "guided_choice")
-        if self.guided_choice is not None:
-            found["guided_choice"] = Guide("choice", json.dumps(self.guided_choice))
-        if self.guided_grammar is not None:
-            found["guided_grammar"] = Guide("grammar", self.guided_grammar)
-        return {field: guide for field, guide in found.items() if guide}
-
-    def guided(self, choices: list[Choice]) -> list[Choice]:
-        """The choices with the grammar of their answers."""
-        for field, guide in self.guides.items():
-            choices = [choice._replace(guide=guide, guided_by=field) for choice in choices]
-        return choices
+        given = {name: getattr(self, name) for name in GUIDES}
+        found = {name: GUIDES[name](value) for name, value in given.items() if value is not None}
+        return {name: guide for name, guide in found.items() if guide}
 
     def choices(self, config: RunConfig) -> list[Choice]:
         """What the pipeline is asked, choice by choice."""
+        found = []
+        for choice in self.asked(config):
+            for field, guide in self.guides.items():
+                choice = choice._replace(guide=guide, guided_by=field)
+            found += [choice._replace(options=options) for options in self.options(config)]
+        return found
+
+    def asked(self, config: RunConfig) -> list[Choice]:
+        """A choice for each prompt, as yet without its options."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -274,9 +281,10 @@ class Body(Strict):
         self._check_biases()
         if len(self.guides) > 1:
             raise Refused(f"{' and '.join(self.guides)} are both given: give one of them", [*self.guides][-1])
-        if len(self.stops) > MOST_STOPS:
-            raise Refused(f"stop has {len(self.stops)} texts: give {MOST_STOPS} at most", "stop")
-        if any(map(HALF.search, self.stops)):
+        stops = self.stop or []
+        if len(stops) > MOST_STOPS:
+            raise Refused(f"stop has {len(stops)} texts: give {MOST_STOPS} at most", "stop")
+        if any(map(HALF.search, stops)):
             raise Refused("stop has half a character: give whole ones", "stop")
 
     def _check_biases(self) -> None:
@@ -339,22 +347,20 @@ class Chat(Body):
                           "unsupported_parameter")
         return dialect
 
-    def choices(self, config: RunConfig) -> list[Choice]:
+    def asked(self, config: RunConfig) -> list[Choice]:
         own = config.template == "own"
-        messages = [_shown(number, message, own) for number, message in enumerate(self.messages)]
+        messages = [message.shown(f"messages.{number}", own) for number, message in enumerate(self.messages)]
         if not messages:
             raise Refused("messages is empty: say what to ask in one of the role user", "messages")
         self._check_variables(config)
         dialect, variables = self._dialect(config), self.chat_template_kwargs
         if dialect:
             variables = {**variables, "tools": [tool.model_dump() for tool in self.tools]}
-        choices = [Choice(messages, config.template, options, "messages", variables, dialect=dialect)
-                   for options in self.options(config)]
+        choice = Choice(messages, config.template, field="messages", variables=variables, dialect=dialect)
         if dialect and self.must_call:
             several = self.parallel_tool_calls and self.tool_choice == "required"
-            guide = calls_of(self.called, dialect, several)
-            return [choice._replace(guide=guide, guided_by="tools") for choice in choices]
-        return self.guided(choices)
+            choice = choice._replace(guide=calls_of(self.called, dialect, several), guided_by="tools")
+        return [choice]
 
     def _check_variables(self, config: RunConfig) -> None:
         """Refuse what the template does not read."""
@@ -386,44 +392,33 @@ class Completion(Body):
         one = isinstance(self.prompt, str) or all(isinstance(token, int) for token in self.prompt)
         return cast("list[Prompt]", [self.prompt] if one else self.prompt)
 
-    def choices(self, config: RunConfig) -> list[Choice]:
+    def asked(self, config: RunConfig) -> list[Choice]:
         if len(self.prompts) * self.n > MOST_CHOICES:
             raise Refused(f"{len(self.prompts)} prompts with n={self.n} ask for too many answers: ask for "
                           f"{MOST_CHOICES} at most", "prompt")
         if not all(self.prompts):
             raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
-        choices = [Choice(prompt, "none", options, echo=self.echo)
-                   for prompt in self.prompts for options in self.options(config)]
-        return self.guided(choices)
+        return [Choice(prompt, "none", echo=self.echo) for prompt in self.prompts]
 
 
-class ToTokenize(Strict):
-    """A body of /tokenize: a text as it is, or messages in their template."""
+class ToTokenize(Chat):
+    """A body of /tokenize: a text as it is, or a chat in its template."""
 
+    messages: Items[ChatMessage] = []
     prompt: str | None = None
-    messages: Items[ChatMessage] | None = None
-    chat_template_kwargs: Facts = {}
 
     def check(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
+        super().check()
+        if (self.prompt is None) == ("messages" not in self.model_fields_set):
             raise Refused("give either prompt or messages", "prompt")
 
-    def choice(self, config: RunConfig) -> Choice:
-        if self.prompt is not None:
-            return Choice(self.prompt, "none", {})
-        chat = Chat(messages=self.messages or [], chat_template_kwargs=self.chat_template_kwargs)
-        choice, = chat.choices(config)
-        return choice
+    def asked(self, config: RunConfig) -> list[Choice]:
+        return super().asked(config) if self.prompt is None else [Choice(self.prompt, "none")]
 
 
 @lru_cache(maxsize=8)
 def _dialect_of(folder: Path, chat_template: str) -> Dialect | None:
     return dialect_of(own_template(folder, chat_template))
-
-
-def schema_of(given: Facts | str) -> Guide:
-    """The grammar of a schema, which may be a text."""
-    return Guide("json_schema", given) if isinstance(given, str) else Guide.json_schema(given)
 
 
 def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
@@ -433,48 +428,21 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
     """
     gc.disable()
     try:
-        return _read(data, kind, renamed)
-    finally:
-        gc.enable()
-
-
-def _read(data: bytes, kind: type[Any], renamed: Renamed) -> Any:
-    try:
         found = parse_object(data, "the body", "send one JSON object")
-    except ValueError as error:
-        raise Refused(str(error), code="invalid_json") from None
-    given = renamed({name: value for name, value in found.items() if value is not None})
-    for name in REFUSED:
-        if given.get(name) and given[name] not in HARMLESS.get(name, ()):
-            raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
-    try:
+        given = renamed({name: value for name, value in found.items() if value is not None})
+        for name in REFUSED:
+            if given.get(name) and given[name] not in HARMLESS.get(name, ()):
+                raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
         body = kind.model_validate(given)
+        body.check()
+        return body
     except ValidationError as error:
         place, wrong = _first(error)
         raise Refused(f"{place}: {wrong}", place) from None
-    body.check()
-    return body
-
-
-def _shown(number: int, message: ChatMessage, own: bool) -> Facts:
-    """A message as templates read it; `own`: as one of the tokenizer's own does, which may know of tools."""
-    if message.tool_calls and not own:
-        raise Refused(f"messages.{number}.tool_calls is not supported by this model's template: leave it out",
-                      f"messages.{number}.tool_calls", "unsupported_parameter")
-    role, content = ROLES.get(message.role, message.role), _content(f"messages.{number}", message)
-    beside = message.beside if own else {}
-    return {"role": role, "content": content, **beside}
-
-
-def _content(place: str, message: ChatMessage) -> str:
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    for index, part in enumerate(message.content):
-        if part.type != "text":
-            name = f"{place}.content.{index}.type"
-            raise Refused(f"{name} is {shown(part.type)}, which is not supported: send text only", name,
-                          "unsupported_parameter")
-    return "".join(part.text for part in message.content)
+    except ValueError as error:
+        raise Refused(str(error), code="invalid_json") from None
+    finally:
+        gc.enable()
 
 
 def _first(error: ValidationError) -> tuple[str, str]:
