@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any, AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any, AsyncIterator, Iterator, Sequence
 
 from launch.asynchronous import Reports
 from serve.engine import Ended, Engine, Event, Job
@@ -82,7 +82,7 @@ class Said:
 class Answer(Reports):
     """An answer in the form of its protocol, whole or as events; nothing is computed for it once it is closed.
 
-    A form says in `facts` what is sent of the whole, and in methods that return events what is sent of a stream: at its
+    A form says in `facts` what is sent of the whole, and in methods that return bytes what is sent in a stream: at its
     begin, of the last block of a choice as it is opened, goes on and is closed, at the end of a choice, and at last.
     """
 
@@ -101,23 +101,23 @@ class Answer(Reports):
         """The body of the answer, as far as it is made."""
         raise NotImplementedError
 
-    def begun(self) -> Iterable[bytes]:
-        return ()
+    def begun(self) -> bytes:
+        return b""
 
-    def opened(self, said: Said) -> Iterable[bytes]:
-        return ()
+    def opened(self, said: Said) -> bytes:
+        return b""
 
-    def added(self, said: Said, new: Piece) -> Iterable[bytes]:
+    def added(self, said: Said, new: Piece) -> bytes:
         raise NotImplementedError
 
-    def closed(self, said: Said) -> Iterable[bytes]:
-        return ()
+    def closed(self, said: Said) -> bytes:
+        return b""
 
-    def ended(self, said: Said) -> Iterable[bytes]:
+    def ended(self, said: Said) -> bytes:
         raise NotImplementedError
 
-    def over(self) -> Iterable[bytes]:
-        return ()
+    def over(self) -> bytes:
+        return b""
 
     def failed(self, refused: Refused) -> bytes:
         """An error in the midst of a stream, which is its last event."""
@@ -150,11 +150,11 @@ class Answer(Reports):
     async def events(self, first: tuple[int, Event]) -> AsyncIterator[bytes]:
         """The stream; `first` is the news that came before its first byte."""
         try:
-            yield b"".join(self.begun())
+            yield self.begun()
             yield self._sent(*first)
             while self._open:
                 yield self._sent(*await self.next())
-            yield b"".join(self.over())
+            yield self.over()
         except Refused as refused:
             yield self.failed(refused)
 
@@ -169,18 +169,20 @@ class Answer(Reports):
         for part in said.parts(event):
             name = part.name if isinstance(part, CallPart) else ""
             if name or not blocks or (isinstance(part, Piece) and blocks[-1].name):
-                yield from self.closed(said) if blocks else ()
+                if blocks:
+                    yield self.closed(said)
                 blocks.append(Block(name))
-                yield from self.opened(said)
+                yield self.opened(said)
             new = part if isinstance(part, Piece) else Piece(part.arguments)
             if new.text:
                 said.block.text += new.text
                 said.block.tokens += new.tokens
-                yield from self.added(said, new)
+                yield self.added(said, new)
         if isinstance(event, Ended):
-            yield from self.closed(said) if blocks else ()
+            if blocks:
+                yield self.closed(said)
             said.ended = event
-            yield from self.ended(said)
+            yield self.ended(said)
 
 
 def event_of(facts: Facts, name: str = "") -> bytes:

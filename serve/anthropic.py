@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Iterable
+from typing import Any
 
 from serve.answering import Answer, Block, Said, event_of, typed
 from serve.protocol import Facts, Refused
@@ -55,22 +55,20 @@ def _choice(choice: Facts) -> Any:
 
 def _messages(message: Facts, place: str) -> list[Facts]:
     """The messages of a chat that one message is: results of tools first, then what was said."""
-    role, content = WORDING.role(message, place), message.get("content")
+    said: Facts = {"role": WORDING.role(message, place), "content": "", "tool_calls": []}
+    content, found = message.get("content"), []
     if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    found, texts, calls = [], [], []
+        content = [{"type": "text", "text": content}]
     for number, block in enumerate(items(content, f"{place}.content")):
-        inside = f"{place}.content.{number}"
-        if block.get("type") == "tool_result":
+        kind, inside = block.get("type"), f"{place}.content.{number}"
+        if kind == "tool_result":
             result = WORDING.text(block.get("content") or "", f"{inside}.content")
             found.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
-        elif block.get("type") == "tool_use":
-            calls.append(call(block, json.dumps(block.get("input", {})), block.get("id")))
-        elif block.get("type") not in IGNORED:
-            texts.append(WORDING.text([block], inside))
-    if texts or calls or not found:
-        found.append({"role": role, "content": "".join(texts), "tool_calls": calls or None})
-    return found
+        elif kind == "tool_use":
+            said["tool_calls"].append(call(block, json.dumps(block.get("input", {})), block.get("id")))
+        elif kind not in IGNORED:
+            said["content"] += WORDING.text([block], inside)
+    return [*found, said] if said["content"] or said["tool_calls"] or not found else found
 
 
 def error_of(refused: Refused) -> Facts:
@@ -89,24 +87,24 @@ class MessageAnswer(Answer):
                 "content": [_content(block) for block in said.blocks], **_stop(said),
                 "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}}
 
-    def begun(self) -> Iterable[bytes]:
-        return [typed("message_start", message=self.facts())]
+    def begun(self) -> bytes:
+        return typed("message_start", message=self.facts())
 
-    def opened(self, said: Said) -> Iterable[bytes]:
-        return [typed("content_block_start", index=said.place, content_block=_content(said.block))]
+    def opened(self, said: Said) -> bytes:
+        return typed("content_block_start", index=said.place, content_block=_content(said.block))
 
-    def added(self, said: Said, new: Piece) -> Iterable[bytes]:
+    def added(self, said: Said, new: Piece) -> bytes:
         delta = {"type": "text_delta", "text": new.text}
         if said.block.name:
             delta = {"type": "input_json_delta", "partial_json": new.text}
-        return [typed("content_block_delta", index=said.place, delta=delta)]
+        return typed("content_block_delta", index=said.place, delta=delta)
 
-    def closed(self, said: Said) -> Iterable[bytes]:
-        return [typed("content_block_stop", index=said.place)]
+    def closed(self, said: Said) -> bytes:
+        return typed("content_block_stop", index=said.place)
 
-    def ended(self, said: Said) -> Iterable[bytes]:
+    def ended(self, said: Said) -> bytes:
         used = {"output_tokens": self.usage["completion_tokens"]}
-        return [typed("message_delta", delta=_stop(said), usage=used), typed("message_stop")]
+        return typed("message_delta", delta=_stop(said), usage=used) + typed("message_stop")
 
     def failed(self, refused: Refused) -> bytes:
         return event_of(error_of(refused), "error")

@@ -24,7 +24,7 @@ from serve.answering import Answer
 from serve.auth import Framing, Guard, refusal
 from serve.completions import ChatAnswer, CompletionAnswer
 from serve.engine import Engine
-from serve.protocol import Body, Chat, Completion, Refused, Renamed, ToTokenize, read_body
+from serve.protocol import Body, Chat, Completion, Facts, Refused, Renamed, ToTokenize, read_body
 from serve.text_chunks import ids_of
 
 PAGE = Path(__file__).with_name("page") / "chat.html"
@@ -120,9 +120,7 @@ async def _not_served(request: Request, error: NotServed) -> Response:
     path = request.url.path
     refused = Refused(f"{request.method} {path} is not served: {error.detail}", code="not_served",
                       status=error.status_code)
-    answer = refusal(refused, path)
-    answer.headers.update(error.headers or {})
-    return answer
+    return refusal(refused, path, **error.headers or {})
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -168,7 +166,7 @@ class Server(Service):
         return as_json(self._model)
 
     @property
-    def _model(self) -> dict[str, Any]:
+    def _model(self) -> Facts:
         return {"id": self.model, "object": "model", "created": 0, "owned_by": "flowspec",
                 "max_model_len": self.config.run.max_length}
 
@@ -232,6 +230,6 @@ async def _left(request: Request) -> None:
         pass
 
 
-def as_json(facts: dict[str, Any], status: int = 200) -> Response:
+def as_json(facts: Facts, status: int = 200) -> Response:
     """An object as the body of an answer; in ASCII, as `refusal`."""
     return Response(json.dumps(facts), status, media_type="application/json")

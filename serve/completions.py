@@ -1,7 +1,7 @@
 """OpenAI's chats and completions: an answer as choices, whole or in chunks, with log-probabilities."""
 from __future__ import annotations
 
-from typing import Iterable, Sequence
+from typing import Sequence
 
 from model.text import TokenText
 from serve.answering import Answer, Block, Said, event_of
@@ -22,16 +22,17 @@ class CompletionAnswer(Answer):
             choices.append(self._choice(said, self.message(said), tokens))
         return {**self._head(self.WHOLE, choices), "usage": self.usage}
 
-    def added(self, said: Said, new: Piece) -> Iterable[bytes]:
-        return [self._chunk(said, self.delta(said, new.text), new.tokens or None)]
+    def added(self, said: Said, new: Piece) -> bytes:
+        return self._chunk(said, self.delta(said, new.text), new.tokens or None)
 
-    def ended(self, said: Said) -> Iterable[bytes]:
-        return [self._chunk(said, self.delta(said, ""))]
+    def ended(self, said: Said) -> bytes:
+        return self._chunk(said, self.delta(said, ""))
 
-    def over(self) -> Iterable[bytes]:
+    def over(self) -> bytes:
+        done = b"data: [DONE]\n\n"
         if self.body.stream_options.include_usage:
-            yield event_of({**self._head(self.CHUNK, []), "usage": self.usage})
-        yield b"data: [DONE]\n\n"
+            return event_of({**self._head(self.CHUNK, []), "usage": self.usage}) + done
+        return done
 
     def failed(self, refused: Refused) -> bytes:
         return event_of(refused.body)
@@ -68,16 +69,17 @@ class ChatAnswer(CompletionAnswer):
 
     WHOLE, CHUNK, ID = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def begun(self) -> Iterable[bytes]:
+    def begun(self) -> bytes:
         role = {"delta": {"role": "assistant", "content": ""}}
-        return [self._chunk(said, role) for said in self.said]
+        return b"".join(self._chunk(said, role) for said in self.said)
 
-    def opened(self, said: Said) -> Iterable[bytes]:
-        if said.block.name:
-            yield self._chunk(said, _part_of_call(said, _call(said.block, "")))
+    def opened(self, said: Said) -> bytes:
+        if not said.block.name:
+            return b""
+        return self._chunk(said, _part_of_call(said, _call(said.block, "")))
 
-    def ended(self, said: Said) -> Iterable[bytes]:
-        return [self._chunk(said, {"delta": {}})]
+    def ended(self, said: Said) -> bytes:
+        return self._chunk(said, {"delta": {}})
 
     def message(self, said: Said) -> Facts:
         message: Facts = {"role": "assistant", "content": said.text, "refusal": None}

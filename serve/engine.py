@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import math
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from launch import asynchronous
 from launch.asynchronous import POLL_SECONDS, RequestLoop
+from launch.console import say, show
 from launch.pipeline import Generation, Pipeline
-from pipeline.failure import explain, foreseen, guarded
+from pipeline.failure import explain, guarded
 from pipeline.requests import Ring
 from serve.metrics import Figures
 from serve.protocol import Choice, Refused
@@ -259,7 +259,8 @@ class Engine(RequestLoop):
         self._seconds += (seconds - self._seconds) / 8
         self.figures.count(answer, seconds, accepted, rejected)
         reason = "stop" if answer.finish_reason == "stop" else "length"
-        return Ended(reason, generation.stopped, answer.new_tokens, accepted, rejected, answer.reused_tokens)
+        stopped = generation.reader.stopped if generation.reader else ""
+        return Ended(reason, stopped, answer.new_tokens, accepted, rejected, answer.reused_tokens)
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
@@ -269,7 +270,9 @@ class Engine(RequestLoop):
             return  # the ranks may have been ended while they loaded, and all who are here hear of the end
         reason, before = explain(error), self.state.status
         if before != "loading":  # else the starter of the engine reports `error`
-            say(reason, None if foreseen(error) else error)
+            with suppress(OSError):  # nobody may read there any more
+                show(error, debug=False)
+            say(reason)
         final = last or before == "loading" or not self.limits.restart
         self.state = Health("lost" if final else "restarting", reason)
         self.error = error if before == "loading" else None
@@ -286,11 +289,3 @@ class Engine(RequestLoop):
         self.figures.restarts.inc()
         if before == "ready":
             guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
-
-
-def say(message: str, error: Exception | None = None) -> None:
-    """Print for the starter of the engine, as long as somebody reads; of an error also where it was."""
-    with suppress(OSError):
-        if error is not None:
-            traceback.print_exception(type(error), error, error.__traceback__)
-        print(f"flowspec: {message}", flush=True)

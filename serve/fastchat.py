@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
-from typing import Any, Iterable, Sequence
+from typing import Sequence
 
 import httpx
 from fastapi import Request, Response
@@ -38,7 +38,7 @@ HEARD = {"exist": bool}  # what a controller answers
 CODES = {429: ErrorCode.ENGINE_OVERLOADED, 503: ErrorCode.INTERNAL_ERROR, 500: ErrorCode.INTERNAL_ERROR}
 
 
-def error_of(refused: Refused) -> dict[str, Any]:
+def error_of(refused: Refused) -> Facts:
     """An error as FastChat sends it."""
     code = CODES.get(refused.status, ErrorCode.PARAM_OUT_OF_RANGE)
     if refused.code == "context_length_exceeded":
@@ -72,11 +72,11 @@ class WorkerAnswer(Answer):
         facts = {"text": said.text, "logprobs": logprobs, "error_code": 0, "finish_reason": said.reason}
         return {**facts, "usage": self.usage} if said.ended else facts
 
-    def added(self, said: Said, new: Piece) -> Iterable[bytes]:
-        return [_part(self.facts())]
+    def added(self, said: Said, new: Piece) -> bytes:
+        return _part(self.facts())
 
-    def ended(self, said: Said) -> Iterable[bytes]:
-        return [_part(self.facts())]
+    def ended(self, said: Said) -> bytes:
+        return _part(self.facts())
 
     def failed(self, refused: Refused) -> bytes:
         return _part(error_of(refused))
@@ -94,7 +94,7 @@ class Worker(Service):
     # --- the model ----------------------------------------------------------------------------------------------------
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Facts:
         """The names of the model, and how many answers are under way or wait."""
         return {"model_names": [self.model], "speed": 1, "queue_length": len(self.engine.jobs)}
 
@@ -169,7 +169,7 @@ class Worker(Service):
         return bool(answer["exist"])
 
 
-def _as_completion(given: dict[str, Any]) -> dict[str, Any]:
+def _as_completion(given: Facts) -> Facts:
     given = {**FIELDS, **given, "flowspec_tree": False}
     given["max_tokens"] = given.pop("max_new_tokens")
     return given

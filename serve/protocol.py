@@ -31,7 +31,7 @@ SEEDS = 1 << 64
 ALL = -1  # what some clients write for top_k=0
 TOKEN = re.compile("[0-9]{1,9}")
 ROLES = {"developer": "system"}  # of a message, where a template has another name
-TEXT = "str"  # how pydantic names the type that comes first where a field may have several
+TYPES = ("str", "NamedTool")  # as pydantic names them in the place of a mistake, where a field may have several
 Facts = Dict[str, Any]  # of JSON
 Item = TypeVar("Item")
 Renamed = Callable[[Facts], Facts]
@@ -446,16 +446,13 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
 
 
 def _first(error: ValidationError) -> tuple[str, str]:
-    """Where the first field stands that is wrong, and what is wrong with it.
+    """Where a field stands that is wrong, and what is wrong with it.
 
-    Of a field that may have several types, pydantic says what is wrong with it as each of them, in a place that ends
-    with the type, or goes on behind it: the type that fits the furthest is the one that was meant.
+    Of a field that may have several types, pydantic says what is wrong with it as each of them, in a place that goes on
+    behind the name of the type: the type that fits the furthest is the one that was meant.
     """
     errors = error.errors(include_url=False, include_context=False)
-    first = errors[0]
-    if first["loc"][-1] == TEXT:
-        field = first["loc"][:-1]
-        of_field = [one for one in errors if one["loc"][:len(field)] == field]
-        first = max(of_field, key=lambda one: len(one["loc"]))
-    words = [str(word) for word in first["loc"] if word != TEXT]
-    return ".".join(word for word in words if word.isidentifier() or word.isdigit()) or "body", first["msg"]
+    furthest = max(errors, key=lambda one: len(one["loc"]))
+    words = [str(word) for word in furthest["loc"] if word not in TYPES]
+    place = ".".join(word for word in words if word.isidentifier() or word.isdigit())
+    return place or "body", furthest["msg"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import count
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterator
 
 from serve.answering import Answer, Block, Said, typed
 from serve.protocol import Facts, Refused
@@ -82,34 +82,35 @@ class ResponseAnswer(Answer):
                 "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"]}
 
-    def begun(self) -> Iterable[bytes]:
-        return [self._event(name, response=self.facts()) for name in ("created", "in_progress")]
+    def begun(self) -> bytes:
+        facts = self.facts()
+        return self._event("created", response=facts) + self._event("in_progress", response=facts)
 
-    def opened(self, said: Said) -> Iterable[bytes]:
-        item, named = _item(said.block, "in_progress"), bool(said.block.name)
-        if not named:
-            item["content"] = []
-        yield self._event("output_item.added", output_index=said.place, item=item)
-        if not named:
-            yield self._of_block("content_part.added", said, content_index=0, part=_part(""))
-
-    def added(self, said: Said, new: Piece) -> Iterable[bytes]:
+    def opened(self, said: Said) -> bytes:
+        item = _item(said.block, "in_progress")
         if said.block.name:
-            return [self._of_block("function_call_arguments.delta", said, delta=new.text)]
-        return [self._of_block("output_text.delta", said, content_index=0, delta=new.text, logprobs=[])]
+            return self._event("output_item.added", output_index=said.place, item=item)
+        item["content"] = []
+        begun = self._event("output_item.added", output_index=said.place, item=item)
+        return begun + self._of_block("content_part.added", said, content_index=0, part=_part(""))
 
-    def closed(self, said: Said) -> Iterable[bytes]:
+    def added(self, said: Said, new: Piece) -> bytes:
+        if said.block.name:
+            return self._of_block("function_call_arguments.delta", said, delta=new.text)
+        return self._of_block("output_text.delta", said, content_index=0, delta=new.text, logprobs=[])
+
+    def closed(self, said: Said) -> bytes:
         block = said.block
         if block.name:
-            yield self._of_block("function_call_arguments.done", said, name=block.name, arguments=block.text)
+            done = self._of_block("function_call_arguments.done", said, name=block.name, arguments=block.text)
         else:
-            yield self._of_block("output_text.done", said, content_index=0, text=block.text, logprobs=[])
-            yield self._of_block("content_part.done", said, content_index=0, part=_part(block.text))
-        yield self._event("output_item.done", output_index=said.place, item=_item(block, "completed"))
+            done = self._of_block("output_text.done", said, content_index=0, text=block.text, logprobs=[])
+            done += self._of_block("content_part.done", said, content_index=0, part=_part(block.text))
+        return done + self._event("output_item.done", output_index=said.place, item=_item(block, "completed"))
 
-    def ended(self, said: Said) -> Iterable[bytes]:
+    def ended(self, said: Said) -> bytes:
         facts = self.facts()
-        return [self._event(facts["status"], response=facts)]
+        return self._event(facts["status"], response=facts)
 
     def failed(self, refused: Refused) -> bytes:
         number = next(self._numbers)
