@@ -59,7 +59,7 @@ class Generation:
 
     def __init__(self, answer: Answer, settled: Settled, reader: Reader | None, trace: NoTrace) -> None:
         self.answer = answer
-        self._settled, self._reader = settled, reader
+        self._settled, self.reader = settled, reader
         self._pieces = pieces(answer, settled, reader, trace)
 
     @property
@@ -82,7 +82,7 @@ class Generation:
     @property
     def text(self) -> str:
         """The text so far; empty where there is no tokenizer."""
-        return self._reader.text if self._reader else ""
+        return self.reader.text if self.reader else ""
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces

@@ -292,12 +292,12 @@ class Reader:
         self._stops = [one for one in given if one]
         self._held = ""
         self.text = ""  # that was handed out so far
-        self.stopped = False  # whether a stop text is complete
+        self.stopped = ""  # the stop text that is complete
 
     def stops(self, token: int) -> bool:
         """Whether a token completes a stop text; it is asked about an answer's tokens in their order."""
         self.read([token])
-        return self.stopped
+        return bool(self.stopped)
 
     def read(self, tokens: Iterable[int]) -> str:
         """The text that these tokens add; nothing once a stop text is complete."""
@@ -314,9 +314,8 @@ class Reader:
 
     def _take(self, piece: str) -> str:
         held = self._held + piece
-        ends = [held.index(stop) for stop in self._stops if stop in held]
-        self.stopped = bool(ends)
-        clear = min(ends) if ends else len(held) - self._begun(held)
+        ends = [(held.index(stop), stop) for stop in self._stops if stop in held]
+        clear, self.stopped = min(ends, default=(len(held) - self._begun(held), ""))
         shown, self._held = held[:clear], "" if ends else held[clear:]
         self.text += shown
         return shown

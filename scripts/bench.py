@@ -11,8 +11,12 @@ Usage: python -m scripts.bench clocks|accidents|load|server|turns|conversation|a
 
 Where no PRESET is named, the bundled model is measured, and by schema SmolLM2.
 
-clocks      an emulated cluster in real time beside the same in virtual time, by method and temperature: tokens/s of
-            both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
+overhead    rank 0's own time per turn and a stage's per segment, outside models, and the time from send to receive per
+            link (medians), with trees of 64 nodes; with pipeline_type=serial ranks do not compute at the same time
+clocks      an emulated cluster in real time beside the same in virtual time: tokens/s of both, and of the latter with
+            Python's own time for a turn, a message and a segment, measured in the former
+real_time   methods on this machine as it is, in 1, 2 and 4 stages by turns: tokens/s over plain decoding, time to the
+            first token, and the memory of all processes
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
             in a second, at random or at recorded moments, and by how many are under way at once (see --help)
 server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
@@ -20,31 +24,27 @@ server      the same of a server that clients ask over HTTP for some minutes; wh
 turns       rank 0's own time in a turn, outside models, by how many requests are under way at once
 conversation  ten turns: what each waits for its first token, with and without reuse=true; context=8000: an agent's,
             whose tenth prompt has about so many tokens
-acceptance  the mean accepted length, the target's own token included, on the bundled questions of the six sets with
-            the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
+acceptance  the mean accepted length, the target's own token included, on questions of the six sets with EAGLE-2's tree:
+            60 nodes with the root, six levels, ten children
 schema      answers with and without a JSON schema, in virtual time: tokens/s by method, and with ablate=forced, without
             the guesses that a schema forces; whether all methods write the same texts
 accidents   accidents (100) at random moments, by method, for one and four answers at once: a rank is killed or stopped,
             its cable cut, packets lost, a disk full under a trace, a board back with another split; how many answers
             are lost or have another text, and how long they wait. places=processes,namespaces: of one machine, and
-            boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE
-specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
-            among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
-            multi-step sampling
-stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, the
-            share of the memory's bandwidth that they reach, and how often the bundled model still finds the same token
-            likeliest
+            boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE.
+specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's
+stages      types and quantized weights side by side: a stage's time per segment, its error, the share of the memory's
+            bandwidth, and how often the bundled model still finds the same token likeliest
+layers      where a layer's time goes: kernels, torch's dispatch, Python; by width, form and rows
 head        a model's LM head in every form: the time of a verdict, and how often it finds the same token likeliest
 peers       llama.cpp, transformers and this project on one GGUF file, by turns: plain decoding, and prompts of 16 and
-            64 tokens, with their ratios; --shapes 7b: with random weights of a 7B model's shapes, two layers; --over 4:
-            plain decoding over four processes, beside llama.cpp's RPC
+            64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers; --over 4: four processes
 planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
             choice reaches of the best, and of plain decoding
 planner_map  which method a plan chooses by the time of a stage and the cost of a row or of a message: table and map
 planner_emulated  plans for a few of the drawn clusters, and what they take in virtual time beside real time
-profiles    every method with every draft on every emulated cluster, in virtual time: tokens/s by set, and streaming
-            beside the best other; it takes the keys of scripts.plan: traces=FILE keeps the record, profile=NAME
-            takes one cluster
+profiles    every method with every draft on every emulated cluster, in virtual time; it takes the keys of scripts.plan:
+            traces=FILE keeps the record, profile=NAME takes one cluster
 thrift      streaming with and without ablate=thrift over plain decoding, in virtual time: with devices on which guesses
             are costly, with guesses for another text, and with a board that gets slower in the midst of an answer
 """

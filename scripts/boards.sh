@@ -1,4 +1,4 @@
-# What the commands for a hosts file share: `source scripts/boards.sh` sets $ROOT, the repository, and $SSH.
+# What the commands for boards share: `source scripts/boards.sh` sets $ROOT, the repository, and $SSH.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 SSH="${SSH:-ssh}"
@@ -14,6 +14,29 @@ find_python() {
         if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then echo "$name" && return; fi
     done
     fail "no Python 3.8 or newer was found: name one, as in PYTHON=FILE bash scripts/${0##*/}"
+}
+
+# The comment with which a script begins.
+show_help() {
+    sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0
+}
+
+# project_python ARGUMENT ...: a Python that finds the repository's packages, from any folder
+project_python() {
+    local python
+    python="$(find_python)" || exit 2
+    PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$python" "$@"
+}
+
+# quoted TEXT: one word for the shell of a board
+quoted() {
+    printf "'%s'" "${1//\'/\'\\\'\'}"
+}
+
+# read_boards HOSTS FILE: writes a line for each board of the hosts file; ends here if there is none
+read_boards() {
+    [ -n "$1" ] || fail "which boards? Give hosts=FILE, with a line for each rank, as 192.168.1.11 user=nvidia"
+    project_python -m launch.hosts.board "$1" >"$2" || exit 2
 }
 
 # check_ranks WORD: end here if ranks=WORD is no list of ranks

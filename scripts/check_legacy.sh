@@ -10,7 +10,7 @@
 # (PYTHON310=FILE). Further keys go to every run.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-case "${1:-}" in help | -h | --help) sed -n '2,/^set/s/^#\( \|$\)//p' "${BASH_SOURCE[0]}" && exit ;; esac
+show_help "$@"
 case "${BOARD:-jetpack5}" in
     jetpack5) LEGACY="$ROOT/.venv-legacy" VERSION=3.8 TORCH=1.11.0 NAMED=PYTHON38 ;;
     jetpack6) LEGACY="$ROOT/.venv-jetpack6" VERSION=3.10 TORCH=2.3.0 NAMED=PYTHON310 ;;
@@ -27,23 +27,6 @@ find_legacy_python() {
     fi
 }
 
-install_torch() {
-    pip_cpu_build "torch==$TORCH+cpu" >/dev/null || pip_install "torch==$TORCH"
-}
-
-# The functions of env.sh install for $PY, which here is the board's for a while.
-make_legacy() {
-    local python sum reason stamp="$LEGACY/.installed" PY="$LEGACY/bin/python"
-    sum="$TORCH $(cksum <"$ROOT/requirements_jetson.txt")"
-    if [ "$sum" = "$(cat "$stamp" 2>/dev/null)" ]; then return; fi
-    python="$(find_legacy_python)" || exit 1
-    echo "flowspec: making the environment ${LEGACY##*/} with $("$python" --version) and torch $TORCH ..." >&2
-    "$python" -m venv --clear "$LEGACY" >&2 || fail "$python could not make ${LEGACY##*/}: install its venv module."
-    reason="$(install_torch)" || pip_failed "torch $TORCH" $? "$reason"
-    reason="$(pip_install -r "$ROOT/requirements_jetson.txt")" || pip_failed requirements_jetson.txt $? "$reason"
-    echo "$sum" >"$stamp"
-}
-
 # ask NAME PYTHON METHOD TEMPERATURE: one answer in five processes, saved as NAME-METHOD-TEMPERATURE.json
 ask() {
     local log="$OUT/$1-$3-$4.log"
@@ -53,7 +36,7 @@ ask() {
 }
 
 make_env
-make_legacy
+make_other_env "$LEGACY" find_legacy_python requirements_jetson.txt "$TORCH"
 KEYS=("$@")
 OUT="$(mktemp -d)"
 trap 'rm -rf "$OUT"' EXIT

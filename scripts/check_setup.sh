@@ -28,7 +28,7 @@ read_words() {
     local word
     for word in "$@"; do
         case "$word" in
-            help | -h | --help) sed -n '2,/^set/s/^#\( \|$\)//p' "${BASH_SOURCE[0]}" && exit ;;
+            help | -h | --help) show_help "$word" ;;
             torch=true | torch=false) TORCH="${word#*=}" ;;
             *)
                 makes_venvs "$word" || fail "$word is neither torch=false nor a Python from 3.10 on with its venv module."

@@ -24,10 +24,10 @@ import socket
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 from config.presets import PROMPT, ROOT
 from config.schema.untrusted import reason
@@ -62,8 +62,6 @@ class Finding(NamedTuple):
         return f"missing: {self.about}; do {self.remedy}" if self.remedy else f"ok: {self.about}"
 
 
-Check = Callable[[], Iterator[Finding]]
-
 
 def tried(about: str, wrong: str, remedy: str) -> Finding:
     """What was tried, and what was wrong then; empty if it works."""
@@ -88,9 +86,8 @@ def torch_itself() -> Iterator[Finding]:
         yield Finding(f"torch cannot be imported ({reason(error)})",
                       f"{INSTALL}; on a board NVIDIA's own torch wheel comes first")
         return
-    major, minor = torch.__version__.split(".")[:2]
-    old = (int(major), int(minor)) < (1, 11)
-    yield Finding(f"torch {torch.__version__}", "install torch 1.11 or newer" if old else "")
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    yield Finding(f"torch {torch.__version__}", "" if version >= (1, 11) else "install torch 1.11 or newer")
     try:
         from torch.distributed.distributed_c10d import ProcessGroupGloo  # noqa: F401
         yield Finding("torch.distributed with gloo")
@@ -121,10 +118,8 @@ def first_start() -> Iterator[Finding]:
 def _pip() -> str:
     """The version of this environment's pip, else of that which a new one gets."""
     if sys.prefix != sys.base_prefix:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version("pip")
-        except importlib.metadata.PackageNotFoundError:
-            pass
     import ensurepip
     return ensurepip.version()
 
@@ -215,8 +210,7 @@ def interface() -> Iterator[Finding]:
     except OSError:
         yield Finding(f"the host's name {host} leads to no address", pick)
         return
-    having = [name for name, own in addresses.items() if own == address]
-    name = named or "".join(having[:1])
+    name = named or next((name for name, own in addresses.items() if own == address), "")
     why = "GLOO_SOCKET_IFNAME" if named else f"the host's name {host}"
     if address.startswith("127."):
         hint = f", for other machines {pick}" if others else ""
@@ -280,17 +274,16 @@ def head(words: Sequence[str]) -> Iterator[Finding]:
 def examine(words: Sequence[str] = ()) -> Iterator[Finding]:
     """All findings, each as soon as it is known; what stands on torch only where torch can be imported."""
     yield from python()
-    stands = True
-    for finding in torch_itself():
-        stands = stands and not finding.remedy
-        yield finding
-    checks: list[Check] = [first_start, interface, room, packages]
-    if stands:
-        checks = [kernels, all_reduces, interface, room, packages, bitsandbytes]
-    if stands and words:
-        checks.append(partial(head, words))
-    for check in checks:
+    about_torch = [*torch_itself()]
+    yield from about_torch
+    lacks_torch = any(finding.remedy for finding in about_torch)
+    for check in (first_start,) if lacks_torch else (kernels, all_reduces):
         yield from check()
+    for check in (interface, room, packages):
+        yield from check()
+    if not lacks_torch:
+        yield from bitsandbytes()
+        yield from head(words) if words else ()
 
 
 def main(argv: list[str] | None = None) -> int:

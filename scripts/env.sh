@@ -15,6 +15,11 @@ fail() {
     exit 1
 }
 
+# The comment with which a script begins, if its first WORD asks for help.
+show_help() {
+    case "${1:-}" in help | -h | --help) sed -n '2,/^set/s/^#\( \|$\)//p' "$0" && exit ;; esac
+}
+
 new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 }
@@ -178,4 +183,20 @@ make_env() {
             return
         fi
     done
+}
+
+# make_other_env FOLDER FIND LIST [TORCH]: another environment than .venv, with the Python that FIND prints, for a list
+# and PyPI's torch of a version. What installs for $PY here does it for that Python for a while.
+make_other_env() {
+    local python sum reason list="$3" torch="${4:-}" PY="$1/bin/python"
+    sum="$torch $(cksum <"$ROOT/$list")"
+    if [ "$sum" = "$(cat "$1/.installed" 2>/dev/null)" ]; then return; fi
+    python="$("$2")" || exit 1
+    echo "flowspec: making the environment ${1##*/} with $("$python" --version)${torch:+ and torch $torch} ..." >&2
+    "$python" -m venv --clear "$1" >&2 || fail "$python could not make ${1##*/}: install its venv module."
+    if [ -n "$torch" ] && ! pip_cpu_build "torch==$torch+cpu" >/dev/null; then
+        reason="$(pip_install "torch==$torch")" || pip_failed "torch $torch" $? "$reason"
+    fi
+    reason="$(pip_install -r "$ROOT/$list")" || pip_failed "$list" $? "$reason"
+    echo "$sum" >"$1/.installed"
 }

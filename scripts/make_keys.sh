@@ -20,11 +20,10 @@ for word in "$@"; do
         keys=?*) KEYS="${word#*=}" ;;
         push=false) PUSH="" ;;
         push=true) ;;
-        -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+        -h | --help | help) show_help ;;
         *) fail "unknown word $word: give hosts=FILE, ranks=0,3, keys=DIR or push=false" ;;
     esac
 done
-[ -n "$HOSTS" ] || fail "which boards? Give hosts=FILE, with a line for each rank, as 192.168.1.11 user=nvidia"
 check_ranks "$RANKS"
 command -v openssl >/dev/null || fail "openssl is missing: install it (sudo apt install openssl)"
 
@@ -33,7 +32,7 @@ EVER=36500  # days
 umask 077
 TEMP="$(mktemp -d)"
 trap 'rm -rf "$TEMP"' EXIT
-PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$(find_python)" -m launch.hosts.board "$HOSTS" >"$TEMP/boards" || exit 2
+read_boards "$HOSTS" "$TEMP/boards"
 
 # made FOLDER: what was written into $TEMP/new is there as a whole, or not at all
 made() {
@@ -66,7 +65,7 @@ board() {
 # push BOARD FOLDER RANK: the files of $KEYS/RANK go to FOLDER/keys, readable by its user alone
 push() {
     local there
-    there="'${2//\'/\'\\\'\'}'/keys"
+    there="$(quoted "$2")/keys"
     tar -C "$KEYS/$3" -cf - board.key board.crt cluster.crt |
         $SSH -- "$1" "umask 077 && mkdir -p $there && chmod 700 $there && tar -C $there -xf -" ||
         fail "$1 did not take its keys (ssh says why above): type the same command again, or copy $KEYS/$3 to $2/keys there"

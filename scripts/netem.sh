@@ -10,11 +10,7 @@
 # run it on every board. All of the interface's traffic is meant, ssh too. It lasts until `clear` or a restart, and
 # replaces what `set` did before. Every command of tc is shown as it is run.
 set -euo pipefail
-
-fail() {
-    echo "flowspec: $*" >&2
-    exit 2
-}
+source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
 
 run() {
     echo "+ tc $*"
@@ -58,7 +54,7 @@ set_it() {
 
 case "${1:-}" in
     set | clear | show) ;;
-    "" | -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+    "" | -h | --help | help) show_help ;;
     *) fail "unknown word $1: say set, show or clear" ;;
 esac
 command -v tc >/dev/null || fail "tc is missing: install it (sudo apt install iproute2)"

@@ -13,13 +13,8 @@
 # Each board sends rate_mbps megabits per second at most, delay_ms milliseconds late (0: no limit, no delay). All is gone
 # at the end. The boards' switch is a namespace too, so nothing of the machine's own network is touched.
 set -euo pipefail
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
 NAME="flowspec-$$" BOARDS=5 RATE=0 DELAY=0 LOGS="" OWN_LOGS="" WORDS=() WAITS="" TYPED="$*"
-
-fail() {
-    echo "flowspec: $*" >&2
-    exit 2
-}
 
 # Only processes in the namespaces of this cluster are ended, and nothing else is deleted.
 tear_down() {
@@ -41,7 +36,7 @@ read_words() {
             delay_ms=*) DELAY="${1#*=}" ;;
             logs=*) LOGS="$(realpath -m "${1#*=}")" ;;
             --) shift && WORDS=("$@") && HAS_WORDS=1 && return ;;
-            -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+            -h | --help | help) show_help ;;
             *) fail "unknown word $1: give boards=, rate_mbps=, delay_ms=, logs=, then -- and what is for run_jetson.sh" ;;
         esac
         shift

@@ -39,7 +39,7 @@ read_words() {
             code=true) CODE=1 ;;
             replicas=true) REPLICAS=1 ;;
             dry=false | code=false | replicas=false) ;;
-            -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+            -h | --help | help) show_help ;;
             *) fail "unknown word $word: give hosts=FILE, split=DIR, model=NAME, ranks=0,3, replicas=true, ssm=DIR, code=true or dry=true" ;;
         esac
     done
@@ -47,7 +47,7 @@ read_words() {
 
 # sums MANIFEST: the hashes of its files, as sha256sum --check reads them
 sums() {
-    PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -c 'import sys
+    project_python -c 'import sys
 from pathlib import Path
 from config.schema.untrusted import read_json, stays_inside
 try:
@@ -58,11 +58,6 @@ except ValueError as error:
 except (KeyError, TypeError, AttributeError):
     sys.exit(f"flowspec: {sys.argv[1]} is no manifest of a split: split the model again")
 print(*lines, sep="\n")' "$1"
-}
-
-# quoted TEXT: one word for the shell of a board
-quoted() {
-    printf "'%s'" "${1//\'/\'\\\'\'}"
 }
 
 # over BOARD COMMAND: run it there; its standard input is ours
@@ -160,7 +155,6 @@ push() {
 }
 
 read_words "$@"
-[ -n "$HOSTS" ] || fail "which boards? Give hosts=FILE, with a line for each rank, as 192.168.1.11 user=nvidia"
 case " ${MODEL[*]-} " in
     "  ") ;;
     *" model="*) [ -z "$SPLIT$REPLICAS${SMALL[*]-}" ] || fail "model= is split for a pipeline: leave split=, replicas= and ssm= out, or split the model first, and give split=DIR" ;;
@@ -169,15 +163,14 @@ esac
 [ -n "$SPLIT$CODE${MODEL[*]-}" ] || fail "what shall be copied? Give model=NAME, split=DIR, as split_and_save_models.py wrote it, or code=true"
 command -v rsync >/dev/null || fail "rsync is missing: install it (sudo apt install rsync)"
 command -v "${SSH%% *}" >/dev/null || fail "${SSH%% *} is missing: install it (sudo apt install openssh-client)"
-PY="$(find_python)"
 TEMP="$(mktemp -d)"
 trap 'rm -rf "$TEMP"' EXIT
 LIST="$TEMP/list" HOSTS_COPY="$TEMP/hosts.txt"
-PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -m launch.hosts.board "$HOSTS" >"$TEMP/boards" || exit 2
+read_boards "$HOSTS" "$TEMP/boards"
 WORLD="$(awk '$1 == $2' "$TEMP/boards" | wc -l)"
 cp -- "$HOSTS" "$HOSTS_COPY"
 if [ ${#MODEL[@]} -gt 0 ]; then
-    SPLIT="$(PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -m launch.hosts.share_out hosts="$HOSTS" "${MODEL[@]}")" || exit 2
+    SPLIT="$(project_python -m launch.hosts.share_out hosts="$HOSTS" "${MODEL[@]}")" || exit 2
 fi
 [ "${#SMALL[@]}" -lt "$WORLD" ] || fail "$HOSTS has no more boards than small models: add lines for the ranks of the target, which come first"
 for small in ${SMALL[@]+"${SMALL[@]}"}; do

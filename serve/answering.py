@@ -1,236 +1,196 @@
-"""One request of HTTP while it is answered: its jobs, what they report, and the bodies and chunks made of that.
+"""One request of HTTP while it is answered: its jobs, what they report, and the body or the events made of that.
 
-It knows the shapes of OpenAI's answers, and nothing about sockets.
+Each protocol has a form of its own: `completions`, `responses`, `anthropic` and `fastchat`.
 """
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from typing import Any, AsyncIterator, Callable, Dict, NamedTuple, Sequence
+from dataclasses import dataclass, field
+from typing import Any, AsyncIterator, Iterator, Sequence
 
 from launch.asynchronous import Reports
-from model.text import TokenText
 from serve.engine import Ended, Engine, Event, Job
-from serve.protocol import Choice, Refused
+from serve.protocol import Body, Choice, Facts, Refused
 from serve.text_chunks import Piece, Token
-from serve.tools import CallPart, CallReader, Dialect, calls_in
-
-Facts = Dict[str, Any]  # of JSON
+from serve.tools import CallPart, CallReader
 
 
-class Asking(Reports):
-    """The jobs of one request, and what they report: pairs of a choice's number and its event."""
+@dataclass
+class Block:
+    """A text with the tokens that are wanted, or the arguments of a call that has a `name`."""
 
-    def __init__(self, engine: Engine, choices: Sequence[Choice], watched: bool = False) -> None:
+    name: str = ""
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    @property
+    def call(self) -> str:
+        """The name of a call, which its result repeats."""
+        return f"call_{self.id}"
+
+
+class Said:
+    """One choice of an answer, as far as it is made: texts and calls of tools, one after the other."""
+
+    def __init__(self, number: int, choice: Choice) -> None:
+        self.number, self.choice = number, choice
+        self.blocks: list[Block] = []
+        self.ended: Ended | None = None
+        self._reader = CallReader(choice.dialect) if choice.dialect else None
+
+    @property
+    def block(self) -> Block:
+        """The last one."""
+        return self.blocks[-1]
+
+    @property
+    def place(self) -> int:
+        """Which of all blocks that is."""
+        return len(self.blocks) - 1
+
+    @property
+    def text(self) -> str:
+        return "".join(block.text for block in self.blocks if not block.name)
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [token for block in self.blocks for token in block.tokens]
+
+    @property
+    def calls(self) -> list[Block]:
+        return [block for block in self.blocks if block.name]
+
+    @property
+    def reason(self) -> str | None:
+        """Why it has ended, as OpenAI names it: stop, length or tool_calls."""
+        reason = self.ended and self.ended.finish_reason
+        return "tool_calls" if reason == "stop" and self.calls else reason
+
+    def parts(self, event: Piece | Ended) -> Iterator[Piece | CallPart]:
+        """What an event adds: some of a text, or of a call."""
+        if self._reader is None:
+            yield from [event] if isinstance(event, Piece) else []
+            return
+        parts = self._reader.read(event.text) if isinstance(event, Piece) else self._reader.finish()
+        for part in parts:
+            yield Piece(part) if isinstance(part, str) else part
+
+
+class Answer(Reports):
+    """An answer in the form of its protocol, whole or as events; nothing is computed for it once it is closed.
+
+    A form says in `facts` what is sent of the whole, and in methods that return bytes what is sent in a stream: at its
+    begin, of the last block of a choice as it is opened, goes on and is closed, at the end of a choice, and at last.
+    """
+
+    MEDIA = "text/event-stream"  # the type of a stream
+
+    def __init__(self, engine: Engine, body: Body, choices: Sequence[Choice], model: str) -> None:
+        watched = body.stream and body.flowspec_tree
         super().__init__(engine, [Job(choice, watched=watched) for choice in choices])
-        self.open = len(choices)  # choices that have not ended
-        self.ended: list[Ended] = []  # of those that have
+        self.said = [Said(number, choice) for number, choice in enumerate(choices)]
+        self.model, self.body = model, body
+        self.id, self.made = secrets.token_hex(12), int(time.time())
 
-    async def next(self) -> tuple[int, Event]:
-        """The next news; raises Refused if an answer has failed."""
-        number, event = await super().next()
-        if isinstance(event, Ended):
-            self.open -= 1
-            self.ended.append(event)
-        return number, event
+    # --- the form -----------------------------------------------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """The body of the answer, as far as it is made."""
+        raise NotImplementedError
+
+    def begun(self) -> bytes:
+        return b""
+
+    def opened(self, said: Said) -> bytes:
+        return b""
+
+    def added(self, said: Said, new: Piece) -> bytes:
+        raise NotImplementedError
+
+    def closed(self, said: Said) -> bytes:
+        return b""
+
+    def ended(self, said: Said) -> bytes:
+        raise NotImplementedError
+
+    def over(self) -> bytes:
+        return b""
+
+    def failed(self, refused: Refused) -> bytes:
+        """An error in the midst of a stream, which is its last event."""
+        raise NotImplementedError
+
+    # --- what is reported ---------------------------------------------------------------------------------------------
 
     @property
     def usage(self) -> Facts:
-        """The tokens of all choices; a prompt of several choices counts once for each prompt."""
-        prompts = {tuple(job.ids) for job in self.jobs}
-        prompt = sum(map(len, prompts))
-        completion = sum(one.completion for one in self.ended)
-        guesses = {"accepted_prediction_tokens": sum(one.accepted for one in self.ended),
-                   "rejected_prediction_tokens": sum(one.rejected for one in self.ended)}
-        cached = {"cached_tokens": max((one.cached for one in self.ended), default=0)}
+        """The tokens of all choices; a prompt of several choices counts once."""
+        ended = [said.ended for said in self.said if said.ended]
+        prompt = sum(map(len, {tuple(job.ids) for job in self.jobs}))
+        completion = sum(one.completion for one in ended)
+        guesses = {"accepted_prediction_tokens": sum(one.accepted for one in ended),
+                   "rejected_prediction_tokens": sum(one.rejected for one in ended)}
+        cached = {"cached_tokens": max((one.cached for one in ended), default=0)}
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
                 "prompt_tokens_details": cached, "completion_tokens_details": guesses}
 
+    @property
+    def _open(self) -> bool:
+        return not all(said.ended for said in self.said)
 
-# --- tokens -----------------------------------------------------------------------------------------------------------
+    async def whole(self) -> Facts:
+        """The body, once all is made; raises Refused if the answer has failed."""
+        while self._open:
+            self._sent(*await self.next())
+        return self.facts()
 
-def in_chat(tokens: Sequence[Token]) -> Facts:
-    """As a chat's choice or chunk has them."""
-    content = [{**_entry(token.spelled, token.logprob),
-                "top_logprobs": [_entry(*one) for one in token.likeliest]} for token in tokens]
-    return {"content": content, "refusal": None}
+    async def events(self, first: tuple[int, Event]) -> AsyncIterator[bytes]:
+        """The stream; `first` is the news that came before its first byte."""
+        try:
+            yield self.begun()
+            yield self._sent(*first)
+            while self._open:
+                yield self._sent(*await self.next())
+            yield self.over()
+        except Refused as refused:
+            yield self.failed(refused)
 
+    def _sent(self, number: int, event: Event) -> bytes:
+        """Take in the news of a choice; what a stream has of it."""
+        if isinstance(event, dict):  # the guesses under way
+            return event_of({"index": number, **event}, "tree")
+        return b"".join(self._take(self.said[number], event))
 
-def in_completion(tokens: Sequence[Token]) -> Facts:
-    """As a completion's choice or chunk has them."""
-    return {"tokens": [_name(token.spelled) for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_likeliest(token) for token in tokens],
-            "text_offset": [token.offset for token in tokens]}
-
-
-def _entry(spelled: TokenText, logprob: float | None) -> Facts:
-    data = None if spelled.data is None else list(spelled.data)
-    return {"token": spelled.name, "logprob": logprob, "bytes": data}
-
-
-def _likeliest(token: Token) -> dict[str, float] | None:
-    """The likeliest tokens by their names, and the token itself even if it is none of them."""
-    if token.logprob is None:
-        return None
-    others = {_name(other): value for other, value in token.likeliest}
-    return {**others, _name(token.spelled): token.logprob}
-
-
-def _name(spelled: TokenText) -> str:
-    return spelled.name if spelled.whole else f"bytes:{spelled.name}"
-
-
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-class Form(NamedTuple):
-    """How one endpoint writes its answers."""
-
-    whole: str  # the kind of a whole answer
-    chunk: str  # and of a part
-    prefix: str  # of its id
-    said: Callable[[str], Facts]  # where a whole choice has its text
-    added: Callable[[str], Facts]  # what a chunk adds
-    begun: Facts  # what a chunk adds that comes before the text; empty: there is none
-    over: Facts  # what the last chunk of a choice adds
-    tokens: Callable[[Sequence[Token]], Facts]  # how log-probabilities are sent
-
-
-COMPLETION = Form(
-    "text_completion", "text_completion", "cmpl",
-    said=lambda text: {"text": text},
-    added=lambda text: {"text": text},
-    begun={}, over={"text": ""}, tokens=in_completion)
-CHAT = Form(
-    "chat.completion", "chat.completion.chunk", "chatcmpl",
-    said=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    added=lambda text: {"delta": {"content": text}},
-    begun={"delta": {"role": "assistant", "content": ""}},
-    over={"delta": {}}, tokens=in_chat)
-
-
-def _calling(text: str, calls: Sequence[tuple[str, str]]) -> Facts:
-    """A choice whose message may call tools."""
-    message: Facts = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
-    if calls:
-        functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
-        message["tool_calls"] = [{"id": call_id(), "type": "function", "function": one} for one in functions]
-    return {"message": message}
-
-
-def _added_call(part: CallPart) -> Facts:
-    """What a chunk adds to a call of a tool."""
-    function = {"name": part.name, "arguments": ""} if part.name else {"arguments": part.arguments}
-    begun = {"id": call_id(), "type": "function"} if part.name else {}
-    return {"delta": {"tool_calls": [{"index": part.number, **begun, "function": function}]}}
-
-
-def call_id() -> str:
-    """A name for a call of a tool, which its result repeats."""
-    return f"call_{secrets.token_hex(12)}"
-
-
-def reason_of(reason: str, calls: int) -> str:
-    """Why an answer with so many calls has ended."""
-    return "tool_calls" if calls and reason == "stop" else reason
-
-
-class Written:
-    """An answer in the form of its endpoint, whole or in chunks; `wants_logprobs`: with log-probabilities.
-
-    With a `dialect` calls of tools are no text, but what OpenAI makes of them.
-    """
-
-    def __init__(self, form: Form, model: str, wants_logprobs: bool,
-                 dialect: Dialect | None = None) -> None:
-        self.form, self._wants_logprobs, self._dialect = form, wants_logprobs, dialect
-        self._readers: dict[int, CallReader] = {}  # by choice, of a stream
-        self._head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-
-    def body(self, pieces: Sequence[Piece], reasons: Sequence[str], usage: Facts) -> Facts:
-        """A whole answer."""
-        choices = []
-        for number, (piece, reason) in enumerate(zip(pieces, reasons)):
-            said = self.form.said(piece.text)
-            if self._dialect:
-                text, calls = calls_in(piece.text, self._dialect)
-                said, reason = _calling(text, calls), reason_of(reason, len(calls))
-            facts = {"logprobs": self._logprobs(piece.tokens), "finish_reason": reason}
-            choices.append({"index": number, **said, **facts})
-        return {**self._head, "object": self.form.whole, "choices": choices, "usage": usage}
-
-    def chunks(self, number: int, event: Piece | Ended) -> list[Facts]:
-        """The chunks that say what is new of one choice."""
-        form = self.form
-        if self._dialect is None:
-            if isinstance(event, Piece):
-                return [self.part(number, form.added(event.text), tokens=event.tokens)]
-            return [self.part(number, form.over, event.finish_reason)]
-        reader = self._readers.setdefault(number, CallReader(self._dialect))
-        parts = reader.read(event.text) if isinstance(event, Piece) else reader.finish()
-        added = [form.added(part) if isinstance(part, str) else _added_call(part) for part in parts]
-        found = [self.part(number, one) for one in added]
+    def _take(self, said: Said, event: Piece | Ended) -> Iterator[bytes]:
+        blocks = said.blocks
+        for part in said.parts(event):
+            name = part.name if isinstance(part, CallPart) else ""
+            if name or not blocks or (isinstance(part, Piece) and blocks[-1].name):
+                if blocks:
+                    yield self.closed(said)
+                blocks.append(Block(name))
+                yield self.opened(said)
+            new = part if isinstance(part, Piece) else Piece(part.arguments)
+            if new.text:
+                said.block.text += new.text
+                said.block.tokens += new.tokens
+                yield self.added(said, new)
         if isinstance(event, Ended):
-            reason = reason_of(event.finish_reason, reader.calls)
-            found.append(self.part(number, form.over, reason))
-        return found
-
-    def part(self, number: int, added: Facts, reason: str | None = None, tokens: Sequence[Token] = ()) -> Facts:
-        """A chunk of one choice."""
-        logprobs = self._logprobs(tokens) if tokens else None
-        choice = {"index": number, **added, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._head, "object": self.form.chunk, "choices": [choice]}
-
-    def last(self, usage: Facts) -> Facts:
-        """The chunk that has the usage."""
-        return {**self._head, "object": self.form.chunk, "choices": [], "usage": usage}
-
-    def _logprobs(self, tokens: Sequence[Token]) -> Facts | None:
-        return self.form.tokens(tokens) if self._wants_logprobs else None
+            if blocks:
+                yield self.closed(said)
+            said.ended = event
+            yield self.ended(said)
 
 
-async def whole(asking: Asking, written: Written) -> Facts:
-    """The body of an answer that is not streamed."""
-    pieces = [Piece("", []) for _ in asking.jobs]
-    reasons = [""] * len(asking.jobs)
-    while asking.open:
-        number, event = await asking.next()
-        if isinstance(event, Piece):
-            pieces[number] = pieces[number].followed(event)
-        else:
-            reasons[number] = event.finish_reason
-    return written.body(pieces, reasons, asking.usage)
+def event_of(facts: Facts, name: str = "") -> bytes:
+    """One server-sent event, which may have a name."""
+    named = f"event: {name}\n" if name else ""
+    return f"{named}data: {json.dumps(facts)}\n\n".encode()
 
 
-async def events(asking: Asking, written: Written, first: tuple[int, Event], with_usage: bool
-                 ) -> AsyncIterator[bytes]:
-    """An answer as server-sent events; `first` is the news that came before the first byte.
-
-    An error in its midst is the last event. Who reads this closes the asking.
-    """
-    try:
-        begun = written.form.begun
-        for number in range(len(asking.jobs) if begun else 0):
-            yield event_of(written.part(number, begun), with_usage)
-        yield _chunk(written, first, with_usage)
-        while asking.open:
-            yield _chunk(written, await asking.next(), with_usage)
-        if with_usage:
-            yield event_of(written.last(asking.usage))
-        yield b"data: [DONE]\n\n"
-    except Refused as refused:
-        yield event_of(refused.body)
-
-
-def _chunk(written: Written, news: tuple[int, Event], with_usage: bool) -> bytes:
-    number, event = news
-    if isinstance(event, dict):
-        return b"event: tree\n" + event_of({"index": number, **event})
-    return b"".join(event_of(chunk, with_usage) for chunk in written.chunks(number, event))
-
-
-def event_of(facts: Facts, with_usage: bool = False) -> bytes:
-    """One server-sent event. Where a stream has its usage at the end, the other chunks have none."""
-    data = json.dumps({**facts, "usage": None} if with_usage else facts)
-    return f"data: {data}\n\n".encode()
+def typed(kind: str, /, **facts: Any) -> bytes:
+    """One whose facts have its name, too."""
+    return event_of({"type": kind, **facts}, kind)

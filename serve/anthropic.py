@@ -2,39 +2,39 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Iterable
+from typing import Any
 
-from serve.answering import Facts
-from serve.blocks import Block, Blocks, Named, call, format_of, function, items, moved, object_of, role_of, text_of
-from serve.protocol import Refused
+from serve.answering import Answer, Block, Said, event_of, typed
+from serve.protocol import Facts, Refused
+from serve.text_chunks import Piece
+from serve.translation import Wording, call, items, object_of
 
 PATH = "/v1/messages"
-FIELDS = {"model": "model", "max_tokens": "max_tokens", "stop_sequences": "stop", "temperature": "temperature",
-          "top_p": "top_p", "top_k": "top_k", "stream": "stream", "seed": "seed"}
+SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
+WORDING = Wording(
+    fields={"stop_sequences": "stop", **{name: name for name in SAME}},
+    system="system", form="output_config", part="block", texts=("text",),
+    roles=("user", "assistant", "system"), tools=("custom", None), schema="input_schema")
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
-ROLES = ("user", "assistant", "system")
 IGNORED = ("thinking", "redacted_thinking")
-REASONS = {"stop": "end_turn", "length": "max_tokens"}
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+KINDS = {  # of errors, by their status
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error"}
 
 
-def as_chat_to_count(given: dict[str, Any]) -> dict[str, Any]:
+def as_chat_to_count(given: Facts) -> Facts:
     """The same for a prompt whose tokens are counted."""
     return as_chat({"max_tokens": 1, **given})
 
 
-def as_chat(given: dict[str, Any]) -> dict[str, Any]:
+def as_chat(given: Facts) -> Facts:
     """The body of a chat that asks the same."""
     if "max_tokens" not in given:
         raise Refused("max_tokens is missing: say how many tokens the answer may have", "max_tokens")
-    body = {**moved(given, FIELDS), **format_of(given, "output_config")}
-    system = _text(given.get("system") or "", "system")
-    messages = [{"role": "system", "content": system}] if system else []
+    body = WORDING.chat(given)
     for number, message in enumerate(items(given.get("messages"), "messages")):
-        messages += _messages(message, f"messages.{number}")
-    body["messages"] = messages
-    if given.get("tools"):
-        body["tools"] = [function(tool, f"tools.{number}", ("custom", None), "input_schema")
-                         for number, tool in enumerate(items(given["tools"], "tools"))]
+        body["messages"] += _messages(message, f"messages.{number}")
     choice = object_of(given, "tool_choice")
     if choice:
         body["tool_choice"] = _choice(choice)
@@ -42,7 +42,7 @@ def as_chat(given: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _choice(choice: dict[str, Any]) -> Any:
+def _choice(choice: Facts) -> Any:
     """Which tools are called, as a chat says it."""
     kind, name = choice.get("type"), choice.get("name")
     if kind == "tool" and isinstance(name, str):
@@ -53,75 +53,68 @@ def _choice(choice: dict[str, Any]) -> Any:
     return CHOICES[kind]
 
 
-def _messages(message: dict[str, Any], place: str) -> list[dict[str, Any]]:
+def _messages(message: Facts, place: str) -> list[Facts]:
     """The messages of a chat that one message is: results of tools first, then what was said."""
-    role, content = role_of(message, place, ROLES), message.get("content")
+    said: Facts = {"role": WORDING.role(message, place), "content": "", "tool_calls": []}
+    content, found = message.get("content"), []
     if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    found, texts, calls = [], [], []
+        content = [{"type": "text", "text": content}]
     for number, block in enumerate(items(content, f"{place}.content")):
-        inside = f"{place}.content.{number}"
-        if block.get("type") == "tool_result":
-            result = _text(block.get("content") or "", f"{inside}.content")
+        kind, inside = block.get("type"), f"{place}.content.{number}"
+        if kind == "tool_result":
+            result = WORDING.text(block.get("content") or "", f"{inside}.content")
             found.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
-        elif block.get("type") == "tool_use":
-            arguments = json.dumps(block.get("input", {}))
-            calls.append(call(block.get("name"), arguments, block.get("id")))
-        elif block.get("type") not in IGNORED:
-            texts.append(_text([block], inside))
-    said: dict[str, Any] = {"role": role, "content": "".join(texts)}
-    if calls:
-        said["tool_calls"] = calls
-    return [*found, said] if texts or calls or not found else found
-
-
-def _text(content: Any, place: str) -> str:
-    return text_of(content, place, ("text",), "block")
+        elif kind == "tool_use":
+            said["tool_calls"].append(call(block, json.dumps(block.get("input", {})), block.get("id")))
+        elif kind not in IGNORED:
+            said["content"] += WORDING.text([block], inside)
+    return [*found, said] if said["content"] or said["tool_calls"] or not found else found
 
 
 def error_of(refused: Refused) -> Facts:
     """An error as Anthropic sends it."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
-    kind = "api_error" if refused.status >= 500 else kinds.get(refused.status, "invalid_request_error")
+    kind = "api_error" if refused.status >= 500 else KINDS.get(refused.status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": refused.message}}
 
 
-class Message(Blocks):
-    """An answer of Anthropic's form."""
+class MessageAnswer(Answer):
+    """The answer of /v1/messages."""
 
-    def whole(self) -> Facts:
-        prompt, made = self.usage
+    def facts(self) -> Facts:
+        [said] = self.said
+        usage = self.usage
         return {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "model": self.model,
-                "content": [_content(block) for block in self.blocks], "stop_reason": self._reason,
-                "stop_sequence": None, "usage": {"input_tokens": prompt, "output_tokens": made}}
+                "content": [_content(block) for block in said.blocks], **_stop(said),
+                "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}}
 
-    @property
-    def _reason(self) -> str | None:
-        if self.ended is None:
-            return None
-        return "tool_use" if self.calls and self.ended.finish_reason == "stop" else REASONS[self.ended.finish_reason]
+    def begun(self) -> bytes:
+        return typed("message_start", message=self.facts())
 
-    def begun(self) -> Iterable[Named]:
-        return [("message_start", {"message": self.whole()})]
+    def opened(self, said: Said) -> bytes:
+        return typed("content_block_start", index=said.place, content_block=_content(said.block))
 
-    def opened(self, number: int, block: Block) -> Iterable[Named]:
-        return [("content_block_start", {"index": number, "content_block": _content(block)})]
+    def added(self, said: Said, new: Piece) -> bytes:
+        delta = {"type": "text_delta", "text": new.text}
+        if said.block.name:
+            delta = {"type": "input_json_delta", "partial_json": new.text}
+        return typed("content_block_delta", index=said.place, delta=delta)
 
-    def added(self, number: int, block: Block, text: str) -> Iterable[Named]:
-        delta = {"type": "text_delta", "text": text}
-        if block.name:
-            delta = {"type": "input_json_delta", "partial_json": text}
-        return [("content_block_delta", {"index": number, "delta": delta})]
+    def closed(self, said: Said) -> bytes:
+        return typed("content_block_stop", index=said.place)
 
-    def closed(self, number: int, block: Block) -> Iterable[Named]:
-        return [("content_block_stop", {"index": number})]
+    def ended(self, said: Said) -> bytes:
+        used = {"output_tokens": self.usage["completion_tokens"]}
+        return typed("message_delta", delta=_stop(said), usage=used) + typed("message_stop")
 
-    def over(self) -> Iterable[Named]:
-        delta = {"stop_reason": self._reason, "stop_sequence": None}
-        return [("message_delta", {"delta": delta, "usage": {"output_tokens": self.usage[1]}}), ("message_stop", {})]
+    def failed(self, refused: Refused) -> bytes:
+        return event_of(error_of(refused), "error")
 
-    def error(self, refused: Refused) -> Named:
-        return "error", error_of(refused)
+
+def _stop(said: Said) -> Facts:
+    """Why a choice has ended, if it has."""
+    if said.ended and said.ended.stopped:
+        return {"stop_reason": "stop_sequence", "stop_sequence": said.ended.stopped}
+    return {"stop_reason": said.reason and REASONS[said.reason], "stop_sequence": None}
 
 
 def _content(block: Block) -> Facts:
@@ -130,6 +123,6 @@ def _content(block: Block) -> Facts:
         return {"type": "text", "text": block.text}
     try:
         given = json.loads(block.text or "{}")
-    except ValueError:  # the answer ended in its midst
+    except (ValueError, RecursionError):  # the answer ended in its midst, or is nested without end
         given = {}
     return {"type": "tool_use", "id": block.call, "name": block.name, "input": given}

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, AsyncIterator, Callable, Mapping
+from typing import Any, Callable, Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware import Middleware
@@ -19,12 +19,12 @@ from starlette.exceptions import HTTPException as NotServed
 from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
-from serve import anthropic, blocks, responses
-from serve.answering import CHAT, COMPLETION, Asking, Form, Written, events, whole
+from serve import anthropic, responses
+from serve.answering import Answer
 from serve.auth import Framing, Guard, refusal
-from serve.blocks import Blocks
+from serve.completions import ChatAnswer, CompletionAnswer
 from serve.engine import Engine
-from serve.protocol import Body, Chat, Choice, Completion, Refused, Renamed, ToTokenize, read_body
+from serve.protocol import Body, Chat, Completion, Facts, Refused, Renamed, ToTokenize, read_body
 from serve.text_chunks import ids_of
 
 PAGE = Path(__file__).with_name("page") / "chat.html"
@@ -54,10 +54,9 @@ class Service:
         around = [Middleware(Framing), *([cors] if config.origins else []), guard]  # the outermost first
         app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None, middleware=around,
                       exception_handlers=dict(self.ERRORS))
-        for path, name in self.GETS.items():
-            app.add_api_route(path, getattr(self, name), methods=["GET", "HEAD"])
-        for path, name in self.POSTS.items():
-            app.add_api_route(path, getattr(self, name), methods=["POST"])
+        for methods, names in ((["GET", "HEAD"], self.GETS), (["POST"], self.POSTS)):
+            for path, name in names.items():
+                app.add_api_route(path, getattr(self, name), methods=methods)
         return app
 
     def begun(self, url: str) -> None:
@@ -83,10 +82,24 @@ class Service:
                 raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
         return bytes(data)
 
-    async def ids(self, choice: Choice) -> list[int]:
-        """The token ids of a choice's prompt; a ValueError is a mistake in its field."""
+    async def answer(self, request: Request, body: Body, form: type[Answer]) -> Response:
+        """The answer to a body, whole or as a stream; nothing is computed any more for a client that leaves."""
+        answer = form(self.engine, body, body.choices(self.config.run), self.model)
+        with ExitStack() as held:
+            held.enter_context(closing(answer))
+            if not body.stream:
+                return as_json(await unless_gone(request, answer.whole()))
+            first = await unless_gone(request, answer.next())
+            held.pop_all()  # the stream closes it
+        return EventStream(answer, first)
+
+    async def ids(self, body: Body) -> list[int]:
+        """The token ids of the only prompt of a body."""
+        [choice] = body.asked(self.config.run)
+
         async def read() -> list[int]:
-            begun = self.engine.call(lambda pipeline: self.engine.prompts.submit(ids_of, choice, pipeline))
+            engine = self.engine
+            begun = engine.call(lambda pipeline: engine.prompts.submit(ids_of, choice, pipeline))
             reading = await asyncio.wrap_future(begun)
             return await asyncio.wrap_future(reading)
 
@@ -107,9 +120,7 @@ async def _not_served(request: Request, error: NotServed) -> Response:
     path = request.url.path
     refused = Refused(f"{request.method} {path} is not served: {error.detail}", code="not_served",
                       status=error.status_code)
-    answer = refusal(refused, path)
-    answer.headers.update(error.headers or {})
-    return answer
+    return refusal(refused, path, **error.headers or {})
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -155,93 +166,59 @@ class Server(Service):
         return as_json(self._model)
 
     @property
-    def _model(self) -> dict[str, Any]:
+    def _model(self) -> Facts:
         return {"id": self.model, "object": "model", "created": 0, "owned_by": "flowspec",
                 "max_model_len": self.config.run.max_length}
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or of messages."""
-        asked = await self.read(request, ToTokenize)
-        ids = await self.ids(asked.choice(self.config.run))
+        ids = await self.ids(await self.read(request, ToTokenize))
         return as_json({"count": len(ids), "max_model_len": self.config.run.max_length, "tokens": ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        return await self._answer(request, await self.read(request, Chat), CHAT)
+        return await self.answer(request, await self.read(request, Chat), ChatAnswer)
 
     async def complete(self, request: Request) -> Response:
-        return await self._answer(request, await self.read(request, Completion), COMPLETION)
+        return await self.answer(request, await self.read(request, Completion), CompletionAnswer)
 
     async def respond(self, request: Request) -> Response:
         body = await self.read(request, Chat, responses.as_chat)
-        return await self._answer_in_blocks(request, body, responses.Response)
+        return await self.answer(request, body, responses.ResponseAnswer)
 
     async def message(self, request: Request) -> Response:
         body = await self.read(request, Chat, anthropic.as_chat)
-        return await self._answer_in_blocks(request, body, anthropic.Message)
+        return await self.answer(request, body, anthropic.MessageAnswer)
 
     async def count(self, request: Request) -> Response:
         """How many tokens the prompt of a message has."""
-        body = await self.read(request, Chat, anthropic.as_chat_to_count)
-        [choice] = body.choices(self.config.run)
-        return as_json({"input_tokens": len(await self.ids(choice))})
-
-    async def _answer_in_blocks(self, request: Request, body: Chat, form: type[Blocks]) -> Response:
-        """The answer to the only choice of a body, in a protocol of blocks."""
-        [choice] = body.choices(self.config.run)
-        asking = Asking(self.engine, [choice])
-        made = form(asking, self.model)
-        with ExitStack() as held:
-            held.callback(asking.close)
-            if not body.stream:
-                found = await unless_gone(request, blocks.whole(made, choice.dialect))
-                return as_json(found) if found is not None else Response(status_code=CLIENT_GONE)
-            first = await unless_gone(request, asking.next())
-            if first is None:
-                return Response(status_code=CLIENT_GONE)
-            held.pop_all()  # the stream closes it
-        return EventStream(asking, blocks.events(made, choice.dialect, first))
-
-    async def _answer(self, request: Request, body: Body, form: Form) -> Response:
-        """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
-        choices = body.choices(self.config.run)
-        asking = Asking(self.engine, choices, watched=body.stream and body.flowspec_tree)
-        written = Written(form, self.model, choices[0].wants_logprobs, choices[0].dialect)
-        with ExitStack() as held:
-            held.callback(asking.close)
-            if not body.stream:
-                found = await unless_gone(request, whole(asking, written))
-                return as_json(found) if found is not None else Response(status_code=CLIENT_GONE)
-            first = await unless_gone(request, asking.next())
-            if first is None:
-                return Response(status_code=CLIENT_GONE)
-            held.pop_all()  # the stream closes it
-        return EventStream(asking, events(asking, written, first, body.stream_options.include_usage))
+        ids = await self.ids(await self.read(request, Chat, anthropic.as_chat_to_count))
+        return as_json({"input_tokens": len(ids)})
 
 
 class EventStream(StreamingResponse):
     """A stream of events. Its answer is given up if the client leaves, even before the first event was sent."""
 
-    def __init__(self, asking: Asking, stream: AsyncIterator[bytes]) -> None:
-        super().__init__(stream, media_type="text/event-stream",
+    def __init__(self, answer: Answer, first: Any) -> None:
+        super().__init__(answer.events(first), media_type=answer.MEDIA,
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._asking = asking
+        self._answer = answer
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
+        with closing(self._answer):
             await super().__call__(scope, receive, send)
-        finally:
-            self._asking.close()
 
 
 async def unless_gone(request: Request, work: Any) -> Any:
-    """What `work` brings; None if the client leaves before."""
+    """What `work` brings; raises Refused if the client leaves before."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        if working.done():
+            return working.result()
+        raise Refused("the client has left before its answer was there", status=CLIENT_GONE)
     finally:
         working.cancel()
         leaving.cancel()
@@ -253,6 +230,6 @@ async def _left(request: Request) -> None:
         pass
 
 
-def as_json(facts: dict[str, Any], status: int = 200) -> Response:
+def as_json(facts: Facts, status: int = 200) -> Response:
     """An object as the body of an answer; in ASCII, as `refusal`."""
     return Response(json.dumps(facts), status, media_type="application/json")

@@ -14,8 +14,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from config.serve_config import ServeConfig
+from launch.console import say
 from pipeline.failure import FILES, explain
-from serve.engine import say
 
 HEAD = 10.0  # seconds for the head of a request, and for what is left of a body that was answered already
 SPARE = 512  # connections beside two for each answer that may be under way or wait

@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import math
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from launch import asynchronous
 from launch.asynchronous import POLL_SECONDS, RequestLoop
+from launch.console import say, show
 from launch.pipeline import Generation, Pipeline
-from pipeline.failure import explain, foreseen, guarded
+from pipeline.failure import explain, guarded
 from pipeline.requests import Ring
 from serve.metrics import Figures
 from serve.protocol import Choice, Refused
@@ -33,6 +33,7 @@ class Ended(NamedTuple):
     """The answer is whole; the numbers count tokens."""
 
     finish_reason: str
+    stopped: str  # the stop text that has ended it, if one has
     completion: int
     accepted: int  # of the answer, those that were guesses under way
     rejected: int  # guesses that were sent and rejected
@@ -158,7 +159,11 @@ class Engine(RequestLoop):
     def _live(self) -> None:
         """Open a pipeline; answer until `stop`, or a loss, which is reported before closing: that may last."""
         with self._opened() as pipeline:
-            self._begin(pipeline)
+            self._failed, self._messages, self._heard = 0, 0, time.monotonic()
+            virtual = pipeline.config.virtual  # its ring answers only as requests go on
+            self._patience = math.inf if virtual else pipeline.config.timeout + RING_INTERVAL
+            self.figures.plain.set(pipeline.round_trip)
+            self.state = Health("ready")
             try:
                 self.work(pipeline)
                 self._end_all()
@@ -168,19 +173,6 @@ class Engine(RequestLoop):
     def _end_all(self) -> None:
         self.state = Health("stopped", "the server is being stopped")
         self.drop(Refused(self.state.reason, code="stopped", status=UNAVAILABLE))
-
-    def _begin(self, pipeline: Pipeline) -> None:
-        self.figures.plain.set(pipeline.round_trip)
-        config, self._failed = pipeline.config, 0
-        self._heard, self._messages = time.monotonic(), 0
-        self._patience = math.inf if config.virtual else config.timeout + RING_INTERVAL  # virtual: by requests alone
-        self.state = Health("ready")
-
-    def _look(self, pipeline: Pipeline) -> None:
-        now = time.monotonic()
-        if now - self._looked >= POLL_SECONDS:
-            self._looked = now
-            self.figures.occupy(pipeline.rank.busy())
 
     def _take_in(self, job: Job, pipeline: Pipeline) -> None:
         """Let the job's prompt be read, behind those that came before it."""
@@ -206,7 +198,9 @@ class Engine(RequestLoop):
         while self._waiting and len(self._running) < self.limits.places:
             super()._take_in(self._waiting.pop(0), pipeline)
         self._feel(pipeline.ring)
-        self._look(pipeline)
+        if time.monotonic() - self._looked >= POLL_SECONDS:
+            self._looked = time.monotonic()
+            self.figures.occupy(pipeline.rank.busy())
         self.figures.running.set(len(self._running))
         self.figures.waiting.set(len(self._waiting))
 
@@ -247,8 +241,7 @@ class Engine(RequestLoop):
         """Count the end of a job, and report it as the protocol does."""
         outcome = "cancelled"
         if isinstance(end, Generation):
-            end, outcome = ended(end), "answered"
-            self._count(job, end)
+            end, outcome = self._counted(end, time.monotonic() - job.came), "answered"
         elif isinstance(end, Refused):
             outcome = "lost" if end.status == UNAVAILABLE else "refused"
         elif isinstance(end, ValueError):
@@ -259,13 +252,15 @@ class Engine(RequestLoop):
         self.figures.requests.labels(outcome).inc()
         super()._report_end(job, end)
 
-    def _count(self, job: Job, end: Ended) -> None:
-        assert job.generation is not None, "a job has ended that has not begun"
-        seconds = time.monotonic() - job.came
+    def _counted(self, generation: Generation, seconds: float) -> Ended:
+        """What is reported of an answer that is whole, so many seconds after it was asked for."""
+        answer, accepted = generation.answer, generation.accepted
+        rejected = max(0, generation.tree.guessed - accepted)
         self._seconds += (seconds - self._seconds) / 8
-        self.figures.count(job.generation.answer, seconds)
-        self.figures.guesses.labels("accepted").inc(end.accepted)
-        self.figures.guesses.labels("rejected").inc(end.rejected)
+        self.figures.count(answer, seconds, accepted, rejected)
+        reason = "stop" if answer.finish_reason == "stop" else "length"
+        stopped = generation.reader.stopped if generation.reader else ""
+        return Ended(reason, stopped, answer.new_tokens, accepted, rejected, answer.reused_tokens)
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
@@ -275,7 +270,9 @@ class Engine(RequestLoop):
             return  # the ranks may have been ended while they loaded, and all who are here hear of the end
         reason, before = explain(error), self.state.status
         if before != "loading":  # else the starter of the engine reports `error`
-            say(reason, None if foreseen(error) else error)
+            with suppress(OSError):  # nobody may read there any more
+                show(error, debug=False)
+            say(reason)
         final = last or before == "loading" or not self.limits.restart
         self.state = Health("lost" if final else "restarting", reason)
         self.error = error if before == "loading" else None
@@ -292,20 +289,3 @@ class Engine(RequestLoop):
         self.figures.restarts.inc()
         if before == "ready":
             guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
-
-
-def say(message: str, error: Exception | None = None) -> None:
-    """Print for the starter of the engine; it goes on where nobody reads any more. Of an error say where it was.
-    """
-    with suppress(OSError):
-        if error is not None:
-            traceback.print_exception(type(error), error, error.__traceback__)
-        print(f"flowspec: {message}", flush=True)
-
-
-def ended(generation: Generation) -> Ended:
-    """What is reported of an answer that is whole."""
-    answer, accepted = generation.answer, generation.accepted
-    reason = "stop" if answer.finish_reason == "stop" else "length"
-    rejected = max(0, generation.tree.guessed - accepted)
-    return Ended(reason, answer.new_tokens, accepted, rejected, answer.reused_tokens)

@@ -10,11 +10,10 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
-from typing import Any, AsyncIterator, Sequence
+from typing import Sequence
 
 import httpx
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
 
 from config.files import fits
@@ -22,10 +21,11 @@ from config.serve_config import WorkerConfig
 from launch import console
 from model.text import conversation_of
 from serve import running
-from serve.answering import Asking, in_completion
-from serve.app import CLIENT_GONE, Service, as_json, unless_gone
-from serve.engine import Ended, Engine
-from serve.protocol import Choice, Completion, Refused
+from serve.answering import Answer, Said
+from serve.app import Service, as_json
+from serve.completions import in_completion
+from serve.engine import Engine
+from serve.protocol import Completion, Facts, Refused
 from serve.running import Listener
 from serve.text_chunks import Piece
 
@@ -38,7 +38,7 @@ HEARD = {"exist": bool}  # what a controller answers
 CODES = {429: ErrorCode.ENGINE_OVERLOADED, 503: ErrorCode.INTERNAL_ERROR, 500: ErrorCode.INTERNAL_ERROR}
 
 
-def error_of(refused: Refused) -> dict[str, Any]:
+def error_of(refused: Refused) -> Facts:
     """An error as FastChat sends it."""
     code = CODES.get(refused.status, ErrorCode.PARAM_OUT_OF_RANGE)
     if refused.code == "context_length_exceeded":
@@ -48,14 +48,44 @@ def error_of(refused: Refused) -> dict[str, Any]:
 
 async def _refuse(request: Request, error: Refused) -> Response:
     """FastChat reads an error in a body, whatever the status."""
-    body = json.dumps(error_of(error)).encode()
-    return Response(body + b"\0" * request.url.path.endswith("_stream"), media_type="application/octet-stream")
+    body = _part(error_of(error)) if _is_stream(request) else json.dumps(error_of(error))
+    return Response(body, media_type=WorkerAnswer.MEDIA)
+
+
+def _is_stream(request: Request) -> bool:
+    return request.url.path.endswith("_stream")
+
+
+def _part(facts: Facts) -> bytes:
+    """A part of a stream."""
+    return json.dumps(facts).encode() + b"\0"
+
+
+class WorkerAnswer(Answer):
+    """The answer of a worker: the whole of it so far, again and again."""
+
+    MEDIA = "application/octet-stream"
+
+    def facts(self) -> Facts:
+        [said] = self.said
+        logprobs = in_completion(said.tokens) if said.choice.wants_logprobs else None
+        facts = {"text": said.text, "logprobs": logprobs, "error_code": 0, "finish_reason": said.reason}
+        return {**facts, "usage": self.usage} if said.ended else facts
+
+    def added(self, said: Said, new: Piece) -> bytes:
+        return _part(self.facts())
+
+    def ended(self, said: Said) -> bytes:
+        return _part(self.facts())
+
+    def failed(self, refused: Refused) -> bytes:
+        return _part(error_of(refused))
 
 
 class Worker(Service):
     """What is answered at each address of a worker, and what its controller hears."""
 
-    POSTS = {"/worker_generate_stream": "stream", "/worker_generate": "whole", "/worker_get_status": "state",
+    POSTS = {"/worker_generate_stream": "generate", "/worker_generate": "generate", "/worker_get_status": "state",
              "/count_token": "count", "/worker_get_conv_template": "conversation", "/model_details": "details"}
     ERRORS = {Refused: _refuse}
     config: WorkerConfig
@@ -64,7 +94,7 @@ class Worker(Service):
     # --- the model ----------------------------------------------------------------------------------------------------
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Facts:
         """The names of the model, and how many answers are under way or wait."""
         return {"model_names": [self.model], "speed": 1, "queue_length": len(self.engine.jobs)}
 
@@ -78,53 +108,22 @@ class Worker(Service):
         """The template, as FastChat wraps messages in it."""
         return as_json({"conv": asdict(conversation_of(self.config.run.template))})
 
-    async def count(self, request: Request) -> Response:
-        ids = await self.ids(await self._choice(request))
-        return as_json({"count": len(ids), "error_code": 0})
-
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    async def stream(self, request: Request) -> Response:
-        """An answer while it is made."""
-        choice = await self._choice(request)
-        chunks = (json.dumps(state).encode() + b"\0" async for state in self._states(choice))
-        return StreamingResponse(chunks, media_type="application/octet-stream")
+    async def count(self, request: Request) -> Response:
+        ids = await self.ids(await self._body_of(request))
+        return as_json({"count": len(ids), "error_code": 0})
 
-    async def whole(self, request: Request) -> Response:
-        """An answer once it is whole."""
-        choice = await self._choice(request)
-        last = await unless_gone(request, _last(self._states(choice)))
-        return Response(status_code=CLIENT_GONE) if last is None else as_json(last)
+    async def generate(self, request: Request) -> Response:
+        """An answer, while it is made or once it is whole."""
+        return await self.answer(request, await self._body_of(request), WorkerAnswer)
 
-    async def _choice(self, request: Request) -> Choice:
-        completion = await self.read(request, Completion, _as_completion)
-        choices = completion.choices(self.config.run)
-        if len(choices) > 1:
+    async def _body_of(self, request: Request) -> Completion:
+        body: Completion = await self.read(request, Completion, _as_completion)
+        if len(body.prompts) * body.n > 1:
             raise Refused("a worker answers one prompt at a time: ask for one", "prompt")
-        return choices[0]
-
-    async def _states(self, choice: Choice) -> AsyncIterator[dict[str, Any]]:
-        """The answer so far, again and again; an error is the last of them."""
-        try:
-            asking = Asking(self.engine, [choice])
-        except Refused as refused:
-            yield error_of(refused)
-            return
-        so_far = Piece("", [])
-        try:
-            while asking.open:
-                _, event = await asking.next()
-                state: dict[str, Any] = {"error_code": 0, "finish_reason": None}
-                if isinstance(event, Piece):
-                    so_far = so_far.followed(event)
-                if isinstance(event, Ended):
-                    state.update(finish_reason=event.finish_reason, usage=asking.usage)
-                logprobs = in_completion(so_far.tokens) if choice.wants_logprobs else None
-                yield {"text": so_far.text, "logprobs": logprobs, **state}
-        except Refused as refused:
-            yield error_of(refused)
-        finally:
-            asking.close()
+        body.stream = _is_stream(request)
+        return body
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
@@ -170,17 +169,10 @@ class Worker(Service):
         return bool(answer["exist"])
 
 
-def _as_completion(given: dict[str, Any]) -> dict[str, Any]:
-    given = {**FIELDS, **given}
+def _as_completion(given: Facts) -> Facts:
+    given = {**FIELDS, **given, "flowspec_tree": False}
     given["max_tokens"] = given.pop("max_new_tokens")
     return given
-
-
-async def _last(states: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
-    last: dict[str, Any] = {}
-    async for state in states:
-        last = state
-    return last
 
 
 def build(argv: Sequence[str]) -> tuple[Engine, Listener]:

@@ -9,9 +9,10 @@ import gc
 import json
 import re
 import secrets
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Callable, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
+from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -30,9 +31,10 @@ SEEDS = 1 << 64
 ALL = -1  # what some clients write for top_k=0
 TOKEN = re.compile("[0-9]{1,9}")
 ROLES = {"developer": "system"}  # of a message, where a template has another name
-TEXT = "str"  # how pydantic names the type that comes first where a field may have several
+TYPES = ("str", "NamedTool")  # as pydantic names them in the place of a mistake, where a field may have several
+Facts = Dict[str, Any]  # of JSON
 Item = TypeVar("Item")
-Renamed = Callable[[dict[str, Any]], dict[str, Any]]
+Renamed = Callable[[Facts], Facts]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
 CHOOSING = tuple(key for key in SAMPLING if key in RANGES)  # as numbers, which the biases are not
 MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and what it may add
@@ -60,14 +62,14 @@ class Refused(Exception):
         self.status, self.retry = status, retry  # seconds after which to ask again; 0: asking again changes nothing
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Facts:
         """As OpenAI sends errors."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class Choice(NamedTuple):
-    """What the pipeline is asked for one choice of an answer: a prompt, its template, and the keys of an answer.
+    """What the pipeline is asked for one choice of an answer: a prompt, its template, and options.
 
     `field` is where the prompt stood, `variables` are what the template reads beside the messages, and `echo` says
     whether the answer begins with the prompt. `guide` is the grammar of the answer, and `guided_by` where that stood.
@@ -76,7 +78,7 @@ class Choice(NamedTuple):
 
     prompt: Prompt
     template: str
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = {}
     field: str = "prompt"
     variables: Mapping[str, Any] = {}
     echo: bool = False
@@ -115,19 +117,19 @@ class CalledFunction(Strict):
     name: str
     arguments: str = "{}"  # JSON
 
-    @property
-    def shown(self) -> dict[str, Any]:
-        """As templates read it: with the arguments as an object, if they are one."""
-        try:
-            return {"name": self.name, "arguments": parse_object(self.arguments.encode(), "arguments", "")}
-        except ValueError:
-            return {"name": self.name, "arguments": self.arguments}
-
 
 class ToolCall(Strict):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
+
+    @property
+    def shown(self) -> Facts:
+        """As templates read it: with the arguments as an object, if they are one."""
+        facts = self.model_dump()
+        with suppress(ValueError):
+            facts["function"]["arguments"] = parse_object(self.function.arguments.encode(), "arguments")
+        return facts
 
 
 class ChatMessage(Strict):
@@ -137,38 +139,45 @@ class ChatMessage(Strict):
     tool_call_id: str = ""
     name: str = ""
 
-    @property
-    def beside(self) -> dict[str, Any]:
-        """What a template of the tokenizer's own may read beside role and content."""
-        given = self.tool_calls or ()
-        calls = [{"id": call.id, "type": "function", "function": call.function.shown} for call in given]
-        found = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
-        return {key: value for key, value in found.items() if value}
+    def shown(self, place: str, own: bool) -> Facts:
+        """As templates read it; `own`: as one of the tokenizer's own does, which may know of tools."""
+        if self.tool_calls and not own:
+            raise Refused(f"{place}.tool_calls is not supported by this model's template: leave it out",
+                          f"{place}.tool_calls", "unsupported_parameter")
+        facts = {"role": ROLES.get(self.role, self.role), "content": self._text(f"{place}.content")}
+        calls = [call.shown for call in self.tool_calls or ()]
+        beside = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
+        return {**facts, **{key: value for key, value in beside.items() if value and own}}
+
+    def _text(self, place: str) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        for index, part in enumerate(self.content):
+            if part.type != "text":
+                name = f"{place}.{index}.type"
+                raise Refused(f"{name} is {shown(part.type)}, which is not supported: send text only", name,
+                              "unsupported_parameter")
+        return "".join(part.text for part in self.content)
 
 
 class Function(Strict):
     name: str
     description: str = ""
-    parameters: dict[str, Any] = {}
-
-
-class Tool(Strict):
-    type: Literal["function"]
-    function: Function
-
-
-class Named(Strict):
-    name: str
+    parameters: Facts = {}
 
 
 class NamedTool(Strict):
     type: Literal["function"] = "function"
-    function: Named
+    function: Function
+
+
+class Tool(NamedTool):
+    type: Literal["function"]
 
 
 class Schema(Strict):
     name: str = ""
-    schema_: dict[str, Any] = Field({}, alias="schema")
+    schema_: Facts = Field({}, alias="schema")
 
 
 class ResponseFormat(Strict):
@@ -182,6 +191,14 @@ class ResponseFormat(Strict):
         if self.type == "json_schema" and self.json_schema is None:
             raise Refused("response_format.json_schema is missing: give it with a schema", "response_format")
         return Guide.json_schema(self.json_schema.schema_ if self.json_schema else None)
+
+
+GUIDES: dict[str, Callable[[Any], Guide | None]] = {  # fields that name a grammar of the answer
+    "response_format": lambda form: form.guide,
+    "guided_json": lambda given: Guide("json_schema", given) if isinstance(given, str) else Guide.json_schema(given),
+    "guided_regex": partial(Guide, "regex"),
+    "guided_choice": lambda texts: Guide("choice", json.dumps(texts)),
+    "guided_grammar": partial(Guide, "grammar")}
 
 
 class Body(Strict):
@@ -200,11 +217,11 @@ class Body(Strict):
     logit_bias: dict[str, float] = {}
     seed: int | None = None
     n: int = 1
-    stop: str | Items[str] | None = None
+    stop: Annotated[Items[str] | None, BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     response_format: ResponseFormat = ResponseFormat(type="text")
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: Facts | str | None = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
@@ -212,16 +229,11 @@ class Body(Strict):
     flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
 
     @property
-    def stops(self) -> list[str]:
-        """The texts that end the answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    @property
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> Facts:
         """The keys of an answer that say which log-probabilities are wanted."""
         raise NotImplementedError
 
-    def options(self, config: RunConfig) -> list[dict[str, Any]]:
+    def options(self, config: RunConfig) -> list[Facts]:
         """The keys of each of `n` answers; one after the other has the next seed."""
         given = {key: getattr(self, key) for key in CHOOSING}
         given["logit_bias"] = ",".join(f"{token}:{value:.6f}" for token, value in self.logit_bias.items()) or None
@@ -229,7 +241,7 @@ class Body(Strict):
         options = {key: value for key, value in given.items() if value is not None}
         options.update(self.reported)
         if self.stop is not None:
-            options["stop"] = self.stops
+            options["stop"] = self.stop
         sampled = options.get("temperature", config.temperature) > 0
         first = secrets.randbits(32) if sampled else config.seed
         if self.seed is not None:
@@ -239,27 +251,23 @@ class Body(Strict):
     @property
     def guides(self) -> dict[str, Guide]:
         """The grammars that the answer has to follow, by the field that names each."""
-        found = {"response_format": self.response_format.guide}
-        if self.guided_json is not None:
-            found["guided_json"] = schema_of(self.guided_json)
-        if self.guided_regex is not None:
-            found["guided_regex"] = Guide("regex", self.guided_regex)
         if self.guided_choice == []:
             raise Refused("guided_choice is empty: give the texts among which to choose", "guided_choice")
-        if self.guided_choice is not None:
-            found["guided_choice"] = Guide("choice", json.dumps(self.guided_choice))
-        if self.guided_grammar is not None:
-            found["guided_grammar"] = Guide("grammar", self.guided_grammar)
-        return {field: guide for field, guide in found.items() if guide}
-
-    def guided(self, choices: list[Choice]) -> list[Choice]:
-        """The choices with the grammar of their answers."""
-        for field, guide in self.guides.items():
-            choices = [choice._replace(guide=guide, guided_by=field) for choice in choices]
-        return choices
+        given = {name: getattr(self, name) for name in GUIDES}
+        found = {name: GUIDES[name](value) for name, value in given.items() if value is not None}
+        return {name: guide for name, guide in found.items() if guide}
 
     def choices(self, config: RunConfig) -> list[Choice]:
         """What the pipeline is asked, choice by choice."""
+        found = []
+        for choice in self.asked(config):
+            for field, guide in self.guides.items():
+                choice = choice._replace(guide=guide, guided_by=field)
+            found += [choice._replace(options=options) for options in self.options(config)]
+        return found
+
+    def asked(self, config: RunConfig) -> list[Choice]:
+        """A choice for each prompt, as yet without its options."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -273,9 +281,10 @@ class Body(Strict):
         self._check_biases()
         if len(self.guides) > 1:
             raise Refused(f"{' and '.join(self.guides)} are both given: give one of them", [*self.guides][-1])
-        if len(self.stops) > MOST_STOPS:
-            raise Refused(f"stop has {len(self.stops)} texts: give {MOST_STOPS} at most", "stop")
-        if any(map(HALF.search, self.stops)):
+        stops = self.stop or []
+        if len(stops) > MOST_STOPS:
+            raise Refused(f"stop has {len(stops)} texts: give {MOST_STOPS} at most", "stop")
+        if any(map(HALF.search, stops)):
             raise Refused("stop has half a character: give whole ones", "stop")
 
     def _check_biases(self) -> None:
@@ -294,12 +303,12 @@ class Chat(Body):
     tools: Items[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True  # whether calls that must come may be several
-    chat_template_kwargs: dict[str, Any] = {}  # what a tokenizer's own template reads beside the messages
+    chat_template_kwargs: Facts = {}  # what a tokenizer's own template reads beside the messages
     logprobs: bool = False
     top_logprobs: int | None = None
 
     @property
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> Facts:
         return {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
 
     def check(self) -> None:
@@ -319,7 +328,7 @@ class Chat(Body):
         return self.tool_choice not in ("none", "auto")
 
     @property
-    def called(self) -> dict[str, dict[str, Any]]:
+    def called(self) -> dict[str, Facts]:
         """The functions that may be called, with the schemas of their arguments."""
         known = {tool.function.name: tool.function.parameters for tool in self.tools}
         if isinstance(self.tool_choice, NamedTool):
@@ -338,22 +347,20 @@ class Chat(Body):
                           "unsupported_parameter")
         return dialect
 
-    def choices(self, config: RunConfig) -> list[Choice]:
+    def asked(self, config: RunConfig) -> list[Choice]:
         own = config.template == "own"
-        messages = [_shown(number, message, own) for number, message in enumerate(self.messages)]
+        messages = [message.shown(f"messages.{number}", own) for number, message in enumerate(self.messages)]
         if not messages:
             raise Refused("messages is empty: say what to ask in one of the role user", "messages")
         self._check_variables(config)
         dialect, variables = self._dialect(config), self.chat_template_kwargs
         if dialect:
             variables = {**variables, "tools": [tool.model_dump() for tool in self.tools]}
-        choices = [Choice(messages, config.template, options, "messages", variables, dialect=dialect)
-                   for options in self.options(config)]
+        choice = Choice(messages, config.template, field="messages", variables=variables, dialect=dialect)
         if dialect and self.must_call:
             several = self.parallel_tool_calls and self.tool_choice == "required"
-            guide = calls_of(self.called, dialect, several)
-            return [choice._replace(guide=guide, guided_by="tools") for choice in choices]
-        return self.guided(choices)
+            choice = choice._replace(guide=calls_of(self.called, dialect, several), guided_by="tools")
+        return [choice]
 
     def _check_variables(self, config: RunConfig) -> None:
         """Refuse what the template does not read."""
@@ -376,7 +383,7 @@ class Completion(Body):
     logprobs: int | None = None  # of how many likeliest tokens to hear
 
     @property
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> Facts:
         return {} if self.logprobs is None else {"logprobs": self.logprobs, "prompt_logprobs": self.echo}
 
     @property
@@ -385,44 +392,33 @@ class Completion(Body):
         one = isinstance(self.prompt, str) or all(isinstance(token, int) for token in self.prompt)
         return cast("list[Prompt]", [self.prompt] if one else self.prompt)
 
-    def choices(self, config: RunConfig) -> list[Choice]:
+    def asked(self, config: RunConfig) -> list[Choice]:
         if len(self.prompts) * self.n > MOST_CHOICES:
             raise Refused(f"{len(self.prompts)} prompts with n={self.n} ask for too many answers: ask for "
                           f"{MOST_CHOICES} at most", "prompt")
         if not all(self.prompts):
             raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
-        choices = [Choice(prompt, "none", options, echo=self.echo)
-                   for prompt in self.prompts for options in self.options(config)]
-        return self.guided(choices)
+        return [Choice(prompt, "none", echo=self.echo) for prompt in self.prompts]
 
 
-class ToTokenize(Strict):
-    """A body of /tokenize: a text as it is, or messages in their template."""
+class ToTokenize(Chat):
+    """A body of /tokenize: a text as it is, or a chat in its template."""
 
+    messages: Items[ChatMessage] = []
     prompt: str | None = None
-    messages: Items[ChatMessage] | None = None
-    chat_template_kwargs: dict[str, Any] = {}
 
     def check(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
+        super().check()
+        if (self.prompt is None) == ("messages" not in self.model_fields_set):
             raise Refused("give either prompt or messages", "prompt")
 
-    def choice(self, config: RunConfig) -> Choice:
-        if self.prompt is not None:
-            return Choice(self.prompt, "none", {})
-        chat = Chat(messages=self.messages or [], chat_template_kwargs=self.chat_template_kwargs)
-        choice, = chat.choices(config)
-        return choice
+    def asked(self, config: RunConfig) -> list[Choice]:
+        return super().asked(config) if self.prompt is None else [Choice(self.prompt, "none")]
 
 
 @lru_cache(maxsize=8)
 def _dialect_of(folder: Path, chat_template: str) -> Dialect | None:
     return dialect_of(own_template(folder, chat_template))
-
-
-def schema_of(given: dict[str, Any] | str) -> Guide:
-    """The grammar of a schema, which may be a text."""
-    return Guide("json_schema", given) if isinstance(given, str) else Guide.json_schema(given)
 
 
 def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
@@ -432,61 +428,31 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
     """
     gc.disable()
     try:
-        return _read(data, kind, renamed)
+        found = parse_object(data, "the body", "send one JSON object")
+        given = renamed({name: value for name, value in found.items() if value is not None})
+        for name in REFUSED:
+            if given.get(name) and given[name] not in HARMLESS.get(name, ()):
+                raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
+        body = kind.model_validate(given)
+        body.check()
+        return body
+    except ValidationError as error:
+        place, wrong = _first(error)
+        raise Refused(f"{place}: {wrong}", place) from None
+    except ValueError as error:
+        raise Refused(str(error), code="invalid_json") from None
     finally:
         gc.enable()
 
 
-def _read(data: bytes, kind: type[Any], renamed: Renamed) -> Any:
-    try:
-        found = parse_object(data, "the body", "send one JSON object")
-    except ValueError as error:
-        raise Refused(str(error), code="invalid_json") from None
-    given = renamed({name: value for name, value in found.items() if value is not None})
-    for name in REFUSED:
-        if given.get(name) and given[name] not in HARMLESS.get(name, ()):
-            raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
-    try:
-        body = kind.model_validate(given)
-    except ValidationError as error:
-        place, wrong = _first(error)
-        raise Refused(f"{place}: {wrong}", place) from None
-    body.check()
-    return body
-
-
-def _shown(number: int, message: ChatMessage, own: bool) -> dict[str, Any]:
-    """A message as templates read it; `own`: as one of the tokenizer's own does, which may know of tools."""
-    if message.tool_calls and not own:
-        raise Refused(f"messages.{number}.tool_calls is not supported by this model's template: leave it out",
-                      f"messages.{number}.tool_calls", "unsupported_parameter")
-    role, content = ROLES.get(message.role, message.role), _content(f"messages.{number}", message)
-    beside = message.beside if own else {}
-    return {"role": role, "content": content, **beside}
-
-
-def _content(place: str, message: ChatMessage) -> str:
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    for index, part in enumerate(message.content):
-        if part.type != "text":
-            name = f"{place}.content.{index}.type"
-            raise Refused(f"{name} is {shown(part.type)}, which is not supported: send text only", name,
-                          "unsupported_parameter")
-    return "".join(part.text for part in message.content)
-
-
 def _first(error: ValidationError) -> tuple[str, str]:
-    """Where the first field stands that is wrong, and what is wrong with it.
+    """Where a field stands that is wrong, and what is wrong with it.
 
-    Of a field that may have several types, pydantic says what is wrong with it as each of them, in a place that ends
-    with the type, or goes on behind it: the type that fits the furthest is the one that was meant.
+    Of a field that may have several types, pydantic says what is wrong with it as each of them, in a place that goes on
+    behind the name of the type: the type that fits the furthest is the one that was meant.
     """
     errors = error.errors(include_url=False, include_context=False)
-    first = errors[0]
-    if first["loc"][-1] == TEXT:
-        field = first["loc"][:-1]
-        of_field = [one for one in errors if one["loc"][:len(field)] == field]
-        first = max(of_field, key=lambda one: len(one["loc"]))
-    words = [str(word) for word in first["loc"] if word != TEXT]
-    return ".".join(word for word in words if word.isidentifier() or word.isdigit()) or "body", first["msg"]
+    furthest = max(errors, key=lambda one: len(one["loc"]))
+    words = [str(word) for word in furthest["loc"] if word not in TYPES]
+    place = ".".join(word for word in words if word.isidentifier() or word.isdigit())
+    return place or "body", furthest["msg"]

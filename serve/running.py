@@ -23,7 +23,6 @@ from launch.console import EXIT_INTERRUPTED, EXIT_LOST, die, interrupt, say
 from launch.pipeline import Pipeline
 from launch.processes import POLL_SECONDS, kill_all
 from launch.words import resolve
-from pipeline.failure import guarded
 from serve.app import Service
 from serve.connections import Complaints, Connection, room
 from serve.engine import Engine, Limits
@@ -39,12 +38,13 @@ class Listener(uvicorn.Server):
     It calls `ending` when it ends: at once, if there is nothing under way, and else `LEAVE` seconds later.
     """
 
-    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any], ending: Callable[[], Any]) -> None:
+    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any],
+                 ending: Callable[[], Any]) -> None:
         most, backlog = room(config)
         connection: Any = partial(Connection, most)
-        # Of what a stranger sends wrong, uvicorn writes a warning.
-        super().__init__(uvicorn.Config(app, config.host, config.port, log_level="error", http=connection, ws="none",
-                                        backlog=backlog, timeout_graceful_shutdown=LEAVE + REPORT))
+        super().__init__(uvicorn.Config(
+            app, config.host, config.port, http=connection, ws="none", backlog=backlog,
+            timeout_graceful_shutdown=LEAVE + REPORT, log_level="error"))  # of a stranger's mistakes it warns
         self._begun, self._ending = begun, ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -80,32 +80,28 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def build(argv: Sequence[str], command: str, kind: type[ServeConfig], service: type[Service]
-          ) -> tuple[Engine, Listener]:
-    """The engine and the listener of these words; neither of them runs yet."""
+def build(argv: Sequence[str], command: str, kind: type[ServeConfig],
+          service: type[Service]) -> tuple[Engine, Listener]:
+    """The engine and the listener of these words; neither of them runs yet.
+
+    The pipeline reads those of the words that are not the server's own. The model is called as its folder, if one was
+    given, and else as the preset.
+    """
     resolved = resolve(argv, kind, command)
     resolved.report()
-    config = resolved.keys
-    engine = _engine(resolved.words, config)
-    served = service(engine, config, config.model_name or _name(argv) or preset_of(resolved.words) or DEFAULT_PRESET)
+    config, run = resolved.keys, resolved.keys.run
+    preset = preset_of(resolved.words)
+    keys: dict[str, Any] = raw_values(resolved.words)
+    for own in (preset, *(key.name for key in fields(config))):
+        keys.pop(own, None)
+    keys.update(max_requests=run.max_requests, reuse=run.reuse)
+    preset = preset or DEFAULT_PRESET
+    limits = Limits(run.max_requests, config.queue, config.queue_seconds, config.restart)
+    engine = Engine(partial(Pipeline.open, preset, **keys), limits)
+    typed = raw_values(argv)
+    folder = Path(typed.get("model_dir") or typed.get("base_dir") or "").name
+    served = service(engine, config, config.model_name or folder or preset_of(argv) or preset)
     return engine, Listener(served.app, config, served.begun, engine.stop)
-
-
-def _engine(words: Sequence[str], config: ServeConfig) -> Engine:
-    """An engine whose pipeline reads those of the words that are not the server's own."""
-    preset = preset_of(words)
-    own = {preset, *(key.name for key in fields(config))}
-    keys: dict[str, Any] = {key: value for key, value in raw_values(words).items() if key not in own}
-    keys.update(max_requests=config.run.max_requests, reuse=config.run.reuse)
-    limits = Limits(config.run.max_requests, config.queue, config.queue_seconds, config.restart)
-    return Engine(partial(Pipeline.open, preset or DEFAULT_PRESET, **keys), limits)
-
-
-def _name(argv: Sequence[str]) -> str:
-    """What the model is called: as its folder, if one was given, and else as the preset; empty if none was."""
-    keys = raw_values(argv)
-    folder = keys.get("model_dir") or keys.get("base_dir") or ""
-    return Path(folder).name or preset_of(argv)
 
 
 def run(engine: Engine, listener: Listener) -> int:
@@ -114,7 +110,8 @@ def run(engine: Engine, listener: Listener) -> int:
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # which uvicorn listens to
-    thread = guarded("engine", partial(_work, engine, listener), partial(_died, engine, listener))
+    thread = threading.Thread(target=_work, args=(engine, listener), daemon=True)
+    thread.start()
     interrupted = False
     try:
         listener.run(sockets)
@@ -145,12 +142,9 @@ def _await(thread: threading.Thread, engine: Engine) -> None:
 
 def _work(engine: Engine, listener: Listener) -> None:
     """The engine's thread: without a pipeline there is nothing to serve."""
-    engine.run()
+    try:
+        engine.run()
+    except BaseException as error:  # that the engine does not know
+        engine.error = engine.error or error
     if engine.error is not None:
         listener.should_exit = True
-
-
-def _died(engine: Engine, listener: Listener, _: str, error: BaseException) -> None:
-    """The engine's thread has died of an error that it does not know."""
-    engine.error = engine.error or error
-    listener.should_exit = True

@@ -5,13 +5,13 @@ It knows nothing about HTTP or engines.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Iterable, Iterator, NamedTuple, Sequence
 
 from launch.pipeline import Generation, Pipeline
 from model.sample import Logprob
 from model.text import Text, TokenText, TokenTexts
 from model.tree import TokenTree
-from serve.protocol import Choice, Refused
+from serve.protocol import Choice, Facts, Refused
 
 SHOWN = 60  # guesses that are shown
 SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n"})  # as tokenizers write them
@@ -35,10 +35,6 @@ class Piece(NamedTuple):
 
     text: str
     tokens: Sequence[Token] = ()
-
-    def followed(self, piece: Piece) -> Piece:
-        """Both as one."""
-        return Piece(self.text + piece.text, [*self.tokens, *piece.tokens])
 
 
 class Places:
@@ -157,7 +153,7 @@ def _characters(choice: Choice) -> int:
 
 # --- guesses ----------------------------------------------------------------------------------------------------------
 
-def sight(generation: Generation, text: Text | None) -> dict[str, Any]:
+def sight(generation: Generation, text: Text | None) -> Facts:
     """The likeliest live guesses, the older ones first, and the figures so far; times are in seconds.
 
     A guess has its `id`, its `parent` (null: it stands on the text), its `text`, whether it was `sent`, and the `score`
@@ -166,15 +162,14 @@ def sight(generation: Generation, text: Text | None) -> dict[str, Any]:
     tree, answer = generation.tree, generation.answer
     ranked = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))
     shown = [_guess(tree, node, text) for node in sorted(ranked[:SHOWN])]
-    return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed, "accepted": generation.accepted,
-            "tokens": answer.new_tokens, "passes": answer.target_passes,
-            "seconds": round(answer.seconds, 3),
-            "decode": round(answer.decode_seconds, 3)}
+    return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed,
+            "accepted": generation.accepted, "tokens": answer.new_tokens, "passes": answer.target_passes,
+            "seconds": round(answer.seconds, 3), "decode": round(answer.decode_seconds, 3)}
 
 
-def _guess(tree: TokenTree, node: int, text: Text | None) -> dict[str, Any]:
-    token, parent = tree.nodes[node].token, tree.nodes[node].parent
-    written = text.tokenizer.convert_ids_to_tokens(token) if text else None
-    path = tree.nodes[node].score - tree.nodes[tree.tip].score
-    return {"id": node, "parent": parent if parent in tree.live else None, "sent": node not in tree.waiting,
-            "text": str(written or token).translate(SPACES), "score": round(path, 2)}
+def _guess(tree: TokenTree, node: int, text: Text | None) -> Facts:
+    found = tree.nodes[node]
+    written = text.tokenizer.convert_ids_to_tokens(found.token) if text else None
+    return {"id": node, "parent": found.parent if found.parent in tree.live else None,
+            "sent": node not in tree.waiting, "text": str(written or found.token).translate(SPACES),
+            "score": round(found.score - tree.nodes[tree.tip].score, 2)}

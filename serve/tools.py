@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Union
+from itertools import takewhile
+from typing import Any, Iterator, Mapping, NamedTuple, Union
 
 from model.grammar import FORM, Guide
 
 CALLS = 8  # of one answer whose calls a grammar holds
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}]', re.S)  # a string, whole or not, or a brace
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 DEFINITIONS = ("$defs", "definitions")
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -69,9 +69,8 @@ def _body(name: str, schema: Mapping[str, Any], dialect: Dialect) -> dict[str, A
 # --- calls in a text --------------------------------------------------------------------------------------------------
 
 class CallPart(NamedTuple):
-    """A part of a call, by its number in the answer: the name at its begin, and then the JSON of its arguments."""
+    """A part of a call: the name at its begin, and then the JSON of its arguments."""
 
-    number: int
     name: str = ""
     arguments: str = ""
 
@@ -85,143 +84,122 @@ class CallReader:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
+        self._blanks = dialect.between + " \n"  # they are no text before a call, or between two
         self._held = ""
-        self._goes_on = self._text  # what reads on from here
-        self._depth = 0  # braces of the arguments that are open …
-        self._quoted = self._escaped = False  # … and whether their next letter is in a string, or behind a backslash
-        self._spoken = False  # whether there was a text that is no call
-        self.calls = 0
+        self._unclear: str | None = ""  # what stood before the held text, if that is no call; None: it is one
+        self._spoken = bool(dialect.opening)  # whether blanks are text now
+        self._found: Iterator[Any] = self._parts()
 
     def read(self, text: str) -> list[Part]:
         """The parts that are known once this text follows."""
         self._held += text
-        return list(self._parts())
+        return [*takewhile(bool, self._found)]
 
     def finish(self) -> list[Part]:
         """The last parts: of a call that has not begun to be one, its text."""
-        held, self._held = self._held, ""
-        if self._goes_on == self._call:
-            return [self._dialect.opening + held]
-        return [held] if held and self._goes_on == self._text else []
+        if self._unclear is None:
+            return []
+        self._held = self._unclear + self._held
+        return [*self._say(len(self._held))]
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[Part | None]:
+        """All parts, and None wherever more text is needed."""
         while True:
-            before = self._held, self._goes_on
-            yield from self._goes_on()
-            if before == (self._held, self._goes_on):
-                return
+            yield from self._text()
+            self._unclear = self._dialect.opening
+            yield from self._call()
+            self._unclear = ""
 
-    def _text(self) -> Iterator[Part]:
+    def _text(self) -> Iterator[Part | None]:
+        """What is said up to the next call, and the opening of that."""
         opening = self._dialect.opening
-        if not opening:
-            held = self._held.lstrip(" ;\n")
-            if self._spoken or held[:1] not in ("", "{"):
-                self._spoken |= bool(held)
-                yield from self._say(len(self._held))
-            elif held:
-                self._held, self._goes_on = held, self._call
-            return
-        begin = self._held.find(opening)
-        if begin >= 0:
-            yield from self._say(begin)
-            self._held, self._goes_on = self._held[len(opening):], self._call
-            return
-        kept = len(opening) - 1
-        while not self._held.endswith(opening[:kept]):
-            kept -= 1
-        yield from self._say(len(self._held) - kept)
+        while (begin := self._begin()) < 0:
+            begun = [size for size in range(len(opening)) if self._held.endswith(opening[:size])]
+            yield from self._say(len(self._held) - max(begun, default=0))
+            yield None
+        yield from self._say(begin)
+        self._held = self._held.lstrip(self._blanks)[len(opening):]
+
+    def _begin(self) -> int:
+        """Where a call begins in the held text; -1: nowhere yet."""
+        if self._dialect.opening:
+            return self._held.find(self._dialect.opening)
+        bare = self._held.lstrip(self._blanks)
+        return self._held.find("{") if bare.startswith("{") and not self._spoken else -1
 
     def _say(self, size: int) -> Iterator[Part]:
-        """So much of what is held is text; blanks before the first call or between two are none."""
-        said, self._held = self._held[:size], self._held[size:]
-        if said.strip() or (said and not self.calls):
+        """So much of the held text is said, unless it is held back as blanks."""
+        said = self._held[:size]
+        if said.strip(self._blanks) or (said and self._spoken):
+            self._held, self._spoken = self._held[size:], True
             yield said
 
-    def _call(self) -> Iterator[Part]:
-        """Behind the opening of a call, whose name is not known yet."""
-        head = HEAD.match(self._held)
+    def _call(self) -> Iterator[Part | None]:
+        """A call behind its opening, or the text of what is none."""
+        while not (head := HEAD.match(self._held)) and self._end_of_call() < 0:
+            yield None
+        self._unclear, self._spoken = None, False
         if head:
-            yield CallPart(self.calls, name=json.loads(head[1]))
-            self._held, self._goes_on = self._held[head.end():], self._arguments
+            yield CallPart(head[1])
+            self._held = self._held[head.end():]
+            yield from self._arguments()
             return
-        end, behind = self._end_of_call()
-        if end < 0:
-            return
-        body, self._held = self._held[:end], self._held[behind:]
-        self._goes_on = self._text
-        found = _call_in(body)
-        if found:
-            yield CallPart(self.calls, name=found[0])
-            yield CallPart(self.calls, arguments=found[1])
-            self.calls += 1
-        else:
-            self._spoken = True
-            yield self._dialect.opening + body + self._dialect.closing
+        end = self._end_of_call()
+        body, rest = self._held[:end], self._held[end:]
+        call = _call_in(body)
+        self._held, self._spoken = rest[len(self._dialect.closing):], not call
+        yield from call or [self._dialect.opening + body + self._dialect.closing]
 
-    def _end_of_call(self) -> tuple[int, int]:
-        """Where a call ends, and where what follows it begins; -1: not yet."""
+    def _end_of_call(self) -> int:
+        """Where a call ends before what closes it; -1: not yet."""
         closing = self._dialect.closing
-        if closing:
-            end = self._held.find(closing)
-            return end, end + len(closing)
-        depth = 0
-        for found in STRING.finditer(self._held):
-            depth += {"{": 1, "}": -1}.get(found[0], 0)
-            if not depth:
-                return found.end(), found.end()
-        return -1, -1
+        return self._held.find(closing) if closing else Braces().end(self._held)
 
-    def _arguments(self) -> Iterator[Part]:
-        """In the arguments, up to the brace that closes them."""
-        end = 0
-        while end < len(self._held) and self._goes_on == self._arguments:
-            letter = self._held[end]
-            end += 1
+    def _arguments(self) -> Iterator[Part | None]:
+        """The arguments, up to the brace that closes them, and what closes the call."""
+        braces = Braces()
+        while (end := braces.end(self._held)) < 0:
+            said, self._held = self._held, ""
+            if said:
+                yield CallPart(arguments=said)
+            yield None
+        said, self._held = self._held[:end], self._held[end:]
+        yield CallPart(arguments=said)
+        closing = self._dialect.closing or "}"
+        while closing not in self._held:
+            yield None
+        self._held = self._held.partition(closing)[2]
+
+
+class Braces:
+    """The braces of an object that are open, as its text comes; those in its strings do not count."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = self._escaped = False  # whether the next letter is in a string, or behind a backslash
+
+    def end(self, text: str) -> int:
+        """Where the object ends in the text that follows; -1: not there."""
+        for end, letter in enumerate(text, 1):
             if self._escaped or letter == "\\":
                 self._escaped = not self._escaped
             elif letter == '"':
                 self._quoted = not self._quoted
-            elif not self._quoted:
-                self._depth += {"{": 1, "}": -1}.get(letter, 0)
+            elif letter in "{}" and not self._quoted:
+                self._depth += 1 if letter == "{" else -1
                 if not self._depth:
-                    self._goes_on = self._tail
-        said, self._held = self._held[:end], self._held[end:]
-        if said:
-            yield CallPart(self.calls, arguments=said)
-
-    def _tail(self) -> Iterator[Part]:
-        """Behind the arguments: the brace of the call, and what closes it."""
-        yield from ()
-        closing = self._dialect.closing or "}"
-        end = self._held.find(closing)
-        if end >= 0:
-            self._held, self._goes_on = self._held[end + len(closing):], self._text
-            self.calls += 1
+                    return end
+        return -1
 
 
-def _call_in(body: str) -> tuple[str, str] | None:
-    """The name and the arguments of a call whose keys come in another order, or whose arguments are a text."""
+def _call_in(body: str) -> list[Part]:
+    """A call whose keys come in another order, or whose arguments are a text; empty for what is none."""
     try:
         found = json.loads(body)
-        arguments = found.get("arguments", found.get("parameters", {}))
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        return (found["name"], text) if isinstance(found["name"], str) else None
-    except (ValueError, KeyError, AttributeError):
-        return None
-
-
-def calls_in(text: str, dialect: Dialect) -> tuple[str, list[tuple[str, str]]]:
-    """What is left of a whole answer as its text, and its calls as names and arguments."""
-    reader = CallReader(dialect)
-    return joined([*reader.read(text), *reader.finish()])
-
-
-def joined(parts: Sequence[Part]) -> tuple[str, list[tuple[str, str]]]:
-    """The text of an answer, and its calls as names and arguments."""
-    text = "".join(part for part in parts if isinstance(part, str))
-    calls: dict[int, tuple[str, str]] = {}
-    for part in parts:
-        if isinstance(part, CallPart):
-            name, arguments = calls.get(part.number, ("", ""))
-            calls[part.number] = name + part.name, arguments + part.arguments
-    return text, [*calls.values()]
+        name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return []
+    if not name or not isinstance(name, str):
+        return []
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return [CallPart(name), CallPart(arguments=text)]

@@ -131,7 +131,7 @@ def test_that_files_run_short_is_one_line_and_other_errors_are_reported_as_ever(
     complains = Complaints()
     for _ in range(3):
         complains(Loop, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert len(said.splitlines()) == 1 and "no more files can be opened" in said and others == []
     complains(Loop, {"message": "something else"})
     assert others == [{"message": "something else"}]

@@ -12,6 +12,7 @@ from tests.test_serve_tools import ASKED, STOP, WEATHER, check, server
 __all__ = ["server"]  # a fixture
 HI = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
 KINDS = ("invalid_request_error", "authentication_error")  # of a wrong key, for OpenAI's clients and for Anthropic's
+STRANGERS = ("invalid_request_error", "permission_error")  # of a page of another origin
 SAMPLED = {"temperature": 1, "seed": 7}
 RESPONSES_TOOL = {"type": "function", **WEATHER["function"]}
 MESSAGES_TOOL = {"name": "weather", "description": "Says.", "input_schema": WEATHER["function"]["parameters"]}
@@ -81,6 +82,15 @@ def test_messages_are_answered_whole_and_streamed(server, text):
     assert found[-2][1]["usage"] == {"output_tokens": whole["usage"]["output_tokens"]}
 
 
+def test_a_message_names_the_stop_sequence_that_has_ended_it_whole_and_streamed(server, text):
+    asked = {"max_tokens": 12, "messages": ASKED["messages"], "stop_sequences": ["never", text[6:9]], **SAMPLED}
+    ended = {"stop_reason": "stop_sequence", "stop_sequence": text[6:9]}
+    whole = server.post("/v1/messages", **asked).json()
+    assert whole["content"] == [{"type": "text", "text": text[:text.index(text[6:9])]}]
+    assert ended.items() <= whole.items()
+    assert events(server, "/v1/messages", **asked)[-2][1]["delta"] == ended
+
+
 def test_messages_call_tools_and_read_their_results(server):
     asked = {"model": "toy", "max_tokens": 400, "tools": [MESSAGES_TOOL], **SAMPLED}
     choice = {"type": "any", "disable_parallel_tool_use": True}
@@ -143,6 +153,8 @@ def test_what_is_wrong_is_refused_in_the_form_of_the_protocol(server, path, fiel
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/no_such", "/v1/chat/completions"])
 def test_a_key_comes_in_either_header_and_errors_have_the_form_of_the_path(path):
     with live("processes=false", "api_key=a-key") as started:
+        stranger = started.client.post(path, content="{}", headers={"Origin": "http://evil.example"})
+        assert stranger.json()["error"]["type"] == STRANGERS[path.startswith("/v1/messages")]
         refused = started.client.post(path, content="{}", headers={"x-api-key": "another"})
         kind = KINDS[path.startswith("/v1/messages")]
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, kind)

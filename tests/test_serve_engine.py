@@ -214,7 +214,7 @@ def breaking(words):
 
 def test_after_a_loss_who_was_under_way_learns_of_it_and_who_waited_is_answered(words, monkeypatch):
     closed = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # as a pipe that nobody reads any more
-    monkeypatch.setattr("sys.stdout", closed)
+    monkeypatch.setattr("sys.stderr", closed)
     with running(breaking(words), Limits(1, 4, 60)) as engine:
         alone = asked(engine, Heard())[0].text
         Breaking.losses = ["rank 2 was lost"]
@@ -276,7 +276,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
 
     with running(wrong, Limits(1, 4, 60)) as engine:
         assert engine.health == ("lost", "there is no model") and isinstance(engine.error, ValueError)
-    assert "there is no model" not in capsys.readouterr().out  # who started the engine says it
+    assert "there is no model" not in capsys.readouterr().err  # who started the engine says it
 
 
 def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):

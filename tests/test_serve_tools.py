@@ -112,6 +112,7 @@ def test_llamas_form_is_written_and_read_too(tmp_path):
 @pytest.mark.parametrize(("fields", "param"), [
     ({"tools": [{"type": "function"}]}, "tools.0.function"), ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": 5}}}, "tool_choice.function.name"),
     ({"tool_choice": "required", "guided_regex": "a"}, "tool_choice"), ({"logprobs": True}, "logprobs"),
     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "no"}}}],
       "tool_choice": "required"}, "tools")])

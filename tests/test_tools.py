@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.tools import HERMES, LLAMA, CallReader, dialect_of, joined
+from serve.tools import HERMES, LLAMA, CallPart, CallReader, dialect_of
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Pa}r\\"is{", "days": [1, {"a": "b"}]}}'
 LLAMAS = WEATHER.replace("arguments", "parameters")
 ARGUMENTS = '{"city": "Pa}r\\"is{", "days": [1, {"a": "b"}]}'
 CALL = ("weather", ARGUMENTS)
+ESCAPED = '{"name": "\\q", "arguments": {}}'  # no JSON
 CASES = [
     (HERMES, "It rains < <tool never.", "It rains < <tool never.", []),
     (HERMES, f"<tool_call>\n{WEATHER}\n</tool_call>", "", [CALL]),
@@ -23,8 +24,20 @@ CASES = [
     (HERMES, "<tool_call>no JSON</tool_call> then", "<tool_call>no JSON</tool_call> then", []),
     (HERMES, "<tool_call>\n{\"name", "<tool_call>\n{\"name", []),
     (HERMES, '<tool_call>{"name": "add", "arguments": {"a": "x', "", [("add", '{"a": "x')]),
+    (HERMES, f"<tool_call>{WEATHER}</tool_call>\n done ", "\n done ", [CALL]), (LLAMA, "{", "{", []),
+    (HERMES, f"<tool_call>{ESCAPED}</tool_call>", f"<tool_call>{ESCAPED}</tool_call>", []),
     (LLAMA, LLAMAS, "", [CALL]), (LLAMA, f" {LLAMAS}; {LLAMAS}", "", [CALL, CALL]),
     (LLAMA, 'See {"name": 1}', 'See {"name": 1}', []), (LLAMA, '{"answer": "}"} yes', '{"answer": "}"} yes', [])]
+
+
+def joined(parts):
+    """The text of an answer, and its calls as names and arguments."""
+    calls = []
+    for part in parts:
+        if isinstance(part, CallPart):
+            calls += [("", "")] * bool(part.name)
+            calls[-1] = tuple(a + b for a, b in zip(calls[-1], part))
+    return "".join(part for part in parts if isinstance(part, str)), calls
 
 
 def parts(dialect, pieces):
@@ -45,9 +58,14 @@ def test_a_text_has_its_calls_however_it_is_cut(case, data):
 
 def test_arguments_come_as_they_are_made():
     reader = CallReader(HERMES)
-    assert reader.read('<tool_call>{"name": "add", "arguments": {"a": 1') == [(0, "add", ""), (0, "", '{"a": 1')]
-    assert reader.read('0, "b": "') == [(0, "", '0, "b": "')] and reader.read('x"}') == [(0, "", 'x"}')]
-    assert reader.read("}</tool_call>") == [] and reader.calls == 1
+    assert reader.read('<tool_call>{"name": "add", "arguments": {"a": 1') == [("add", ""), ("", '{"a": 1')]
+    assert reader.read('0, "b": "') == [("", '0, "b": "')] and reader.read('x"}') == [("", 'x"}')]
+    assert reader.read("}</tool_call>") == [] and reader.finish() == []
+
+
+def test_what_is_nested_without_end_is_no_call():
+    deep = "<tool_call>" + '{"name": ' + "[" * 100_000 + "</tool_call>"
+    assert parts(HERMES, [deep]) == [deep]
 
 
 def test_a_template_shows_its_form_of_calls():

@@ -1,0 +1,82 @@
+"""The body of a request in another protocol than a chat's, as the body of a chat that asks the same."""
+from __future__ import annotations
+
+from typing import Any, Collection, Mapping, NamedTuple, Sequence
+
+from serve.protocol import Facts, Refused
+
+
+class Wording(NamedTuple):
+    """How a protocol names what a chat has."""
+
+    fields: Mapping[str, str]  # of plain fields -> a chat's
+    system: str  # the field of what is said before all messages
+    form: str  # the field of the object with the format of the answer
+    part: str  # what is said of a part of a content ...
+    texts: Collection[str]  # ... and the types of those that are texts
+    roles: Collection[str]
+    tools: Sequence[str | None]  # the types of tools that are functions
+    schema: str  # the field of the schema of their arguments
+
+    def chat(self, given: Facts) -> Facts:
+        """All that a chat has, but the messages behind the system's, and the choice of tools."""
+        body = moved(given, self.fields)
+        system = self.text(given.get(self.system) or "", self.system)
+        body["messages"] = [{"role": "system", "content": system}] if system else []
+        form = object_of(object_of(given, self.form), "format")
+        if form:
+            body["response_format"] = {"type": form.get("type")}
+        if form.get("type") == "json_schema":
+            body["response_format"]["json_schema"] = moved(form, {"name": "name", "schema": "schema"})
+        tools = items(given.get("tools") or [], "tools")
+        body["tools"] = [self._function(tool, f"tools.{number}") for number, tool in enumerate(tools)]
+        return body
+
+    def text(self, content: Any, place: str) -> str:
+        """The words of a text, or of parts that are texts; raises Refused for anything else."""
+        if isinstance(content, str):
+            return content
+        parts = items(content, place)
+        if not all(part.get("type") in self.texts and isinstance(part.get("text"), str) for part in parts):
+            raise Refused(f"{place} has a {self.part} that is no text, which is not supported: send text only", place,
+                          "unsupported_parameter")
+        return "".join(part["text"] for part in parts)
+
+    def role(self, message: Facts, place: str) -> str:
+        """Who says a message; raises Refused for nobody of this protocol."""
+        role = message.get("role")
+        if not isinstance(role, str) or role not in self.roles:
+            raise Refused(f"{place}.role is none of {', '.join(self.roles)}: send one of them", f"{place}.role")
+        return role
+
+    def _function(self, tool: Facts, place: str) -> Facts:
+        if tool.get("type") not in self.tools:
+            raise Refused(f"{place}.type is not {self.tools[0]}, and other tools are not supported: leave it out",
+                          place, "unsupported_parameter")
+        names = {"name": "name", "description": "description", self.schema: "parameters"}
+        return {"type": "function", "function": moved(tool, names)}
+
+
+def items(given: Any, field: str) -> list[Facts]:
+    """A list of objects; raises Refused for anything else."""
+    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
+        raise Refused(f"{field} is no list of objects: send one", field)
+    return given
+
+
+def object_of(given: Facts, field: str) -> Facts:
+    """The object in a field, empty where there is none; raises Refused for anything else."""
+    found = given.get(field) or {}
+    if not isinstance(found, dict):
+        raise Refused(f"{field} is no object: send one, or leave it out", field)
+    return found
+
+
+def moved(given: Facts, names: Mapping[str, str]) -> Facts:
+    """The fields that are there, under the names that a chat has for them."""
+    return {ours: given[theirs] for theirs, ours in names.items() if theirs in given}
+
+
+def call(given: Facts, arguments: Any, number: Any) -> Facts:
+    """A call as a chat has it."""
+    return {"id": number, "type": "function", "function": {"name": given.get("name"), "arguments": arguments}}
