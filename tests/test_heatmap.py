@@ -36,19 +36,15 @@ SMALL = Heatmap(ndim=3)
 MAP = {one.name: one for one in MAPS}
 
 
-def found(config: Heatmap) -> Bests:
-    return best(config, grid(config).lookaheads)
-
-
 @pytest.fixture(scope="module")
 def original() -> Bests:
     """The paper's grid in the accounting of the simulator that was published with it."""
-    return found(Heatmap(grid="paper", accounting="original"))
+    return best(Heatmap(grid="paper", accounting="original"))
 
 
 @pytest.fixture(scope="module")
 def corrected() -> Bests:
-    return found(Heatmap(grid="paper"))
+    return best(Heatmap(grid="paper"))
 
 
 def place(ratio: np.ndarray, number: int) -> tuple[float, float]:
@@ -85,15 +81,14 @@ def test_the_paper_s_grid_has_its_100_drafters_101_acceptance_rates_and_200_look
 def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
     config = Heatmap(ndim=4, num_target_servers=3, hop=0.1)
     drafters, acceptances, lookaheads = grid(config)
-    bests = found(config)
-    pipelines = (formulas.continuous_rate, formulas.pipedec_rate, formulas.pruned_rate, formulas.naive_rate)
+    bests = best(config)
     for i, c in enumerate(drafters):
         for j, a in enumerate(acceptances):
             tried = {"SI": {k: formulas.si_rate(1.0, c, a, k) for k in lookaheads},
                      "DSI": {k: formulas.dsi_rate(1.0, c, a, k) for k in lookaheads
                              if formulas.servers_needed(1.0, c, k) <= 3}}
-            for name, rate in zip(ONE_COPY[2:], pipelines):
-                tried[name] = {k: rate(1.0, c, a, k, 3, 0.1) for k in lookaheads}
+            for name in ("continuous", "pipedec", "pruned", "naive"):
+                tried[name] = {k: getattr(formulas.Pipeline(1.0, c, a, k, 3, 0.1), name)() for k in lookaheads}
             assert tried.keys() == set(ALGORITHMS[1:])
             for name, each in tried.items():
                 cost, lookahead = bests[name].cost[i, j], bests[name].lookahead[i, j]
@@ -106,7 +101,7 @@ def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
 
 
 def test_dsi_has_no_cost_where_no_lookahead_of_the_grid_is_legal_and_si_has_its_own_best_one_there() -> None:
-    bests = found(Heatmap())  # ten lookaheads: a drafter of 0.01 needs 15
+    bests = best(Heatmap())  # ten lookaheads: a drafter of 0.01 needs 15
     assert np.isnan(bests["DSI"].cost[0]).all() and not np.isnan(bests["DSI"].cost[1:]).any()
     assert bests["SI"].lookahead[0].max() == 10 and not np.isnan(bests["SI"].cost).any()
     assert np.isnan(speed_up(MAP["dsi_over_si"], bests)[0]).all()
@@ -147,7 +142,7 @@ def test_by_events_dsi_gains_more_and_the_few_cells_in_which_si_wins_stay(origin
 
 
 def test_a_pipeline_with_free_hops_is_as_fast_as_dsi_where_its_first_stage_is_no_slower_than_the_drafter() -> None:
-    ratio = speed_up(MAP["continuous_over_dsi"], found(Heatmap(grid="paper", hop=0)))
+    ratio = speed_up(MAP["continuous_over_dsi"], best(Heatmap(grid="paper", hop=0)))
     assert np.all(ratio[14:, -1] == 1)  # all drafts are right, a drafter of 0.15 and more, 7 stages of 1/7
 
 
@@ -170,7 +165,7 @@ def test_the_summary_tells_extremes_with_their_cells_and_how_often_it_is_a_slow_
 
 def saved(folder, config: Heatmap = SMALL) -> str:
     path = folder / "heatmap.csv"
-    path.write_text(table(config, found(config)), encoding="utf-8")
+    path.write_text(table(config, best(config)), encoding="utf-8")
     return str(path)
 
 
@@ -183,7 +178,7 @@ def rows(path: str) -> list[dict[str, str]]:
 def test_what_is_loaded_is_what_was_computed(tmp_path, config: Heatmap) -> None:
     loaded, bests = load(saved(tmp_path, config))
     assert loaded.origin == config.origin
-    computed = found(config)
+    computed = best(config)
     assert bests.keys() == computed.keys()
     for name in ALGORITHMS:
         assert np.array_equal(bests[name].cost, computed[name].cost, equal_nan=True)

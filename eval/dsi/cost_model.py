@@ -1,17 +1,16 @@
-"""What a text costs: rounds or runs, each with accepted drafts, one token more, and a cost; exactly, and drawn.
+"""What a text costs: rounds or runs, each with accepted drafts, one token more, and a cost; exactly, and counted.
 
 The costs are those of `formulas.py` (with its symbols), cut off where the text ends: the last token is always the
 target's, so with `left` tokens to go at most left - 1 drafts are of use, and none is drafted beyond them.
 
 A *round* (SI) ends at its lookahead; a *run* (DSI) ends with a rejection or the text. Arrays: C configurations;
-R outcomes or repeats of each.
+R outcomes of each.
 """
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from eval.dsi.formulas import Array, Numbers, check_accounting, doubles
 
 ENDLESS = 1 << 40  # more drafts than any text has tokens
 NEGLIGIBLE = 1e-20  # chance of outcomes that change no digit of a double
-Ahead = Callable[[Array], Array]  # at positions [C, R]: the drafts that are right from there on, [C, R]
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Decoding:
             drafts = np.where(accepted > 0, windows, 0) * self.lookahead
         drafts = np.minimum(drafts, np.asarray(left) - 1)
         cost = self.target + drafts * self.drafter
-        return np.minimum(cost, (accepted + 1) * self.target) if self.runs else cost + 0.0 * accepted
+        return np.minimum(cost, (accepted + 1) * self.target) if self.runs else cost
 
     def iterations(self, left: Numbers, accepted: Array) -> Array:
         """The windows [C, R] that were drafted: one in a round; in a run those until the rejection, or the text's end.
@@ -129,66 +127,28 @@ def _widest(acceptance: Array, decoding: Decoding, tokens: int) -> int:
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
-class Sample(NamedTuple):
-    """Costs and iterations [C, R] of C configurations, R repeats each."""
+class Counted(NamedTuple):
+    """Of one text."""
 
-    costs: Array
-    iterations: Array
-
-
-def simulate(decoding: Decoding, ahead: Ahead, tokens: int, repeats: int) -> Sample:
-    """What texts of so many tokens cost, for every configuration of `decoding` and so many repeats."""
-    shape = (decoding.drafter.shape[0], repeats)
-    done = np.zeros(shape, dtype=np.int64)
-    costs, iterations = np.zeros(shape), np.zeros(shape)
-    while (going := done < tokens).any():
-        left = np.maximum(tokens - done, 1)
-        most = np.minimum(decoding.most, left - 1).astype(np.int64)
-        accepted = np.minimum(ahead(done), most)
-        costs += np.where(going, decoding.cost(left, accepted), 0.0)
-        iterations += np.where(going, decoding.iterations(left, accepted), 0.0)
-        done += np.where(going, accepted + 1, 0)
-    return Sample(costs, iterations)
+    cost: float
+    iterations: float
 
 
-def drawn(acceptance: Numbers, seed: int) -> Ahead:
-    """Drafts that are right by chance, each with `acceptance` (a number or [C]) and independent of all others."""
-    rng = np.random.default_rng(seed)
-    [a] = _columns(acceptance)
+def counted(decoding: Decoding, windows: Array, tokens: int) -> Counted:
+    """What a text costs by one configuration, of whose windows `[W]` so many drafts are right; W is `tokens` at least.
 
-    def ahead(positions: Array) -> Array:
-        if np.all((a == 0) | (a == 1)):
-            return np.broadcast_to(np.where(a == 1, ENDLESS, 0), positions.shape)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            right = np.log(1 - rng.random(positions.shape)) / np.log(a)  # a = 1: -0 or infinite, replaced below
-        counted = np.minimum(np.nan_to_num(right), ENDLESS)
-        return np.where(a == 1, ENDLESS, counted).astype(np.int64)
-
-    return ahead
-
-
-def counted(decoding: Decoding, texts: Sequence[Iterable[int]], tokens: int, padding: int = 0) -> Sample:
-    """What texts [R] cost by one configuration; each says how many drafts of window after window are accepted.
-
-    Where a text ends, `padding` drafts are. A window of SI is a round; a run of DSI goes on until a window is not full.
+    A window of SI is a round; a run of DSI goes on until a window is not full.
     """
-    ahead: list[Iterator[int]] = [chain(text, repeat(padding)) for text in texts]
+    lookahead = decoding.lookahead.item()
+    accepted = np.minimum(windows, lookahead)
     if decoding.runs:
-        lookahead = int(decoding.lookahead.item())
-        ahead = [_runs(windows, lookahead, tokens) for windows in ahead]
-
-    def following(positions: Array) -> Array:
-        return np.array([list(map(next, ahead))])
-
-    return simulate(decoding, following, tokens, len(ahead))
-
-
-def _runs(windows: Iterator[int], lookahead: int, tokens: int) -> Iterator[int]:
-    """The accepted drafts of run after run, which are not counted beyond the text's tokens."""
-    while True:
-        length = 0
-        for accepted in windows:
-            length += min(accepted, lookahead)
-            if accepted < lookahead or length >= tokens:
-                break
-        yield length
+        accepted = np.append(accepted, 0)  # which ends the last run
+        ends = np.flatnonzero(accepted < lookahead)
+        begins = np.append(0, ends[:-1] + 1)
+        accepted = np.add.reduceat(accepted, begins)
+    settled = np.cumsum(accepted + 1)
+    left = tokens + accepted + 1 - settled
+    left = left[left > 0]
+    accepted = np.minimum(accepted[:left.size], left - 1)
+    costs, iterations = decoding.cost(left, accepted), decoding.iterations(left, accepted)
+    return Counted(costs.sum(), iterations.sum())

@@ -27,7 +27,6 @@ from eval.dsi.keys import COMMAND, Heatmap
 from eval.plots import STYLE, plt
 
 TABLE = "heatmap.csv"
-BAR: dict[str, Any] = {"delay": 1, "leave": False}  # what takes less than a second shows no bar
 FORMS = ("png", "pdf")
 RARE = 0.005  # of the cells: a draw in fewer of them is left out
 NARROW = 0.01  # speed-ups that differ by less need no bands of their own
@@ -48,16 +47,14 @@ NAMES = (*(one.name for one in MAPS), *WINNERS)
 def main(argv: Sequence[str]) -> int:
     """Compute or load the costs, draw the maps into the folder `output`, and print a line for each comparison."""
     config = read_keys(argv, Heatmap, f"{COMMAND} heatmap")
-    folder, remedy = Path(config.output), "name another folder with output="
-    if config.loaded:
-        config, found = costs.load(config.loaded)
-        check_folder(folder, remedy)
-    else:
-        check_folder(folder, remedy)
-        lookaheads = tqdm(grid(config).lookaheads, desc="costs", unit="lookahead", **BAR)
-        found = costs.best(config, lookaheads)
+    folder = Path(config.output)
+    loaded = costs.load(config.loaded) if config.loaded else None
+    check_folder(folder, "name another folder with output=")
+    config, found = loaded or (config, costs.best(config))
+    if not loaded:
         write(folder / TABLE, costs.table(config, found), ROOM)
-    for _ in tqdm(draw(config, found, folder), total=len(NAMES), desc="maps", unit="map", **BAR):
+    maps = draw(config, found, folder)
+    for _ in tqdm(maps, total=len(NAMES), desc="maps", unit="map", delay=1, leave=False):
         pass
     print("\n".join(costs.summary(config, found)))
     print(f"The maps are in {folder}, simulated by formulas.")

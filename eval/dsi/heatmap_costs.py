@@ -14,7 +14,7 @@ import numpy as np
 from config.files import SAVE
 from config.schema.untrusted import Name, decoded, parse_json, read_bytes
 from eval.dsi import formulas
-from eval.dsi.formulas import Array
+from eval.dsi.formulas import Array, Numbers
 from eval.dsi.keys import Heatmap
 
 SCHEMA = "flowspec heatmap 2"
@@ -84,35 +84,38 @@ def grid(config: Heatmap) -> Grid:
     return Grid(np.maximum(steps, LOWEST_RATE), acceptances, range(1, 1 + config.ndim))
 
 
-def legal(config: Heatmap, drafters: Array, lookahead: int) -> Array:
+def legal(config: Heatmap, drafters: Array, lookahead: Numbers) -> Array:
     """Whether the target servers are enough for DSI with this lookahead (Eq. 1 of the paper), for each drafter."""
     return formulas.servers_needed(1.0, drafters, lookahead) <= config.num_target_servers
 
 
-def _rate(name: str, config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
-    """The cost of a token; a pipeline has as many stages as DSI has target servers."""
+def _rate(name: str, config: Heatmap, *setting: Array) -> Array:
+    """The cost of a token by drafter, acceptance rate and lookahead, infinite where it is impossible.
+
+    A pipeline has as many stages as DSI has target servers.
+    """
     if name == "SI":
-        return formulas.si_rate(1.0, c, a, lookahead)
+        return formulas.si_rate(1.0, *setting)
     if name == "DSI":
-        cost = formulas.dsi_rate(1.0, c, a, lookahead, config.accounting)
-        return np.where(legal(config, c, lookahead), cost, np.nan)
-    return formulas.PIPELINES[name](1.0, c, a, lookahead, config.num_target_servers, config.hop)
+        drafters, _, lookaheads = setting
+        cost = formulas.dsi_rate(1.0, *setting, accounting=config.accounting)
+        return np.where(legal(config, drafters, lookaheads), cost, np.inf)
+    pipeline = formulas.Pipeline(1.0, *setting, config.num_target_servers, config.hop)
+    return pipeline.rate(name)
 
 
-def best(config: Heatmap, lookaheads: Iterable[int]) -> Bests:
+def best(config: Heatmap) -> Bests:
     """Every method at its best lookahead: DSI among the legal ones, the others among all."""
-    drafters, acceptances, _ = grid(config)
-    c, a = drafters[:, None], acceptances[None, :]
-    shape = len(drafters), len(acceptances)
-    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in ALGORITHMS}
-    found["non-SI"].cost[:] = 1
-    for lookahead in lookaheads:
-        for name in ALGORITHMS[1:]:
-            least, chosen = found[name]
-            rate = _rate(name, config, c, a, lookahead)
-            cost = np.round(np.broadcast_to(rate, shape), DIGITS)
-            better = (cost < least) | (np.isnan(least) & ~np.isnan(cost))
-            least[better], chosen[better] = cost[better], lookahead
+    drafters, acceptances, lookaheads = grid(config)
+    c, a, k = drafters[:, None, None], acceptances[:, None], np.array(lookaheads)
+    shape = len(drafters), len(acceptances), len(lookaheads)
+    found = {"non-SI": Best(np.ones(shape[:2]), np.zeros(shape[:2], dtype=int))}
+    for name in ALGORITHMS[1:]:
+        rate = np.broadcast_to(_rate(name, config, c, a, k), shape)
+        cost = np.round(rate, DIGITS)
+        least, chosen = cost.min(-1), k[cost.argmin(-1)]
+        there = np.isfinite(least)
+        found[name] = Best(np.where(there, least, np.nan), np.where(there, chosen, 0))
     return found
 
 
@@ -175,14 +178,12 @@ def load(path: Name) -> tuple[Heatmap, Bests]:
     about = parse_json(head[2:], f"the first line of {path}", REMEDY) if head.startswith("# {") else None
     if not isinstance(about, dict) or about.get("schema") != SCHEMA:
         raise ValueError(f"{path} is no table of the heat maps of this version ({SCHEMA}): {REMEDY}")
-    digest = about.pop("sha256", "")
-    if digest != _digest(about, body):
+    if about.pop("sha256", "") != _digest(about, body):
         raise ValueError(f"{path} is damaged, it is not as it was written: copy it again, or compute it again")
     config = Heatmap(**about["config"])
     drafters, acceptances, _ = grid(config)
-    rows = np.array([line.split(",") for line in body.splitlines()[1:]])
-    cells = rows.reshape(len(drafters), len(acceptances), len(ALGORITHMS), len(COLUMNS))
-    lookahead, cost = (cells[..., COLUMNS.index(name)] for name in ("k", "cost"))
-    found = {name: Best(cost[..., i].astype(float), lookahead[..., i].astype(int))
-             for i, name in enumerate(ALGORITHMS)}
-    return config, found
+    kept = COLUMNS.index("k"), COLUMNS.index("cost")
+    numbers = np.loadtxt(body.splitlines(), delimiter=",", skiprows=1, usecols=kept)
+    cells = numbers.reshape(len(drafters), len(acceptances), len(ALGORITHMS), 2)
+    lookahead, cost = np.moveaxis(cells, (3, 2), (0, 1))
+    return config, dict(zip(ALGORITHMS, map(Best, cost, lookahead.astype(int))))

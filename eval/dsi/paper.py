@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -120,18 +120,7 @@ def _online(row: Row, lookaheads: Array, servers: int | None, tokens: int) -> fl
     return min(online_mean(times, row.acceptance, int(k), servers, tokens) for k in lookaheads)
 
 
-# --- as the published simulators count --------------------------------------------------------------------------------
-
-def offline_draws(acceptance: float, lookahead: int, tokens: int, seed: int) -> Iterator[list[int]]:
-    """For text after text the drafts that are accepted window by window, as the offline simulator draws them."""
-    rng = np.random.RandomState(seed)
-    while True:
-        if acceptance in (0, 1):
-            yield [int(acceptance) * lookahead] * tokens
-        else:
-            accepted = rng.geometric(1 - acceptance, size=tokens) - 1
-            yield np.minimum(accepted, lookahead).tolist()
-
+# --- as the published online simulator counts -------------------------------------------------------------------------
 
 class Latencies(NamedTuple):
     """Times of a forward of target and drafter, and of the first forward of each."""
