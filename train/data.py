@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from operator import itemgetter
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.files import fits, lines, whole
+from config.files import ANOTHER, fits, lines, whole
+from config.schema.untrusted import read_bytes
 from model.text import Text
 
 USER, ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
@@ -51,18 +53,10 @@ def read_conversations(path: Path) -> list[list[str]]:
 
 def _entries(path: Path) -> Iterator[tuple[Any, str]]:
     """Each conversation, and where it stands."""
-    if _is_list(path):
+    if read_bytes(path, ANOTHER).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         yield from ((entry, f"entry {number} of {path}") for number, entry in enumerate(whole(path, LINE), 1))
     else:
         yield from ((entry, f"line {number} of {path}") for number, entry in lines(path, LINE))
-
-
-def _is_list(path: Path) -> bool:
-    """Whether the file is one list of conversations, and not one conversation a line."""
-    if not path.is_file():
-        return False  # which the reader of lines will report
-    with path.open("rb") as file:
-        return file.read(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
 def _talk(entry: Any, where: str) -> list[str]:
@@ -83,23 +77,14 @@ def _talk(entry: Any, where: str) -> list[str]:
 def _said(entry: Any) -> list[tuple[str, str]] | None:
     """Who said what; None if that is not given in one of the FORMS."""
     if fits(entry, {"turns": [str], "reference": [str]}):
-        said = []
-        for question, answer in zip(entry["turns"], entry["reference"]):
-            said += [("user", question), ("assistant", answer)]
-        return said
-    named: list[Any] = [entry]
-    if isinstance(entry, dict):
-        named = [entry.get("conversations"), entry.get("messages")]
-    for place in named:
-        if fits(place, [lambda turn: bool(_turn(turn))]):
-            return [pair for turn in place for pair in _turn(turn)]
+        pairs = zip(entry["turns"], entry["reference"])
+        return [turn for question, answer in pairs for turn in (("user", question), ("assistant", answer))]
+    places = [entry.get("conversations"), entry.get("messages")] if isinstance(entry, dict) else [entry]
+    for who, what in TURNS:
+        for place in places:
+            if fits(place, [{who: str, what: str}]):
+                return [(turn[who], turn[what]) for turn in place]
     return None
-
-
-def _turn(turn: Any) -> list[tuple[str, str]]:
-    """Who says a turn, and what; nothing if it is none."""
-    named = (names for names in TURNS if fits(turn, dict.fromkeys(names, str)))
-    return [(turn[who], turn[what]) for who, what in named][:1]
 
 
 Rows = Sequence[Row]
@@ -133,12 +118,9 @@ def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[Row 
         yield _row(torch.tensor(ids), begins, text.end_ids, length)
 
 
-def _shared(some: Sequence[Any], others: Sequence[Any]) -> int:
+def _shared(some: Any, others: Any) -> int:
     """How many elements two sequences begin with alike."""
-    if others[:len(some)] == some:
-        return len(some)
-    same = [a == b for a, b in zip(some, others)]
-    return [*same, False].index(False)
+    return len(some) if others[:len(some)] == some else len(commonprefix([some, others]))
 
 
 def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int) -> Row | None:
@@ -172,9 +154,8 @@ def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[Row]
 def draw(count: int, seed: int, first: int, size: int) -> list[int]:
     """Which rows are the `first` and following ones of a training: shuffled again each time all were seen."""
     numbers = range(first, first + size)
-    orders = {}
-    for epoch in {number // count for number in numbers}:
-        orders[epoch] = np.random.default_rng((seed, epoch)).permutation(count)
+    epochs = {number // count for number in numbers}
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
     return [int(orders[number // count][number % count]) for number in numbers]
 
 

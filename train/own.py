@@ -34,37 +34,36 @@ class Talker:
     """A model that speaks for the user too; its weights are read when it is first asked."""
 
     def __init__(self, args: Namespace, dtype: torch.dtype, device: torch.device) -> None:
-        self.template, self.seed = args.template, args.seed
+        self.args, self.arithmetic = args, (dtype, device)
         self.text = Text(args.model_dir)
-        self.open = partial(Whole, Unfolded(args.model_dir), dtype, device)
 
     @cached_property
     def model(self) -> Whole:
-        return self.open()
+        return Whole(Unfolded(self.args.model_dir), *self.arithmetic)
 
     def talks(self, number: int) -> list[dict[str, Any]]:
         """The conversations of this batch; each second batch has answers of temperature 0."""
-        opening, closing = self.text.prompt_text([SLOT], self.template).split(SLOT)
-        begin = next(self.text.spans([opening], self.template))[0]
-        asked = self._written([begin] * BATCH, QUESTION, 1.0, number)
-        heard = [_question(*said, closing) for said in asked]
-        questions = list(dict.fromkeys(filter(None, heard)))
-        prompts = [self.text.prompt_ids([question], self.template) for question in questions]
+        template = self.args.template
+        opening, closing = self.text.prompt_text([SLOT], template).split(SLOT)
+        [(begin, _)] = self.text.spans([opening], template)
+        asked = [_question(*said, closing) for said in self._written([begin] * BATCH, QUESTION, 1.0, number)]
+        questions = list(dict.fromkeys(filter(None, asked)))
+        prompts = [self.text.prompt_ids([question], template) for question in questions]
         answers = self._written(prompts, ANSWER, float(number % 2), number) if prompts else []
         found = []
         for question, (answer, _) in zip(questions, answers):
             if answer.strip() and not _repeats(answer):
-                user = {"role": "user", "content": question}
-                found.append({"messages": [user, {"role": "assistant", "content": answer.strip()}]})
+                turns = {"user": question, "assistant": answer.strip()}
+                found.append({"messages": [{"role": role, "content": words} for role, words in turns.items()]})
         return found
 
     def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[Said]:
         """What the model writes behind each prompt, and whether it ended."""
-        ends = sorted(self.text.end_ids)
-        writer = Writer(self.model, ends, limit, temperature, self.seed)
+        ends = self.text.end_ids
+        writer = Writer(self.model, ends, limit, temperature, self.args.seed)
         found = []
         for _, ids in writer.write(prompts, number * BATCH):
-            ended = ids[-1] in self.text.end_ids
+            ended = ids[-1] in ends
             said = self.text.tokenizer.decode(ids[:-1] if ended else ids, clean_up_tokenization_spaces=False)
             found.append((said, ended))
         return found
@@ -107,6 +106,6 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
                 raise ValueError(f"the model in {folder} writes no conversations in the template {template}; give "
                                  "--data, or the --template that it was trained with")
     path: Path = args.out_dir / "own.jsonl"
-    talks = list(found.values())[:wanted]
-    replace(path, "".join(json.dumps(talk, ensure_ascii=False) + "\n" for talk in talks).encode())
+    talks = [json.dumps(talk, ensure_ascii=False) for talk in found.values()][:wanted]
+    replace(path, "\n".join([*talks, ""]).encode())
     return path

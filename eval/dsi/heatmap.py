@@ -1,4 +1,4 @@
-"""The heat maps of the paper on DSI and those of pipelines: computed by formulas, kept as a table, drawn.
+"""The heat maps of the paper on DSI and those of pipelines: computed by formulas, written as a table, drawn.
 
 They can be read without colour: slow-downs and cells without a value are hatched.
 """
@@ -26,7 +26,6 @@ from eval.dsi.heatmap_costs import ALGORITHMS, MAPS, ONE_COPY, Bests, Map, grid
 from eval.dsi.keys import COMMAND, Heatmap
 from eval.plots import STYLE, plt
 
-TABLE = "heatmap.csv"
 FORMS = ("png", "pdf")
 RARE = 0.005  # of the cells: a draw in fewer of them is left out
 NARROW = 0.01  # speed-ups that differ by less need no bands of their own
@@ -45,14 +44,12 @@ NAMES = (*(one.name for one in MAPS), *WINNERS)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compute or load the costs, draw the maps into the folder `output`, and print a line for each comparison."""
+    """Compute the costs, draw the maps into the folder `output`, and print a line for each comparison."""
     config = read_keys(argv, Heatmap, f"{COMMAND} heatmap")
     folder = Path(config.output)
-    loaded = costs.load(config.loaded) if config.loaded else None
     check_folder(folder, "name another folder with output=")
-    config, found = loaded or (config, costs.best(config))
-    if not loaded:
-        write(folder / TABLE, costs.table(config, found), ROOM)
+    found = costs.best(config)
+    write(folder / "heatmap.csv", costs.table(config, found), ROOM)
     maps = draw(config, found, folder)
     for _ in tqdm(maps, total=len(NAMES), desc="maps", unit="map", delay=1, leave=False):
         pass

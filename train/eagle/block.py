@@ -53,10 +53,6 @@ class BlockTask(Task):
 
     head: DFlashHead
 
-    def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
-        assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no features for blocks"
-        return inner_ND
-
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         return self.words(out_MD, wanted)  # which `passes` has made logits of, for all places at once
 

@@ -44,6 +44,7 @@ RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
 NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "keep_features", "own", "save_every", "device",
              "threads")
 KINDS: dict[type, type[Task]] = {EagleHead: Task, Eagle3Head: WordTask, DFlashHead: BlockTask}
+BEST = "its best guess is the model's"
 FEATURES = "features"  # the folder of what the base made of each conversation
 
 
@@ -180,7 +181,10 @@ def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
 
 
 def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> None:
-    """Print the held-out figures of the head as it was written, and keep them beside it."""
+    """Print the held-out figures of the head as it was written, and keep them beside it.
+
+    They are counted along the answers that the base itself gives to the questions held out.
+    """
     record: dict[str, Any] = {
         "steps": course.step,
         "seconds": round(course.seconds, 1),
@@ -188,27 +192,20 @@ def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> Non
         **course.terms}
     print(f"{args.out_dir}: {course.step} steps of {args.batch} conversations, {course.seconds:.0f} s")
     if lessons.prompts:
-        record.update(judge(args, lessons, task))
+        longest = min(task.teacher.config.context, args.length)
+        decoder = open_decoder(task.teacher, args.out_dir, longest)
+        rows, length = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
+        depths = range(task.method.passes) if args.block else DEPTHS
+        agreement = task.agreement(rows, depths)
+        behind = "place in the block, from the first guess on" if args.block else "own guesses that the head stands on"
+        print(f"  held out, {behind:<46}" + " ".join(f"{depth:>5}" for depth in depths))
+        print(f"  {BEST:<56}" + " ".join(f"{found:5.3f}" for found in agreement))
+        print(f"  {'mean accepted length':<56}{length:5.2f}  (with the model's own token; {len(rows)} answers, trees of 60 "
+              "nodes)")
+        record["held_out_agreement"] = {str(depth): round(found, 4) for depth, found in zip(depths, agreement)}
+        record["held_out_accepted_length"] = round(length, 3)
+        record["held_out_answers"] = len(rows)
     write_json(args.out_dir / RECORD, record)
-
-
-def judge(args: Namespace, lessons: Lessons, task: Task) -> dict[str, Any]:
-    """Print what the head is worth along the answers that the base itself gives to the questions held out."""
-    teacher = task.teacher
-    decoder = open_decoder(teacher, args.out_dir, min(teacher.config.context, args.length))
-    rows, length = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
-    depths = range(task.method.passes) if args.block else DEPTHS
-    agreement = task.agreement(rows, depths)
-    behind = "place in the block, from the first guess on   " if args.block else "own guesses that the head stands on"
-    print(f"  held out, {behind}  " + " ".join(f"{depth:>5}" for depth in depths))
-    print("  its best guess is the model's                  " + " ".join(f"{found:5.3f}" for found in agreement))
-    print(f"  mean accepted length                           {length:5.2f}  (with the model's own token; {len(rows)} "
-          "answers, trees of 60 nodes)")
-    by_depth = zip(map(str, depths), agreement)
-    return {
-        "held_out_agreement": {depth: round(found, 4) for depth, found in by_depth},
-        "held_out_accepted_length": round(length, 3),
-        "held_out_answers": len(rows)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
