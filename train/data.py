@@ -79,7 +79,9 @@ def _said(entry: Any) -> list[tuple[str, str]] | None:
     if fits(entry, {"turns": [str], "reference": [str]}):
         pairs = zip(entry["turns"], entry["reference"])
         return [turn for question, answer in pairs for turn in (("user", question), ("assistant", answer))]
-    places = [entry.get("conversations"), entry.get("messages")] if isinstance(entry, dict) else [entry]
+    places: list[Any] = [entry]
+    if isinstance(entry, dict):
+        places = [entry.get("conversations"), entry.get("messages")]
     for who, what in TURNS:
         for place in places:
             if fits(place, [{who: str, what: str}]):

@@ -84,17 +84,15 @@ def legal(config: Heatmap, drafters: Array, lookahead: Numbers) -> Array:
     return formulas.servers_needed(1.0, drafters, lookahead) <= config.num_target_servers
 
 
-def _rate(name: str, config: Heatmap, *setting: Array) -> Array:
-    """The cost of a token by drafter, acceptance rate and lookahead, infinite where it is impossible.
-
-    A pipeline has as many stages as DSI has target servers.
-    """
+def _rate(name: str, config: Heatmap, c: Array, a: Array, k: Array) -> Array:
+    """The cost of a token, infinite where it is impossible; a pipeline has as many stages as DSI has target servers."""
     if name == "SI":
-        return formulas.si_rate(1.0, *setting)
+        return formulas.si_rate(1.0, c, a, k)
     if name == "DSI":
-        cost = formulas.dsi_rate(1.0, *setting, accounting=config.accounting)
-        return np.where(legal(config, setting[0], setting[2]), cost, np.inf)
-    return formulas.Pipeline(1.0, *setting, config.num_target_servers, config.hop).rate(name)
+        cost = formulas.dsi_rate(1.0, c, a, k, config.accounting)
+        return np.where(legal(config, c, k), cost, np.inf)
+    pipeline = formulas.Pipeline(1.0, c, a, k, config.num_target_servers, config.hop)
+    return pipeline.rate(name)
 
 
 def best(config: Heatmap) -> Bests:
