@@ -11,7 +11,6 @@ from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
 from eval.dsi.latency import LatencyConfig, paces, passes, spread
 from eval.dsi.table import predict
 from eval.pairs import open_model
-from model.sample import Sampler
 from tests.saved import save_model
 
 SMALL = ["dtype=float64", "template=none", "num_examples=1", "max_new_tokens=3", "repeats=1", "rows=1,3", "context=8"]
@@ -34,7 +33,7 @@ def test_a_spread_is_the_median_with_quartiles_in_milliseconds():
 
 
 def test_each_answer_of_each_turn_that_counts_has_its_times(model):
-    found = paces([model, model], [[1, 5, 7], [1, 4]], new=3, sampler=Sampler(), repeats=2)
+    found = paces([model, model], [[1, 5, 7], [1, 4]], LatencyConfig(max_new_tokens=3, repeats=2))
     spreads = [spread for pace in found for spread in pace]
     assert [spread.n for spread in spreads] == [4, 4, 4, 4]
     assert all(0 < spread.low <= spread.median <= spread.high for spread in spreads)
@@ -42,7 +41,7 @@ def test_each_answer_of_each_turn_that_counts_has_its_times(model):
 
 @pytest.mark.parametrize("context", [0, 9])
 def test_passes_are_timed_for_the_sizes_that_are_asked(model, context):
-    found = passes(model, (1, 2, 64), context, Sampler(), repeats=3)
+    found = passes(model, (1, 2, 64), LatencyConfig(context=context, repeats=3))
     assert list(found) == [1, 2, 64]
     assert all(spread.n == 3 and spread.median > 0 for spread in found.values())
 

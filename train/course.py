@@ -41,19 +41,17 @@ class Hyperparameters:
 
 def optimizers(model: nn.Module, plan: Hyperparameters) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon for the matrices if they have a rate; frozen parameters belong to none of them."""
-    learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for name, p in learnt if plan.matrix_rate and _is_inner(name, p)]
-    chosen = {id(p) for p in matrices}
-    others = [p for _, p in learnt if id(p) not in chosen]
+    matrices: list[nn.Parameter] = []  # between embeddings and vocabulary
+    others: list[nn.Parameter] = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            is_inner = p.ndim == 2 and "embed_" not in name and "lm_head" not in name
+            (matrices if plan.matrix_rate and is_inner else others).append(p)
     adam = torch.optim.AdamW(others, lr=plan.rate, betas=plan.betas, weight_decay=DECAY)
     if not matrices:
         return [adam]
-    return [adam, torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=DECAY, momentum=0.95)]
-
-
-def _is_inner(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a matrix between embeddings and vocabulary."""
-    return parameter.ndim == 2 and "embed_" not in name and "lm_head" not in name
+    muon = torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=DECAY, momentum=0.95)
+    return [adam, muon]
 
 
 def rate_at(step: int, plan: Hyperparameters) -> float:

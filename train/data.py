@@ -5,6 +5,7 @@ It knows nothing about models. What a conversation looks like to the model is sa
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import chain, cycle
 from operator import itemgetter
 from os.path import commonprefix
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
+from tqdm import trange
 
 from config.files import ANOTHER, fits, lines, whole
 from config.schema.untrusted import read_bytes
@@ -77,8 +78,8 @@ def _talk(entry: Any, where: str) -> list[str]:
 def _said(entry: Any) -> list[tuple[str, str]] | None:
     """Who said what; None if that is not given in one of the FORMS."""
     if fits(entry, {"turns": [str], "reference": [str]}):
-        pairs = zip(entry["turns"], entry["reference"])
-        return [turn for question, answer in pairs for turn in (("user", question), ("assistant", answer))]
+        said = chain.from_iterable(zip(entry["turns"], entry["reference"]))
+        return list(zip(cycle(("user", "assistant")), said))
     places: list[Any] = [entry]
     if isinstance(entry, dict):
         places = [entry.get("conversations"), entry.get("messages")]
@@ -109,7 +110,8 @@ def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
 def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[Row | None]:
     """The row of each conversation."""
     finished = [text.prompt_text([*talk, "?"], template) for talk in talks]  # "?": so that the last answer ends
-    for talk, words, (ids, reach) in zip(talks, finished, text.spans(finished, template)):
+    spans, end_ids = text.spans(finished, template), torch.tensor(sorted(text.end_ids))
+    for talk, words, (ids, reach) in zip(talks, finished, spans):
         asked = (talk[:turns] for turns in range(1, len(talk), 2))
         prompts = (text.prompt_text(turns, template) for turns in asked)
         if reach:
@@ -117,18 +119,19 @@ def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[Row 
         else:
             begun = map(itemgetter(0), text.spans(list(prompts), template))
             begins = (_shared(some, ids) for some in begun)
-        yield _row(torch.tensor(ids), begins, text.end_ids, length)
+        yield _row(torch.tensor(ids), begins, end_ids, length)
 
 
 def _shared(some: Any, others: Any) -> int:
     """How many elements two sequences begin with alike."""
-    return len(some) if others[:len(some)] == some else len(commonprefix([some, others]))
+    begins = others[:len(some)] == some  # which is usual, and soon seen
+    return len(some if begins else commonprefix([some, others]))
 
 
-def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int) -> Row | None:
+def _row(ids: Tensor, begins: Iterable[int], end_ids: Tensor, length: int) -> Row | None:
     """The row of these ids `[N]`, whose answers begin at these places."""
     answers, last = torch.zeros(len(ids), dtype=torch.bool), 0
-    ends = torch.isin(ids, torch.tensor(sorted(end_ids)))
+    ends = torch.isin(ids, end_ids)
     for begin in begins:  # a token may straddle the border, and counts to the answer
         end = ends[begin:].nonzero()
         if begin >= length or not len(end):
@@ -144,7 +147,7 @@ def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int
 def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[Row]:
     """The rows of all conversations that have an answer. Raises ValueError if none has."""
     found: list[Row] = []
-    for begin in tqdm(range(0, len(talks), AT_ONCE), desc="tokens", unit="batch", leave=False):
+    for begin in trange(0, len(talks), AT_ONCE, desc="tokens", unit="batch", leave=False):
         some = talks[begin:begin + AT_ONCE]
         found += filter(None, _rows(text, some, template, length))
     if not found:
@@ -157,7 +160,8 @@ def draw(count: int, seed: int, first: int, size: int) -> list[int]:
     """Which rows are the `first` and following ones of a training: shuffled again each time all were seen."""
     numbers = range(first, first + size)
     epochs = {number // count for number in numbers}
-    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
+    generators = {epoch: np.random.default_rng((seed, epoch)) for epoch in epochs}
+    orders = {epoch: generator.permutation(count) for epoch, generator in generators.items()}
     return [int(orders[number // count][number % count]) for number in numbers]
 
 

@@ -8,7 +8,7 @@ import json
 import zlib
 from argparse import Namespace
 from functools import cached_property, partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Tuple
 
@@ -46,15 +46,16 @@ class Talker:
         template = self.args.template
         opening, closing = self.text.prompt_text([SLOT], template).split(SLOT)
         [(begin, _)] = self.text.spans([opening], template)
-        asked = [_question(*said, closing) for said in self._written([begin] * BATCH, QUESTION, 1.0, number)]
+        said = self._written([begin] * BATCH, QUESTION, 1.0, number)
+        asked = (_question(*one, closing) for one in said)
         questions = list(dict.fromkeys(filter(None, asked)))
         prompts = [self.text.prompt_ids([question], template) for question in questions]
         answers = self._written(prompts, ANSWER, float(number % 2), number) if prompts else []
         found = []
         for question, (answer, _) in zip(questions, answers):
             if answer.strip() and not _repeats(answer):
-                turns = {"user": question, "assistant": answer.strip()}
-                found.append({"messages": [{"role": role, "content": words} for role, words in turns.items()]})
+                user = {"role": "user", "content": question}
+                found.append({"messages": [user, {"role": "assistant", "content": answer.strip()}]})
         return found
 
     def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[Said]:
@@ -91,8 +92,9 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
     if template == AUTO and chosen(template, folder) != OWN:
         raise ValueError(f"the tokenizer in {folder} has no chat template, in which --own would ask; name the model's "
                          "with --template")
-    terms = [mark(Checkpoint(folder)), template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
-    batches = args.out_dir / f"own-{digest(json.dumps(terms).encode())[:12]}"
+    sizes = BATCH, QUESTION, ANSWER
+    terms = json.dumps([mark(Checkpoint(folder)), template, args.seed, str(dtype), *sizes])
+    batches = args.out_dir / f"own-{digest(terms.encode())[:12]}"
     talker = Talker(args, dtype, device)
     found: dict[str, Any] = {}  # by question
     with tqdm(total=wanted, desc="conversations", unit="talk") as bar:
@@ -106,6 +108,6 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
                 raise ValueError(f"the model in {folder} writes no conversations in the template {template}; give "
                                  "--data, or the --template that it was trained with")
     path: Path = args.out_dir / "own.jsonl"
-    talks = [json.dumps(talk, ensure_ascii=False) for talk in found.values()][:wanted]
+    talks = (json.dumps(talk, ensure_ascii=False) for talk in islice(found.values(), wanted))
     replace(path, "\n".join([*talks, ""]).encode())
     return path

@@ -45,7 +45,7 @@ def check(path: Path, found: Terms, wanted: Terms, other: str) -> None:
 
 
 def kept(path: Path, make: Callable[[], Made]) -> Made:
-    """What a file has kept of an earlier call; if there is none or a broken one, what `make` gives, to be kept there."""
+    """What a file has kept of an earlier call; without a sound one, what `make` gives, to be kept there."""
     with suppress(Exception):  # what torch raises on a broken file is not written anywhere
         return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
     made = make()

@@ -32,10 +32,10 @@ class Text(NamedTuple):
     ids: list[int]
 
 
-def open_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model that can learn, without dropout."""
+def open_model(folder: Path, device: torch.device) -> PreTrainedModel:
+    """A model that can learn, in float32, without dropout."""
     model = AutoModelForCausalLM.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    return model.to(device=device, dtype=dtype).eval()  # type: ignore[no-any-return, call-arg]
+    return model.to(device, torch.float32).eval()  # type: ignore[no-any-return, call-arg]
 
 
 def ring_of(model: Whole, capacity: int, inner: Sequence[int] = (), requests: int = 1) -> Ring:

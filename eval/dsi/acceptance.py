@@ -7,6 +7,7 @@ the last one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -82,8 +83,10 @@ def counted(record: Record) -> dict[str, tuple[int, int]]:
     first = (*ended, cut)[0]
     taken = [*ended, cut] if cut else ended[:-1]
     return {
-        "likeliest": (sum(record), len(ended)), "prefix": (first, 1),
-        "runs": (sum(ended), len(ended)), "original": (sum(taken), len(taken))}
+        "likeliest": (sum(record), len(ended)),
+        "prefix": (first, 1),
+        "runs": (sum(ended), len(ended)),
+        "original": (sum(taken), len(taken))}
 
 
 DEFINITIONS = tuple(counted([]))
@@ -104,7 +107,8 @@ def rate(records: Records, definition: str = "likeliest") -> Interval:
 
 def rate_after(records: Records, match: int) -> float:
     """Matches by places, of the places behind a match (1) or behind a miss (0); NaN if there is none."""
-    behind = [here for record in records for before, here in zip(record, record[1:]) if before == match]
+    pairs = chain.from_iterable(zip(record, record[1:]) for record in records)
+    behind = [here for before, here in pairs if before == match]
     return sum(behind) / len(behind) if behind else NAN
 
 
@@ -117,18 +121,21 @@ def lengths(records: Records) -> Array:
     cut = np.array([one.cut for one in found if one.cut], dtype=int)
     count = max([*ended, *cut], default=-1) + 1
     texts = [record for record in records if len(record)]
-    size_R, own_R = np.array([(len(text), np.mean(text)) for text in texts]).reshape(-1, 2).T
+    size_R, own_R = (np.array(list(map(of, texts)), dtype=float) for of in (len, np.mean))
     length_L1 = np.arange(count)[:, None]
-    expected = [_expected(size_R, length_L1, chance).sum(1) for chance in (rate(records).value, own_R)]
-    counted = [np.bincount(those, minlength=count) for those in (ended, cut)]
-    return np.stack([*counted, *expected], 1)
+    return np.stack([
+        np.bincount(ended, minlength=count),
+        np.bincount(cut, minlength=count),
+        _expected(size_R, length_L1, rate(records).value).sum(1),
+        _expected(size_R, length_L1, own_R).sum(1)], 1)
 
 
 def _expected(size: Numbers, length: Numbers, chance: Numbers) -> Array:
     """The mean number of runs of a length that end in a text of that size: one at its start, others behind a miss."""
     later = doubles(size) - length - 1  # places behind a miss at which such a run can start
     miss = 1 - doubles(chance)
-    return np.where(later < 0, 0.0, chance ** doubles(length) * miss * (1 + later * miss))
+    start = doubles(chance) ** length * miss
+    return np.where(later < 0, 0.0, start * (1 + later * miss))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence,
 import numpy as np
 
 from config.files import fits
-from config.keys import HELP, Checked, read_keys
+from config.keys import HELP, Checked, preset_of, read_keys
 from config.schema.fields import OBJECT, Kind, check, list_of, number, whole
 from config.schema.untrusted import LARGEST, parse_object, plain, read_bytes, shown
 from eval.dsi import cost_model, formulas
@@ -39,7 +39,8 @@ INPUTS = {
     "c": POSITIVE, "failure_cost": POSITIVE, "a": SHARE, "k": COUNT, "S": TOKENS,
     "t1": POSITIVE, "t2": POSITIVE, "p": SHARE, "N": TOKENS, "mean_accepted": number(0, 1e9),
     "accept_draws": list_of(DRAW, 1_000_000), "pad_with": DRAW,
-    "times": Kind("an object of numbers", lambda value: fits(value, dict) and fits([*value.values()], [float]))}
+    "times": Kind("an object of numbers",
+                  lambda value: fits(value, dict) and fits([*value.values()], [float]))}
 TICKS = 10 ** 12  # of a forward of the target
 LONGEST = 10_000  # tokens that events settle
 
@@ -74,9 +75,8 @@ class Found(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Print how many cases of each group agree; the exit code."""
-    words = list(argv)
-    if words and "=" not in words[0] and not words[0].startswith("-") and words[0] not in HELP:
-        words[0] = f"file={words[0]}"
+    path = preset_of(argv)
+    words = [f"file={path}", *argv[1:]] if path and path not in HELP else argv
     asked = read_keys(words, Cases, f"{COMMAND} cases")
     groups = {}
     for group, cases in read(asked.file).items():
@@ -123,14 +123,13 @@ def compared(case: Case, group: str) -> Found:
         raise ValueError(f"{named(case)} says rel_tol={shown(tolerance)}, which should be a number from 0")
     problems, worst, rounded = [], 0.0, 0
     for name, expected, got in values:
-        off = 0.0 if got == expected else abs(got - expected)
+        off = abs(got - expected)
         deviation = off / (abs(expected) or 1.0)
-        agrees = deviation <= tolerance
-        if not agrees and "inputs" in case and off <= half_unit(expected):
+        if deviation > tolerance and "inputs" in case and off <= half_unit(expected):
             rounded += 1
             continue
         worst = max(worst, deviation)
-        if not agrees:
+        if deviation > tolerance:
             problems.append(f"{case.get('id', '?')}: {name} expected {expected}, got {got}")
     return Found(problems, worst, rounded)
 
@@ -171,15 +170,18 @@ def deterministic(c: float, a: float, k: int, S: int, failure_cost: float) -> Re
     return trace(c, k, S, failure_cost, [], k if a == 1 else 0)
 
 
-def trace(c: float, k: int, S: int, failure_cost: float, accept_draws: list[int], pad_with: int = 0) -> Results:
+def trace(c: float, k: int, S: int, failure_cost: float, accept_draws: list[int],
+          pad_with: int = 0) -> Results:
     """The accepted drafts are given window by window."""
     windows = np.full(S, pad_with)
     windows[:len(accept_draws)] = accept_draws[:S]
     setting = failure_cost, c, k
-    decodings = cost_model.si(*setting), cost_model.dsi(*setting, "original"), cost_model.dsi(*setting)
-    si, dsi, ideal = (counted(decoding, windows, S) for decoding in decodings)
-    return {"nonsi_cost": S * failure_cost, "ideal_dsi_cost": ideal.cost,
-            "si": {"cost": si.cost, "iters": si.iterations}, "dsi": {"cost": dsi.cost, "iters": dsi.iterations}}
+    found: Results = {"nonsi_cost": S * failure_cost,
+                      "ideal_dsi_cost": counted(cost_model.dsi(*setting), windows, S).cost}
+    decodings = {"si": cost_model.si(*setting), "dsi": cost_model.dsi(*setting, "original")}
+    for name, decoding in decodings.items():
+        found[name] = dict(zip(("cost", "iters"), counted(decoding, windows, S)))
+    return found
 
 
 # --- analytic quantities ----------------------------------------------------------------------------------------------
@@ -222,14 +224,17 @@ def output_tokens(target_latency: float, drafter_latency: float, lookahead: int,
     target, drafter = Forward(TICKS, TICKS), Forward(draft, draft)
     plan = Plan(tokens, lookahead, int(servers), target, drafter)
     methods = {"nonsi": "non-SI", "si": "SI", "dsi": "DSI"}
-    found = {}
-    for name, right in (("worst", [False] * tokens), ("best", [True] * tokens)):
-        outcomes = {key: decode(method, plan, right) for key, method in methods.items()}
-        found[name] = {key: list(map(outcome.settled, moments)) for key, outcome in outcomes.items()}
+    found: Results = {}
+    for name, right in (("worst", False), ("best", True)):
+        found[name] = {}
+        for key, method in methods.items():
+            outcome = decode(method, plan, [right] * tokens)
+            found[name][key] = list(map(outcome.settled, moments))
     return {"expected": found}
 
 
-def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean_accepted: float, N: int) -> Results:
+def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean_accepted: float,
+             N: int) -> Results:
     """SI by counting forwards, as in appendix F.3: a round settles one token more than is accepted."""
     rounds = N / (mean_accepted + 1)
     plain, si = target_latency * N, rounds * (target_latency + lookahead * drafter_latency)
@@ -277,14 +282,15 @@ def computed(case: Case, group: str) -> Results:
     asked = case.get("inputs")
     if not isinstance(asked, list):
         return _of(found[0], case, "inputs")
-    several = [_of(found[0], {**case, "inputs": each}, "inputs") for each in asked]
+    several = (_of(found[0], {**case, "inputs": each}, "inputs") for each in asked)
     return {"expected": [one["expected"] for one in several]}
 
 
 def _of(function: Callable[..., Results], case: Case, part: str) -> Results:
     """What a function says of a part of a case and its draws; values that it does not ask for are ignored."""
     check(case, {part: OBJECT}, named(case), MEND, needed=[part])
-    given = {**case[part], **{name: case[name] for name in DRAWS if name in case}}
+    draws = {name: case[name] for name in DRAWS if name in case}
+    given = {**case[part], **draws}
     arguments = signature(function).parameters
     needed = [name for name, argument in arguments.items() if argument.default is argument.empty]
     check(given, INPUTS, f"{named(case)}, in its {part},", MEND, needed)

@@ -147,9 +147,11 @@ class DSI:
 
     def compute(self, worker: Worker, done: Done) -> None:
         """Begin a forward, after which `done` is called."""
-        worker.task, worker.due, worker.done = next(self._numbers), self.now + worker.ticks, done
+        worker.task, worker.done = next(self._numbers), done
+        worker.due = self.now + worker.ticks
         worker.forwards += 1
-        heapq.heappush(self._tasks, (worker.due, self._chance.random(), worker.task, worker))
+        entry = worker.due, self._chance.random(), worker.task, worker
+        heapq.heappush(self._tasks, entry)
 
     def ask(self, done: Done) -> None:
         """The free server that takes the shortest time computes."""

@@ -100,13 +100,15 @@ def best(config: Heatmap) -> Bests:
     drafters, acceptances, lookaheads = grid(config)
     c, a, k = drafters[:, None, None], acceptances[:, None], np.array(lookaheads)
     shape = len(drafters), len(acceptances), len(lookaheads)
-    found = {"non-SI": Best(np.ones(shape[:2]), np.zeros(shape[:2], dtype=int))}
+    plain = np.ones(shape[:2])
+    found = {"non-SI": Best(plain, np.zeros_like(plain, dtype=int))}
     for name in ALGORITHMS[1:]:
         rate = np.broadcast_to(_rate(name, config, c, a, k), shape)
         cost = np.round(rate, DIGITS)
         least, chosen = cost.min(-1), k[cost.argmin(-1)]
-        there = np.isfinite(least)
-        found[name] = Best(np.where(there, least, np.nan), np.where(there, chosen, 0))
+        never = np.isinf(least)
+        least[never], chosen[never] = np.nan, 0
+        found[name] = Best(least, chosen)
     return found
 
 

@@ -130,7 +130,8 @@ class Heatmap(Checked):
   {COMMAND} heatmap grid=paper output=maps
   {COMMAND} heatmap ndim=20 num_target_servers=3 accounting=original"""
     PATHS = ("output",)
-    RANGES = {"ndim": Range(2, 50), "num_target_servers": Range(1, 1000), "hop": Range(0, 1000)}
+    RANGES = {
+        "ndim": Range(2, 50), "num_target_servers": Range(1, 1000), "hop": Range(0, 1000)}
     CHOICES = {"grid": ("ndim", "paper"), "accounting": ACCOUNTINGS}
 
     # What is computed

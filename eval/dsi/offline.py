@@ -56,8 +56,9 @@ def results(config: Offline) -> Iterator[Result]:
         "DSI": cost_model.dsi(*setting, config.k, config.accounting)}
     texts = list(islice(drawn(config), config.num_repeats))
     for name, decoding in algorithms.items():
-        costs, iterations = np.array([counted(decoding, windows, config.S) for windows in texts]).T
-        yield Result(name, moments(decoding, config.a, config.S), costs, iterations)
+        counts = [counted(decoding, windows, config.S) for windows in texts]
+        exact = moments(decoding, config.a, config.S)
+        yield Result(name, exact, *np.array(counts).T)
 
 
 def drawn(config: Offline) -> Iterator[Array]:
@@ -67,7 +68,8 @@ def drawn(config: Offline) -> Iterator[Array]:
         if config.a in (0, 1):
             yield np.full(config.S, int(config.a) * config.k)
         else:
-            yield np.minimum(rng.geometric(1 - config.a, size=config.S) - 1, config.k)
+            right = rng.geometric(1 - config.a, size=config.S) - 1
+            yield np.minimum(right, config.k)
 
 
 def table(found: Sequence[Result], tokens: int) -> str:
@@ -94,7 +96,8 @@ def draw(found: Sequence[Result], config: Offline) -> None:
     """Draw histograms of costs and of iterations into a file. Raises ValueError if it cannot be written."""
     from eval.plots import drawn as figure  # which takes long to import
 
-    with figure(config.picture, (9, 3 * len(found)), (len(found), 2), layout="constrained") as grid:
+    size, places = (9, 3 * len(found)), (len(found), 2)
+    with figure(config.picture, size, places, layout="constrained") as grid:
         for row, (name, _, *samples) in zip(grid, found):
             for axes, (what, tone), values in zip(row, TONES.items(), samples):
                 axes.hist(values, BINS, density=True, color=tone, edgecolor="black", linewidth=0.5)

@@ -6,7 +6,7 @@ counted out of a profile.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
@@ -45,7 +45,7 @@ SEGMENTS = ("run_pipeinfer", "subseq_token")
 LEVELS = ("init_depth", "expand_depth")  # after the first
 OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
 WARM = 8  # tokens of an answer that is not measured
-APART = ("output", "trace", "pipeline_type")  # keys that the start of a pipeline does not get from the command
+APART = {"output", "trace", "pipeline_type"}  # keys that the start of a pipeline does not get from the command
 COLUMNS = ("", "predicted", "measured", "ratio", "closed form", "ratio")
 NOTE = """\
 tokens/s, prefill included. predicted: simulated, by the methods' own code in virtual time. measured: emulated in real
@@ -135,10 +135,12 @@ class Pair:
     def __init__(self, config: PredictConfig) -> None:
         run = config.run
         opened = Measured(dtype=run.dtype, device=run.device, threads=run.threads_per_rank)
-        target, self.drafter = (open_model(folder, opened) for folder in (run.base_dir, run.draft_dir))
+        target, self.drafter = open_model(run.base_dir, opened), open_model(run.draft_dir, opened)
         check_pair(target, self.drafter)
-        sets = (load(config.folder, name, run.question_begin, run.question_end) for name in config.chosen_sets)
-        asked = [question.turns[0] for questions in sets for question in questions]
+        asked: list[str] = []
+        for name in config.chosen_sets:
+            questions = load(config.folder, name, run.question_begin, run.question_end)
+            asked += [question.turns[0] for question in questions]
         prompts = [target.text.prompt_ids([question], run.template) for question in asked]
         contexts = (model.whole.config.context for model in (target, self.drafter))
         check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
@@ -195,13 +197,15 @@ def closed_form(config: PredictConfig, method: str, known: Staged) -> float:
 
 # --- in real time -----------------------------------------------------------------------------------------------------
 
-def measured(config: PredictConfig, given: Sequence[str], requests: Sequence[Request]) -> dict[str, Answers]:
+def measured(config: PredictConfig, given: Sequence[str],
+             requests: Sequence[Request]) -> dict[str, Answers]:
     """What each method answers over real processes; `given` are the words of the command.
 
     Methods of a ring share a start; each question is answered by all by turns.
     """
-    keys = {key.name for key in fields(RunConfig)}.difference(APART)
-    options: dict[str, Any] = {key: value for key, value in raw_values(given).items() if key in keys}
+    options: dict[str, Any] = raw_values(given)
+    for key in options.keys() - (vars(RunConfig()).keys() - APART):
+        del options[key]
     starts: dict[str, list[str]] = {}
     for name in config.chosen_methods:
         starts.setdefault(METHODS[name].target, []).append(name)

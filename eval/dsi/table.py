@@ -103,7 +103,8 @@ class Prediction(NamedTuple):
         return min(("nonsi", "si", "dsi"), key=lambda name: getattr(self, name))
 
 
-def predict(target: float, draft: float, acceptance: float, servers: int, growth: Growth = FLAT) -> Prediction:
+def predict(target: float, draft: float, acceptance: float, servers: int,
+            growth: Growth = FLAT) -> Prediction:
     """SI with its best lookahead, DSI with the smallest one for which these target servers are enough (Eq. 1).
 
     `target` and `draft` are milliseconds of a token. `growth` says how many times as long a pass over m tokens takes as
@@ -116,7 +117,7 @@ def predict(target: float, draft: float, acceptance: float, servers: int, growth
     looks = np.arange(1, min(most, LOOKAHEADS) + 1)
     verify = target * np.interp(looks + 1, rows, factors)
     si = si_rate(verify, draft, acceptance, looks)
-    best = int(np.argmin(si))
+    best = si.argmin()
     verification = target
     for _ in range(ROUNDS):
         lookahead = int(least_lookahead(verification, draft, servers))
@@ -136,8 +137,9 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
     """
     sampler, target = sampler_of(config), open_model(config.target, config)
     check_context(target, config)
-    took = passes(target.whole, sorted({1, *config.chosen_rows}), config.context, sampler, config.repeats)
-    growth = {size: spread.median / took[1].median for size, spread in took.items()}
+    took = passes(target.whole, sorted({1, *config.chosen_rows}), config)
+    single = took[1].median
+    growth = {size: spread.median / single for size, spread in took.items()}
     for folder, rows in groupby(pairs, attrgetter("draft")):
         drafter = open_model(folder, config)
         check_pair(target, drafter)
@@ -145,8 +147,8 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
             prompts = prompts_of(pair.set, config, (target, drafter))
             texts = (answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts)
             records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
-            found = paces([target.whole, drafter.whole], prompts, config.max_new_tokens, sampler, config.repeats)
-            times = {name: spread[:3] for name, spread in zip(TIMES, chain(*found))}
+            spreads = chain(*paces([target.whole, drafter.whole], prompts, config))
+            times = {name: spread[:3] for name, spread in zip(TIMES, spreads)}
             bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
             yield {**pair._asdict(), **times, "acceptance": bounds, "growth": growth,
                    "prompts": len(records), "tokens": sum(map(len, records))}
@@ -182,15 +184,18 @@ def table(rows: list[Row], servers: int) -> str:
     for row in rows:
         target, draft, right = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
         growth = {int(size): factor for size, factor in row["growth"].items()}
-        flat, grown = (predict(target, draft, right, servers, known) for known in (FLAT, growth))
+        flat = predict(target, draft, right, servers)
+        grown = predict(target, draft, right, servers, growth)
         folders = [Path(row[name]).name for name in ("target", "draft")]
         times = [number(target), number(draft)]
         shares = [number(100 * share, 1) for share in (draft / target, right)]
-        lines.append([*folders, row["set"], *times, *shares, *_ratios(flat), number(flat.si / flat.original),
+        original = number(flat.si / flat.original)
+        lines.append([*folders, row["set"], *times, *shares, *_ratios(flat), original,
                       *_ratios(grown), grown.best])
     return about + in_columns(COLUMNS, lines, names=3)
 
 
 def _ratios(found: Prediction) -> list[str]:
     """The lookahead of DSI, and how many times as much as DSI plain decoding and SI cost."""
-    return [str(found.dsi_lookahead), number(found.nonsi / found.dsi), number(found.si / found.dsi)]
+    over_plain, over_si = found.nonsi / found.dsi, found.si / found.dsi
+    return [str(found.dsi_lookahead), number(over_plain), number(over_si)]

@@ -54,6 +54,7 @@ class Counts(NamedTuple):
 
 
 Pair = Tuple[Model, Model]  # target and drafter
+Written = Tuple[Sequence[int], Sequence[int]]  # a prompt, and the text behind it
 Found = Mapping[str, Mapping[str, Counts]]  # data set -> kind -> what was counted
 
 
@@ -75,7 +76,8 @@ def specinfer(argv: list[str]) -> int:
     by_set = {name: of_set(name, (target, drafter), config) for name in config.chosen_sets}
     kinds = list(next(iter(by_set.values())))
     if len(by_set) > 1:
-        by_set[ALL] = {kind: total([counts[kind] for counts in by_set.values()]) for kind in kinds}
+        every = list(by_set.values())
+        by_set[ALL] = {kind: total([counts[kind] for counts in every]) for kind in kinds}
     print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens a text, "
           f"{config.num_examples or 'all'} prompts of each set\n"
           f"drawn: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}\n{PUBLISHED}")
@@ -98,10 +100,10 @@ def of_set(name: str, pair: Pair, config: SpecInferConfig) -> dict[str, Counts]:
             samplers.append(Sampler(config.temperature, config.top_p, seed=config.seed + number))
         for sampler in samplers:
             text = answer(pair[0], prompt, config.max_new_tokens, sampler)
-            for kind, accepted_KN in along(prompt, text, pair, sampler, most).items():
+            for kind, accepted_KN in along((prompt, text), pair, sampler, most).items():
+                accepted_K = accepted_KN[:MOST_CHILDREN, 1:].sum(1)
                 passes_K = np.array([passes(accepted_KN, one) for one in widths])
-                counts = Counts(len(text) - 1, accepted_KN[:MOST_CHILDREN, 1:].sum(1), passes_K)
-                found.setdefault(kind, []).append(counts)
+                found.setdefault(kind, []).append(Counts(len(text) - 1, accepted_K, passes_K))
     totals = {kind: total(counts) for kind, counts in found.items()}
     if not all(counts.tokens for counts in totals.values()):
         raise ValueError(f"the target ends every text of {name} with its first token, so nothing can be guessed: "
@@ -114,33 +116,37 @@ def total(counts: Sequence[Counts]) -> Counts:
     return Counts._make(map(sum, zip(*counts)))
 
 
-def along(prompt: Sequence[int], text: Sequence[int], pair: Pair, sampler: Sampler, most: int) -> dict[str, Array]:
+def along(written: Written, pair: Pair, sampler: Sampler, most: int) -> dict[str, Array]:
     """The kinds that a text of this sampler shows, and how probably its tokens are accepted in each, `[K, N]`."""
-    target, drafter = pair
-    theirs_NV = drafter.logits(prompt, text)
+    target_NV, theirs_NV = (model.logits(*written) for model in pair)
+    text = written[1]
     best_KN = among_best(ranks(theirs_NV, text), most)
     if not sampler.temperature:
         return {GREEDY: best_KN}
-    drawn_NV, law_NV = laws(sampler, theirs_NV), laws(sampler, target.logits(prompt, text))
-    return {BEST: best_KN, DRAWN: among_drawn(drawn_NV, text, most), MSS: by_mss(law_NV, drawn_NV, text, most)}
+    law_NV, drawn_NV = laws(sampler, target_NV), laws(sampler, theirs_NV)
+    mss_KN = by_mss(law_NV, drawn_NV, text, most)
+    return {BEST: best_KN, DRAWN: among_drawn(drawn_NV, text, most), MSS: mss_KN}
 
 
 def report(found: Found, kinds: Sequence[str], config: SpecInferConfig) -> Iterator[str]:
     """The lines of the three tables."""
     yield "\nTable 1: the target's token is among k guesses of the drafter, % of the tokens that it wrote"
     for kind in kinds:
-        yield from rows(f"ours, {ABOUT[kind]}", {name: counts[kind].percent for name, counts in found.items()}, 1)
+        percent = {name: counts[kind].percent for name, counts in found.items()}
+        yield from rows(f"ours, {ABOUT[kind]}", percent, 1)
     for way, paper in published(1).items():
         yield from rows(f"paper, {way}", paper, 0)
     yield f"\nTable 2: tokens that a pass of the target verifies, its own included; trees <{config.expansion}>"
     for kind in kinds:
-        yield from rows(f"ours, {ABOUT[kind]}", {name: counts[kind].verified for name, counts in found.items()}, 2)
+        verified = {name: counts[kind].verified for name, counts in found.items()}
+        yield from rows(f"ours, {ABOUT[kind]}", verified, 2)
     for way, paper in published(2).items():
         yield from rows(f"paper, <1,1,k,1,1,1,1,1>, {way}", paper, 2)
     if config.do_sample:
         tree = config.expansion.replace("k", HEADING[-1])
         yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{tree}>"
-        ours: Figures = {name: [counts[kind].verified[-1] for kind in (DRAWN, MSS)] for name, counts in found.items()}
+        ours: Figures = {name: (counts[DRAWN].verified[-1], counts[MSS].verified[-1])
+                         for name, counts in found.items()}
         compared = {"ours, drawn texts and guesses": ours, "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
         for title, by_set in compared.items():
             ratios = {name: (naive, multi, multi / naive) for name, (naive, multi) in by_set.items()}

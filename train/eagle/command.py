@@ -200,11 +200,11 @@ def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> Non
         behind = "place in the block, from the first guess on" if args.block else "own guesses that the head stands on"
         print(f"  held out, {behind:<46}" + " ".join(f"{depth:>5}" for depth in depths))
         print(f"  {BEST:<56}" + " ".join(f"{found:5.3f}" for found in agreement))
-        print(f"  {'mean accepted length':<56}{length:5.2f}  (with the model's own token; {len(rows)} answers, trees of 60 "
-              "nodes)")
-        record["held_out_agreement"] = {str(depth): round(found, 4) for depth, found in zip(depths, agreement)}
-        record["held_out_accepted_length"] = round(length, 3)
-        record["held_out_answers"] = len(rows)
+        print(f"  {'mean accepted length':<56}{length:5.2f}  (with the model's own token; {len(rows)} answers, trees of "
+              "60 nodes)")
+        figures = [round(found, 4) for found in agreement]
+        record.update(held_out_agreement=dict(zip(map(str, depths), figures)),
+                      held_out_accepted_length=round(length, 3), held_out_answers=len(rows))
     write_json(args.out_dir / RECORD, record)
 
 

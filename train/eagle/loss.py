@@ -107,7 +107,8 @@ class Task:
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         """Compare what the head made with what was wanted."""
         off_MD = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none")
-        words, right_M = self.words(self.known(out_MD.to(self.teacher.dtype)), wanted)
+        logits_MV = self.known(out_MD.to(self.teacher.dtype))
+        words, right_M = self.words(logits_MV, wanted)
         return off_MD.mean(-1).sum() + self.method.word_weight * words, right_M
 
     def words(self, logits_MV: Tensor, wanted: Wanted) -> Mark:
@@ -116,8 +117,9 @@ class Task:
         Where the base's likeliest word is none that the head knows, nothing is asked.
         """
         counts_M = torch.isin(wanted.word_M, self.own_V)
-        loss_M = -(wanted.chance_MV * logits_MV.float().log_softmax(-1)).sum(-1)
-        return (loss_M * counts_M).sum(), self.own_V[logits_MV.argmax(-1)] == wanted.word_M
+        gain_MV = wanted.chance_MV * logits_MV.float().log_softmax(-1)
+        best_M = self.own_V[logits_MV.argmax(-1)]
+        return -(gain_MV * counts_M[:, None]).sum(), best_M == wanted.word_M
 
     def marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
         """The mark of each pass, in the arithmetic of the teacher; `seed` is that of the noise and the starts."""
@@ -141,7 +143,8 @@ class Task:
                starts_A: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The pairs that each pass starts at, and what the head makes behind them."""
         first_T = torch.arange(len(ids_N) - 1, device=ids_N.device)
-        made = unroll(self.head, ids_N[1:], feature_ND[:-1], self.method.passes, starts_A)
+        passes = self.method.passes
+        made = unroll(self.head, ids_N[1:], feature_ND[:-1], passes, starts_A)
         for number, out_TD in enumerate(made):
             yield starts_A if number else first_T, out_TD
 
@@ -151,8 +154,9 @@ class Task:
         if self.method.starts is None:
             return torch.arange(len(row.ids) - 1)
         places = _guessing(row)
-        chosen = np.random.default_rng(seed).permutation(len(places))[:self.method.starts]
-        return places[torch.from_numpy(chosen).sort().values]
+        order = np.random.default_rng(seed).permutation(len(places))
+        chosen = torch.from_numpy(order[:self.method.starts])
+        return places[chosen.sort().values]
 
     def weights(self, row: Row, passes: int) -> list[float]:
         """What each pass over a row counts in the loss; a start stands for the places that were not drawn, too."""
@@ -197,7 +201,7 @@ class Task:
         state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
         whole = int(state[0] >> np.uint64(1))  # torch takes 63 bits
         generator = torch.Generator(feature_ND.device).manual_seed(whole)
-        off_ND = torch.rand(feature_ND.shape, generator=generator, dtype=feature_ND.dtype, device=feature_ND.device)
+        off_ND = torch.empty_like(feature_ND).uniform_(generator=generator)
         return (2 * off_ND - 1) * self.method.noise
 
     @torch.no_grad()
@@ -206,7 +210,8 @@ class Task:
         head stands on."""
         passes = max(depths) + 1
         right, asked = [0] * passes, [0] * passes
-        test = type(self)(self.teacher, self.head, Objective(passes, starts=sys.maxsize))
+        every = Objective(passes, starts=sys.maxsize)
+        test = type(self)(self.teacher, self.head, every)
         for row in rows:
             for number, (_, right_M) in enumerate(test.marks(row, (0,))):
                 right[number] += int(right_M.sum())

@@ -54,16 +54,17 @@ class Training:
             check_pair(self.pair, drafter)
             room = min(room, drafter.whole.config.context)
         self.held, self.prompts = self._prompts(room - args.new_tokens)
-        data = json.dumps([self.held, self.prompts])
-        # what decides the result, but the drafter that is begun with
-        self.terms = {**settings(args, NOT_TERMS), "target": mark(self.pair.whole.source), "data": digest(data.encode())}
+        data = json.dumps([self.held, self.prompts]).encode()
+        self.terms = settings(args, NOT_TERMS)  # what decides the result, but the drafter that is begun with
+        self.terms.update(target=mark(self.pair.whole.source), data=digest(data))
         ends = self.pair.text.end_ids
         self.writer = Writer(self.pair.whole, ends, args.new_tokens, args.temperature, args.seed)
 
     def _prompts(self, room: int) -> tuple[Prompts, Prompts]:
         """The prompts, of at most `room` tokens, that are held out, and those that are learnt from."""
         args, text = self.args, self.pair.text
-        ids = (text.prompt_ids([prompt], args.template) for prompt in prompts_of(args.data, args.prompts, args.seed))
+        chosen = prompts_of(args.data, args.prompts, args.seed)
+        ids = (text.prompt_ids([prompt], args.template) for prompt in chosen)
         fitting = [prompt for prompt in ids if len(prompt) <= room]
         if len(fitting) <= args.judged:
             raise ValueError(f"{len(fitting)} prompts leave room for {args.new_tokens} tokens in the context, of which "
@@ -80,9 +81,11 @@ class Training:
         def lesson(step: int) -> dict[str, float]:
             return learn(model, batch_at(step, some, args.batch, args.seed), teacher)
 
-        file, left_N = Checkpoint(source), torch.cat([row.answers for row in rows])
-        plan = Hyperparameters(name, steps, args.rate, warm_up=max(1, steps // 20), saved_every=args.save_every)
-        terms = {**self.terms, "draft": mark(file), "steps": steps, "left": digest(left_N.numpy().tobytes())}
+        file, warm_up = Checkpoint(source), max(1, steps // 20)
+        plan = Hyperparameters(name, steps, args.rate, warm_up=warm_up, saved_every=args.save_every)
+        left_N = torch.cat([row.answers for row in rows])
+        left = digest(left_N.numpy().tobytes())
+        terms = {**self.terms, "draft": mark(file), "steps": steps, "left": left}
         Course(plan, model, args.out / f"{name}.pt", terms).run(lesson)
         store(model, file, args.out / name)
         return open_model(args.out / name, self.device)
@@ -121,7 +124,8 @@ def train(args: Namespace) -> None:
     rows = [answer_row(*text) for text in texts]
     left = dict(training.boosted(rows))
     if args.single:
-        training.tune("single", args.drafts[0], rows, args.steps * len(args.drafts))
+        steps = args.steps * len(args.drafts)
+        training.tune("single", args.drafts[0], rows, steps)
     figures = judged(training, list(left))
     record = {"tokens_left": left, "texts": len(rows), "held_out_texts": len(training.held),
               "tokens_per_pass": figures, **training.terms}
@@ -132,8 +136,9 @@ def train(args: Namespace) -> None:
 def judged(training: Training, names: Sequence[str]) -> Figures:
     """The tokens per pass by the first drafter as it was, by each of those that were made, and by trees of several."""
     args, held = training.args, training.held
-    texts = tqdm(training.writer.write(held), total=len(held), desc="held out", unit="text", leave=False)
-    rows = [answer_row(*text) for text in texts]
+    texts = training.writer.write(held)
+    bar = tqdm(texts, total=len(held), desc="held out", unit="text", leave=False)
+    rows = [answer_row(*text) for text in bar]
 
     def ranked(folder: Path) -> Ranks:
         return list(ranks_of(open_model(folder, training.device), rows))

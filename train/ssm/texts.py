@@ -44,7 +44,8 @@ def texts_of(writer: Writer, prompts: Prompts, folder: Path, terms: Terms) -> li
         path, some = folder / f"{first}.pt", prompts[first:first + SAVED]
 
         def written() -> dict[str, Any]:
-            return {"terms": dict(terms), "texts": list(map(tuple, writer.write(some, first)))}  # noqa: B023
+            texts = writer.write(some, first)  # noqa: B023
+            return {"terms": dict(terms), "texts": list(map(tuple, texts))}
 
         found = kept(path, written)
         check(path, found["terms"], terms, "another --out")
