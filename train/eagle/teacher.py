@@ -1,6 +1,6 @@
 """The base whose words a head learns to predict: a whole model of any family, read row by row, never changed.
 
-It knows nothing about heads. It reads as a model decodes, so what a head is taught is what it will meet.
+It knows nothing about heads. It is the decoder of model/llama.py, so what a head is taught is what it will meet.
 
 Shapes: N tokens of a row, D model, V vocabulary.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from config.schema.heads import usual_layers
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED
 from model.whole import Whole
+from train.eagle.unroll import Causal
 from train.terms import digest, kept, mark
 
 
@@ -53,8 +55,7 @@ class Teacher(Whole):
 
     @torch.no_grad()
     def _read(self, ids_N: Tensor) -> dict[str, Tensor]:
-        cache, nodes = self.cache(len(ids_N)), list(range(len(ids_N)))
-        cache.admit(nodes, [node - 1 for node in nodes], len(nodes))
+        cache: Any = Causal(len(ids_N), self.device)
         kept: dict[int, Tensor] = dict.fromkeys(self.inner, ids_N)
         pos_N = torch.arange(len(ids_N), device=self.device)
         last_ND = self.body(ids_N.to(self.device, torch.long), pos_N, cache, kept)

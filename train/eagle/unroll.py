@@ -1,4 +1,4 @@
-"""A head read along a whole row at once, with gradients: what stands in for the cache in training.
+"""A head or a model read along a whole row at once, with gradients: what stands in for the cache in training.
 
 It knows nothing about losses. The modules are those of model/, and a layer is not distinguished from one that decodes:
 it stores its keys and values, and gets back what its rows may look at.
@@ -15,6 +15,21 @@ from torch import Tensor
 
 from model.cache import PLAIN, Look, attend
 from model.drafts.eagle import Head
+
+
+class Causal:
+    """A cache in which every row sees itself and those before it; nothing is kept."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        all_TS = torch.ones(rows, rows, dtype=torch.bool, device=device)
+        self._mask = all_TS.tril()
+
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
+               look: Look = PLAIN) -> Tensor:
+        """The attention `[H, T, E]` of these queries."""
+        mask = self._mask.triu(1 - look.window) if look.window else self._mask
+        added = q_HTE.new_zeros(mask.shape)
+        return attend(q_HTE, k_KTE, v_KTE, added.masked_fill(~mask, float("-inf")), look)
 
 
 class Unrolled:
