@@ -80,12 +80,11 @@ def test_proposition_1_is_the_cost_at_lookahead_1() -> None:
 
 
 def test_configurations_stand_side_by_side() -> None:
-    drafter, lookahead = np.array([0.1, 0.2, 0.3]), np.array([5, 1, 9])
+    lookahead = np.array([5, 1, 9])
     for make, a in product((rounds.si, rounds.dsi), (0.0, 0.6, 1.0)):
-        together = moments(make(1.0, drafter, lookahead), a, 40)
-        for index, each in enumerate(zip(drafter, lookahead)):
-            d, k = map(float, each)
-            alone = moments(make(1.0, d, k), a, 40)
+        together = moments(make(1.0, 0.2, lookahead), a, 40)
+        for index, k in enumerate(lookahead):
+            alone = moments(make(1.0, 0.2, k), a, 40)
             assert together.mean[index] == pytest.approx(alone.mean[0], rel=1e-13)
             assert together.deviation[index] == pytest.approx(alone.deviation[0], rel=1e-9, abs=1e-12)
 

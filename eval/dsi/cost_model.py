@@ -9,7 +9,7 @@ R outcomes of each.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,11 +22,11 @@ NEGLIGIBLE = 1e-20  # chance of outcomes that change no digit of a double
 
 @dataclass(frozen=True)
 class Decoding:
-    """Rounds of draft, then verify, or runs of drafts that are verified window after window. Arrays are [C, 1]."""
+    """Rounds of draft, then verify, or runs of drafts that are verified window after window."""
 
-    target: Array
-    drafter: Array
-    lookahead: Array
+    target: float
+    drafter: float
+    lookahead: Array  # [C, 1]
     runs: bool = False  # that go on until a rejection; beside them tokens are decoded plainly
     late: bool = False  # whether a run whose drafts fill its windows pays for the window after them (original)
 
@@ -42,7 +42,7 @@ class Decoding:
             windows = accepted // self.lookahead + 1 if self.late else -(-accepted // self.lookahead)
             drafts = np.where(accepted > 0, windows, 0) * self.lookahead
         drafts = np.minimum(drafts, np.asarray(left) - 1)
-        cost = self.target + drafts * self.drafter
+        cost: Array = self.target + drafts * self.drafter
         return np.minimum(cost, (accepted + 1) * self.target) if self.runs else cost
 
     def iterations(self, left: Numbers, accepted: Array) -> Array:
@@ -57,22 +57,16 @@ class Decoding:
         return np.where(ends, begun, filled) + 1.0
 
 
-def si(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Decoding:
-    """SI with C configurations, each argument a number or [C]; plain decoding has the lookahead 0."""
-    T, d, k = _columns(target, drafter, lookahead)
-    return Decoding(T, d, k)
+def si(target: float, drafter: float, lookahead: Numbers) -> Decoding:
+    """SI with C lookaheads, a number or [C]; plain decoding has the lookahead 0."""
+    return Decoding(target, drafter, doubles(lookahead).reshape(-1, 1))
 
 
-def dsi(target: Numbers, drafter: Numbers, lookahead: Numbers, accounting: str = "corrected") -> Decoding:
+def dsi(target: float, drafter: float, lookahead: Numbers, accounting: str = "corrected") -> Decoding:
     """DSI in one of the two accountings. Raises ValueError for another one."""
     check_accounting(accounting)
-    T, d, k = _columns(target, drafter, lookahead)
-    return Decoding(T, d, k, runs=True, late=accounting == "original")
-
-
-def _columns(*values: Numbers) -> list[Array]:
-    """Numbers or arrays [C] as arrays [C, 1] of doubles."""
-    return [doubles(value).reshape(-1, 1) for value in np.broadcast_arrays(*values)]
+    plain = si(target, drafter, lookahead)
+    return replace(plain, runs=True, late=accounting == "original")
 
 
 # --- mean and deviation -----------------------------------------------------------------------------------------------
@@ -94,7 +88,7 @@ def moments(decoding: Decoding, acceptance: float, tokens: int) -> Moments:
         E(left) = sum p (C + E(left - tokens))
         V(left) = sum p (V(left - tokens) + (C + E(left - tokens) - E(left))^2)
     """
-    a, count = acceptance, decoding.drafter.shape[0]
+    a, count = acceptance, len(decoding.lookahead)
     mean = np.zeros((count, tokens + 1))  # by the tokens that are left
     variance = np.zeros_like(mean)
     likely = math.ceil(math.log(NEGLIGIBLE) / math.log(a)) if 0 < a < 1 else 1

@@ -137,14 +137,13 @@ class Pair:
         opened = Measured(dtype=run.dtype, device=run.device, threads=run.threads_per_rank)
         target, self.drafter = open_model(run.base_dir, opened), open_model(run.draft_dir, opened)
         check_pair(target, self.drafter)
-        asked: list[str] = []
+        prompts: list[list[int]] = []
         for name in config.chosen_sets:
-            questions = load(config.folder, name, run.question_begin, run.question_end)
-            asked += [question.turns[0] for question in questions]
-        prompts = [target.text.prompt_ids([question], run.template) for question in asked]
+            for question in load(config.folder, name, run.question_begin, run.question_end):
+                prompts.append(target.text.prompt_ids(question.turns[:1], run.template))
         contexts = (model.whole.config.context for model in (target, self.drafter))
         check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
-        sampler, ends = sampler_of(run), frozenset(target.text.end_ids)
+        sampler, ends = sampler_of(run), target.text.end_ids
         self.requests = [Request(prompt, sampler, run.max_new_tokens, ends) for prompt in prompts]
 
     def acceptance(self, answers: Answers) -> float:
