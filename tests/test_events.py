@@ -25,6 +25,11 @@ class Workers(DSI):
     def _go_on(self) -> None:
         self.log.append((self.now, "free"))
 
+    def start(self, worker: Worker, ticks: int, done) -> None:
+        """A worker computes for so long, and then `done` is called."""
+        worker.forward = Forward(ticks, ticks)
+        self.compute(worker, done)
+
     def until_all_ended(self) -> list:
         self.start(Worker(Forward(1, 1)), 1000, lambda: setattr(self, "settled", 1))
         self.run()

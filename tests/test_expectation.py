@@ -1,15 +1,18 @@
 """Exact moments of what a text costs, against formulas, and against counting text by text."""
 from __future__ import annotations
 
-from itertools import product
+from itertools import islice, product, takewhile
+from typing import Sequence
 
 import numpy as np
 import pytest
 
 from eval.dsi import cost_model as rounds
 from eval.dsi.cases import proposition
-from eval.dsi.cost_model import Ahead, Decoding, counted, drawn, moments, simulate
+from eval.dsi.cost_model import Decoding, counted, moments
 from eval.dsi.formulas import dsi_rate, si_rate
+from eval.dsi.keys import Offline
+from eval.dsi.offline import drawn
 
 COSTS = (1.0, 0.3, 3)  # target, drafter, lookahead
 DECODINGS: dict[str, Decoding] = {
@@ -17,23 +20,21 @@ DECODINGS: dict[str, Decoding] = {
     "non-si": rounds.si(1.0, 0.3, 0)}
 
 
-def recorded(matches: np.ndarray) -> Ahead:
-    """Drafts that are right as in `matches` [R, positions]: whether the draft for a position is the target's token."""
-    length = matches.shape[1]
-    wrong = [[*np.flatnonzero(~row), length] for row in matches]
-
-    def ahead(positions: np.ndarray) -> np.ndarray:
-        at = np.minimum(positions[0], length)
-        return np.array([[min(one for one in places if one >= place) - place for places, place in zip(wrong, at)]])
-
-    return ahead
+def windows_of(right: Sequence[bool], decoding: Decoding) -> np.ndarray:
+    """How many drafts of window after window are right, for a text that says of each position whether its draft is."""
+    lookahead, place, found = int(decoding.lookahead.item()), 0, []
+    while place < len(right):
+        accepted = len(list(takewhile(bool, right[place:place + lookahead])))
+        found.append(accepted)
+        place += accepted + (accepted < lookahead or not decoding.runs)
+    return np.pad(found, (0, len(right)))
 
 
 def enumerated(decoding: Decoding, acceptance: float, tokens: int) -> tuple[float, float]:
     """Mean and standard deviation over every pattern of right and wrong drafts."""
     patterns = np.array(list(product([False, True], repeat=tokens)))
     chance = np.where(patterns, acceptance, 1 - acceptance).prod(axis=1)
-    costs = simulate(decoding, recorded(patterns), tokens, len(patterns)).costs[0]
+    costs = np.array([counted(decoding, windows_of(right, decoding), tokens).cost for right in patterns])
     mean = (chance * costs).sum()
     return mean, np.sqrt((chance * (costs - mean) ** 2).sum())
 
@@ -51,7 +52,10 @@ def test_moments_are_those_over_all_patterns_of_a_short_text(name: str) -> None:
 @pytest.mark.parametrize("name", DECODINGS)
 def test_drawn_texts_have_these_moments(name: str) -> None:
     exact, repeats = moments(DECODINGS[name], 0.7, 200), 4000
-    costs = simulate(DECODINGS[name], drawn(0.7, seed=11), 200, repeats).costs
+    lookahead = max(1, int(DECODINGS[name].lookahead.item()))
+    asked = Offline(a=0.7, k=lookahead, S=200, random_seed=11, num_target_servers=0)
+    texts = islice(drawn(asked), repeats)
+    costs = np.array([counted(DECODINGS[name], windows, 200).cost for windows in texts])
     if exact.deviation == 0:
         assert costs == pytest.approx(exact.mean[0])
         return
@@ -76,29 +80,26 @@ def test_proposition_1_is_the_cost_at_lookahead_1() -> None:
 
 
 def test_configurations_stand_side_by_side() -> None:
-    drafter, lookahead, acceptance = np.array([0.1, 0.2, 0.3]), np.array([5, 1, 9]), np.array([0.0, 0.6, 1.0])
-    for make in (rounds.si, rounds.dsi):
-        together = moments(make(1.0, drafter, lookahead), acceptance, 40)
-        for index, each in enumerate(zip(drafter, lookahead, acceptance)):
-            d, k, a = map(float, each)
-            alone = moments(make(1.0, d, k), a, 40)
+    lookahead = np.array([5, 1, 9])
+    for make, a in product((rounds.si, rounds.dsi), (0.0, 0.6, 1.0)):
+        together = moments(make(1.0, 0.2, lookahead), a, 40)
+        for index, k in enumerate(lookahead):
+            alone = moments(make(1.0, 0.2, k), a, 40)
             assert together.mean[index] == pytest.approx(alone.mean[0], rel=1e-13)
             assert together.deviation[index] == pytest.approx(alone.deviation[0], rel=1e-9, abs=1e-12)
-    sample = simulate(rounds.dsi(1.0, drafter, lookahead), drawn(acceptance, seed=1), 40, 3)
-    assert sample.costs.shape == (3, 3)
-    assert sample.costs[0] == pytest.approx(40) and sample.costs[2] == pytest.approx(39 * 0.3 + 1)
 
 
 def test_counting_knows_two_accountings() -> None:
-    found = {name: counted(rounds.dsi(1.0, 0.1, 1, name), [[1, 0, 0]], 3) for name in ("original", "corrected")}
-    assert found["original"].costs == pytest.approx(2.2) and found["corrected"].costs == pytest.approx(2.1)
+    found = {name: counted(rounds.dsi(1.0, 0.1, 1, name), np.array([1, 0, 0]), 3)
+             for name in ("original", "corrected")}
+    assert found["original"].cost == pytest.approx(2.2) and found["corrected"].cost == pytest.approx(2.1)
     with pytest.raises(ValueError, match="accounting=exact is unknown"):
         rounds.dsi(1.0, 0.1, 1, "exact")
 
 
 def test_a_run_goes_on_until_a_window_is_not_full_and_a_round_is_a_window() -> None:
-    draws = [2, 2, 1, 0, 2]  # runs of 5, 0, and 2 and more
-    dsi = counted(rounds.dsi(1.0, 0.1, 2), [draws], 20)
-    assert dsi.costs == pytest.approx(1.6 + 1 + 1.2 + 10) and dsi.iterations == 3 + 1 + 2 + 10
-    si = counted(rounds.si(1.0, 0.1, 2), [draws, [0]], 12, padding=2)
-    assert si.costs[0] == pytest.approx([5 * 1.2, 4 * 1.2 + 1.1]) and si.iterations.tolist() == [[5, 5]]
+    draws = np.pad([2, 2, 1, 0, 2], (0, 20))  # runs of 5, 0, 2 and then of none
+    assert counted(rounds.dsi(1.0, 0.1, 2), draws, 20) == pytest.approx((1.6 + 1 + 1.2 + 10, 3 + 1 + 2 + 10))
+    draws[5:] = 2
+    assert counted(rounds.si(1.0, 0.1, 2), draws, 12) == pytest.approx((5 * 1.2, 5))
+    assert counted(rounds.si(1.0, 0.1, 2), np.append(0, draws[5:]), 12) == pytest.approx((4 * 1.2 + 1.1, 5))

@@ -5,19 +5,16 @@ import numpy as np
 import pytest
 
 from config.presets import ROOT
-from eval.dsi import cases, formulas
+from eval.dsi import cases
 from eval.dsi import cost_model as rounds
 from eval.dsi.cost_model import moments
 from eval.dsi.formulas import (
     ACCOUNTINGS,
-    PIPELINES,
+    Pipeline,
     dsi_rate,
-    latency,
     least_lookahead,
     progress,
-    rows_of_share,
     servers_needed,
-    shares,
     si_rate,
     visible_fraction,
 )
@@ -112,7 +109,8 @@ def test_the_published_offline_accounting_charges_dsi_up_to_a_sixth_more() -> No
 def test_the_documentation_has_the_speed_ups_of_the_pipelines() -> None:
     page = (ROOT / "docs" / "dsi.md").read_text(encoding="utf-8")
     for hop in (0, 0.01, 0.05, 0.1):
-        rates = [rate(1.0, 0.1, 0.8, 2, 7, hop) for rate in PIPELINES.values()]
+        pipeline = Pipeline(1.0, 0.1, 0.8, 2, 7, hop)
+        rates = [pipeline.ar(), pipeline.naive(), pipeline.pruned(), pipeline.pipedec(), pipeline.continuous()]
         rates += [dsi_rate(1.0, 0.1, 0.8, 2), si_rate(1.0, 0.1, 0.8, 2)]
         assert "| " + " | ".join([str(hop), *(f"{1 / rate:.2f}" for rate in rates)]) + " |" in page
 
@@ -162,28 +160,31 @@ def test_the_examples_of_the_paper() -> None:
 
 def test_a_pipeline_is_dsi_whose_target_takes_its_latency() -> None:
     long = 1 + 3 * 0.05
-    assert latency(1.0, 4, 0.05) == long
-    asked = (1.0, 0.1, 0.8, 3, 4, 0.05)
-    assert formulas.ar_rate(*asked) == long
-    assert formulas.continuous_rate(*asked) == pytest.approx(dsi_rate(long, 0.1, 0.8, 3, bare=False), rel=1e-12)
-    assert formulas.pipedec_rate(*asked) == pytest.approx(dsi_rate(long, 0.25, 0.8, 1, bare=False), rel=1e-12)
-    slow = formulas.continuous_rate(1.0, 0.05, 0.8, 3, 4, 0.05)
+    asked = Pipeline(1.0, 0.1, 0.8, 3, 4, 0.05)
+    assert asked.ar() == asked.latency == long
+    assert asked.continuous() == pytest.approx(dsi_rate(long, 0.1, 0.8, 3, bare=False), rel=1e-12)
+    assert asked.pipedec() == pytest.approx(dsi_rate(long, 0.25, 0.8, 1, bare=False), rel=1e-12)
+    slow = asked._replace(drafter=0.05).continuous()
     assert slow == pytest.approx(dsi_rate(long, 0.25 / 3, 0.8, 3, bare=False), rel=1e-12), "a stage takes T / 4"
 
 
 def test_shares_of_tip_and_drafts_as_the_strategies_cut_them() -> None:
     """8 drafts for 4 stages: tip and 1, 2, 2, 2, 1. All rows of share j wait for j times T / P."""
-    assert (rows_of_share(8, 4), shares(8, 4)) == (2, 5) and (rows_of_share(3, 4), shares(3, 4)) == (1, 4)
+    eight = Pipeline(1.0, 0.1, 0.8, 8, 4, 0.05)
+    assert (eight.rows_of_share, eight.shares) == (2, 5)
+    three = eight._replace(lookahead=3)
+    assert (three.rows_of_share, three.shares) == (1, 4)
     accepted = 0.8 ** np.arange(9)
-    assert formulas.naive_rate(1.0, 0.1, 0.8, 8, 4, 0.05) == pytest.approx((0.8 + 1.15 + 4 * 0.25) / accepted.sum())
+    assert eight.naive() == pytest.approx((0.8 + 1.15 + 4 * 0.25) / accepted.sum())
     chance = np.append(accepted[:8] * 0.2, accepted[8])
     waited = np.array([0, 0, 1, 1, 2, 2, 3, 3, 4]) * 0.25
-    assert formulas.pruned_rate(1.0, 0.1, 0.8, 8, 4, 0.05) == pytest.approx(
+    assert eight.pruned() == pytest.approx(
         (0.8 + 1.15 + (chance * waited).sum()) / accepted.sum())
 
 
 def test_every_formula_of_a_pipeline_broadcasts() -> None:
-    for name, rate in PIPELINES.items():
-        grid = rate(1.0, np.full((3, 1), 0.1), np.array([0.0, 0.5, 1.0, 0.9]), 3, 4, 0.01)
+    wide = Pipeline(1.0, np.full((3, 1), 0.1), np.array([0.0, 0.5, 1.0, 0.9]), 3, 4, 0.01)
+    for name in ("ar", "naive", "pruned", "pipedec", "continuous"):
+        grid = getattr(wide, name)()
         assert np.broadcast_shapes(np.shape(grid), (3, 4)) == (3, 4), name
         assert np.isfinite(grid).all()

@@ -9,9 +9,8 @@ import pytest
 from eval.dsi.command import main
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
 from eval.dsi.latency import LatencyConfig, paces, passes, spread
-from eval.dsi.table import Measures, Measuring, predict
+from eval.dsi.table import predict
 from eval.pairs import open_model
-from model.sample import Sampler
 from tests.saved import save_model
 
 SMALL = ["dtype=float64", "template=none", "num_examples=1", "max_new_tokens=3", "repeats=1", "rows=1,3", "context=8"]
@@ -34,7 +33,7 @@ def test_a_spread_is_the_median_with_quartiles_in_milliseconds():
 
 
 def test_each_answer_of_each_turn_that_counts_has_its_times(model):
-    found = paces([model, model], [[1, 5, 7], [1, 4]], new=3, sampler=Sampler(), repeats=2)
+    found = paces([model, model], [[1, 5, 7], [1, 4]], LatencyConfig(max_new_tokens=3, repeats=2))
     spreads = [spread for pace in found for spread in pace]
     assert [spread.n for spread in spreads] == [4, 4, 4, 4]
     assert all(0 < spread.low <= spread.median <= spread.high for spread in spreads)
@@ -42,25 +41,25 @@ def test_each_answer_of_each_turn_that_counts_has_its_times(model):
 
 @pytest.mark.parametrize("context", [0, 9])
 def test_passes_are_timed_for_the_sizes_that_are_asked(model, context):
-    found = passes(model, (1, 2, 64), context, Sampler(), repeats=3)
+    found = passes(model, (1, 2, 64), LatencyConfig(context=context, repeats=3))
     assert list(found) == [1, 2, 64]
     assert all(spread.n == 3 and spread.median > 0 for spread in found.values())
 
 
 def test_a_prediction_is_the_best_of_each_way_of_decoding():
-    found = predict(Measures(10, 1.5, 0.8), servers=2)
+    found = predict(10, 1.5, 0.8, servers=2)
     k = int(least_lookahead(10, 1.5, 2))
     assert (found.dsi_lookahead, found.nonsi) == (k, 10) == (4, 10)
     assert found.dsi == dsi_rate(10, 1.5, 0.8, k) < found.original == dsi_rate(10, 1.5, 0.8, k, accounting="original")
     costs = {look: float(si_rate(10, 1.5, 0.8, look)) for look in range(1, 201)}
     assert found.si == pytest.approx(costs[found.si_lookahead]) == pytest.approx(min(costs.values()))
     assert found.best == "dsi"
-    assert predict(Measures(10, 9.9, 0.0), servers=2).best == "nonsi"
+    assert predict(10, 9.9, 0.0, servers=2).best == "nonsi"
 
 
 def test_a_verification_that_reads_more_tokens_costs_what_such_a_pass_takes():
     growth = {1: 1.0, 5: 2.0, 100: 2.0}
-    found, flat = predict(Measures(10, 2, 0.7), 3, growth), predict(Measures(10, 2, 0.7), 3)
+    found, flat = predict(10, 2, 0.7, 3, growth), predict(10, 2, 0.7, 3)
     verify = {look: 10 * min(2.0, 1 + look / 4) for look in range(1, 100)}  # of look + 1 tokens
     assert found.si == pytest.approx(min(float(si_rate(verify[look], 2, 0.7, look)) for look in verify))
     assert found.dsi == pytest.approx(float(dsi_rate(20, 2, 0.7, 4)))  # about 20 / 2 + 4 tokens, so twice T
@@ -101,7 +100,7 @@ def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(
     rows = json.loads(output.read_text())["rows"]
     assert rows[:1] == first and [row["set"] for row in rows] == ["qa", "sum"]
     assert [row["acceptance"][0] for row in rows] == [1, 1]  # the drafter is the target
-    monkeypatch.setattr(Measuring, "row", None)  # measures nothing
+    monkeypatch.setattr("eval.dsi.table.open_model", None)  # measures nothing
     capsys.readouterr()
     assert main([*words, "sets=sum", "num_target_servers=2"]) == 0
     assert capsys.readouterr().out.count("\ntiny") == 1

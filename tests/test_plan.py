@@ -28,7 +28,7 @@ from eval.plan.profiles import Row, compared, profiles, tried
 from eval.plan.record import SETTINGS, Book, Network, Written, book_of, made
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Spent, Trial
-from eval.recorded import keep, settings_of
+from eval.recorded import ASIDE, Recorded, keep, settings_of
 from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -129,6 +129,18 @@ def test_a_head_of_blocks_is_tried_with_its_record():
         speeds[method, draft] = bench.trial(candidate, found.answers, 99).speed
     assert max(speeds, key=speeds.get)[1] == "dflash+suffix" and min(speeds, key=speeds.get)[0] == "ar"
     assert speeds["serial", "dflash"] > speeds["serial", "eagle"], "a block is one pass for five levels"
+
+
+def test_a_record_says_the_next_token_on_a_text_and_nothing_beside_it():
+    known = Recorded(9, [4, 7], [1, 2, 3])
+    path = known.root
+    numbers = [path := known.after(path, token) for token in (4, 7, 1, 2)]
+    assert numbers == [0, 1, 2, 3]
+    wrong = known.after(numbers[2], 5)
+    assert wrong == ASIDE == known.after(wrong, 3)
+    said, inner = known.said(numbers[1:])
+    assert said.shape == (3, 1) and inner.shape == (3, 0)
+    assert known.lm_head(said).argmax(-1).tolist() == [1, 2, 3]
 
 
 def test_a_slow_board_and_a_slow_link_take_their_time():

@@ -108,7 +108,7 @@ def test_every_pass_reads_what_the_draft_would_read_there(teacher, third, starts
     ids = make_rows()[0].ids.long()[:12]
     last, inner, _ = teacher.read(ids)
     feature = (inner if third else last)[:-1]
-    chosen = None if starts is None else torch.tensor(starts)
+    chosen = torch.tensor(list(range(11)) if starts is None else starts)
     first, *later = unroll(head, ids[1:], feature, 4, chosen)
     pairs = starts or list(range(len(ids) - 4))
     trained = [first[pairs], *(out[:len(pairs)] for out in later)]
@@ -128,7 +128,8 @@ def by_hand(task, row, third, likeliest=64, starts=None):
     teacher, head, ids, method = task.teacher, task.head, row.ids.long(), task.method
     last, inner, _ = teacher.read(ids)
     known = torch.arange(3, 43) if third else torch.arange(CONFIG.vocab)
-    for number, out in enumerate(unroll(head, ids[1:], (inner if third else last)[:-1], method.passes, starts)):
+    chosen = torch.arange(len(ids) - 1) if starts is None else starts
+    for number, out in enumerate(unroll(head, ids[1:], (inner if third else last)[:-1], method.passes, chosen)):
         loss = right = 0.0
         for i in range(len(out)):
             place = i if starts is None or not number else int(starts[i])

@@ -1,8 +1,7 @@
 """The training loop: steps along gradients, with a bar, and a checkpoint from which the same loop goes on.
 
 It does not know what is learnt. A step is a function of the model and the step's number alone, so a course that was
-interrupted ends with the same bits as one that was not. One that was killed may leave a half of a file, which the next
-one removes.
+interrupted ends with the same bits as one that was not.
 """
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from train.terms import Terms, check
+from train.terms import Terms, check, store
 
 Average = Callable[[Iterable[Tensor]], None]
 Lesson = Callable[[int], Mapping[str, float]]  # number of a step -> gradients on the model, and its loss by that name
@@ -42,19 +41,17 @@ class Hyperparameters:
 
 def optimizers(model: nn.Module, plan: Hyperparameters) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon for the matrices if they have a rate; frozen parameters belong to none of them."""
-    learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for name, p in learnt if plan.matrix_rate and _is_inner(name, p)]
-    chosen = {id(p) for p in matrices}
-    others = [p for _, p in learnt if id(p) not in chosen]
+    matrices: list[nn.Parameter] = []  # between embeddings and vocabulary
+    others: list[nn.Parameter] = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            is_inner = p.ndim == 2 and "embed_" not in name and "lm_head" not in name
+            (matrices if plan.matrix_rate and is_inner else others).append(p)
     adam = torch.optim.AdamW(others, lr=plan.rate, betas=plan.betas, weight_decay=DECAY)
     if not matrices:
         return [adam]
-    return [adam, torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=DECAY, momentum=0.95)]
-
-
-def _is_inner(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a matrix between embeddings and vocabulary."""
-    return parameter.ndim == 2 and "embed_" not in name and "lm_head" not in name
+    muon = torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=DECAY, momentum=0.95)
+    return [adam, muon]
 
 
 def rate_at(step: int, plan: Hyperparameters) -> float:
@@ -68,9 +65,7 @@ def rate_at(step: int, plan: Hyperparameters) -> float:
 
 def _slope(step: int, steps: int, warm_up: int) -> float:
     """Where a step of so many stands between 0 and 1."""
-    rising = (step + 1) / warm_up
-    falling = 2.0 * (steps - step) / steps
-    return min(rising, 1.0, falling)
+    return min((step + 1) / warm_up, 1.0, 2.0 * (steps - step) / steps)
 
 
 class Course:
@@ -112,22 +107,13 @@ class Course:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def save(self) -> None:
-        """Write the checkpoint; an interruption leaves the older one whole."""
-        state = {
+        """Write the checkpoint."""
+        store(self.path, {
             "model": {name: p.detach() for name, p in self._learnt.items()},
             "optimizers": [stepper.state_dict() for stepper in self.steppers],
             "step": self.step,
             "seconds": self.seconds,
-            "terms": self.terms}
-        place = self.path.resolve()  # a link is followed
-        new = place.with_name(place.name + ".part")
-        try:
-            torch.save(state, new)
-            new.replace(place)
-        except (OSError, RuntimeError) as error:  # torch reports a full disk by the latter
-            new.unlink(missing_ok=True)
-            raise ValueError(f"{self.path} cannot be written ({str(error).splitlines()[0]}); make room there and give "
-                             "the same command again") from None
+            "terms": self.terms})
 
     def advance(self) -> None:
         """One step along the gradient."""

@@ -5,16 +5,19 @@ It knows nothing about models. What a conversation looks like to the model is sa
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import chain, cycle
 from operator import itemgetter
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
+from tqdm import trange
 
-from config.files import fits, lines, whole
+from config.files import ANOTHER, fits, lines, whole
+from config.schema.untrusted import read_bytes
 from model.text import Text
 
 USER, ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
@@ -51,18 +54,10 @@ def read_conversations(path: Path) -> list[list[str]]:
 
 def _entries(path: Path) -> Iterator[tuple[Any, str]]:
     """Each conversation, and where it stands."""
-    if _is_list(path):
+    if read_bytes(path, ANOTHER).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         yield from ((entry, f"entry {number} of {path}") for number, entry in enumerate(whole(path, LINE), 1))
     else:
         yield from ((entry, f"line {number} of {path}") for number, entry in lines(path, LINE))
-
-
-def _is_list(path: Path) -> bool:
-    """Whether the file is one list of conversations, and not one conversation a line."""
-    if not path.is_file():
-        return False  # which the reader of lines will report
-    with path.open("rb") as file:
-        return file.read(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
 def _talk(entry: Any, where: str) -> list[str]:
@@ -83,23 +78,16 @@ def _talk(entry: Any, where: str) -> list[str]:
 def _said(entry: Any) -> list[tuple[str, str]] | None:
     """Who said what; None if that is not given in one of the FORMS."""
     if fits(entry, {"turns": [str], "reference": [str]}):
-        said = []
-        for question, answer in zip(entry["turns"], entry["reference"]):
-            said += [("user", question), ("assistant", answer)]
-        return said
-    named: list[Any] = [entry]
+        said = chain.from_iterable(zip(entry["turns"], entry["reference"]))
+        return list(zip(cycle(("user", "assistant")), said))
+    places: list[Any] = [entry]
     if isinstance(entry, dict):
-        named = [entry.get("conversations"), entry.get("messages")]
-    for place in named:
-        if fits(place, [lambda turn: bool(_turn(turn))]):
-            return [pair for turn in place for pair in _turn(turn)]
+        places = [entry.get("conversations"), entry.get("messages")]
+    for who, what in TURNS:
+        for place in places:
+            if fits(place, [{who: str, what: str}]):
+                return [(turn[who], turn[what]) for turn in place]
     return None
-
-
-def _turn(turn: Any) -> list[tuple[str, str]]:
-    """Who says a turn, and what; nothing if it is none."""
-    named = (names for names in TURNS if fits(turn, dict.fromkeys(names, str)))
-    return [(turn[who], turn[what]) for who, what in named][:1]
 
 
 Rows = Sequence[Row]
@@ -122,7 +110,8 @@ def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
 def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[Row | None]:
     """The row of each conversation."""
     finished = [text.prompt_text([*talk, "?"], template) for talk in talks]  # "?": so that the last answer ends
-    for talk, words, (ids, reach) in zip(talks, finished, text.spans(finished, template)):
+    spans, end_ids = text.spans(finished, template), torch.tensor(sorted(text.end_ids))
+    for talk, words, (ids, reach) in zip(talks, finished, spans):
         asked = (talk[:turns] for turns in range(1, len(talk), 2))
         prompts = (text.prompt_text(turns, template) for turns in asked)
         if reach:
@@ -130,21 +119,19 @@ def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[Row 
         else:
             begun = map(itemgetter(0), text.spans(list(prompts), template))
             begins = (_shared(some, ids) for some in begun)
-        yield _row(torch.tensor(ids), begins, text.end_ids, length)
+        yield _row(torch.tensor(ids), begins, end_ids, length)
 
 
-def _shared(some: Sequence[Any], others: Sequence[Any]) -> int:
+def _shared(some: Any, others: Any) -> int:
     """How many elements two sequences begin with alike."""
-    if others[:len(some)] == some:
-        return len(some)
-    same = [a == b for a, b in zip(some, others)]
-    return [*same, False].index(False)
+    begins = others[:len(some)] == some  # which is usual, and soon seen
+    return len(some if begins else commonprefix([some, others]))
 
 
-def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int) -> Row | None:
+def _row(ids: Tensor, begins: Iterable[int], end_ids: Tensor, length: int) -> Row | None:
     """The row of these ids `[N]`, whose answers begin at these places."""
     answers, last = torch.zeros(len(ids), dtype=torch.bool), 0
-    ends = torch.isin(ids, torch.tensor(sorted(end_ids)))
+    ends = torch.isin(ids, end_ids)
     for begin in begins:  # a token may straddle the border, and counts to the answer
         end = ends[begin:].nonzero()
         if begin >= length or not len(end):
@@ -160,7 +147,7 @@ def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int
 def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[Row]:
     """The rows of all conversations that have an answer. Raises ValueError if none has."""
     found: list[Row] = []
-    for begin in tqdm(range(0, len(talks), AT_ONCE), desc="tokens", unit="batch", leave=False):
+    for begin in trange(0, len(talks), AT_ONCE, desc="tokens", unit="batch", leave=False):
         some = talks[begin:begin + AT_ONCE]
         found += filter(None, _rows(text, some, template, length))
     if not found:
@@ -172,9 +159,9 @@ def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[Row]
 def draw(count: int, seed: int, first: int, size: int) -> list[int]:
     """Which rows are the `first` and following ones of a training: shuffled again each time all were seen."""
     numbers = range(first, first + size)
-    orders = {}
-    for epoch in {number // count for number in numbers}:
-        orders[epoch] = np.random.default_rng((seed, epoch)).permutation(count)
+    epochs = {number // count for number in numbers}
+    generators = {epoch: np.random.default_rng((seed, epoch)) for epoch in epochs}
+    orders = {epoch: generator.permutation(count) for epoch, generator in generators.items()}
     return [int(orders[number // count][number % count]) for number in numbers]
 
 

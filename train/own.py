@@ -8,7 +8,7 @@ import json
 import zlib
 from argparse import Namespace
 from functools import cached_property, partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Tuple
 
@@ -34,22 +34,22 @@ class Talker:
     """A model that speaks for the user too; its weights are read when it is first asked."""
 
     def __init__(self, args: Namespace, dtype: torch.dtype, device: torch.device) -> None:
-        self.template, self.seed = args.template, args.seed
+        self.args, self.arithmetic = args, (dtype, device)
         self.text = Text(args.model_dir)
-        self.open = partial(Whole, Unfolded(args.model_dir), dtype, device)
 
     @cached_property
     def model(self) -> Whole:
-        return self.open()
+        return Whole(Unfolded(self.args.model_dir), *self.arithmetic)
 
     def talks(self, number: int) -> list[dict[str, Any]]:
         """The conversations of this batch; each second batch has answers of temperature 0."""
-        opening, closing = self.text.prompt_text([SLOT], self.template).split(SLOT)
-        begin = next(self.text.spans([opening], self.template))[0]
-        asked = self._written([begin] * BATCH, QUESTION, 1.0, number)
-        heard = [_question(*said, closing) for said in asked]
-        questions = list(dict.fromkeys(filter(None, heard)))
-        prompts = [self.text.prompt_ids([question], self.template) for question in questions]
+        template = self.args.template
+        opening, closing = self.text.prompt_text([SLOT], template).split(SLOT)
+        [(begin, _)] = self.text.spans([opening], template)
+        said = self._written([begin] * BATCH, QUESTION, 1.0, number)
+        asked = (_question(*one, closing) for one in said)
+        questions = list(dict.fromkeys(filter(None, asked)))
+        prompts = [self.text.prompt_ids([question], template) for question in questions]
         answers = self._written(prompts, ANSWER, float(number % 2), number) if prompts else []
         found = []
         for question, (answer, _) in zip(questions, answers):
@@ -60,11 +60,11 @@ class Talker:
 
     def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[Said]:
         """What the model writes behind each prompt, and whether it ended."""
-        ends = sorted(self.text.end_ids)
-        writer = Writer(self.model, ends, limit, temperature, self.seed)
+        ends = self.text.end_ids
+        writer = Writer(self.model, ends, limit, temperature, self.args.seed)
         found = []
         for _, ids in writer.write(prompts, number * BATCH):
-            ended = ids[-1] in self.text.end_ids
+            ended = ids[-1] in ends
             said = self.text.tokenizer.decode(ids[:-1] if ended else ids, clean_up_tokenization_spaces=False)
             found.append((said, ended))
         return found
@@ -92,8 +92,9 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
     if template == AUTO and chosen(template, folder) != OWN:
         raise ValueError(f"the tokenizer in {folder} has no chat template, in which --own would ask; name the model's "
                          "with --template")
-    terms = [mark(Checkpoint(folder)), template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
-    batches = args.out_dir / f"own-{digest(json.dumps(terms).encode())[:12]}"
+    sizes = BATCH, QUESTION, ANSWER
+    terms = json.dumps([mark(Checkpoint(folder)), template, args.seed, str(dtype), *sizes])
+    batches = args.out_dir / f"own-{digest(terms.encode())[:12]}"
     talker = Talker(args, dtype, device)
     found: dict[str, Any] = {}  # by question
     with tqdm(total=wanted, desc="conversations", unit="talk") as bar:
@@ -107,6 +108,6 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
                 raise ValueError(f"the model in {folder} writes no conversations in the template {template}; give "
                                  "--data, or the --template that it was trained with")
     path: Path = args.out_dir / "own.jsonl"
-    talks = list(found.values())[:wanted]
-    replace(path, "".join(json.dumps(talk, ensure_ascii=False) + "\n" for talk in talks).encode())
+    talks = (json.dumps(talk, ensure_ascii=False) for talk in islice(found.values(), wanted))
+    replace(path, "\n".join([*talks, ""]).encode())
     return path

@@ -5,7 +5,6 @@ Terms are the settings of a command and hashes that tell files apart. What was b
 from __future__ import annotations
 
 import hashlib
-import io
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import Any, Callable, Collection, Mapping, TypeVar
 
 import torch
 
-from config.files import ROOM, make_private, write
+from config.files import ROOM, make_private
 from model.weights.checkpoint import Checkpoint
 
 Terms = Mapping[str, Any]
 Made = TypeVar("Made")
+HALF = ".part"  # ends the name of a file that is being written
 
 
 def digest(content: bytes) -> str:
@@ -45,15 +45,26 @@ def check(path: Path, found: Terms, wanted: Terms, other: str) -> None:
 
 
 def kept(path: Path, make: Callable[[], Made]) -> Made:
-    """What a file has kept of an earlier call; if there is none or a broken one, what `make` gives, to be kept there.
+    """What a file has kept of an earlier call; without a sound one, what `make` gives, to be kept there."""
+    with suppress(Exception):  # what torch raises on a broken file is not written anywhere
+        return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
+    made = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store(path, made)
+    return made
+
+
+def store(path: Path, content: object) -> None:
+    """Write a file of tensors; an interruption leaves the older one whole.
 
     Only its user may read it, since it may hold conversations. Raises ValueError if it cannot be written.
     """
-    with suppress(Exception):  # what torch raises on a broken file is not written anywhere
-        return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
-    made, content = make(), io.BytesIO()
-    torch.save(made, content)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    make_private(path)
-    write(path, content.getvalue(), ROOM)
-    return made
+    place = path.resolve()  # a link is followed
+    new = place.with_name(place.name + HALF)
+    try:
+        make_private(new)
+        torch.save(content, new)
+        new.replace(place)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk by the latter
+        new.unlink(missing_ok=True)
+        raise ValueError(f"{path} cannot be written ({str(error).splitlines()[0]}): {ROOM}") from None

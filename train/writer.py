@@ -5,7 +5,7 @@ It knows nothing about what they are for.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Sequence
+from typing import Collection, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -32,10 +32,10 @@ class Text(NamedTuple):
     ids: list[int]
 
 
-def open_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model that can learn, without dropout."""
+def open_model(folder: Path, device: torch.device) -> PreTrainedModel:
+    """A model that can learn, in float32, without dropout."""
     model = AutoModelForCausalLM.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    return model.to(device=device, dtype=dtype).eval()  # type: ignore[no-any-return, call-arg]
+    return model.to(device, torch.float32).eval()  # type: ignore[no-any-return, call-arg]
 
 
 def ring_of(model: Whole, capacity: int, inner: Sequence[int] = (), requests: int = 1) -> Ring:
@@ -48,7 +48,7 @@ def ring_of(model: Whole, capacity: int, inner: Sequence[int] = (), requests: in
 class Writer:
     """A target that writes texts: the likeliest tokens, or at a temperature drawn ones."""
 
-    def __init__(self, model: Whole, ends: Sequence[int], limit: int, temperature: float, seed: int) -> None:
+    def __init__(self, model: Whole, ends: Collection[int], limit: int, temperature: float, seed: int) -> None:
         self.model, self.ends, self.limit = model, frozenset(ends), limit
         self.temperature, self.seed = temperature, seed
 

@@ -6,8 +6,8 @@ the last one.
 """
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from config.files import write_json
 from config.keys import read_keys
+from eval.dsi.formulas import Array, Numbers, doubles
 from eval.dsi.keys import COMMAND
 from eval.keys import problems_of_files
 from eval.metrics import NAN, Interval, bootstrap
@@ -82,8 +83,10 @@ def counted(record: Record) -> dict[str, tuple[int, int]]:
     first = (*ended, cut)[0]
     taken = [*ended, cut] if cut else ended[:-1]
     return {
-        "likeliest": (sum(record), len(ended)), "prefix": (first, 1),
-        "runs": (sum(ended), len(ended)), "original": (sum(taken), len(taken))}
+        "likeliest": (sum(record), len(ended)),
+        "prefix": (first, 1),
+        "runs": (sum(ended), len(ended)),
+        "original": (sum(taken), len(taken))}
 
 
 DEFINITIONS = tuple(counted([]))
@@ -104,43 +107,35 @@ def rate(records: Records, definition: str = "likeliest") -> Interval:
 
 def rate_after(records: Records, match: int) -> float:
     """Matches by places, of the places behind a match (1) or behind a miss (0); NaN if there is none."""
-    neighbours = [pair for record in records for pair in zip(record, record[1:])]
-    behind = [here for before, here in neighbours if before == match]
+    pairs = chain.from_iterable(zip(record, record[1:]) for record in records)
+    behind = [here for before, here in pairs if before == match]
     return sum(behind) / len(behind) if behind else NAN
 
 
-class Length(NamedTuple):
-    """How many runs of this length a miss ended, how many the text's end cut off, and how many of the former there
-    would be on average if each place matched by itself: all with one rate, or those of each text with its own."""
-
-    length: int
-    ended: int
-    cut: int
-    expected: float
-    by_text: float
-
-
-def lengths(records: Records) -> Iterator[Length]:
-    """All lengths of runs from 0 to the longest; a text that ends with a miss has no run that is cut off."""
-    found = [runs(record) for record in records]
-    ended = Counter(length for one in found for length in one.ended)
-    cut = Counter(one.cut for one in found if one.cut)
-    chance = rate(records).value
+def lengths(records: Records) -> Array:
+    """For each length of a run from 0 to the longest, `[L, 4]`: how many runs a miss ended, how many the text's end cut
+    off, and how many a miss would end on average if each place matched by itself: all with one rate, or those of each
+    text with its own."""
+    found = list(map(runs, records))
+    ended = np.array([length for one in found for length in one.ended], dtype=int)
+    cut = np.array([one.cut for one in found if one.cut], dtype=int)
+    count = max([*ended, *cut], default=-1) + 1
     texts = [record for record in records if len(record)]
-    own = [(len(text), sum(text) / len(text)) for text in texts]
-    for length in range(max([*ended, *cut], default=-1) + 1):
-        expected = sum(_expected(size, length, chance) for size, _ in own)
-        by_text = sum(_expected(size, length, chance_of_text) for size, chance_of_text in own)
-        yield Length(length, ended[length], cut[length], expected, by_text)
+    size_R, own_R = (np.array(list(map(of, texts)), dtype=float) for of in (len, np.mean))
+    length_L1 = np.arange(count)[:, None]
+    return np.stack([
+        np.bincount(ended, minlength=count),
+        np.bincount(cut, minlength=count),
+        _expected(size_R, length_L1, rate(records).value).sum(1),
+        _expected(size_R, length_L1, own_R).sum(1)], 1)
 
 
-def _expected(size: int, length: int, chance: float) -> float:
+def _expected(size: Numbers, length: Numbers, chance: Numbers) -> Array:
     """The mean number of runs of a length that end in a text of that size: one at its start, others behind a miss."""
-    later = size - length - 1  # places behind a miss at which such a run can start
-    if later < 0:
-        return 0.0
-    miss = 1 - chance
-    return chance ** length * miss * (1 + later * miss)
+    later = doubles(size) - length - 1  # places behind a miss at which such a run can start
+    miss = 1 - doubles(chance)
+    start = doubles(chance) ** length * miss
+    return np.where(later < 0, 0.0, start * (1 + later * miss))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -192,12 +187,11 @@ def table(found: dict[str, list[list[int]]]) -> str:
 
 def histogram(records: Records) -> str:
     """A line for each length of a run: how many ended, how many the text's end cut off, and how many are expected."""
-    found = list(lengths(records))
-    shown = [(str(one.length), [one]) for one in found[:LONGEST]]
-    if found[LONGEST:]:
-        shown.append((f"{LONGEST} to {found[-1].length}", found[LONGEST:]))
+    found = lengths(records)
+    shown = {str(length): row for length, row in enumerate(found[:LONGEST])}
+    if len(found) > LONGEST:
+        shown[f"{LONGEST} to {len(found) - 1}"] = found[LONGEST:].sum(0)
     rows = []
-    for name, group in shown:
-        _, ended, cut, expected, by_text = (sum(column) for column in zip(*group))
-        rows.append([name, str(ended), str(cut), f"{expected:.1f}", f"{by_text:.1f}"])
+    for name, (ended, cut, *expected) in shown.items():
+        rows.append([name, f"{ended:.0f}", f"{cut:.0f}", *(f"{mean:.1f}" for mean in expected)])
     return in_columns(["length", "ended", "cut off", "expected", "by text"], rows)

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence,
 import numpy as np
 
 from config.files import fits
-from config.keys import HELP, Checked, read_keys
+from config.keys import HELP, Checked, preset_of, read_keys
 from config.schema.fields import OBJECT, Kind, check, list_of, number, whole
 from config.schema.untrusted import LARGEST, parse_object, plain, read_bytes, shown
 from eval.dsi import cost_model, formulas
@@ -28,18 +28,19 @@ Results = Dict[str, Any]  # by the names of expected values
 Value = Tuple[str, float, float]  # the name of an expected value, that value, and what was computed for it
 REMEDY = "name a JSON file of reference cases, as tests/golden/dsi/cases.json"
 MEND = "mend the case"
+DRAWS = ("accept_draws", "pad_with")  # which stand beside the parameters of a case
 TOLERANCE = 1e-9  # relative, of a case that names none
 EXPECTED = ("nonsi", "si", "dsi", "ideal_dsi_cost", "expected", "required_at_k", "useful_max_SP", "nonsi_cost")
 POSITIVE, SHARE = number(1e-12, 1e12), number(0, 1)
 COUNT, TOKENS = whole(1, 1_000_000_000), whole(1, 1_000_000)
+DRAW = whole(0, 1_000_000_000)
 INPUTS = {
     "target_latency": POSITIVE, "drafter_latency": POSITIVE, "SP": COUNT, "lookahead": COUNT,
     "c": POSITIVE, "failure_cost": POSITIVE, "a": SHARE, "k": COUNT, "S": TOKENS,
     "t1": POSITIVE, "t2": POSITIVE, "p": SHARE, "N": TOKENS, "mean_accepted": number(0, 1e9),
-    "times": Kind("an object of numbers", lambda value: fits(value, dict) and fits([*value.values()], [float]))}
-COUNTED = ["c", "k", "S", "failure_cost"]
-DRAW = whole(0, 1_000_000_000)
-DRAWS = {"accept_draws": list_of(DRAW, 1_000_000), "pad_with": DRAW}
+    "accept_draws": list_of(DRAW, 1_000_000), "pad_with": DRAW,
+    "times": Kind("an object of numbers",
+                  lambda value: fits(value, dict) and fits([*value.values()], [float]))}
 TICKS = 10 ** 12  # of a forward of the target
 LONGEST = 10_000  # tokens that events settle
 
@@ -74,9 +75,8 @@ class Found(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Print how many cases of each group agree; the exit code."""
-    words = list(argv)
-    if words and "=" not in words[0] and not words[0].startswith("-") and words[0] not in HELP:
-        words[0] = f"file={words[0]}"
+    path = preset_of(argv)
+    words = [f"file={path}", *argv[1:]] if path and path not in HELP else argv
     asked = read_keys(words, Cases, f"{COMMAND} cases")
     groups = {}
     for group, cases in read(asked.file).items():
@@ -123,14 +123,13 @@ def compared(case: Case, group: str) -> Found:
         raise ValueError(f"{named(case)} says rel_tol={shown(tolerance)}, which should be a number from 0")
     problems, worst, rounded = [], 0.0, 0
     for name, expected, got in values:
-        off = 0.0 if got == expected else abs(got - expected)
+        off = abs(got - expected)
         deviation = off / (abs(expected) or 1.0)
-        agrees = deviation <= tolerance
-        if not agrees and "inputs" in case and off <= half_unit(expected):
+        if deviation > tolerance and "inputs" in case and off <= half_unit(expected):
             rounded += 1
             continue
         worst = max(worst, deviation)
-        if not agrees:
+        if deviation > tolerance:
             problems.append(f"{case.get('id', '?')}: {name} expected {expected}, got {got}")
     return Found(problems, worst, rounded)
 
@@ -164,35 +163,25 @@ def named(case: Case) -> str:
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 
-def deterministic(case: Case) -> Results:
+def deterministic(c: float, a: float, k: int, S: int, failure_cost: float) -> Results:
     """No draft is right (a = 0), or every draft is (a = 1)."""
-    given = _part(case, "params", ["a", *COUNTED])
-    if given["a"] not in (0, 1):
-        raise ValueError(f"{named(case)} has a={given['a']}, which leaves its cost to chance: give 0 or 1")
-    return _counted(given, [], given["k"] if given["a"] == 1 else 0)
+    if a not in (0, 1):
+        raise ValueError(f"has a={a}, which leaves its cost to chance: give 0 or 1")
+    return trace(c, k, S, failure_cost, [], k if a == 1 else 0)
 
 
-def trace(case: Case) -> Results:
-    """The accepted drafts are given in the case, window by window."""
-    given = _part(case, "params", COUNTED)
-    check(case, DRAWS, named(case), MEND, needed=["accept_draws"])
-    return _counted(given, case["accept_draws"], case.get("pad_with", 0))
-
-
-def _counted(given: Case, draws: list[int], padding: int) -> Results:
-    setting, tokens = (given["failure_cost"], given["c"], given["k"]), given["S"]
-    decodings = cost_model.si(*setting), cost_model.dsi(*setting, "original"), cost_model.dsi(*setting)
-    si, dsi, ideal = (counted(decoding, [draws], tokens, padding) for decoding in decodings)
-    return {"nonsi_cost": tokens * given["failure_cost"], "ideal_dsi_cost": ideal.costs.item(),
-            "si": {"cost": si.costs.item(), "iters": si.iterations.item()},
-            "dsi": {"cost": dsi.costs.item(), "iters": dsi.iterations.item()}}
-
-
-def _part(case: Case, name: str, needed: list[str]) -> Any:
-    """The parameters or inputs of a case, checked."""
-    check(case, {name: OBJECT}, named(case), MEND, needed=[name])
-    check(case[name], INPUTS, f"{named(case)}, in its {name},", MEND, needed)
-    return case[name]
+def trace(c: float, k: int, S: int, failure_cost: float, accept_draws: list[int],
+          pad_with: int = 0) -> Results:
+    """The accepted drafts are given window by window."""
+    windows = np.full(S, pad_with)
+    windows[:len(accept_draws)] = accept_draws[:S]
+    setting = failure_cost, c, k
+    found: Results = {"nonsi_cost": S * failure_cost,
+                      "ideal_dsi_cost": counted(cost_model.dsi(*setting), windows, S).cost}
+    decodings = {"si": cost_model.si(*setting), "dsi": cost_model.dsi(*setting, "original")}
+    for name, decoding in decodings.items():
+        found[name] = dict(zip(("cost", "iters"), counted(decoding, windows, S)))
+    return found
 
 
 # --- analytic quantities ----------------------------------------------------------------------------------------------
@@ -235,14 +224,17 @@ def output_tokens(target_latency: float, drafter_latency: float, lookahead: int,
     target, drafter = Forward(TICKS, TICKS), Forward(draft, draft)
     plan = Plan(tokens, lookahead, int(servers), target, drafter)
     methods = {"nonsi": "non-SI", "si": "SI", "dsi": "DSI"}
-    found = {}
-    for name, right in (("worst", [False] * tokens), ("best", [True] * tokens)):
-        outcomes = {key: decode(method, plan, right) for key, method in methods.items()}
-        found[name] = {key: list(map(outcome.settled, moments)) for key, outcome in outcomes.items()}
+    found: Results = {}
+    for name, right in (("worst", False), ("best", True)):
+        found[name] = {}
+        for key, method in methods.items():
+            outcome = decode(method, plan, [right] * tokens)
+            found[name][key] = list(map(outcome.settled, moments))
     return {"expected": found}
 
 
-def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean_accepted: float, N: int) -> Results:
+def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean_accepted: float,
+             N: int) -> Results:
     """SI by counting forwards, as in appendix F.3: a round settles one token more than is accepted."""
     rounds = N / (mean_accepted + 1)
     plain, si = target_latency * N, rounds * (target_latency + lookahead * drafter_latency)
@@ -263,7 +255,7 @@ def perfect(c: float, k: int, failure_cost: float = 1.0) -> Results:
     return {"expected": formulas.si_rate(*setting) / formulas.dsi_rate(*setting)}
 
 
-KINDS: dict[str, Callable[[Case], Results]] = {"offline_deterministic": deterministic, "offline_trace": trace}
+KINDS: dict[str, Callable[..., Results]] = {"offline_deterministic": deterministic, "offline_trace": trace}
 QUANTITIES: dict[str, Callable[..., Results]] = {  # by words out of an analytic case's `quantity`
     "minimal lookahead": lookahead, "long-run cost per token": long_run, "proposition 1": proposition,
     "number of output tokens": output_tokens, "counting forwards": forwards,
@@ -278,7 +270,7 @@ def computed(case: Case, group: str) -> Results:
     one_of_them = group[:-1]  # as offline_trace of offline_traces
     kind = case.get("kind", one_of_them if one_of_them in KINDS else group)
     if isinstance(kind, str) and kind in KINDS:
-        return KINDS[kind](case)
+        return _of(KINDS[kind], case, "params")
     if kind != "analytic":
         raise ValueError(f"{named(case)} is of the kind {shown(kind)}, which is unknown: give one of "
                          f"{', '.join([*KINDS, 'analytic'])}")
@@ -289,16 +281,19 @@ def computed(case: Case, group: str) -> Results:
                          f"one with the words {', '.join(QUANTITIES)}")
     asked = case.get("inputs")
     if not isinstance(asked, list):
-        return _of_inputs(found[0], case)
-    several = [_of_inputs(found[0], {**case, "inputs": each}) for each in asked]
+        return _of(found[0], case, "inputs")
+    several = (_of(found[0], {**case, "inputs": each}, "inputs") for each in asked)
     return {"expected": [one["expected"] for one in several]}
 
 
-def _of_inputs(function: Callable[..., Results], case: Case) -> Results:
-    """A quantity for the inputs of a case, of which those that it does not ask for are ignored."""
+def _of(function: Callable[..., Results], case: Case, part: str) -> Results:
+    """What a function says of a part of a case and its draws; values that it does not ask for are ignored."""
+    check(case, {part: OBJECT}, named(case), MEND, needed=[part])
+    draws = {name: case[name] for name in DRAWS if name in case}
+    given = {**case[part], **draws}
     arguments = signature(function).parameters
     needed = [name for name, argument in arguments.items() if argument.default is argument.empty]
-    given = _part(case, "inputs", needed)
+    check(given, INPUTS, f"{named(case)}, in its {part},", MEND, needed)
     try:
         return function(**{name: given[name] for name in arguments if name in given})
     except ValueError as error:

@@ -12,7 +12,7 @@ acceptance  how often a drafter foresees the next token of a target, measured wi
 latency     how long a model takes for its first token, for each later one, and for m tokens at once
 table       both of these for pairs of models, and what follows for plain decoding, SI and DSI by formulas
 online      SI and DSI by events with modelled acceptance, on a virtual clock
-predict     how fast dsi, serial and the pipelines are, out of a profile and recorded acceptance, and as it is emulated
+predict     how fast dsi, serial and the pipelines are, in the virtual time of a profile, emulated, and by formulas
 """
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""What a text costs: rounds or runs, each with accepted drafts, one token more, and a cost; exactly, and drawn.
+"""What a text costs: rounds or runs, each with accepted drafts, one token more, and a cost; exactly, and counted.
 
 The costs are those of `formulas.py` (with its symbols), cut off where the text ends: the last token is always the
 target's, so with `left` tokens to go at most left - 1 drafts are of use, and none is drafted beyond them.
 
 A *round* (SI) ends at its lookahead; a *run* (DSI) ends with a rejection or the text. Arrays: C configurations;
-R outcomes or repeats of each.
+R outcomes of each.
 """
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,16 +18,15 @@ from eval.dsi.formulas import Array, Numbers, check_accounting, doubles
 
 ENDLESS = 1 << 40  # more drafts than any text has tokens
 NEGLIGIBLE = 1e-20  # chance of outcomes that change no digit of a double
-Ahead = Callable[[Array], Array]  # at positions [C, R]: the drafts that are right from there on, [C, R]
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Rounds of draft, then verify, or runs of drafts that are verified window after window. Arrays are [C, 1]."""
+    """Rounds of draft, then verify, or runs of drafts that are verified window after window."""
 
-    target: Array
-    drafter: Array
-    lookahead: Array
+    target: float
+    drafter: float
+    lookahead: Array  # [C, 1]
     runs: bool = False  # that go on until a rejection; beside them tokens are decoded plainly
     late: bool = False  # whether a run whose drafts fill its windows pays for the window after them (original)
 
@@ -44,8 +42,8 @@ class Decoding:
             windows = accepted // self.lookahead + 1 if self.late else -(-accepted // self.lookahead)
             drafts = np.where(accepted > 0, windows, 0) * self.lookahead
         drafts = np.minimum(drafts, np.asarray(left) - 1)
-        cost = self.target + drafts * self.drafter
-        return np.minimum(cost, (accepted + 1) * self.target) if self.runs else cost + 0.0 * accepted
+        cost: Array = self.target + drafts * self.drafter
+        return np.minimum(cost, (accepted + 1) * self.target) if self.runs else cost
 
     def iterations(self, left: Numbers, accepted: Array) -> Array:
         """The windows [C, R] that were drafted: one in a round; in a run those until the rejection, or the text's end.
@@ -59,22 +57,16 @@ class Decoding:
         return np.where(ends, begun, filled) + 1.0
 
 
-def si(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Decoding:
-    """SI with C configurations, each argument a number or [C]; plain decoding has the lookahead 0."""
-    T, d, k = _columns(target, drafter, lookahead)
-    return Decoding(T, d, k)
+def si(target: float, drafter: float, lookahead: Numbers) -> Decoding:
+    """SI with C lookaheads, a number or [C]; plain decoding has the lookahead 0."""
+    return Decoding(target, drafter, doubles(lookahead).reshape(-1, 1))
 
 
-def dsi(target: Numbers, drafter: Numbers, lookahead: Numbers, accounting: str = "corrected") -> Decoding:
+def dsi(target: float, drafter: float, lookahead: Numbers, accounting: str = "corrected") -> Decoding:
     """DSI in one of the two accountings. Raises ValueError for another one."""
     check_accounting(accounting)
-    T, d, k = _columns(target, drafter, lookahead)
-    return Decoding(T, d, k, runs=True, late=accounting == "original")
-
-
-def _columns(*values: Numbers) -> list[Array]:
-    """Numbers or arrays [C] as arrays [C, 1] of doubles."""
-    return [doubles(value).reshape(-1, 1) for value in np.broadcast_arrays(*values)]
+    plain = si(target, drafter, lookahead)
+    return replace(plain, runs=True, late=accounting == "original")
 
 
 # --- mean and deviation -----------------------------------------------------------------------------------------------
@@ -86,27 +78,25 @@ class Moments(NamedTuple):
     deviation: Array
 
 
-def moments(decoding: Decoding, acceptance: Numbers, tokens: int) -> Moments:
+def moments(decoding: Decoding, acceptance: float, tokens: int) -> Moments:
     """Mean and standard deviation of the cost of so many tokens, for C configurations.
 
-    `acceptance` is a number or [C]: the chance that a draft is right, for each draft alike and independent. A round or
-    a run depends on nothing before it, so mean E and variance V with `left` tokens to go are sums over its outcomes,
-    which have costs C and chances p:
+    `acceptance` is the chance that a draft is right, for each alike and independent. A round or a run depends on
+    nothing before it, so mean E and variance V with `left` tokens to go are sums over its outcomes, which have costs C
+    and chances p:
 
         E(left) = sum p (C + E(left - tokens))
         V(left) = sum p (V(left - tokens) + (C + E(left - tokens) - E(left))^2)
     """
-    count = decoding.drafter.shape[0]
-    a = np.broadcast_to(doubles(acceptance), (count,))[:, None]
+    a, count = acceptance, len(decoding.lookahead)
     mean = np.zeros((count, tokens + 1))  # by the tokens that are left
     variance = np.zeros_like(mean)
-    widest = _widest(a, decoding, tokens)
+    likely = math.ceil(math.log(NEGLIGIBLE) / math.log(a)) if 0 < a < 1 else 1
+    widest = int(min(likely, max(1, decoding.most.max()), tokens))
     rows = np.arange(count)[:, None]
     for left in range(1, tokens + 1):
-        most = np.minimum(decoding.most, left - 1)
-        last = np.broadcast_to(most, (count, 1)).astype(np.int64)
-        width = min(widest, left)
-        short = np.broadcast_to(np.arange(width), (count, width))
+        last = np.minimum(decoding.most, left - 1).astype(np.int64)
+        short = np.arange(min(widest, left))
         accepted = np.concatenate([np.minimum(short, last), last], axis=1)
         rejected = np.where(short < last, (1 - a) * a ** short, 0.0)
         chance = np.concatenate([rejected, a ** last], axis=1)
@@ -118,77 +108,30 @@ def moments(decoding: Decoding, acceptance: Numbers, tokens: int) -> Moments:
     return Moments(mean[:, tokens], np.sqrt(variance[:, tokens]))
 
 
-def _widest(acceptance: Array, decoding: Decoding, tokens: int) -> int:
-    """How many numbers of accepted drafts, from 0, are likely enough to count, beside the largest."""
-    between = acceptance[(acceptance > 0) & (acceptance < 1)]
-    if not between.size:
-        return 1
-    likely = math.ceil(math.log(NEGLIGIBLE) / math.log(between.max()))
-    return int(max(1, min(likely, np.max(decoding.most), tokens)))
-
-
 # --- texts ------------------------------------------------------------------------------------------------------------
 
-class Sample(NamedTuple):
-    """Costs and iterations [C, R] of C configurations, R repeats each."""
+class Counted(NamedTuple):
+    """Of one text."""
 
-    costs: Array
-    iterations: Array
-
-
-def simulate(decoding: Decoding, ahead: Ahead, tokens: int, repeats: int) -> Sample:
-    """What texts of so many tokens cost, for every configuration of `decoding` and so many repeats."""
-    shape = (decoding.drafter.shape[0], repeats)
-    done = np.zeros(shape, dtype=np.int64)
-    costs, iterations = np.zeros(shape), np.zeros(shape)
-    while (going := done < tokens).any():
-        left = np.maximum(tokens - done, 1)
-        most = np.minimum(decoding.most, left - 1).astype(np.int64)
-        accepted = np.minimum(ahead(done), most)
-        costs += np.where(going, decoding.cost(left, accepted), 0.0)
-        iterations += np.where(going, decoding.iterations(left, accepted), 0.0)
-        done += np.where(going, accepted + 1, 0)
-    return Sample(costs, iterations)
+    cost: float
+    iterations: float
 
 
-def drawn(acceptance: Numbers, seed: int) -> Ahead:
-    """Drafts that are right by chance, each with `acceptance` (a number or [C]) and independent of all others."""
-    rng = np.random.default_rng(seed)
-    [a] = _columns(acceptance)
+def counted(decoding: Decoding, windows: Array, tokens: int) -> Counted:
+    """What a text costs by one configuration, of whose windows `[W]` so many drafts are right; W is `tokens` at least.
 
-    def ahead(positions: Array) -> Array:
-        if np.all((a == 0) | (a == 1)):
-            return np.broadcast_to(np.where(a == 1, ENDLESS, 0), positions.shape)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            right = np.log(1 - rng.random(positions.shape)) / np.log(a)  # a = 1: -0 or infinite, replaced below
-        counted = np.minimum(np.nan_to_num(right), ENDLESS)
-        return np.where(a == 1, ENDLESS, counted).astype(np.int64)
-
-    return ahead
-
-
-def counted(decoding: Decoding, texts: Sequence[Iterable[int]], tokens: int, padding: int = 0) -> Sample:
-    """What texts [R] cost by one configuration; each says how many drafts of window after window are accepted.
-
-    Where a text ends, `padding` drafts are. A window of SI is a round; a run of DSI goes on until a window is not full.
+    A window of SI is a round; a run of DSI goes on until a window is not full.
     """
-    ahead: list[Iterator[int]] = [chain(text, repeat(padding)) for text in texts]
+    lookahead = decoding.lookahead.item()
+    accepted = np.minimum(windows, lookahead)
     if decoding.runs:
-        lookahead = int(decoding.lookahead.item())
-        ahead = [_runs(windows, lookahead, tokens) for windows in ahead]
-
-    def following(positions: Array) -> Array:
-        return np.array([list(map(next, ahead))])
-
-    return simulate(decoding, following, tokens, len(ahead))
-
-
-def _runs(windows: Iterator[int], lookahead: int, tokens: int) -> Iterator[int]:
-    """The accepted drafts of run after run, which are not counted beyond the text's tokens."""
-    while True:
-        length = 0
-        for accepted in windows:
-            length += min(accepted, lookahead)
-            if accepted < lookahead or length >= tokens:
-                break
-        yield length
+        accepted = np.append(accepted, 0)  # which ends the last run
+        ends = np.flatnonzero(accepted < lookahead)
+        begins = np.append(0, ends[:-1] + 1)
+        accepted = np.add.reduceat(accepted, begins)
+    settled = np.cumsum(accepted + 1)
+    left = tokens + accepted + 1 - settled
+    left = left[left > 0]
+    accepted = np.minimum(accepted[:left.size], left - 1)
+    costs, iterations = decoding.cost(left, accepted), decoding.iterations(left, accepted)
+    return Counted(costs.sum(), iterations.sum())

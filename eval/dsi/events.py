@@ -100,7 +100,7 @@ class Worker:
     forwards: int = 0  # how many were begun
     task: int | None = None  # the number of what it does
     due: int = 0  # when that ends
-    wanted: bool = False  # whether the result is still of use
+    done: Done | None = None  # what then follows, if the result is still of use
 
     @property
     def ticks(self) -> int:
@@ -124,17 +124,17 @@ class DSI:
         self.servers = [Worker(plan.target, plan.stops) for _ in range(plan.servers)]
         self.now = self.settled = self.rejections = self.most = 0
         self._commits: list[tuple[int, int]] = []
-        self._tasks: list[tuple[int, float, int, Worker, Done]] = []  # a heap: the first to end comes first
+        self._tasks: list[tuple[int, float, int, Worker]] = []  # a heap: the first to end comes first
         self._chance, self._numbers = random.Random(plan.seed), count()
 
     def run(self) -> Outcome:
         """Settle all tokens."""
         self.begin()
         while self.settled < self.plan.tokens:
-            due, _, number, worker, done = heapq.heappop(self._tasks)
+            due, _, number, worker = heapq.heappop(self._tasks)
             if worker.task == number:  # else it was given up
                 self.now, worker.task = due, None
-                done()
+                (worker.done or self._go_on)()
         forwards = sum(server.forwards for server in self.servers)
         return Outcome(tuple(self._commits), forwards, self.rejections, self.most)
 
@@ -145,16 +145,13 @@ class DSI:
         """The servers that can begin a forward."""
         return [server for server in self.servers if server.task is None]
 
-    def start(self, worker: Worker, ticks: int, done: Done) -> None:
-        """A worker is busy for so long, and then `done` is called."""
-        worker.task, worker.due = next(self._numbers), self.now + ticks
-        heapq.heappush(self._tasks, (worker.due, self._chance.random(), worker.task, worker, done))
-
     def compute(self, worker: Worker, done: Done) -> None:
-        """Begin a forward."""
-        self.start(worker, worker.ticks, done)
+        """Begin a forward, after which `done` is called."""
+        worker.task, worker.done = next(self._numbers), done
+        worker.due = self.now + worker.ticks
         worker.forwards += 1
-        worker.wanted = True
+        entry = worker.due, self._chance.random(), worker.task, worker
+        heapq.heappush(self._tasks, entry)
 
     def ask(self, done: Done) -> None:
         """The free server that takes the shortest time computes."""
@@ -163,10 +160,9 @@ class DSI:
 
     def give_up(self, worker: Worker) -> None:
         """What a worker computes is of no use: it is free now, or once it has run on to the end."""
-        if worker.task is not None and worker.wanted:
-            worker.task, worker.wanted = None, False
-            if not worker.stops and worker.due > self.now:
-                self.start(worker, worker.due - self.now, self._go_on)
+        worker.done = None
+        if worker.stops or worker.due == self.now:
+            worker.task = None
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ drafts runs beside them, and a run costs no more than (n + 1) T.
 """
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,82 +83,86 @@ def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------
-# The target is cut into `stages` of T/P each, and a hop to the next takes `hop`. A stage takes T/P for any number of
-# rows. Drafting is one chain of tokens on a device of its own. What was pruned takes no more time.
 
-def latency(target: Numbers, stages: Numbers, hop: Numbers) -> Array:
-    """From sending a segment to its answer: T + (P - 1) hop, in an empty pipeline."""
-    hops = doubles(stages) - 1
-    return np.asarray(target + hops * hop)[()]
+class Pipeline(NamedTuple):
+    """The target cut into `stages` of T/P each, whatever their rows, with a `hop` from each to the next.
 
-
-def ar_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers, stages: Numbers,
-            hop: Numbers) -> Array:
-    """`ar`: one token, once round the pipeline; nothing is drafted."""
-    return latency(target, stages, hop)
-
-
-def naive_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers, stages: Numbers,
-               hop: Numbers) -> Array:
-    """`naive`: k drafts, then tip and drafts in equal shares that follow one another, judged when all are back.
-
-    A round takes k d, the latency, and T/P for each share after the first; it yields what a round of SI yields.
+    Drafting is one chain of tokens on a device of its own. What was pruned takes no more time. Each method of decoding
+    says what its token costs.
     """
-    behind = (shares(lookahead, stages) - 1) * target / stages
-    round_cost = lookahead * drafter + latency(target, stages, hop) + behind
-    return round_cost / progress(acceptance, lookahead + 1)
 
+    target: Numbers
+    drafter: Numbers
+    acceptance: Numbers
+    lookahead: Numbers
+    stages: Numbers
+    hop: Numbers
 
-def pruned_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers, stages: Numbers,
-                hop: Numbers) -> Array:
-    """`pruned`: the same shares, each judged as it returns; a round ends with the share that holds its last answer.
+    @property
+    def latency(self) -> Array:
+        """From sending a segment to its answer: T + (P - 1) hop, in an empty pipeline."""
+        hops = doubles(self.stages) - 1
+        return np.asarray(self.target + hops * self.hop)[()]
 
-    The row of the n-th draft says what follows n accepted ones, so share j (from 0) is waited for if j times the rows
-    of a share were accepted. The sum of these chances is a geometric one.
-    """
-    rows = rows_of_share(lookahead, stages)
-    count = shares(lookahead, stages)
-    waited = progress(doubles(acceptance) ** rows, count) - 1
-    round_cost = lookahead * drafter + latency(target, stages, hop) + waited * target / stages
-    return round_cost / progress(acceptance, lookahead + 1)
+    @property
+    def rows_of_share(self) -> Array:
+        """How many rows a share of `naive` and `pruned` has: k drafts are shared out among P stages."""
+        return _ceil(doubles(self.lookahead) / self.stages)
 
+    @property
+    def shares(self) -> Array:
+        """How many shares the tip and k drafts make."""
+        rows = doubles(self.lookahead) + 1
+        return _ceil(rows / self.rows_of_share)
 
-def pipedec_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers, stages: Numbers,
-                 hop: Numbers) -> Array:
-    """`pipedec`: every step sends one draft more, and a step takes as long as its slower part, max(d, T/P).
+    def rate(self, method: str) -> Array:
+        """What a token costs by the method of this name."""
+        cost: Array = getattr(self, method)()
+        return cost
 
-    A run of n accepted drafts costs n steps and the latency; `lookahead` does not count.
-    """
-    step = np.maximum(drafter, target / stages)
-    return (1 - np.asarray(acceptance)) * latency(target, stages, hop) + acceptance * step
+    def ar(self) -> Array:
+        """One token, once round the pipeline; nothing is drafted."""
+        return self.latency
 
+    def naive(self) -> Array:
+        """k drafts, then tip and drafts in equal shares that follow one another, judged when all are back.
 
-def continuous_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers, stages: Numbers,
-                    hop: Numbers) -> Array:
-    """`continuous`: the tip at once, then k drafts after k drafts as they are there and the first stage is free.
+        A round takes k d, the latency, and T/P for each share after the first; it yields what a round of SI yields.
+        """
+        return self._round(self.shares - 1)
 
-    DSI by events with a pipeline for its servers: T becomes the latency, and windows follow one another after
-    max(k d, T/P). The pipeline is taken to hold as many windows as that asks for, and the tip to leave alone. It has no
-    bare chain beside it.
-    """
-    window = np.maximum(lookahead * drafter, target / stages)
-    share = acceptance / progress(acceptance, lookahead)
-    return (1 - np.asarray(acceptance)) * latency(target, stages, hop) + window * share
+    def pruned(self) -> Array:
+        """The same shares, each judged as it returns; a round ends with the share that holds its last answer.
 
+        The row of the n-th draft says what follows n accepted ones, so share j (from 0) is waited for if j times the
+        rows of a share were accepted. The sum of these chances is a geometric one.
+        """
+        chance = doubles(self.acceptance) ** self.rows_of_share
+        return self._round(progress(chance, self.shares) - 1)
 
-PIPELINES = {"ar": ar_rate, "naive": naive_rate, "pruned": pruned_rate, "pipedec": pipedec_rate,
-             "continuous": continuous_rate}
+    def _round(self, waited: Array) -> Array:
+        """A token of a round that waits for so many shares after the first."""
+        cost = self.lookahead * self.drafter + self.latency + waited * self.target / self.stages
+        return cost / progress(self.acceptance, self.lookahead + 1)
 
+    def pipedec(self) -> Array:
+        """Every step sends one draft more, and a step takes as long as its slower part, max(d, T/P).
 
-def rows_of_share(lookahead: Numbers, stages: Numbers) -> Array:
-    """How many rows a share of `naive` and `pruned` has: k drafts are shared out among P stages."""
-    return _ceil(doubles(lookahead) / stages)
+        A run of n accepted drafts costs n steps and the latency; `lookahead` does not count.
+        """
+        step = np.maximum(self.drafter, self.target / self.stages)
+        return (1 - np.asarray(self.acceptance)) * self.latency + self.acceptance * step
 
+    def continuous(self) -> Array:
+        """The tip at once, then k drafts after k drafts as they are there and the first stage is free.
 
-def shares(lookahead: Numbers, stages: Numbers) -> Array:
-    """How many shares the tip and k drafts make."""
-    rows = doubles(lookahead) + 1
-    return _ceil(rows / rows_of_share(lookahead, stages))
+        DSI by events with a pipeline for its servers: T becomes the latency, and windows follow one another after
+        max(k d, T/P). The pipeline is taken to hold as many windows as that asks for, and the tip to leave alone. It
+        has no bare chain beside it.
+        """
+        window = np.maximum(self.lookahead * self.drafter, self.target / self.stages)
+        share = self.acceptance / progress(self.acceptance, self.lookahead)
+        return (1 - np.asarray(self.acceptance)) * self.latency + window * share
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The heat maps of the paper on DSI and those of pipelines: computed by formulas, kept as a table, drawn.
+"""The heat maps of the paper on DSI and those of pipelines: computed by formulas, written as a table, drawn.
 
 They can be read without colour: slow-downs and cells without a value are hatched.
 """
@@ -9,7 +9,7 @@ import math
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence, Tuple
 
 import matplotlib
 import numpy as np
@@ -26,14 +26,13 @@ from eval.dsi.heatmap_costs import ALGORITHMS, MAPS, ONE_COPY, Bests, Map, grid
 from eval.dsi.keys import COMMAND, Heatmap
 from eval.plots import STYLE, plt
 
-TABLE = "heatmap.csv"
-BAR: dict[str, Any] = {"delay": 1, "leave": False}  # what takes less than a second shows no bar
 FORMS = ("png", "pdf")
 RARE = 0.005  # of the cells: a draw in fewer of them is left out
 NARROW = 0.01  # speed-ups that differ by less need no bands of their own
 LINE = 66  # characters of a legend
-SLOWER = "#f2b58a", "////", "#8c4a1a"  # tone, hatch, and the colour of the hatch
-MISSING = "white", "....", "0.65"
+Look = Tuple[str, str, str]  # tone, hatch, and the colour of the hatch
+SLOWER: Look = "#f2b58a", "////", "#8c4a1a"
+MISSING: Look = "white", "....", "0.65"
 LOOKS = {
     "non-SI": ("#ededed", "", "0.25"), "SI": ("#e8a33d", "////", "0.25"),
     "DSI": ("#20639b", "", "0.25"), "naive": ("#d9a5c7", "xxx", "0.25"),
@@ -46,19 +45,14 @@ NAMES = (*(one.name for one in MAPS), *WINNERS)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compute or load the costs, draw the maps into the folder `output`, and print a line for each comparison."""
+    """Compute the costs, draw the maps into the folder `output`, and print a line for each comparison."""
     config = read_keys(argv, Heatmap, f"{COMMAND} heatmap")
-    folder, remedy = Path(config.output), "name another folder with output="
-    if config.loaded:
-        config, found = costs.load(config.loaded)
-        check_folder(folder, remedy)
-    else:
-        check_folder(folder, remedy)
-        lookaheads = tqdm(grid(config).lookaheads, desc="costs", unit="lookahead", **BAR)
-        found = costs.best(config, lookaheads)
-        write(folder / TABLE, costs.table(config, found), ROOM)
-    for _ in tqdm(draw(config, found, folder), total=len(NAMES), desc="maps", unit="map", **BAR):
-        pass
+    folder = Path(config.output)
+    check_folder(folder, "name another folder with output=")
+    found = costs.best(config)
+    write(folder / "heatmap.csv", costs.table(config, found), ROOM)
+    bar = tqdm(draw(config, found, folder), desc="maps", total=len(NAMES), delay=1, leave=False)
+    list(bar)
     print("\n".join(costs.summary(config, found)))
     print(f"The maps are in {folder}, simulated by formulas.")
     return 0
@@ -84,20 +78,19 @@ class Axes(NamedTuple):
 
     def fill(self, values: Array, colours: Sequence[Any], borders: Array) -> Any:
         """Fill every cell `[C, A]` with the colour of the band that it is in."""
-        norm = BoundaryNorm(borders, len(colours), clip=True)
-        return self.axes.pcolormesh(self.x, self.y, values.T, cmap=ListedColormap(colours), norm=norm, rasterized=True)
+        norm, tones = BoundaryNorm(borders, len(colours), clip=True), ListedColormap(colours)
+        return self.axes.pcolormesh(self.x, self.y, values.T, cmap=tones, norm=norm, rasterized=True)
 
-    def hatch(self, mask: Array, look: tuple[str, str, str], about: str) -> None:
+    def hatch(self, mask: Array, look: Look, about: str) -> None:
         """Hatch the cells of a mask `[C, A]`, and say in the legend what they are."""
         tone, hatch, ink = look
         if hatch and mask.any():
-            x, y = (np.repeat(borders, 2)[1:-1] for borders in (self.x, self.y))  # both ends of every cell
-            corners = mask.T.repeat(2, 0).repeat(2, 1)
+            x, y = np.repeat(self.x, 2)[1:-1], np.repeat(self.y, 2)[1:-1]  # both ends of every cell
+            corners = np.kron(mask.T, np.ones((2, 2)))
             area = self.axes.contourf(x, y, corners, [0.5, 1.5], colors="none", hatches=[hatch])
-            area.set_edgecolor(ink)
-            area.set_linewidth(0)
-        label = textwrap.fill(about, LINE)
-        self.handles.append(Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=label))
+            area.set(edgecolor=ink, linewidth=0)
+        drawn: dict[str, Any] = {"facecolor": tone, "hatch": hatch, "edgecolor": ink, "linewidth": 0.5}
+        self.handles.append(Patch(label=textwrap.fill(about, LINE), **drawn))
 
 
 def draw(config: Heatmap, found: Bests, folder: Path) -> Iterator[str]:
@@ -153,12 +146,11 @@ def bands(one: Map, ratio: Array) -> Bands:
         return Bands(borders, _colours(len(borders) - 1), [f"{border:g}" for border in borders])
     width = min(largest, one.most) - 1
     count = max(math.ceil(round(width / one.step, 9)), 1)
-    faster = (1 + one.step * np.arange(count + 1)).round(9)
-    labels = ["0", *(f"{border:.0f}" if border == round(border) else f"{border:.2f}" for border in faster)]
-    if largest > faster[-1]:
+    borders = np.append(0, (1 + one.step * np.arange(count + 1)).round(9))
+    labels = [f"{border:.0f}" if border == round(border) else f"{border:.2f}" for border in borders]
+    if largest > borders[-1]:
         labels[-1] = f"> {labels[-1]}"
-    slower, *_ = SLOWER
-    return Bands(np.array([0, *faster]), [slower, *_colours(count)], labels)
+    return Bands(borders, [SLOWER[0], *_colours(count)], labels)
 
 
 def _colours(count: int) -> list[Any]:
@@ -170,13 +162,15 @@ def _speed_ups(shown: Axes, one: Map, ratio: Array) -> None:
     """Draw a map of speed-ups `[C, A]`."""
     borders, colours, labels = bands(one, ratio)
     mesh = shown.fill(ratio, colours, borders)
-    bar = shown.axes.figure.colorbar(mesh, ax=shown.axes, spacing="uniform", ticks=borders)
+    axes = shown.axes
+    bar = axes.figure.colorbar(mesh, ax=axes, spacing="uniform", ticks=borders)
     bar.ax.set_yticklabels(labels)
     bar.set_label(f"cost of {one.compared} / cost of {one.method}")
     if one.step:
         shown.hatch(ratio < 1, SLOWER, f"{one.method} is slower")
         _, hatch, ink = SLOWER
-        bar.ax.axhspan(0, 1, facecolor="none", edgecolor=ink, hatch=hatch, linewidth=0)
+        band: dict[str, Any] = {"edgecolor": ink, "hatch": hatch, "linewidth": 0}
+        bar.ax.axhspan(0, 1, facecolor="none", **band)
     missing = np.isnan(ratio)
     if missing.any():
         shown.hatch(missing, MISSING, "no lookahead of the grid is legal")

@@ -1,25 +1,20 @@
 """What a token costs by every method over a grid of drafters, by the formulas, and the table of it.
 
 A cell of the grid is a drafter's forward `c`, in target forwards, and an acceptance rate `a`. Nothing is drawn by
-chance: the costs are those of the long run. The table is one file, which a later program can draw the maps from.
+chance: the costs are those of the long run.
 """
 from __future__ import annotations
 
-import hashlib
 import json
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
+from typing import Any, Dict, Iterable, Iterator, NamedTuple
 
 import numpy as np
 
-from config.files import SAVE
-from config.schema.untrusted import Name, decoded, parse_json, read_bytes
 from eval.dsi import formulas
-from eval.dsi.formulas import Array
+from eval.dsi.formulas import Array, Numbers
 from eval.dsi.keys import Heatmap
 
-SCHEMA = "flowspec heatmap 2"
 COLUMNS = ("c", "a", "algorithm", "k", "cost", "si_wins")
-REMEDY = "name a heatmap.csv that python -m scripts.simulate heatmap wrote"
 DIGITS = 12  # after the point, of a cost: of lookaheads that differ by less the smallest is the best
 LOWEST_RATE = 0.01  # bound of the drafters and acceptance rates of a grid by ndim, which ends as far below 1, too
 ALGORITHMS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
@@ -84,35 +79,36 @@ def grid(config: Heatmap) -> Grid:
     return Grid(np.maximum(steps, LOWEST_RATE), acceptances, range(1, 1 + config.ndim))
 
 
-def legal(config: Heatmap, drafters: Array, lookahead: int) -> Array:
+def legal(config: Heatmap, drafters: Array, lookahead: Numbers) -> Array:
     """Whether the target servers are enough for DSI with this lookahead (Eq. 1 of the paper), for each drafter."""
     return formulas.servers_needed(1.0, drafters, lookahead) <= config.num_target_servers
 
 
-def _rate(name: str, config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
-    """The cost of a token; a pipeline has as many stages as DSI has target servers."""
+def _rate(name: str, config: Heatmap, c: Array, a: Array, k: Array) -> Array:
+    """The cost of a token, infinite where it is impossible; a pipeline has as many stages as DSI has target servers."""
     if name == "SI":
-        return formulas.si_rate(1.0, c, a, lookahead)
+        return formulas.si_rate(1.0, c, a, k)
     if name == "DSI":
-        cost = formulas.dsi_rate(1.0, c, a, lookahead, config.accounting)
-        return np.where(legal(config, c, lookahead), cost, np.nan)
-    return formulas.PIPELINES[name](1.0, c, a, lookahead, config.num_target_servers, config.hop)
+        cost = formulas.dsi_rate(1.0, c, a, k, config.accounting)
+        return np.where(legal(config, c, k), cost, np.inf)
+    pipeline = formulas.Pipeline(1.0, c, a, k, config.num_target_servers, config.hop)
+    return pipeline.rate(name)
 
 
-def best(config: Heatmap, lookaheads: Iterable[int]) -> Bests:
+def best(config: Heatmap) -> Bests:
     """Every method at its best lookahead: DSI among the legal ones, the others among all."""
-    drafters, acceptances, _ = grid(config)
-    c, a = drafters[:, None], acceptances[None, :]
-    shape = len(drafters), len(acceptances)
-    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in ALGORITHMS}
-    found["non-SI"].cost[:] = 1
-    for lookahead in lookaheads:
-        for name in ALGORITHMS[1:]:
-            least, chosen = found[name]
-            rate = _rate(name, config, c, a, lookahead)
-            cost = np.round(np.broadcast_to(rate, shape), DIGITS)
-            better = (cost < least) | (np.isnan(least) & ~np.isnan(cost))
-            least[better], chosen[better] = cost[better], lookahead
+    drafters, acceptances, lookaheads = grid(config)
+    c, a, k = drafters[:, None, None], acceptances[:, None], np.array(lookaheads)
+    shape = len(drafters), len(acceptances), len(lookaheads)
+    plain = np.ones(shape[:2])
+    found = {"non-SI": Best(plain, np.zeros_like(plain, dtype=int))}
+    for name in ALGORITHMS[1:]:
+        rate = np.broadcast_to(_rate(name, config, c, a, k), shape)
+        cost = np.round(rate, DIGITS)
+        least, chosen = cost.min(-1), k[cost.argmin(-1)]
+        never = np.isinf(least)
+        least[never], chosen[never] = np.nan, 0
+        found[name] = Best(least, chosen)
     return found
 
 
@@ -138,51 +134,19 @@ def summary(config: Heatmap, found: Bests) -> Iterator[str]:
         for place in (np.nanargmax(ratio), np.nanargmin(ratio)):
             i, j = np.unravel_index(place, ratio.shape)
             ends.append(f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})")
-        most, least = ends
-        slower = 100 * np.mean(there < 1)
-        yield (f"{one.method} over {one.compared}: max {most}, median {np.median(there):.3f}, min {least}, "
-               f"{slower:.2f} % of {there.size} cells below 1")
+        yield (f"{one.method} over {one.compared}: max {ends[0]}, median {np.median(there):.3f}, min {ends[1]}, "
+               f"{100 * np.mean(there < 1):.2f} % of {there.size} cells below 1")
 
-
-# --- the table --------------------------------------------------------------------------------------------------------
 
 def table(config: Heatmap, found: Bests) -> str:
-    """The table as text: a line that says how it was made, the names of the columns, a row for each cell and method."""
+    """The table as text: a line with the keys of the command, the names of the columns, a row for each cell and method.
+    """
     drafters, acceptances, _ = grid(config)
     si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
     rows: list[Iterable[Any]] = [COLUMNS]
     for cell in np.ndindex(si_wins.shape):
-        axes = drafters[cell[0]], acceptances[cell[1]]
-        for name, (cost, chosen) in found.items():
-            rows.append((*axes, name, chosen[cell], cost[cell], si_wins[cell]))
-    body = "".join(f"{','.join(map(str, row))}\n" for row in rows)
-    about = {"schema": SCHEMA, "config": config.origin}
-    return f"# {json.dumps({**about, 'sha256': _digest(about, body)})}\n{body}"
-
-
-def _digest(about: Mapping[str, Any], body: str) -> str:
-    """A checksum of how a table was made and of its rows."""
-    return hashlib.sha256(f"{json.dumps(about, sort_keys=True)}\n{body}".encode()).hexdigest()
-
-
-def load(path: Name) -> tuple[Heatmap, Bests]:
-    """The configuration of a table, and every method at its best lookahead.
-
-    Raises ValueError if the file is no such table, or not as it was written.
-    """
-    text = decoded(read_bytes(path, REMEDY), path, SAVE)
-    head, _, body = text.partition("\n")
-    about = parse_json(head[2:], f"the first line of {path}", REMEDY) if head.startswith("# {") else None
-    if not isinstance(about, dict) or about.get("schema") != SCHEMA:
-        raise ValueError(f"{path} is no table of the heat maps of this version ({SCHEMA}): {REMEDY}")
-    digest = about.pop("sha256", "")
-    if digest != _digest(about, body):
-        raise ValueError(f"{path} is damaged, it is not as it was written: copy it again, or compute it again")
-    config = Heatmap(**about["config"])
-    drafters, acceptances, _ = grid(config)
-    rows = np.array([line.split(",") for line in body.splitlines()[1:]])
-    cells = rows.reshape(len(drafters), len(acceptances), len(ALGORITHMS), len(COLUMNS))
-    lookahead, cost = (cells[..., COLUMNS.index(name)] for name in ("k", "cost"))
-    found = {name: Best(cost[..., i].astype(float), lookahead[..., i].astype(int))
-             for i, name in enumerate(ALGORITHMS)}
-    return config, found
+        c, a = drafters[cell[0]], acceptances[cell[1]]
+        for name, (cost, lookahead) in found.items():
+            rows.append((c, a, name, lookahead[cell], cost[cell], si_wins[cell]))
+    lines = [f"# {json.dumps(vars(config))}", *(",".join(map(str, row)) for row in rows)]
+    return "\n".join([*lines, ""])

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Iterator, Sequence
+from typing import ClassVar, Iterator, Sequence
 
 from config.keys import Checked, Range
 from config.run_config import COUNT
@@ -91,8 +91,7 @@ class Online(Simulation):
     PATHS = ("traces",)
     RANGES = {
         **Simulation.RANGES, "c_sub": COST, "failure_cost_sub": COST, "maximum_correct_tokens": Range(0, COUNT)}
-    CHOICES = {
-        "simul_type": ("DSI", "SI", "both"), "preemption": ("instant", "none")}
+    CHOICES = {"simul_type": ("DSI", "SI", "both"), "preemption": ("instant", "none")}
     PAIRS = (*Simulation.PAIRS, ("c_sub", "failure_cost_sub"))
     SERVERS = 1024  # each is looked at for every event
 
@@ -114,10 +113,8 @@ class Online(Simulation):
     @property
     def servers(self) -> int:
         """How many servers there are; as many as it takes means: for the slowest forwards, and one for preemption."""
-        slowest = max(self.failure_cost, self.failure_cost_sub)
-        fastest = min(self.c, self.c_sub)
-        enough = 1 + int(servers_needed(slowest, fastest, self.k))
-        return self.num_target_servers or enough
+        slowest, fastest = max(self.failure_cost, self.failure_cost_sub), min(self.c, self.c_sub)
+        return self.num_target_servers or 1 + int(servers_needed(slowest, fastest, self.k))
 
 
 @dataclass(frozen=True)
@@ -131,14 +128,11 @@ class Heatmap(Checked):
     EXAMPLES = f"""\
   {COMMAND} heatmap
   {COMMAND} heatmap grid=paper output=maps
-  {COMMAND} heatmap ndim=20 num_target_servers=3 accounting=original
-  {COMMAND} heatmap load_results=maps/heatmap.csv output=again"""
-    PATHS = ("output", "load_results", "load_csv")
+  {COMMAND} heatmap ndim=20 num_target_servers=3 accounting=original"""
+    PATHS = ("output",)
     RANGES = {
-        "ndim": Range(2, 50),
-        "num_target_servers": Range(1, 1000), "hop": Range(0, 1000)}
-    CHOICES = {
-        "grid": ("ndim", "paper"), "accounting": ACCOUNTINGS}
+        "ndim": Range(2, 50), "num_target_servers": Range(1, 1000), "hop": Range(0, 1000)}
+    CHOICES = {"grid": ("ndim", "paper"), "accounting": ACCOUNTINGS}
 
     # What is computed
     grid: str = "ndim"  # ndim: as the next key says; paper: 100 drafters, 101 acceptance rates and 200 lookaheads
@@ -149,28 +143,11 @@ class Heatmap(Checked):
 
     # The files
     output: str = "out/heatmap"  # folder for the table heatmap.csv and the maps, as PNG and PDF
-    load_results: str = ""  # draw the maps of this heatmap.csv, which says the grid and the costs, and compute nothing
-    load_csv: str = ""  # the same
-
-    @property
-    def loaded(self) -> str:
-        """The table to draw the maps of; empty if they are to be computed."""
-        return self.load_results or self.load_csv
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """The keys that the costs follow from, which is all of them but files."""
-        return {key: value for key, value in vars(self).items() if key not in self.PATHS}
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if not self.output:
             yield "output= is empty: name a folder"
-        if self.load_results and self.load_csv:
-            yield "load_results and load_csv mean the same: leave one of them out"
-        for key, value in self.origin.items():
-            if self.loaded and value != getattr(Heatmap, key):
-                yield f"{key} is said by the table that is loaded: leave it out, or leave out load_results and load_csv"
         if self.grid == "paper" and self.ndim != Heatmap.ndim:
             yield "ndim does not count with grid=paper: leave one of them out"
 

@@ -20,7 +20,6 @@ from eval.dsi.keys import COMMAND
 from eval.pair_keys import TARGET, Measured
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
 from eval.tables import NAME_WIDTH, short
-from model.sample import Sampler
 from model.whole import Whole
 
 TIMED = {"repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
@@ -47,7 +46,7 @@ class Timed(Measured):
         if self.max_new_tokens < 2:
             yield "max_new_tokens=1 leaves no later token to time: give 2 or more"
         words = listed(self.rows)
-        are_sizes = (WHOLE.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words)
+        are_sizes = [WHOLE.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words]
         if not words or not all(are_sizes):
             yield f"rows={self.rows} are no sizes: give {ROWS.advice}, or several with commas between"
 
@@ -84,16 +83,16 @@ def spread(seconds: Sequence[float]) -> Spread:
     return Spread(float(median), float(low), float(high), len(seconds))
 
 
-def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int,
-          sampler: Sampler, repeats: int) -> list[tuple[Spread, Spread]]:
+def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], config: Timed) -> list[tuple[Spread, Spread]]:
     """The time to the first token of an answer (TTFT), and that of each later one (TPOT), in milliseconds, by models.
 
-    Answers have `new` tokens, at least 2; they go on behind an end token, to be as long. TPOT is one figure per answer:
-    the time behind its first token, by the number of tokens that follow.
+    Answers go on behind an end token, to be as long. TPOT is one figure per answer: the time behind its first token, by
+    the number of tokens that follow.
     """
+    sampler, new = sampler_of(config), config.max_new_tokens
     first: list[list[float]] = [[] for _ in models]
     later: list[list[float]] = [[] for _ in models]
-    for turn in range(1 + repeats):
+    for turn in range(1 + config.repeats):
         for prompt in prompts:
             for model, firsts, laters in zip(models, first, later):
                 words = model.words(prompt, model.cache(len(prompt) + new), sampler)
@@ -109,14 +108,14 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int,
     return list(zip(map(spread, first), map(spread, later)))
 
 
-def passes(model: Whole, rows: Sequence[int], context: int, sampler: Sampler,
-           repeats: int) -> dict[int, Spread]:
+def passes(model: Whole, rows: Sequence[int], config: Timed) -> dict[int, Spread]:
     """T(m): the milliseconds of a pass over m tokens behind `context` others, LM head and choice of each included."""
+    sampler, context = sampler_of(config), config.context
     cache = model.cache(context + max(rows))
     if context:
         model.logits([0] * context, cache, 1)
     took: dict[int, list[float]] = {size: [] for size in rows}
-    for turn in range(1 + repeats):
+    for turn in range(1 + config.repeats):
         for size in rows:
             start = time.perf_counter()
             logits_TV = model.logits([0] * size, cache, size, text=False)
@@ -131,16 +130,15 @@ def passes(model: Whole, rows: Sequence[int], context: int, sampler: Sampler,
 def main(argv: list[str]) -> int:
     config = read_keys(argv, LatencyConfig, f"{COMMAND} latency")
     check_sets(config.chosen_sets, config)
-    sampler = sampler_of(config)
     model = open_model(config.model, config)
     check_context(model, config)
     print(f"{config.model} in {str(model.whole.dtype)[len('torch.'):]}, {place(model)}; {config.max_new_tokens} tokens "
           f"an answer, {config.repeats} turns; ms: median, quartiles\n")
     for name in tqdm(config.chosen_sets, desc="sets", leave=False):
         prompts = prompts_of(name, config, [model])
-        [(first, later)] = paces([model.whole], prompts, config.max_new_tokens, sampler, config.repeats)
+        [(first, later)] = paces([model.whole], prompts, config)
         tqdm.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first}   TPOT {later}")
-    took = passes(model.whole, config.chosen_rows, config.context, sampler, config.repeats)
+    took = passes(model.whole, config.chosen_rows, config)
     print(f"\nT(m) behind {config.context} tokens, and how many times as long as T({min(took)})")
     least = took[min(took)].median
     for size, spread in took.items():
@@ -152,9 +150,10 @@ def main(argv: list[str]) -> int:
 def check_context(model: Model, config: Timed) -> None:
     """Raise ValueError for passes that do not fit into the model's context."""
     most = model.whole.config.context
-    if config.context + max(config.chosen_rows) > most:
-        raise ValueError(f"context={config.context} and {max(config.chosen_rows)} rows are more than the {most} "
-                         f"positions of {model.name}: give context={max(0, most - max(config.chosen_rows))} or less")
+    rows = max(config.chosen_rows)
+    if config.context + rows > most:
+        raise ValueError(f"context={config.context} and {rows} rows are more than the {most} positions of "
+                         f"{model.name}: give context={max(0, most - rows)} or less")
 
 
 def place(model: Model) -> str:

@@ -2,24 +2,32 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Iterator, Sequence, Tuple
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
 from config.keys import read_keys
 from eval.dsi import cost_model
-from eval.dsi.cost_model import Decoding, Moments, Sample, counted, drawn, moments, simulate
+from eval.dsi.cost_model import Moments, counted, moments
+from eval.dsi.formulas import Array
 from eval.dsi.keys import COMMAND, Offline
-from eval.dsi.paper import offline_draws
 from eval.tables import in_columns
 
 PLAIN = "non-SI"
 LOW, HIGH = 2.5, 97.5  # percentiles of an interval of 95 %
 BINS = 30
 COLUMNS = ("", "exact mean", "sd", "per token", "speed-up", "texts: mean", "sd", "interval", "off", "iterations")
-Result = Tuple[str, Moments, Sample]  # of an algorithm
 TONES = {"cost": "#bcdff5", "iterations": "#fde8b0"}  # of histograms
+
+
+class Result(NamedTuple):
+    """Of an algorithm: what a text costs exactly, and what each of the drawn ones does."""
+
+    name: str
+    exact: Moments
+    costs: Array
+    iterations: Array
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,42 +48,45 @@ def main(argv: Sequence[str]) -> int:
 
 
 def results(config: Offline) -> Iterator[Result]:
-    """Every algorithm exactly, and over the same texts.
-
-    In the original accounting SI and DSI are drawn as the published simulator draws them.
-    """
+    """Every algorithm exactly, and over the same texts."""
     setting = config.failure_cost, config.c
-    algorithms: dict[str, Decoding] = {
+    algorithms = {
         PLAIN: cost_model.si(*setting, 0),
         "SI": cost_model.si(*setting, config.k),
         "DSI": cost_model.dsi(*setting, config.k, config.accounting)}
-    endless = offline_draws(config.a, config.k, config.S, config.random_seed)
-    draws = list(islice(endless, config.num_repeats))
+    texts = list(islice(drawn(config), config.num_repeats))
     for name, decoding in algorithms.items():
-        if config.accounting == "original" and name != PLAIN:
-            sample = counted(decoding, draws, config.S)
+        counts = [counted(decoding, windows, config.S) for windows in texts]
+        exact = moments(decoding, config.a, config.S)
+        yield Result(name, exact, *np.array(counts).T)
+
+
+def drawn(config: Offline) -> Iterator[Array]:
+    """For text after text the right drafts of its windows, as the published offline simulator draws them."""
+    rng = np.random.RandomState(config.random_seed)
+    while True:
+        if config.a in (0, 1):
+            yield np.full(config.S, int(config.a) * config.k)
         else:
-            sample = simulate(decoding, drawn(config.a, config.random_seed), config.S, config.num_repeats)
-        yield name, moments(decoding, config.a, config.S), sample
+            right = rng.geometric(1 - config.a, size=config.S) - 1
+            yield np.minimum(right, config.k)
 
 
 def table(found: Sequence[Result], tokens: int) -> str:
     """A line for each algorithm."""
-    _, plainly, _ = found[0]
+    plain = float(found[0].exact.mean[0])
     rows = []
-    for name, exact, sample in found:
+    for name, exact, costs, iterations in found:
         mean, deviation = float(exact.mean[0]), float(exact.deviation[0])
-        costs = sample.costs[0]
         low, high = np.percentile(costs, [LOW, HIGH])
-        rows.append([name, f"{mean:.6g}", f"{deviation:.4g}", f"{mean / tokens:.5g}", f"{plainly.mean[0] / mean:.3f}",
-                     f"{costs.mean():.6g}", f"{costs.std():.4g}", f"[{low:.6g}, {high:.6g}]", off(exact, costs),
-                     f"{sample.iterations[0].mean():.6g}"])
+        rows.append([name, f"{mean:.6g}", f"{deviation:.4g}", f"{mean / tokens:.5g}", f"{plain / mean:.3f}",
+                     f"{costs.mean():.6g}", f"{costs.std():.4g}", f"[{low:.6g}, {high:.6g}]",
+                     off(mean, deviation, costs), f"{iterations.mean():.6g}"])
     return in_columns(COLUMNS, rows)
 
 
-def off(exact: Moments, costs: Any) -> str:
+def off(mean: float, deviation: float, costs: Array) -> str:
     """By how many standard errors the mean of texts differs from the exact one; a dash where nothing varies."""
-    mean, deviation = float(exact.mean[0]), float(exact.deviation[0])
     if deviation <= 1e-9 * mean:
         return "-"
     return f"{(costs.mean() - mean) / deviation * np.sqrt(costs.size):.2f}"
@@ -85,11 +96,11 @@ def draw(found: Sequence[Result], config: Offline) -> None:
     """Draw histograms of costs and of iterations into a file. Raises ValueError if it cannot be written."""
     from eval.plots import drawn as figure  # which takes long to import
 
-    with figure(config.picture, (9, 3 * len(found)), (len(found), 2), layout="constrained") as grid:
-        for row, (name, _, sample) in zip(grid, found):
-            for axes, (what, tone), [values] in zip(row, TONES.items(), sample):
+    size, places = (9, 3 * len(found)), (len(found), 2)
+    with figure(config.picture, size, places, layout="constrained") as grid:
+        for row, (name, _, *samples) in zip(grid, found):
+            for axes, (what, tone), values in zip(row, TONES.items(), samples):
                 axes.hist(values, BINS, density=True, color=tone, edgecolor="black", linewidth=0.5)
                 axes.axvline(values.mean(), color="black", linestyle="--", label=f"mean {values.mean():.5g}")
-                axes.set_xlabel(f"{what} of {config.S} tokens by {name}, simulated")
-                axes.set_ylabel("density")
+                axes.set(xlabel=f"{what} of {config.S} tokens by {name}, simulated", ylabel="density")
                 axes.legend()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -91,47 +91,30 @@ def table(config: Paper) -> str:
 def recomputed(row: Row, config: Paper) -> Recomputed:
     """One row; every algorithm has the lookahead that is best for it, DSI among those that its servers allow."""
     tokens, servers, every = config.S, config.num_target_servers, np.arange(1, config.S)
-    tried_legal, legal = (_allowed(row, lookaheads, servers) for lookaheads in (TRIED, every))
+    setting = row.target, row.drafter
+    times = Latencies(*setting, row.target * row.first_target, row.drafter * row.first_drafter)
+    tried, legal = (each[servers_needed(*setting, each) <= servers] for each in (TRIED, every))
 
     def mean(decoding: Decoding) -> Array:
         return moments(decoding, row.acceptance, tokens).mean
 
-    online = _online(row, TRIED, None, tokens) / _online(row, tried_legal, servers, tokens)
-    setting = row.target, row.drafter
-    original = mean(cost_model.dsi(*setting, tried_legal, "original"))
+    def online(lookaheads: Array, copies: int | None) -> float:
+        return min(online_mean(times, row.acceptance, int(k), copies, tokens) for k in lookaheads)
+
+    original = mean(cost_model.dsi(*setting, tried, "original"))
     offline = mean(cost_model.si(*setting, TRIED)).min() / original.min()
     by_si = mean(cost_model.si(*setting, every))
     by_dsi = mean(cost_model.dsi(*setting, legal))
-    events = by_si.min() / by_dsi.min()
-    plain = tokens * row.target / by_dsi.min()
-    si_best, dsi_best = every[by_si.argmin()], legal[by_dsi.argmin()]
-    return Recomputed(online, offline, events, plain, int(si_best), int(dsi_best))
+    return Recomputed(
+        online=online(TRIED, None) / online(tried, servers),
+        offline=offline,
+        events=by_si.min() / by_dsi.min(),
+        plain=tokens * row.target / by_dsi.min(),
+        si_lookahead=int(every[by_si.argmin()]),
+        dsi_lookahead=int(legal[by_dsi.argmin()]))
 
 
-def _allowed(row: Row, lookaheads: Array, servers: int) -> Array:
-    """The lookaheads that the servers allow."""
-    return lookaheads[servers_needed(row.target, row.drafter, lookaheads) <= servers]
-
-
-def _online(row: Row, lookaheads: Array, servers: int | None, tokens: int) -> float:
-    """The mean cost in the accounting of the published online simulator, with the best of these lookaheads."""
-    first_target, first_drafter = row.target * row.first_target, row.drafter * row.first_drafter
-    times = Latencies(row.target, row.drafter, first_target, first_drafter)
-    return min(online_mean(times, row.acceptance, int(k), servers, tokens) for k in lookaheads)
-
-
-# --- as the published simulators count --------------------------------------------------------------------------------
-
-def offline_draws(acceptance: float, lookahead: int, tokens: int, seed: int) -> Iterator[list[int]]:
-    """For text after text the drafts that are accepted window by window, as the offline simulator draws them."""
-    rng = np.random.RandomState(seed)
-    while True:
-        if acceptance in (0, 1):
-            yield [int(acceptance) * lookahead] * tokens
-        else:
-            accepted = rng.geometric(1 - acceptance, size=tokens) - 1
-            yield np.minimum(accepted, lookahead).tolist()
-
+# --- as the published online simulator counts -------------------------------------------------------------------------
 
 class Latencies(NamedTuple):
     """Times of a forward of target and drafter, and of the first forward of each."""

@@ -1,44 +1,229 @@
-"""Speeds that follow from a profile and a record of texts, beside those of the same methods in real emulation.
+"""Speeds in virtual time beside those of the same methods in real emulation, and beside the closed forms.
 
-No model is computed for a prediction. In virtual time the strategies, trees, drafts, rings and replicas are those of a
-real run; only the target's tokens and the drafter's guesses are read out of the record (`eval/recorded.py`).
+In virtual time the strategies, trees, drafts, rings, replicas and models are those of a real run; only its time is
+counted out of a profile.
 """
 from __future__ import annotations
 
 import sys
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 from tqdm import tqdm
 
 from config.cli import flat, parse
 from config.files import write_json
-from config.keys import preset_of, raw_values
+from config.keys import WHOLE, listed, over, preset_of, raw_values
 from config.methods import METHODS
+from config.presets import TOY
+from config.questions import load
 from config.run_config import RunConfig
-from eval.dsi import formulas
 from eval.dsi.acceptance import rate
+from eval.dsi.formulas import Pipeline as Staged
+from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.keys import COMMAND
-from eval.dsi.records import Book, Drafter, PredictConfig, book_of, words
+from eval.keys import AsksSets, problems_of_files
 from eval.metrics import NAN
-from eval.recorded import Recorded, sampler_of
+from eval.pair_keys import Measured
+from eval.pairs import check_pair, open_model, record
+from eval.prompts import problems as problems_of_sets
+from eval.recorded import check_room, sampler_of
 from eval.tables import in_columns, number
-from launch.build import build_decoder, build_passes, build_ring
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
-from model.drafts.mixture import Mixture
+from model.sample import Sampler
 from pipeline.decode import Answer, Request
 
+CHAINS = ("ar", "serial", "naive", "pruned", "pipedec", "continuous", "pipeinfer", "dsi")
+LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
+DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}
+NARROW = {  # of every level the likeliest guess alone, however unlikely it is
+    "width": "1", "init_topk_pipedec": "1", "min_probability": "0"}
+SEGMENTS = ("run_pipeinfer", "subseq_token")
+LEVELS = ("init_depth", "expand_depth")  # after the first
+OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
 WARM = 8  # tokens of an answer that is not measured
-APART = ("output", "trace", "pipeline_type")  # keys that the start of a pipeline does not get from the command
+APART = {"output", "trace", "pipeline_type"}  # keys that the start of a pipeline does not get from the command
 COLUMNS = ("", "predicted", "measured", "ratio", "closed form", "ratio")
 NOTE = """\
-tokens/s, prefill included. predicted: simulated in virtual time by the methods' own code, out of the profile and the
-record alone. measured: emulated in real time. closed form: out of T, d, a and a hop, in the long run. Ratios are to
-measured."""
+tokens/s, prefill included. predicted: simulated, by the methods' own code in virtual time. measured: emulated in real
+time. closed form: out of T, d, a and a hop, in the long run. Ratios are to measured."""
 
+
+@dataclass(frozen=True)
+class PredictConfig(AsksSets):
+    """One prediction and its measurement."""
+
+    REFUSED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time", "trace",
+               "hosts")
+
+    EXAMPLES = f"""\
+  {COMMAND} predict
+  {COMMAND} predict profile=lan-1g slowdown=8 output=lan.json
+  {COMMAND} predict methods=serial,continuous,dsi sets=gsm8k question_end=4 temperature=1 seed=3
+  {COMMAND} predict toy draft_dir=toy/draft_b lookahead=4"""
+
+    # What is compared
+    methods: str = ",".join(CHAINS)  # those that are predicted and measured (commas between); ar always is
+    measure: bool = True  # run the methods, too, in the time that the cluster would need; false: predict only
+
+    def problems(self) -> Iterator[str]:
+        chosen = listed(self.methods)
+        for name in chosen:
+            if name not in CHAINS:
+                yield (f"methods={self.methods}: {name} drafts no chain, or is no method: choose among "
+                       f"{', '.join(CHAINS)}")
+        if len(set(chosen)) < len(chosen):
+            yield f"methods={self.methods} names something twice: leave one of them out"
+        yield from problems_of_sets(self.chosen_sets)
+        yield from _problems_of_chains(self.run)
+        if self.run.cluster is None:
+            yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
+        yield from problems_of_files(self.run, "output")
+
+    @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        """The methods, `ar` first, with which all others are compared."""
+        return ("ar", *(name for name in listed(self.methods) if name != "ar"))
+
+    def single(self, method: str, virtual: bool) -> RunConfig:
+        """The configuration of a single run by one of the methods, in virtual time or as it is measured."""
+        timed: dict[str, Any] = {"time": "virtual", "slowdown": 1.0} if virtual else {}
+        return replace(self.run, pipeline_type=method, output="", **timed)
+
+
+def words(argv: Sequence[str]) -> list[str]:
+    """The words of a prediction: those that were typed, and those that make every method draft one chain.
+
+    A chain has `lookahead` guesses, where it is drafted for a verification or a tree, and so has a segment or a run.
+    """
+    raw = raw_values(argv)
+    lookahead = raw.get("lookahead", LOOKAHEAD)
+    if not WHOLE.fullmatch(lookahead) or int(lookahead[:9]) < 1:
+        lookahead = LOOKAHEAD  # what was typed is refused by its own name
+    defaults = {**DEFAULTS, **NARROW, "lookahead": lookahead, **dict.fromkeys(SEGMENTS, lookahead),
+                **dict.fromkeys(LEVELS, str(int(lookahead) - 1))}
+    if preset_of(argv) in ("", "toy") and raw.get("draft", "model") == "model":
+        defaults["draft_dir"] = str(TOY / "draft_a")
+    return over(argv, defaults, "toy")
+
+
+def _problems_of_chains(c: RunConfig) -> Iterator[str]:
+    if c.draft != "model":
+        yield f"draft={c.draft} drafts more than chains: add draft=model draft_dir=FOLDER, a small model"
+    elif not c.draft_dir:
+        yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
+    for key, value in NARROW.items():
+        if getattr(c, key) != float(value):
+            yield f"{key}={getattr(c, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
+    for key, open_value in OPEN.items():
+        if getattr(c, key) == open_value:
+            yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
+                   "number from 1")
+
+
+# --- in virtual time --------------------------------------------------------------------------------------------------
+
+Answers = List[Answer]
+
+
+class Pair:
+    """The target and its drafter, whole; ValueError if they are no pair, or if an answer has no room."""
+
+    def __init__(self, config: PredictConfig) -> None:
+        run = config.run
+        opened = Measured(dtype=run.dtype, device=run.device, threads=run.threads_per_rank)
+        target, self.drafter = open_model(run.base_dir, opened), open_model(run.draft_dir, opened)
+        check_pair(target, self.drafter)
+        prompts: list[list[int]] = []
+        for name in config.chosen_sets:
+            for question in load(config.folder, name, run.question_begin, run.question_end):
+                prompts.append(target.text.prompt_ids(question.turns[:1], run.template))
+        contexts = (model.whole.config.context for model in (target, self.drafter))
+        check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
+        sampler, ends = sampler_of(run), target.text.end_ids
+        self.requests = [Request(prompt, sampler, run.max_new_tokens, ends) for prompt in prompts]
+
+    def acceptance(self, answers: Answers) -> float:
+        """The share of the target's tokens that are the drafter's likeliest."""
+        asked = zip(self.requests, answers)
+        return rate([record(self.drafter, request.prompt, answer.token_ids, Sampler())
+                     for request, answer in asked]).value
+
+
+def predicted(config: PredictConfig, method: str, requests: Sequence[Request]) -> Answers:
+    """The answers by a method in virtual time."""
+    run = config.single(method, virtual=True)
+    with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+        return list(map(pipeline.decoder.whole, requests))
+
+
+def speed(answers: Answers) -> float:
+    """Tokens per second of all answers together, prefill included."""
+    seconds = sum(answer.seconds for answer in answers)
+    return sum(answer.new_tokens for answer in answers) / seconds
+
+
+# --- out of four numbers ----------------------------------------------------------------------------------------------
+
+def staged(config: PredictConfig, acceptance: float) -> Staged:
+    """What the closed forms know of the cluster, in milliseconds, and of the drafter; `lookahead` is a chain's."""
+    run = config.single("ar", virtual=True)
+    profile = run.cluster
+    assert profile is not None, "a prediction has an emulated cluster"
+    stages = len(prepare(run).spec(0).part.stages) - 1  # rank 0 holds no layers
+    return Staged(profile.model, profile.level, acceptance, run.init_depth + 1, stages, profile.latency)
+
+
+def closed_form(config: PredictConfig, method: str, known: Staged) -> float:
+    """Tokens per second in the long run by the closed form of a method.
+
+    `serial` is SI over a pipeline, whose answers take the pipeline's latency. `pipeinfer` has no form of its own: that
+    of `continuous` describes it, with the tip alone at first and then window after window.
+    """
+    if method == "dsi":
+        cost = dsi_rate(*known[:3], config.run.tree.lookahead)
+    elif method == "serial":
+        cost = si_rate(known.latency, *known[1:4])
+    elif method == "pipeinfer":
+        cost = known._replace(lookahead=config.run.run_pipeinfer).continuous()
+    else:
+        cost = known.rate(method)
+    return 1e3 / float(cost)
+
+
+# --- in real time -----------------------------------------------------------------------------------------------------
+
+def measured(config: PredictConfig, given: Sequence[str],
+             requests: Sequence[Request]) -> dict[str, Answers]:
+    """What each method answers over real processes; `given` are the words of the command.
+
+    Methods of a ring share a start; each question is answered by all by turns.
+    """
+    options: dict[str, Any] = raw_values(given)
+    for key in options.keys() - (vars(RunConfig()).keys() - APART):
+        del options[key]
+    starts: dict[str, list[str]] = {}
+    for name in config.chosen_methods:
+        starts.setdefault(METHODS[name].target, []).append(name)
+    warm = replace(requests[0], max_new_tokens=min(WARM, config.run.max_new_tokens))
+    found: dict[str, Answers] = {name: [] for name in config.chosen_methods}
+    total = len(found) * len(requests)
+    with tqdm(total=total, unit="answer", desc=f"emulated, {config.run.profile}", file=sys.stderr) as bar:
+        for methods in starts.values():
+            with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1]) as pipeline:
+                decoders = {name: pipeline.decoder_for(config.single(name, virtual=False)) for name in methods}
+                for decoder in decoders.values():
+                    decoder.whole(warm)
+                for request, (name, decoder) in product(requests, decoders.items()):
+                    found[name].append(decoder.whole(request))
+                    bar.update()
+    return found
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
 
 class Row(NamedTuple):
     """Tokens per second of a method; NaN: not measured."""
@@ -49,131 +234,27 @@ class Row(NamedTuple):
 
 
 Rows = Dict[str, Row]  # by method
-Answers = Dict[str, List[Answer]]  # by method
 
-
-def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Request:
-    """The request whose answer is in the record."""
-    return Request(prompt, sampler_of(config.run), config.run.max_new_tokens, frozenset(book.ends))
-
-
-def speed(answers: Sequence[Answer]) -> float:
-    """Tokens per second of all answers together, prefill included."""
-    seconds = sum(answer.seconds for answer in answers)
-    return sum(answer.new_tokens for answer in answers) / seconds
-
-
-def predicted(config: PredictConfig, book: Book, method: str) -> list[Answer]:
-    """The answers by a method in virtual time, each on a cluster of its own over the record."""
-    run = config.single(method, virtual=True)
-    answers = []
-    for one in book.answers:
-        recorded = Recorded(book.vocab, one.prompt, one.text)
-        matches = one.coupled if method == "dsi" else one.likeliest  # replicas draft with the target's noise
-        with as_virtual(prepare(run), answers=lambda _: recorded) as rank_0:  # noqa: B023 (used in this turn)
-            spec, clock = rank_0.spec, rank_0.clock
-            ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
-            draft = Mixture([Drafter(recorded, matches, spec.slots)])
-            passes = build_passes(spec, rank_0.trace, clock)
-            decoder = build_decoder(spec, ring, draft, spec.config.tree, passes)
-            ring.start()
-            answer = decoder.whole(request_of(config, book, one.prompt))
-            ring.stop()
-        assert answer.token_ids == one.text, "the text of a prediction is the recorded one"
-        answers.append(answer)
-    return answers
-
-
-# --- out of four numbers ----------------------------------------------------------------------------------------------
-
-class Numbers(NamedTuple):
-    """Milliseconds of a forward of the target, of a guess, and of a message; the acceptance rate; stages of a pipeline.
-    """
-
-    target: float
-    drafter: float
-    hop: float
-    acceptance: float
-    stages: int
-
-
-def numbers_of(config: PredictConfig, book: Book) -> Numbers:
-    """What the closed forms know of the cluster and the record."""
-    run = config.single("ar", virtual=True)
-    profile = run.cluster
-    assert profile is not None, "a prediction has an emulated cluster"
-    acceptance = rate([one.likeliest for one in book.answers]).value
-    stages = len(prepare(run).spec(0).part.stages) - 1  # rank 0 holds no layers
-    return Numbers(profile.model, profile.level, profile.latency, acceptance, stages)
-
-
-def closed_form(config: PredictConfig, method: str, numbers: Numbers) -> float:
-    """Tokens per second in the long run by the closed form of a method.
-
-    `serial` is SI over a pipeline, whose answers take the pipeline's latency. `pipeinfer` has no form of its own: that
-    of `continuous` describes it, with the tip alone at first and then window after window.
-    """
-    target, drafter, hop, acceptance, stages = numbers
-    if method == "dsi":
-        cost = formulas.dsi_rate(target, drafter, acceptance, config.run.tree.lookahead)
-    elif method == "serial":
-        latency = formulas.latency(target, stages, hop)
-        cost = formulas.si_rate(latency, drafter, acceptance, config.run.init_depth + 1)
-    else:
-        guesses = config.run.run_pipeinfer if method == "pipeinfer" else config.run.init_depth + 1
-        form = formulas.PIPELINES["continuous" if method == "pipeinfer" else method]
-        cost = form(target, drafter, acceptance, guesses, stages, hop)
-    return 1e3 / float(cost)
-
-
-# --- in real time -----------------------------------------------------------------------------------------------------
-
-def measured(config: PredictConfig, given: Sequence[str], book: Book) -> Answers:
-    """What each method answers over real processes; `given` are the words of the command.
-
-    Methods of a ring share a start; each question is answered by all by turns.
-    """
-    keys = {key.name for key in fields(RunConfig)}.difference(APART)
-    options: dict[str, Any] = {key: value for key, value in raw_values(given).items() if key in keys}
-    starts: dict[str, list[str]] = {}
-    for name in config.chosen_methods:
-        starts.setdefault(METHODS[name].target, []).append(name)
-    asked = [request_of(config, book, one.prompt) for one in book.answers]
-    warm = replace(asked[0], max_new_tokens=min(WARM, asked[0].max_new_tokens))
-    found: Answers = {name: [] for name in config.chosen_methods}
-    total = len(found) * len(asked)
-    with tqdm(total=total, unit="answer", desc=f"emulated, {config.run.profile}", file=sys.stderr) as bar:
-        for methods in starts.values():
-            with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1]) as pipeline:
-                decoders = {name: pipeline.decoder_for(config.single(name, virtual=False)) for name in methods}
-                for decoder in decoders.values():
-                    decoder.whole(warm)
-                for request, (name, decoder) in product(asked, decoders.items()):
-                    found[name].append(decoder.whole(request))
-                    bar.update()
-    return found
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 def main(argv: Sequence[str]) -> int:
     given = words(argv)
     config = parse(given, f"{COMMAND} predict", kind=PredictConfig)
-    book = book_of(config)
-    numbers = numbers_of(config, book)
-    found = measured(config, given, book) if config.measure else {}
-    rows, other = {}, {}
-    bar = tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr)
-    for name in bar:
-        simulated, taken = speed(predicted(config, book, name)), NAN
-        if found:
-            taken = speed(found[name]) * config.run.slowdown
-            other[name] = sum(answer.token_ids != one.text for answer, one in zip(found[name], book.answers))
-        rows[name] = Row(simulated, taken, closed_form(config, name, numbers))
-    tokens = sum(len(one.text) for one in book.answers)
-    print(f"{config.run.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
+    pair, methods = Pair(config), config.chosen_methods
+    bar = tqdm(methods, unit="method", desc="predicted", leave=False, file=sys.stderr)
+    simulated = {name: predicted(config, name, pair.requests) for name in bar}
+    plain = simulated["ar"]
+    known = staged(config, pair.acceptance(plain))
+    found = measured(config, given, pair.requests) if config.measure else {}
+    rows = {}
+    for name in methods:
+        taken = speed(found[name]) * config.run.slowdown if found else NAN
+        rows[name] = Row(speed(simulated[name]), taken, closed_form(config, name, known))
+    other = {name: sum(one.token_ids != text.token_ids for one, text in zip(answers, plain))
+             for name, answers in found.items()}
+    tokens = sum(answer.new_tokens for answer in plain)
+    print(f"{config.run.profile}, {known.stages} boards and rank 0; {len(plain)} texts of {tokens} tokens, "
           f"temperature {config.run.temperature:g}; lookahead {config.run.lookahead}\n"
-          f"T {numbers.target:g} ms, d {numbers.drafter:g} ms, hop {numbers.hop:g} ms, a {numbers.acceptance:.3f}\n\n"
+          f"T {known.target:g} ms, d {known.drafter:g} ms, hop {known.hop:g} ms, a {known.acceptance:.3f}\n\n"
           f"{table(rows)}\n\n{NOTE}")
     if found:
         print("\n".join(notes(rows, other)))
@@ -197,11 +278,11 @@ def table(rows: Rows) -> str:
 
 
 def notes(rows: Rows, other: dict[str, int]) -> list[str]:
-    """The method whose prediction is the furthest off, and what was not answered as recorded."""
+    """The method whose prediction is the furthest off, and what was not answered as `ar` in virtual time does."""
     off = {method: row.predicted / row.measured - 1 for method, row in rows.items()}
     method = max(off, key=lambda each: abs(off[each]))
     lines = [f"worst deviation: predicted {off[method]:+.1%} ({method})"]
     different = [f"{count} of {name}" for name, count in other.items() if count]
     if different:
-        lines.append(f"answers that are not the recorded text: {', '.join(different)}")
+        lines.append(f"answers that are not the predicted text: {', '.join(different)}")
     return lines

@@ -5,10 +5,11 @@ The times and the acceptance rate of a row are measured; its costs per token are
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from itertools import chain, product
+from dataclasses import dataclass
+from itertools import chain, groupby, product
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -20,7 +21,7 @@ from eval.dsi.keys import COMMAND, COUNT
 from eval.dsi.latency import Timed, check_context, paces, passes
 from eval.keys import problems_of_files
 from eval.pair_keys import TARGET, TOY_DRAFTS
-from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
+from eval.pairs import answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import keep, kept
 from eval.tables import in_columns, number
 
@@ -28,9 +29,9 @@ TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # millisecon
 COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
            "k", "plain/DSI", "SI/DSI", "best")
 Row = Dict[str, Any]  # what was measured of a pair
-Written = Tuple[List[List[int]], List[List[int]]]  # what a target was asked on a data set, and what it wrote
+Growth = Mapping[int, float]  # T(m) by T(1)
 LOOKAHEADS = 200  # of SI, the best of which is taken; as many as in the paper
-FLAT = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
+FLAT: Growth = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
 ROUNDS = 4  # in which the lookahead of DSI and the time of its verification settle
 
 
@@ -85,14 +86,6 @@ class TableConfig(Timed):
 
 # --- what is predicted ------------------------------------------------------------------------------------------------
 
-class Measures(NamedTuple):
-    """Times of a token of target and drafter in milliseconds, and the acceptance rate."""
-
-    target: float
-    draft: float
-    acceptance: float
-
-
 class Prediction(NamedTuple):
     """The best lookaheads, and milliseconds per token in the long run; `original` is DSI in the accounting of the
     simulator that was published with the paper."""
@@ -110,20 +103,21 @@ class Prediction(NamedTuple):
         return min(("nonsi", "si", "dsi"), key=lambda name: getattr(self, name))
 
 
-def predict(measures: Measures, servers: int, growth: Mapping[int, float] = FLAT) -> Prediction:
+def predict(target: float, draft: float, acceptance: float, servers: int,
+            growth: Growth = FLAT) -> Prediction:
     """SI with its best lookahead, DSI with the smallest one for which these target servers are enough (Eq. 1).
 
-    `growth` says how many times as long a pass over m tokens takes as one over a single token: a verification of SI
-    reads k + 1 tokens, and one of DSI those that its server has not seen, about T / d + k. Between the sizes of
-    `growth` it is interpolated; SI tries no lookahead beyond them, and DSI takes the last one for all that are larger.
+    `target` and `draft` are milliseconds of a token. `growth` says how many times as long a pass over m tokens takes as
+    one over a single token: a verification of SI reads k + 1 tokens, and one of DSI those that its server has not seen,
+    about T / d + k. Between the sizes of `growth` it is interpolated; SI tries no lookahead beyond them, and DSI takes
+    the last one for all that are larger.
     """
-    target, draft, acceptance = measures
     rows, factors = zip(*sorted(growth.items()))
     most = LOOKAHEADS if len(rows) == 1 else max(1, rows[-1] - 1)
     looks = np.arange(1, min(most, LOOKAHEADS) + 1)
     verify = target * np.interp(looks + 1, rows, factors)
     si = si_rate(verify, draft, acceptance, looks)
-    best = int(np.argmin(si))
+    best = si.argmin()
     verification = target
     for _ in range(ROUNDS):
         lookahead = int(least_lookahead(verification, draft, servers))
@@ -136,72 +130,47 @@ def predict(measures: Measures, servers: int, growth: Mapping[int, float] = FLAT
 
 # --- what is measured -------------------------------------------------------------------------------------------------
 
-@dataclass
-class Measuring:
-    """Measures row after row. Both models of a row are timed by turns.
+def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
+    """Measure row after row; both models of a row are timed by turns, and how the target's passes grow once for all.
 
-    What the target writes and how its passes grow is found once for all of its drafters.
+    Raises ValueError for models that are none, or no pair.
     """
-
-    config: TableConfig
-    models: dict[str, Model] = field(default_factory=dict)  # those of the last row
-    written: dict[tuple[str, int], Written] = field(default_factory=dict)  # by set and the shorter context
-    growth: dict[int, float] = field(default_factory=dict)  # T(m) by T(1)
-
-    def row(self, pair: Pair) -> Row:
-        """All that is measured of a pair. Raises ValueError for models that are none, or no pair."""
-        config, sampler = self.config, sampler_of(self.config)
-        self.models = {name: model for name, model in self.models.items() if name in pair}
-        for folder in (pair.target, pair.draft):
-            if folder not in self.models:
-                self.models[folder] = open_model(folder, config)
-        target, drafter = self.models[pair.target], self.models[pair.draft]
+    sampler, target = sampler_of(config), open_model(config.target, config)
+    check_context(target, config)
+    took = passes(target.whole, sorted({1, *config.chosen_rows}), config)
+    single = took[1].median
+    growth = {size: spread.median / single for size, spread in took.items()}
+    for folder, rows in groupby(pairs, attrgetter("draft")):
+        drafter = open_model(folder, config)
         check_pair(target, drafter)
-        check_context(target, config)
-        prompts, texts = self._written(pair.set, target, drafter)
-        records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
-        both = [target.whole, drafter.whole]
-        found = paces(both, prompts, config.max_new_tokens, sampler, config.repeats)
-        times = {name: spread[:3] for name, spread in zip(TIMES, chain(*found))}
-        bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
-        if not self.growth:
-            sizes = sorted({1, *config.chosen_rows})
-            took = passes(target.whole, sizes, config.context, sampler, config.repeats)
-            self.growth = {size: spread.median / took[1].median for size, spread in took.items()}
-        return {**pair._asdict(), **times, "acceptance": bounds, "growth": self.growth,
-                "prompts": len(records), "tokens": sum(map(len, records))}
-
-    def _written(self, name: str, target: Model, drafter: Model) -> Written:
-        key = name, min(model.whole.config.context for model in (target, drafter))
-        if key not in self.written:
-            config, sampler = self.config, sampler_of(self.config)
-            prompts = prompts_of(name, config, (target, drafter))
-            texts = [answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts]
-            self.written[key] = prompts, texts
-        return self.written[key]
+        for pair in rows:
+            prompts = prompts_of(pair.set, config, (target, drafter))
+            texts = (answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts)
+            records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
+            spreads = chain(*paces([target.whole, drafter.whole], prompts, config))
+            times = {name: spread[:3] for name, spread in zip(TIMES, spreads)}
+            bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
+            yield {**pair._asdict(), **times, "acceptance": bounds, "growth": growth,
+                   "prompts": len(records), "tokens": sum(map(len, records))}
 
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, TableConfig, f"{COMMAND} table")
-    rows = rows_of(config)
-    check_sets({pair.set for pair in config.pairs if pair not in rows}, config)
-    measuring = Measuring(config)
-    for pair in tqdm(config.pairs, desc="pairs", unit="pair"):
-        if pair not in rows:
-            rows[pair] = measuring.row(pair)
-            if config.output:
-                keep(config.output, config.settings, {"rows": [*rows.values()]})
+    found = kept(config.output, config.settings, "is no file of rows", "name another output=")
+    rows = {pair_of(row): row for row in found["rows"]} if found else {}
+    missing = [pair for pair in config.pairs if pair not in rows]
+    check_sets({pair.set for pair in missing}, config)
+    made = measured(config, missing) if missing else ()
+    for row in tqdm(made, desc="pairs", unit="pair", total=len(missing)):
+        rows[pair_of(row)] = row
+        if config.output:
+            keep(config.output, config.settings, {"rows": [*rows.values()]})
     print(table([rows[pair] for pair in config.pairs], config.num_target_servers))
     return 0
 
 
-# --- the file of rows -------------------------------------------------------------------------------------------------
-
-def rows_of(config: TableConfig) -> dict[Pair, Row]:
-    """The rows that the file of rows holds. Raises ValueError if it is another file, or of other keys."""
-    found = kept(config.output, config.settings, "is no file of rows", "name another output=")
-    rows = found["rows"] if found else []
-    return {Pair(*map(row.get, Pair._fields)): row for row in rows}
+def pair_of(row: Row) -> Pair:
+    return Pair(*(row[name] for name in Pair._fields))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -213,16 +182,16 @@ def table(rows: list[Row], servers: int) -> str:
              "the published simulator, then with T(m)\n\n")
     lines = []
     for row in rows:
-        middles = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
-        target, draft, right = measures = Measures(*middles)
+        target, draft, right = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
         growth = {int(size): factor for size, factor in row["growth"].items()}
-        flat, grown = (predict(measures, servers, known) for known in (FLAT, growth))
+        flat = predict(target, draft, right, servers)
+        grown = predict(target, draft, right, servers, growth)
         folders = [Path(row[name]).name for name in ("target", "draft")]
         times = [number(target), number(draft)]
         shares = [number(100 * share, 1) for share in (draft / target, right)]
         original = number(flat.si / flat.original)
-        lines.append([*folders, row["set"], *times, *shares,
-                      *_ratios(flat), original, *_ratios(grown), grown.best])
+        lines.append([*folders, row["set"], *times, *shares, *_ratios(flat), original,
+                      *_ratios(grown), grown.best])
     return about + in_columns(COLUMNS, lines, names=3)
 
 

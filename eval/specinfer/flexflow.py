@@ -98,23 +98,22 @@ class GenerationResult:
 
 def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: None) -> GenerationResult:
     """The answer to a request, shown piece by piece as it settles. Raises ValueError for lengths that cannot be."""
+    prompt, room, length = request.prompt, request.max_new_tokens, request.max_length
     text, config = pipeline.text, pipeline.config
     if text is None:
         raise ValueError("SpecInfer's programs read texts: leave prompt_ids out")
-    ids = pipeline.prompt_ids(request.prompt, config.template)
-    room = config.max_new_tokens
-    if request.max_new_tokens != -1:
-        room = request.max_new_tokens
-    elif request.max_length != -1:
-        room = request.max_length - len(ids)
-        if room <= 0:
-            raise ValueError(f"max_length={request.max_length} leaves no room behind a prompt of {len(ids)} tokens: "
-                             "give more, or max_new_tokens")
+    ids = pipeline.prompt_ids(prompt, config.template)
+    if room == -1:
+        room = config.max_new_tokens if length == -1 else length - len(ids)
+    if room <= 0:
+        raise ValueError(f"max_length={length} leaves no room behind a prompt of {len(ids)} tokens: give more, or "
+                         "max_new_tokens")
     generation = pipeline.stream(ids, max_new_tokens=room)
     for piece in generation:
         show(piece)
-    tokens = [*ids, *generation.answer.token_ids]
-    return GenerationResult(next(GUIDS), request.prompt, text.decode(tokens), ids, tokens, generation.answer)
+    answer = generation.answer
+    tokens = [*ids, *answer.token_ids]
+    return GenerationResult(next(GUIDS), prompt, text.decode(tokens), ids, tokens, answer)
 
 
 def keep(path: str, result: GenerationResult, ttft: bool) -> None:

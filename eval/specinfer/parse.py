@@ -151,15 +151,12 @@ def read(program: str, argv: Sequence[str]) -> Call:
     else:
         alone = [key for key in ("temperature", "top_p") if key in values]
         ignored += [f"{key}={values.pop(key)} without --do-sample" for key in alone]
-    if "ssm" in values:
-        values["ssm"] = ",".join(values["ssm"])
     if "max_length" in values:
         values["max_length"] = min(values["max_length"])
     if "expansion" in values:
         values["expansion"] = f"1,1,{max(1, values['expansion'])},1,1,1,1,1"
-    keys = {key: str(value) for key, value in values.items()}
     sentence = f"ignored, since they mean nothing here: {', '.join(ignored)}" if ignored else ""
-    return Call(_words(program, keys, own), sentence)
+    return Call(_words(program, values, own), sentence)
 
 
 def _sorted(rest: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -218,14 +215,13 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 
 # --- keys -------------------------------------------------------------------------------------------------------------
 
-def _words(program: str, found: dict[str, str], own: Sequence[str]) -> list[str]:
+def _words(program: str, found: dict[str, Any], own: Sequence[str]) -> list[str]:
     """The words of a run: those that the flags make, those that were typed as keys, and SpecInfer's own defaults."""
     beside = raw_values(own)
     named = {"models": str(MODELS), **beside, **found}
     root = Path(named["models"]).expanduser()
     if "ssm" in found:
-        folders = [_folder(name, root) for name in found["ssm"].split(",")]
-        found["ssm"] = ",".join(folders)
+        found["ssm"] = ",".join(_folder(name, root) for name in found["ssm"])
     elif program == SPEC_INFER and "base_dir" in found and "ssm" not in beside:
         raise ValueError(f"-llm-model {found['base_dir']} has no small model beside it: add -ssm-model DIR, or take "
                          f"scripts/{INCR_DECODING}.sh")
@@ -241,8 +237,8 @@ def _words(program: str, found: dict[str, str], own: Sequence[str]) -> list[str]
             raise ValueError(f"-output-file {prompts} is the prompt file: choose another -output-file")
         usual["template"] = "none"  # prompts of a file stand as they are
     usual["max_new_tokens"] = {**usual, **beside, **found}["max_length"]
-    left = {key: value for key, value in usual.items() if key not in beside}
-    made = {**left, **found}
+    made = {key: value for key, value in usual.items() if key not in beside}
+    made.update(found)
     return [*(f"{key}={value}" for key, value in made.items()), *own]
 
 

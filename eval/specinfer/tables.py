@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
-from typing import Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Iterator, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 from tqdm import tqdm
@@ -16,7 +16,7 @@ from config.keys import read_keys
 from eval.pair_keys import MOST_CHILDREN, SpecInferConfig
 from eval.pairs import Model, answer, check_pair, open_model, prompts_of
 from eval.tokens_per_pass import Array, among_best, among_drawn, by_mss, passes, ranks
-from model.rules import Law, laws
+from model.rules import laws
 from model.sample import Sampler
 
 COMMAND = "python -m scripts.bench specinfer"
@@ -32,7 +32,7 @@ PUBLISHED = "paper: LLaMA-7B with LLaMA-68M on its own texts, so other models an
 # our three kinds its texts of stochastic decoding are.
 PAPER = Path(__file__).with_name("published.csv")
 HEADING = ("k", *(f"{k}" for k in range(1, MOST_CHILDREN + 1)))
-Figures = Mapping[str, Sequence[float]]  # data set -> figures, mostly for k from 1 on
+Figures = Mapping[str, Union[Sequence[float], Array]]  # data set -> figures, mostly for k from 1 on
 
 
 class Counts(NamedTuple):
@@ -43,19 +43,18 @@ class Counts(NamedTuple):
     passes_K: Array
 
     @property
-    def percent(self) -> list[float]:
+    def percent(self) -> Array:
         """How often a token is accepted, `[K]`."""
-        return (100 * self.accepted_K / self.tokens).tolist()  # type: ignore[no-any-return]
+        return 100 * self.accepted_K / self.tokens
 
     @property
-    def verified(self) -> list[float]:
+    def verified(self) -> Array:
         """Tokens per pass, `[K]`."""
-        return (self.tokens / self.passes_K).tolist()  # type: ignore[no-any-return]
+        return self.tokens / self.passes_K
 
 
 Pair = Tuple[Model, Model]  # target and drafter
 Written = Tuple[Sequence[int], Sequence[int]]  # a prompt, and the text behind it
-Accepted = Tuple[str, Array]  # a kind, and how probably each token of a text is accepted, [K, N]
 Found = Mapping[str, Mapping[str, Counts]]  # data set -> kind -> what was counted
 
 
@@ -75,13 +74,13 @@ def specinfer(argv: list[str]) -> int:
     target, drafter = (open_model(folder, config) for folder in (config.target, config.draft))
     check_pair(target, drafter)
     by_set = {name: of_set(name, (target, drafter), config) for name in config.chosen_sets}
-    kinds = (GREEDY, BEST, DRAWN, MSS) if config.do_sample else (GREEDY,)
+    kinds = list(next(iter(by_set.values())))
     if len(by_set) > 1:
-        by_set[ALL] = {kind: total([counts[kind] for counts in by_set.values()]) for kind in kinds}
+        every = list(by_set.values())
+        by_set[ALL] = {kind: total([counts[kind] for counts in every]) for kind in kinds}
     print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens a text, "
-          f"{config.num_examples or 'all'} prompts of each set")
-    print(f"drawn: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}")
-    print(PUBLISHED)
+          f"{config.num_examples or 'all'} prompts of each set\n"
+          f"drawn: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}\n{PUBLISHED}")
     print("\n".join(report(by_set, kinds, config)))
     return 0
 
@@ -96,14 +95,15 @@ def of_set(name: str, pair: Pair, config: SpecInferConfig) -> dict[str, Counts]:
     found: dict[str, list[Counts]] = {}
     bar = tqdm(prompts_of(name, config, pair), desc=name, leave=False, file=sys.stderr)
     for number, prompt in enumerate(bar):
-        drawn = Sampler(config.temperature, config.top_p, seed=config.seed + number)
-        for sampler in (Sampler(), drawn) if config.do_sample else (Sampler(),):
+        samplers = [Sampler()]
+        if config.do_sample:
+            samplers.append(Sampler(config.temperature, config.top_p, seed=config.seed + number))
+        for sampler in samplers:
             text = answer(pair[0], prompt, config.max_new_tokens, sampler)
-            for kind, accepted_KN in along((prompt, text), pair, sampler, most):
+            for kind, accepted_KN in along((prompt, text), pair, sampler, most).items():
                 accepted_K = accepted_KN[:MOST_CHILDREN, 1:].sum(1)
                 passes_K = np.array([passes(accepted_KN, one) for one in widths])
-                counts = Counts(len(text) - 1, accepted_K, passes_K)
-                found.setdefault(kind, []).append(counts)
+                found.setdefault(kind, []).append(Counts(len(text) - 1, accepted_K, passes_K))
     totals = {kind: total(counts) for kind, counts in found.items()}
     if not all(counts.tokens for counts in totals.values()):
         raise ValueError(f"the target ends every text of {name} with its first token, so nothing can be guessed: "
@@ -116,20 +116,16 @@ def total(counts: Sequence[Counts]) -> Counts:
     return Counts._make(map(sum, zip(*counts)))
 
 
-def along(written: Written, pair: Pair, sampler: Sampler, most: int) -> Iterator[Accepted]:
+def along(written: Written, pair: Pair, sampler: Sampler, most: int) -> dict[str, Array]:
     """The kinds that a text of this sampler shows, and how probably its tokens are accepted in each, `[K, N]`."""
-    target, drafter = pair
+    target_NV, theirs_NV = (model.logits(*written) for model in pair)
     text = written[1]
-    theirs_NV = drafter.logits(*written)
     best_KN = among_best(ranks(theirs_NV, text), most)
     if not sampler.temperature:
-        yield GREEDY, best_KN
-        return
-    drawn_NV: Law = laws(sampler, theirs_NV)
-    yield BEST, best_KN
-    yield DRAWN, among_drawn(drawn_NV, text, most)
-    law_NV = laws(sampler, target.logits(*written))
-    yield MSS, by_mss(law_NV, drawn_NV, text, most)
+        return {GREEDY: best_KN}
+    law_NV, drawn_NV = laws(sampler, target_NV), laws(sampler, theirs_NV)
+    mss_KN = by_mss(law_NV, drawn_NV, text, most)
+    return {BEST: best_KN, DRAWN: among_drawn(drawn_NV, text, most), MSS: mss_KN}
 
 
 def report(found: Found, kinds: Sequence[str], config: SpecInferConfig) -> Iterator[str]:

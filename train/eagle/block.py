@@ -28,11 +28,12 @@ class Blocks:
     """A cache of rows of text and of the blocks behind them, which see the text up to `starts_A`, and themselves."""
 
     def __init__(self, text: int, starts_A: Tensor, size: int) -> None:
-        block_R = torch.arange(len(starts_A), device=starts_A.device).repeat_interleave(size)
-        slot_T = torch.arange(text, device=starts_A.device)
+        device = starts_A.device
+        block_R = torch.arange(len(starts_A), device=device).repeat_interleave(size)
+        slot_T = torch.arange(text, device=device)
         before_RT = slot_T <= starts_A[block_R][:, None]
         within_RR = block_R[:, None] == block_R
-        nothing_TS = torch.eye(text, text + len(block_R), dtype=torch.bool, device=starts_A.device)
+        nothing_TS = torch.eye(text, text + len(block_R), dtype=torch.bool, device=device)
         blocks_RS = torch.cat((before_RT, within_RR), 1)
         self._sees_TS = torch.cat((nothing_TS, blocks_RS))  # what rows of text say is not asked
 
@@ -53,10 +54,6 @@ class BlockTask(Task):
 
     head: DFlashHead
 
-    def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
-        assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no features for blocks"
-        return inner_ND
-
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         return self.words(out_MD, wanted)  # which `passes` has made logits of, for all places at once
 
@@ -65,16 +62,18 @@ class BlockTask(Task):
 
     def passes(self, ids_N: Tensor, feature_ND: Tensor,
                starts_A: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        form, text = self.head.form, len(ids_N) - 1
+        form, last = self.head.form, self.head.config.context - 1
+        slot_T = torch.arange(len(ids_N) - 1, device=ids_N.device)
         place_B = torch.arange(form.size, device=ids_N.device)
-        pos_AB = (starts_A[:, None] + 1 + place_B).clamp(max=self.head.config.context - 1)
+        pos_AB = (starts_A[:, None] + 1 + place_B).clamp(max=last)
         token_AB = torch.full_like(pos_AB, form.mask)
         token_AB[:, 0] = ids_N[starts_A + 1]
-        token_T = torch.cat((torch.full_like(ids_N[1:], TEXT), token_AB.flatten()))
-        pos_T = torch.cat((torch.arange(text, device=ids_N.device), pos_AB.flatten()))
+        token_T = torch.cat((torch.full_like(slot_T, TEXT), token_AB.flatten()))
+        pos_T = torch.cat((slot_T, pos_AB.flatten()))
         feature_TN = F.pad(feature_ND[:-1], (0, 0, 0, token_AB.numel()))
-        out_TD = self.head(token_T, feature_TN, pos_T, Blocks(text, starts_A, form.size))
-        out_BAD = out_TD[text:].view(*token_AB.shape, -1).transpose(0, 1)[1:]
+        out_TD = self.head(token_T, feature_TN, pos_T, Blocks(len(slot_T), starts_A, form.size))
+        out_ABD = out_TD[len(slot_T):].unflatten(0, token_AB.shape)
+        out_BAD = out_ABD.transpose(0, 1)[1:]
         logits_RV = self.known(out_BAD.flatten(0, 1).to(self.teacher.dtype))
         for logits_AV in logits_RV.split(len(starts_A)):
             yield starts_A, logits_AV

@@ -43,6 +43,7 @@ RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
 NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "keep_features", "own", "save_every", "device",
              "threads")
 KINDS: dict[type, type[Task]] = {EagleHead: Task, Eagle3Head: WordTask, DFlashHead: BlockTask}
+BEST = "its best guess is the model's"
 FEATURES = "features"  # the folder of what the base made of each conversation
 
 
@@ -98,24 +99,21 @@ def open_parts(args: Namespace, rows: int, third: bool) -> list[Objective]:
     return [last] if args.given else [*teacher_parts(first, noise, args.word_weight), last]
 
 
-def terms(args: Namespace, teacher: Teacher) -> dict[str, Any]:
-    """What decides the result: the settings, the base, the head that was given and the data."""
+def open_course(args: Namespace, task: Task, parts: list[Objective]) -> Course:
+    """The training of the head of this task in these parts, from its checkpoint if there is one."""
+    teacher, steps = task.teacher, sum(part.steps for part in parts)
+    own = 0 if args.authors or args.block else parts[-1].steps
+    usual = RATE if type(task) is Task else RATE_EAGLE3
+    rate, warm_up = args.rate or usual / teacher.config.hidden, max(1, steps // 20)
+    plan = Hyperparameters("head", steps, rate, warm_up=warm_up, own=own, saved_every=args.save_every)
     given = mark(Checkpoint(args.given), "fc.weight") if args.given else None
     data = digest(args.data.read_bytes())
-    return {**settings(args, NOT_TERMS), "model": teacher.mark, "from": given, "data": data}
+    terms = {**settings(args, NOT_TERMS), "model": teacher.mark, "from": given, "data": data}
+    return Course(plan, task.head, args.out_dir / CHECKPOINT, terms)
 
 
-def hyperparameters(args: Namespace, parts: list[Objective], hidden: int, third: bool) -> Hyperparameters:
-    """Those of a training in these parts, for a head of this size."""
-    steps = sum(part.steps for part in parts)
-    own = 0 if args.authors or args.block else parts[-1].steps
-    rate = args.rate or (RATE_EAGLE3 if third else RATE) / hidden
-    warm_up = max(1, steps // 20)
-    return Hyperparameters("head", steps, rate, warm_up=warm_up, own=own, saved_every=args.save_every)
-
-
-def look(args: Namespace) -> LlamaConfig:
-    """The sizes of the base. Raises ValueError if a head of that kind, or the one that was given, does not fit it."""
+def look(args: Namespace) -> int:
+    """The positions of the base. ValueError if it does not fit a head of that kind, or the one that was given."""
     base = Checkpoint(args.model_dir)
     sizes = LlamaConfig.read(base.config)
     if args.given:
@@ -130,27 +128,25 @@ def look(args: Namespace) -> LlamaConfig:
         asked = "--block" if args.block else "--eagle3"
         raise ValueError(f"a head of {asked} needs a model of 7 layers or more, and the one in {args.model_dir} has "
                          f"{sizes.layers}; leave out {asked}")
-    return sizes
+    return sizes.context
 
 
 def train(args: Namespace) -> None:
     """The whole training: the head and the record of its worth are in OUT_DIR at the end."""
     check(args)
     begin(args, args.out_dir, "choose another folder", "config.json", RECORD)
-    sizes = look(args)
+    context = look(args)
     if args.own:
         args.data = make_own(args, *arithmetic(args))
     args.template = chosen(args.template, args.model_dir)
-    lessons = read_lessons(args, sizes.context)
+    lessons = read_lessons(args, context)
     rows = lessons.rows
     teacher = open_teacher(args)
     config, head = open_head(args, teacher, rows)
     kind = KINDS[type(head)]
-    third = kind is not Task
-    parts = open_parts(args, len(rows), third)
+    parts = open_parts(args, len(rows), third=kind is not Task)
     tasks = [kind(teacher, head, part) for part in parts]
-    plan = hyperparameters(args, parts, sizes.hidden, third)
-    course = Course(plan, head, args.out_dir / CHECKPOINT, terms(args, teacher))
+    course = open_course(args, tasks[-1], parts)
 
     def lesson(step: int) -> dict[str, float]:
         some = batch_at(step, rows, args.batch, args.seed)
@@ -174,12 +170,16 @@ def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
     if args.given:
         source = Checkpoint(args.given)
         dtype = source.form("fc.weight").dtype
-        borrows = borrows_embedding(source, task.teacher.source.config)
-    heads.write(task.head, heads.nested(config, teacher.source.config), args.out_dir, dtype, borrows)
+        borrows = borrows_embedding(source, teacher.source.config)
+    described = heads.nested(config, teacher.source.config)
+    heads.write(task.head, described, args.out_dir, dtype, borrows)
 
 
 def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> None:
-    """Print the held-out figures of the head as it was written, and keep them beside it."""
+    """Print the held-out figures of the head as it was written, and keep them beside it.
+
+    They are counted along the answers that the base itself gives to the questions held out.
+    """
     record: dict[str, Any] = {
         "steps": course.step,
         "seconds": round(course.seconds, 1),
@@ -187,27 +187,20 @@ def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> Non
         **course.terms}
     print(f"{args.out_dir}: {course.step} steps of {args.batch} conversations, {course.seconds:.0f} s")
     if lessons.prompts:
-        record.update(judge(args, lessons, task))
+        longest = min(task.teacher.config.context, args.length)
+        decoder = open_decoder(task.teacher, args.out_dir, longest)
+        rows, length = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
+        depths = range(task.method.passes) if args.block else DEPTHS
+        agreement = task.agreement(rows, depths)
+        behind = "place in the block, from the first guess on" if args.block else "own guesses that the head stands on"
+        print(f"  held out, {behind:<46}" + " ".join(f"{depth:>5}" for depth in depths))
+        print(f"  {BEST:<56}" + " ".join(f"{found:5.3f}" for found in agreement))
+        print(f"  {'mean accepted length':<56}{length:5.2f}  (with the model's own token; {len(rows)} answers, "
+              "trees of 60 nodes)")
+        figures = [round(found, 4) for found in agreement]
+        record.update(held_out_agreement=dict(zip(map(str, depths), figures)),
+                      held_out_accepted_length=round(length, 3), held_out_answers=len(rows))
     write_json(args.out_dir / RECORD, record)
-
-
-def judge(args: Namespace, lessons: Lessons, task: Task) -> dict[str, Any]:
-    """Print what the head is worth along the answers that the base itself gives to the questions held out."""
-    teacher = task.teacher
-    decoder = open_decoder(teacher, args.out_dir, min(teacher.config.context, args.length))
-    rows, length = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
-    depths = range(task.method.passes) if args.block else DEPTHS
-    agreement = task.agreement(rows, depths)
-    behind = "place in the block, from the first guess on   " if args.block else "own guesses that the head stands on"
-    print(f"  held out, {behind}  " + " ".join(f"{depth:>5}" for depth in depths))
-    print("  its best guess is the model's                  " + " ".join(f"{found:5.3f}" for found in agreement))
-    print(f"  mean accepted length                           {length:5.2f}  (with the model's own token; {len(rows)} "
-          "answers, trees of 60 nodes)")
-    by_depth = zip(map(str, depths), agreement)
-    return {
-        "held_out_agreement": {depth: round(found, 4) for depth, found in by_depth},
-        "held_out_accepted_length": round(length, 3),
-        "held_out_answers": len(rows)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Iterator, NamedTuple, Sequence, Tuple
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.drafts.heads import Eagle3Head, Trainable
+from model.drafts.heads import Eagle3Head, EagleHead, Trainable
 from train.data import Row, Rows
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
@@ -60,8 +61,7 @@ def teacher_parts(steps: int, noise: float, word_weight: float) -> list[Objectiv
 
 def part_at(step: int, parts: Sequence[Objective]) -> int:
     """The number of the part that a step belongs to."""
-    ends = accumulate(part.steps for part in parts)
-    return sum(end <= step for end in ends)
+    return bisect(list(accumulate(part.steps for part in parts)), step)
 
 
 class Wanted(NamedTuple):
@@ -87,6 +87,7 @@ class Task:
     def __init__(self, teacher: Teacher, head: Trainable, method: Objective) -> None:
         self.teacher, self.head = teacher, head
         self.method = method
+        self.own_V = torch.arange(teacher.config.vocab, device=teacher.device)  # the base's words that the head knows
 
     def size(self, row: Row) -> int:
         """What the sum of a row's losses is divided by, together with the other rows of a batch."""
@@ -94,7 +95,10 @@ class Task:
 
     def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
         """Those features of the base that the head reads."""
-        return last_ND
+        if isinstance(self.head, EagleHead):
+            return last_ND
+        assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no inner features"
+        return inner_ND
 
     def known(self, feature_MD: Tensor) -> Tensor:
         """The base's logits of the words that the head knows."""
@@ -103,40 +107,44 @@ class Task:
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         """Compare what the head made with what was wanted."""
         off_MD = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none")
-        words, right_M = self.words(self.known(out_MD.to(self.teacher.dtype)), wanted)
+        logits_MV = self.known(out_MD.to(self.teacher.dtype))
+        words, right_M = self.words(logits_MV, wanted)
         return off_MD.mean(-1).sum() + self.method.word_weight * words, right_M
 
     def words(self, logits_MV: Tensor, wanted: Wanted) -> Mark:
-        """Compare logits of the words that the head knows with what was wanted."""
-        loss = -(wanted.chance_MV * logits_MV.float().log_softmax(-1)).sum()
-        return loss, logits_MV.argmax(-1) == wanted.word_M
+        """Compare logits of the words that the head knows with what was wanted.
+
+        Where the base's likeliest word is none that the head knows, nothing is asked.
+        """
+        counts_M = torch.isin(wanted.word_M, self.own_V)
+        gain_MV = wanted.chance_MV * logits_MV.float().log_softmax(-1)
+        best_M = self.own_V[logits_MV.argmax(-1)]
+        return -(gain_MV * counts_M[:, None]).sum(), best_M == wanted.word_M
 
     def marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
         """The mark of each pass, in the arithmetic of the teacher; `seed` is that of the noise and the starts."""
-        device, dtype = self.teacher.device, self.teacher.dtype
-        half = dtype in (torch.float16, torch.bfloat16)
-        with torch.autocast(device.type, dtype if half else None, enabled=half):
-            return self._marks(row, seed)
-
-    def _marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
-        ids_N = row.ids.to(self.teacher.device, torch.long)
-        last_ND, inner_ND, word_N = self.teacher.read(ids_N)
-        wanted = self._wanted(row, last_ND, word_N)
-        feature_ND = self.given(last_ND, inner_ND).to(self.head.fc.weight.dtype)
-        if self.method.noise:
-            feature_ND = feature_ND + self._noise(feature_ND, seed)
-        starts_A = self.starts(row, seed).to(ids_N.device)
-        marks = []
-        for number, (pairs_T, out_TD) in enumerate(self.passes(ids_N, feature_ND, starts_A)):
-            asked_M, asked = wanted.among(pairs_T[:len(out_TD)] + number + 1)
-            marks.append(self.judge(out_TD[asked_M], asked))
-        return marks
+        teacher = self.teacher
+        half = teacher.dtype in (torch.float16, torch.bfloat16)
+        with torch.autocast(teacher.device.type, teacher.dtype if half else None, enabled=half):
+            ids_N = row.ids.to(teacher.device, torch.long)
+            last_ND, inner_ND, word_N = teacher.read(ids_N)
+            wanted = self._wanted(row, last_ND, word_N)
+            feature_ND = self.given(last_ND, inner_ND).to(self.head.fc.weight.dtype)
+            if self.method.noise:
+                feature_ND = feature_ND + self._noise(feature_ND, seed)
+            starts_A = self.starts(row, seed).to(ids_N.device)
+            marks = []
+            for number, (pairs_T, out_TD) in enumerate(self.passes(ids_N, feature_ND, starts_A)):
+                asked_M, asked = wanted.among(pairs_T[:len(out_TD)] + number + 1)
+                marks.append(self.judge(out_TD[asked_M], asked))
+            return marks
 
     def passes(self, ids_N: Tensor, feature_ND: Tensor,
                starts_A: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The pairs that each pass starts at, and what the head makes behind them."""
         first_T = torch.arange(len(ids_N) - 1, device=ids_N.device)
-        made = unroll(self.head, ids_N[1:], feature_ND[:-1], self.method.passes, starts_A)
+        passes = self.method.passes
+        made = unroll(self.head, ids_N[1:], feature_ND[:-1], passes, starts_A)
         for number, out_TD in enumerate(made):
             yield starts_A if number else first_T, out_TD
 
@@ -146,8 +154,9 @@ class Task:
         if self.method.starts is None:
             return torch.arange(len(row.ids) - 1)
         places = _guessing(row)
-        chosen = np.random.default_rng(seed).permutation(len(places))[:self.method.starts]
-        return places[torch.from_numpy(chosen).sort().values]
+        order = np.random.default_rng(seed).permutation(len(places))
+        chosen = torch.from_numpy(order[:self.method.starts])
+        return places[chosen.sort().values]
 
     def weights(self, row: Row, passes: int) -> list[float]:
         """What each pass over a row counts in the loss; a start stands for the places that were not drawn, too."""
@@ -192,7 +201,7 @@ class Task:
         state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
         whole = int(state[0] >> np.uint64(1))  # torch takes 63 bits
         generator = torch.Generator(feature_ND.device).manual_seed(whole)
-        off_ND = torch.rand(feature_ND.shape, generator=generator, dtype=feature_ND.dtype, device=feature_ND.device)
+        off_ND = torch.empty_like(feature_ND).uniform_(generator=generator)
         return (2 * off_ND - 1) * self.method.noise
 
     @torch.no_grad()
@@ -201,7 +210,8 @@ class Task:
         head stands on."""
         passes = max(depths) + 1
         right, asked = [0] * passes, [0] * passes
-        test = type(self)(self.teacher, self.head, Objective(passes, starts=sys.maxsize))
+        every = Objective(passes, starts=sys.maxsize)
+        test = type(self)(self.teacher, self.head, every)
         for row in rows:
             for number, (_, right_M) in enumerate(test.marks(row, (0,))):
                 right[number] += int(right_M.sum())
@@ -215,32 +225,22 @@ def _guessing(row: Row) -> Tensor:
 
 
 class WordTask(Task):
-    """EAGLE-3 (section 3): soft cross-entropy over the head's own vocabulary alone; the mean is over all pairs.
-
-    Where the base's likeliest word is none that the head knows, nothing is asked.
-    """
+    """EAGLE-3 (section 3): soft cross-entropy over the head's own vocabulary alone; the mean is over all pairs."""
 
     head: Eagle3Head
 
     def __init__(self, teacher: Teacher, head: Eagle3Head, method: Objective) -> None:
         super().__init__(teacher, head, method)
-        own = torch.arange(head.lm_head.out_features, device=teacher.device)
-        self._target_V = own if head.shift is None else own + head.shift
-        self._known_VD = teacher.lm_head.product.weight[self._target_V].detach()
+        self.own_V = self.own_V[:head.lm_head.out_features]
+        if head.shift is not None:
+            self.own_V = self.own_V + head.shift
+        self._known_VD = teacher.lm_head.product.weight[self.own_V].detach()
 
     def size(self, row: Row) -> int:
         return len(row.ids) - 1
-
-    def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
-        assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no features for EAGLE-3"
-        return inner_ND
 
     def known(self, feature_MD: Tensor) -> Tensor:
         return F.linear(feature_MD, self._known_VD)
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
-        logits_MV = self.head.logits(out_MD).float()
-        counts_M = torch.isin(wanted.word_M, self._target_V)
-        words_M = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum(-1)
-        right_M = self._target_V[logits_MV.argmax(-1)] == wanted.word_M
-        return (words_M * counts_M).sum(), right_M
+        return self.words(self.head.logits(out_MD), wanted)

@@ -67,16 +67,14 @@ class Unrolled:
 
 
 def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, passes: int,
-           starts_A: Tensor | None = None) -> Iterator[Tensor]:
+           starts_A: Tensor) -> Iterator[Tensor]:
     """What the head makes in each pass, `[T, D]` in the first and at most `[A, D]` in the others, each fed with what
     the one before made.
 
     Pair p is token p + 1 with the target's feature of token p. Row i of pass s predicts the feature of token
-    p + s + 1, with the token that follows, where p is i in the first pass, and `starts_A[i]` in the others; these rise,
-    and are all pairs if none are given.
+    p + s + 1, with the token that follows, where p is i in the first pass, and `starts_A[i]` in the others; these rise.
     """
     pos_T = torch.arange(len(token_T), device=token_T.device)
-    starts_A = pos_T if starts_A is None else starts_A
     cache = Unrolled(starts_A)
     out_TD = head(token_T, feature_TD, pos_T, cache)
     yield out_TD

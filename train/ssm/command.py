@@ -33,7 +33,7 @@ from train.terms import digest, mark, settings
 from train.writer import Prompts, Writer, open_model
 
 EXPANSIONS = ["1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"]
-RECORD, TEXTS = "training.json", "texts.json"
+RECORD, TEXTS = "training.json", "texts"
 NOT_TERMS = ("target", "drafts", "out", "data", "judged", "expansion", "single", "save_every", "device", "threads")
 OF_TEXTS = ("prompts", "template", "new_tokens", "temperature", "seed", "target", "data")  # what decides the texts
 Figures = Dict[str, Dict[str, float]]  # name -> shape of a tree -> tokens per pass
@@ -48,32 +48,28 @@ class Training:
         self.device = usable(args.device, "--device ")
         measured = Measured(dtype="float32", device=str(self.device))
         self.pair = open_pair(str(args.target), measured)
-        contexts = [self.pair.whole.config.context]
+        room = self.pair.whole.config.context
         for folder in dict.fromkeys(args.drafts):
             drafter = open_pair(str(folder), measured)
             check_pair(self.pair, drafter)
-            contexts.append(drafter.whole.config.context)
-        self.held, self.prompts = self._prompts(min(contexts) - args.new_tokens)
-        data = json.dumps([self.held, self.prompts])
+            room = min(room, drafter.whole.config.context)
+        self.held, self.prompts = self._prompts(room - args.new_tokens)
+        data = json.dumps([self.held, self.prompts]).encode()
         self.terms = settings(args, NOT_TERMS)  # what decides the result, but the drafter that is begun with
-        self.terms.update(target=mark(self.pair.whole.source), data=digest(data.encode()))
+        self.terms.update(target=mark(self.pair.whole.source), data=digest(data))
+        ends = self.pair.text.end_ids
+        self.writer = Writer(self.pair.whole, ends, args.new_tokens, args.temperature, args.seed)
 
     def _prompts(self, room: int) -> tuple[Prompts, Prompts]:
         """The prompts, of at most `room` tokens, that are held out, and those that are learnt from."""
         args, text = self.args, self.pair.text
         chosen = prompts_of(args.data, args.prompts, args.seed)
-        ids = [text.prompt_ids([prompt], args.template) for prompt in chosen]
+        ids = (text.prompt_ids([prompt], args.template) for prompt in chosen)
         fitting = [prompt for prompt in ids if len(prompt) <= room]
         if len(fitting) <= args.judged:
             raise ValueError(f"{len(fitting)} prompts leave room for {args.new_tokens} tokens in the context, of which "
                              f"--judged {args.judged} are held out: give more prompts, or less of one of both")
         return fitting[:args.judged], fitting[args.judged:]
-
-    @property
-    def writer(self) -> Writer:
-        """What writes the target's texts."""
-        args, ends = self.args, sorted(self.pair.text.end_ids)
-        return Writer(self.pair.whole, ends, args.new_tokens, args.temperature, args.seed)
 
     def tune(self, name: str, source: Path, rows: Rows, steps: int) -> PreTrainedModel:
         """Fine-tune the drafter in `source` on rows, write it into the folder `name` of OUT, and read it from there, as
@@ -87,9 +83,9 @@ class Training:
 
         file, warm_up = Checkpoint(source), max(1, steps // 20)
         plan = Hyperparameters(name, steps, args.rate, warm_up=warm_up, saved_every=args.save_every)
-        terms = {**self.terms, "draft": mark(file), "steps": steps}
-        every_N = torch.cat([row.answers for row in rows])
-        terms["left"] = digest(every_N.numpy().tobytes())
+        left_N = torch.cat([row.answers for row in rows])
+        left = digest(left_N.numpy().tobytes())
+        terms = {**self.terms, "draft": mark(file), "steps": steps, "left": left}
         Course(plan, model, args.out / f"{name}.pt", terms).run(lesson)
         store(model, file, args.out / name)
         return open_model(args.out / name, self.device)
@@ -102,9 +98,10 @@ class Training:
             if not tokens:
                 print(f"train_ssm: nothing is left for drafter {number}: those before it foresee every stretch")
                 return
-            model = self.tune(f"ssm{number}", source, left, self.args.steps)
+            name = f"ssm{number}"
+            model = self.tune(name, source, left, self.args.steps)
             left = still_left(left, ranks_of(model, rows), self.args.stretch)
-            yield f"ssm{number}", tokens
+            yield name, tokens
 
 
 def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
@@ -119,7 +116,7 @@ def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
 def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
-    begin(args, args.out, "choose another --out", TEXTS, RECORD)
+    begin(args, args.out, "choose another --out", RECORD)
     args.template = template_of(args.template, args.target)
     training = Training(args)
     terms = {name: training.terms[name] for name in OF_TEXTS}
@@ -127,7 +124,8 @@ def train(args: Namespace) -> None:
     rows = [answer_row(*text) for text in texts]
     left = dict(training.boosted(rows))
     if args.single:
-        training.tune("single", args.drafts[0], rows, args.steps * len(args.drafts))
+        steps = args.steps * len(args.drafts)
+        training.tune("single", args.drafts[0], rows, steps)
     figures = judged(training, list(left))
     record = {"tokens_left": left, "texts": len(rows), "held_out_texts": len(training.held),
               "tokens_per_pass": figures, **training.terms}
@@ -138,19 +136,20 @@ def train(args: Namespace) -> None:
 def judged(training: Training, names: Sequence[str]) -> Figures:
     """The tokens per pass by the first drafter as it was, by each of those that were made, and by trees of several."""
     args, held = training.args, training.held
-    texts = tqdm(training.writer.write(held), total=len(held), desc="held out", unit="text", leave=False)
-    rows = [answer_row(*text) for text in texts]
+    texts = training.writer.write(held)
+    bar = tqdm(texts, total=len(held), desc="held out", unit="text", leave=False)
+    rows = [answer_row(*text) for text in bar]
 
     def ranked(folder: Path) -> Ranks:
         return list(ranks_of(open_model(folder, training.device), rows))
 
-    made = [*names, "single"] if args.single else names
-    own = {name: ranked(args.out / name) for name in made}
+    made = [ranked(args.out / name) for name in names]
     compared = {f"{args.drafts[0]} as it was": [ranked(args.drafts[0])]}
-    compared.update((name, [found]) for name, found in own.items())
+    compared.update((name, [found]) for name, found in zip(names, made))
+    if args.single:
+        compared["single"] = [ranked(args.out / "single")]
     for count in range(2, len(names) + 1):
-        some = names[:count]
-        compared[f"{' and '.join(some)}, merged"] = [own[name] for name in some]
+        compared[f"{' and '.join(names[:count])}, merged"] = made[:count]
     return {name: {shape: round(verified(drafters, shape), 3) for shape in args.expansion}
             for name, drafters in compared.items()}
 
@@ -167,14 +166,12 @@ def show(record: dict[str, Any]) -> None:
     """Print the tokens that were left for each drafter, and the tokens per pass."""
     for name, tokens in record["tokens_left"].items():
         print(f"{name}: {tokens} tokens of {record['texts']} texts to learn from")
-    figures = record["tokens_per_pass"]
-    size = max(map(len, figures))
     print(f"tokens per pass of the target, {record['held_out_texts']} texts that were held out, by the shape of a tree")
-    shapes = next(iter(figures.values()))
+    figures = record["tokens_per_pass"]
+    size, [shapes, *_] = max(map(len, figures)), figures.values()
     print(" " * size + "".join(f"{shape:>20}" for shape in shapes))
     for name, by_shape in figures.items():
-        cells = [f"{verified:>20.2f}" for verified in by_shape.values()]
-        print(f"{name:<{size}}" + "".join(cells))
+        print(f"{name:<{size}}" + "".join(f"{verified:>20.2f}" for verified in by_shape.values()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

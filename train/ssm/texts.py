@@ -6,19 +6,18 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
-from tqdm import tqdm
+from tqdm import trange
 
-from config.files import fits, whole, write_json
 from config.questions import OF_TOY, load, read
 from eval.pair_keys import SETS
 from toy.corpus.dialogues import dialogues
-from train.terms import Terms, check
+from train.terms import Terms, check, kept
 from train.writer import WRITTEN_AT_ONCE, Prompts, Text, Writer
 
-SAVED = 2 * WRITTEN_AT_ONCE  # texts, after which those so far are saved
+SAVED = 2 * WRITTEN_AT_ONCE  # texts of a batch
 OWN = "flowspec boost"  # seed of the bundled models' grammar, which the bundled questions were not made with
-FORM = {"terms": dict, "texts": [{"prompt": [int], "ids": [int]}]}
 
 
 def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
@@ -35,29 +34,20 @@ def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
     return chosen[:count]
 
 
-def texts_of(writer: Writer, prompts: Prompts, path: Path, terms: Terms) -> list[Text]:
-    """What the target writes to these prompts, from where `path` ends, which keeps it.
+def texts_of(writer: Writer, prompts: Prompts, folder: Path, terms: Terms) -> list[Text]:
+    """What the target writes to these prompts; `folder` keeps it batch by batch.
 
-    Raises ValueError if that file is of other terms.
+    Raises ValueError if there are texts of other terms.
     """
-    texts = _kept(path, terms)
-    size, done = len(prompts), len(texts)
-    with tqdm(total=size, initial=done, desc="texts", unit="text") as bar:
-        while len(texts) < size:
-            some = prompts[len(texts):len(texts) + SAVED]
-            texts += writer.write(some, len(texts))
-            content = {"terms": terms, "texts": [text._asdict() for text in texts]}
-            write_json(path, content, indent=None)
-            bar.update(len(some))
+    texts: list[Text] = []
+    for first in trange(0, len(prompts), SAVED, desc="texts", unit="batch"):
+        path, some = folder / f"{first}.pt", prompts[first:first + SAVED]
+
+        def written() -> dict[str, Any]:
+            texts = writer.write(some, first)  # noqa: B023
+            return {"terms": dict(terms), "texts": list(map(tuple, texts))}
+
+        found = kept(path, written)
+        check(path, found["terms"], terms, "another --out")
+        texts += [Text(*text) for text in found["texts"]]
     return texts
-
-
-def _kept(path: Path, terms: Terms) -> list[Text]:
-    """The texts in a file that was begun with these terms; none if there is no file."""
-    if not path.exists():
-        return []
-    found = whole(path, "delete it to begin again")
-    if not fits(found, FORM):
-        raise ValueError(f"{path} holds no texts; delete it to begin again")
-    check(path, found["terms"], terms, "another --out")
-    return [Text(entry["prompt"], entry["ids"]) for entry in found["texts"]]
