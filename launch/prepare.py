@@ -82,7 +82,7 @@ def prepare(config: RunConfig) -> Prepared:
 
 def _check_form(spec: RankSpec) -> None:
     """Refuse a split of another form than the configuration asks for, or for another number of ranks."""
-    config, part, placement = spec.config, spec.part, spec.placement
+    config, part = spec.config, spec.part
     held, behind = f"{part.folder.parent} is split as {part.form}", len(part.stages) - 1
     again = "split the model again into another folder"
     if config.unpiped and behind:
@@ -99,6 +99,7 @@ def _check_form(spec: RankSpec) -> None:
     asked = f"tp_shares={config.tp_shares}" if config.tp_shares else f"tp={config.tp}"
     if (config.tp or config.tp_shares) and config.speeds != tuple(part.shares):
         raise ValueError(f"{held}, not with {asked}: leave tp and tp_shares out, or {again}")
+    placement = spec.placement  # of a split that can be copied
     if int(os.environ.get("WORLD_SIZE", placement.world)) != placement.world:
         held += f", in {spec.copies} replicas" if spec.copies > 1 else ""
         if placement.drafting:

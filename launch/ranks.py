@@ -125,7 +125,7 @@ class Member:
         self.wires = wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
         kind, peers = Coming if number else Opening, placement.reached(number)
         self._epochs = kind(meeting, number, self.heartbeat, peers, self._prepared.patience)
-        self.heartbeat.start(self.fail if self._recovers else lost, looks=False)
+        self.heartbeat.start(self.fail if self._recovers else lost)
         wires.begin(self._epochs.join(time.monotonic() + meeting.patience))
         spec = self._prepared.spec(number)
         store.set(f"split/{number}", spec.part.split_id)

@@ -6,6 +6,7 @@ talks to whom.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -19,12 +20,14 @@ from pipeline.failure import Heartbeat, PeerLost
 from pipeline.requests import final
 from pipeline.stage import run_stage
 from pipeline.trace import REAL, Clock, Meter, NoTrace
-from pipeline.transport import IDLE, Inbox, LocalLink, Peers, ProcessLink, Wire
+from pipeline.transport import Inbox, LocalLink, Peers, ProcessLink, Wire
 from sim.clock import Pace
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup
 from tp.links import Leading, Placement
 
+# A pipeline may wait for its next request without limit; the heartbeat finds dead peers.
+IDLE = timedelta(days=30)
 Connect = Callable[[Peers, int], Any]  # the link to some peers; with a small model, it is that of this rank
 
 

@@ -1,12 +1,12 @@
 """Small models on ranks of their own, which draft at the same time, and the draft on rank 0 that merges their trees.
 
-They know nothing about how a small model guesses. A drafter keeps the text in a tree of its own, so that a question
-brings what is new; since the shape of a tree is known before, one message each way makes it (SpecInfer, section 3).
+They know nothing about how a small model guesses. A drafter keeps the text in a tree of its own, so a question holds
+only what is new; the shape of a tree is known in advance, so one message each way is enough (SpecInfer, section 3).
 """
 from __future__ import annotations
 
 from itertools import count, islice, zip_longest
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,44 +16,49 @@ from model.drafts.draft import Draft, Passes, Spares, Steps, always
 from model.drafts.network import at_once, read_all
 from model.sample import Sampler
 from model.tree import Proposal, TokenTree
-from pipeline.messages import Ask, Drafted, Message, Reset, Stop
+from pipeline.messages import NO_LAWS, Ask, Drafted, Message, Reset, Stop
 from pipeline.trace import OFF, NoTrace
-from pipeline.transport import Link
-
-NO_LAWS = torch.empty(0, 0, dtype=torch.float64)
+from pipeline.transport import Link, send_round
 
 
 class NotedTree(TokenTree):
-    """A tree that notes what is proposed below its tip."""
-
-    def __init__(self, prompt: Sequence[int], limit: int) -> None:
-        super().__init__(prompt, limit)
-        self.unsent.clear()  # nobody is sent this tree
-        self.noted: list[tuple[int, Proposal, float]] = []  # parent, proposal, log-probability of the path
-        self.places: dict[int, int] = {}  # of the tip, 0, and of the first proposal of each guess, from 1
+    """A tree that notes the proposals below its tip; it is not sent."""
 
     def go_on(self, tokens: Sequence[int]) -> None:
-        """Forget all guesses, and settle what is new of the text."""
+        """Forget all guesses, and add new text."""
         self.forget()
         for token in tokens:
             self.settle(token)
         self.unsent.clear()
 
-    def begin(self) -> None:
-        """What is proposed from now on is noted from the beginning."""
-        self.noted, self.places = [], {self.tip: 0}
+    def begin(self, number: int) -> None:
+        """Begin to note the answer to a question."""
+        self.noted = Drafted(number, [], [], [], [], NO_LAWS)
+        self._places = {self.tip: 0}  # of the first proposal of each guess, from 1
+        self._laws: dict[int, Any] = {}  # by parent
 
     def propose(self, parent: int, proposal: Proposal, score: float) -> int:
         node = super().propose(parent, proposal, score)
-        self.noted.append((parent, proposal, score))
-        self.places.setdefault(node, len(self.noted))
+        noted = self.noted
+        noted.parents.append(self._places[parent])
+        noted.tokens.append(proposal.token)
+        noted.scores.append(score)
+        self._places.setdefault(node, len(noted.tokens))
+        self._laws[parent] = proposal.law
         return node
+
+    def end(self) -> Drafted:
+        """The finished answer."""
+        laws = [law for law in self._laws.values() if law is not None]
+        if laws:
+            self.noted.law_NV = torch.from_numpy(np.stack(laws))
+        return self.noted
 
 
 class Drafter:
-    """A small model on a rank of its own. What it answers is a function of the messages that it has had.
+    """A small model on a rank of its own; its answers are a function of the messages that it has received.
 
-    Its tree scores paths from the tip on, since all settled text was settled unguessed there.
+    Its tree scores paths from the tip on, since it settles text without guessing it.
     """
 
     def __init__(self, draft: Draft, trace: NoTrace = OFF, passes: Passes = read_all) -> None:
@@ -62,27 +67,11 @@ class Drafter:
         self._tree = NotedTree([0], 1)
 
     def apply(self, msg: Message) -> Message:
-        """Obey one message; what it returns goes back to rank 0."""
+        """Obey one message; returns the answer to rank 0."""
         return self._drafted(msg) if isinstance(msg, Ask) else msg
 
     def _drafted(self, ask: Ask) -> Drafted:
         """The tree of this small model below the text, as it would grow it on rank 0."""
-        self._read(ask)
-        tree, growth = self._tree, Growth(0, 0, 0).shaped(ask.shape)
-        tree.begin()
-        levels: list[int] = []
-        for level in range(len(ask.shape)):
-            with self.trace.span("grow", level=level):
-                if not at_once(self._draft.grow(tree, growth), self._passes):
-                    break
-            levels.append(len(tree.noted) - sum(levels))
-        parents = [tree.places[parent] for parent, _, _ in tree.noted]
-        tokens = [proposal.token for _, proposal, _ in tree.noted]
-        scores = [score for _, _, score in tree.noted]
-        return Drafted(ask.number, levels, parents, tokens, scores, _laws(tree))
-
-    def _read(self, ask: Ask) -> None:
-        """Take over the text."""
         if ask.sent:
             assert len(self._tree.trunk) == ask.sent, f"{len(self._tree.trunk)} tokens are here, and not {ask.sent}"
             self._tree.go_on(ask.tokens)
@@ -90,17 +79,20 @@ class Drafter:
             self._draft.reset()
             self._draft.begin(ask.sampler)
             self._tree = NotedTree(ask.tokens, ask.limit)
-
-
-def _laws(tree: NotedTree) -> torch.Tensor:
-    """The laws `[N, V]` that guesses were drawn from, in the order in which their parents come; empty if none was."""
-    by_parent = {parent: proposal.law for parent, proposal, _ in tree.noted}
-    laws = [law for law in by_parent.values() if law is not None]
-    return torch.from_numpy(np.stack(laws)) if laws else NO_LAWS
+            self._tree.unsent.clear()
+        tree, growth = self._tree, Growth(0, 0, 0).shaped(ask.shape)
+        tree.begin(ask.number)
+        noted = tree.noted
+        for level in range(len(ask.shape)):
+            with self.trace.span("grow", level=level):
+                if not at_once(self._draft.grow(tree, growth), self._passes):
+                    break
+            noted.levels.append(len(noted.tokens) - sum(noted.levels))
+        return tree.end()
 
 
 def run_drafter(drafter: Drafter, link: Link) -> None:
-    """The life of a rank that holds a small model."""
+    """The main loop of a rank that holds a small model."""
     msg: Message | None = None
     while not isinstance(msg, Stop):
         with drafter.trace.span("wait"):
@@ -108,30 +100,24 @@ def run_drafter(drafter: Drafter, link: Link) -> None:
         link.send(drafter.apply(msg))
 
 
-class Replay:
-    """The proposals of one small model, made once more in the tree of the request."""
-
-    def __init__(self, drafted: Drafted, source: str, tree: TokenTree) -> None:
-        self._tree, self._source = tree, source
-        self._base = tree.nodes[tree.tip].score
-        self._nodes = [tree.tip]  # by place
-        self._rows = zip(drafted.parents, drafted.tokens, drafted.scores)
-        parents = dict.fromkeys(drafted.parents)
-        self._laws = dict(zip(parents, drafted.law_NV.numpy()))
-
-    def propose(self, count: int) -> None:
-        """Make the next so many proposals."""
-        for parent, token, score in islice(self._rows, count):
-            proposal = Proposal(self._source, token, self._laws.get(parent))
-            node = self._tree.propose(self._nodes[parent], proposal, self._base + score)
-            self._nodes.append(node)
+def replay(drafted: Drafted, source: str, tree: TokenTree) -> Iterator[None]:
+    """Repeat the proposals of a small model in the request's tree; yields after each level."""
+    base = tree.nodes[tree.tip].score
+    nodes = [tree.tip]  # by place
+    laws = dict(zip(dict.fromkeys(drafted.parents), drafted.law_NV.numpy()))
+    rows = zip(drafted.parents, drafted.tokens, drafted.scores)
+    for proposals in drafted.levels:
+        for parent, token, score in islice(rows, proposals):
+            proposal = Proposal(source, token, laws.get(parent))
+            nodes.append(tree.propose(nodes[parent], proposal, base + score))
+        yield
 
 
 class RemoteDraft(Draft):
-    """The small models on ranks of their own as the draft of rank 0; `links` lead to one of them each.
+    """The small models on ranks of their own as the draft of rank 0, with a link to each.
 
-    All grow their trees at the same time. What they proposed is proposed again level by level, and in each level by one
-    after the other, as by small models side by side on rank 0. So the tree is the same, ids and scores included.
+    They draft at the same time. Their proposals are repeated here level by level, within a level model by model, as
+    by small models on rank 0. So the tree is the same, ids and scores included.
     """
 
     def __init__(self, links: Sequence[Any]) -> None:
@@ -141,11 +127,11 @@ class RemoteDraft(Draft):
 
     def start(self) -> None:
         """Wait until every small model is loaded."""
-        self._round(Reset(0))
+        send_round(self.links, Reset(0))
 
     def stop(self) -> None:
         """End the ranks of the small models."""
-        self._round(Stop())
+        send_round(self.links, Stop())
 
     @property
     def held(self) -> int:
@@ -157,8 +143,8 @@ class RemoteDraft(Draft):
     def reset(self) -> None:
         """Forget the request; the small models do so when the next one begins."""
         self._sampler = Sampler()
-        self._sent = 0  # how many tokens of the text the small models know
-        self._tip = -1  # below which the last tree was grown
+        self._sent = 0  # tokens of the text that the small models hold
+        self._tip = -1  # of the last tree
 
     def another(self) -> RemoteDraft:
         raise AssertionError("small models on ranks of their own draft for one request at a time")
@@ -167,37 +153,29 @@ class RemoteDraft(Draft):
         self.reset()
 
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
-        """Add the trees of all small models below the tip, of the shape that `growth` has.
+        """Add the trees of all small models below the tip, of the shape of `growth`.
 
-        A prompt that the target has not been sent goes first: the pipeline shall not wait while it is read here.
+        An unsent prompt goes to the target first, so that the pipeline reads it meanwhile.
         """
-        yield from ()  # no network is here
+        yield from ()  # there is no network on rank 0
         assert growth.shape, "the trees of small models on ranks of their own have a shape"
         if tree.tip == self._tip or tree.room < 1 or len(tree.unsent) > 1:
             return False
         tokens = [tree.nodes[node].token for node in tree.trunk[self._sent:]]
-        ask = Ask(next(self._numbers), self._sent, tokens, tree.limit, self._sampler, growth.shape)
+        number = next(self._numbers)
+        ask = Ask(number, self._sent, tokens, tree.limit, self._sampler, growth.shape)
         for link in self.links:
             link.send(ask)
-        answers = [_answer(link, ask.number) for link in self.links]
-        replays = [Replay(drafted, f"ssm{number}", tree) for number, drafted in enumerate(answers, 1)]
-        for counts in zip_longest(*(drafted.levels for drafted in answers), fillvalue=0):
-            for replay, proposals in zip(replays, counts):
-                replay.propose(proposals)
+        answers = [_answer(link, number) for link in self.links]
+        replays = [replay(drafted, f"ssm{source}", tree) for source, drafted in enumerate(answers, 1)]
+        for _ in zip_longest(*replays):
+            pass
         self._sent, self._tip = len(tree.trunk), tree.tip
         return True
 
-    def _round(self, msg: Message) -> None:
-        """Send a message to all, and drop what comes back before it."""
-        for link in self.links:
-            link.send(msg)
-        for link in self.links:
-            while not isinstance(link.recv(), type(msg)):
-                pass
-
 
 def _answer(link: Link, number: int) -> Drafted:
-    """The answer to the question of this number; one to an earlier question, which was given up, is dropped."""
+    """The answer to this question; answers to earlier questions, which were given up, are dropped."""
     while True:
         msg = link.recv()
         if isinstance(msg, Drafted) and msg.number == number:

@@ -1,21 +1,20 @@
 """The messages of the pipeline, and how they are written on the wire.
 
-They know nothing about how they travel. Segments, alone or several together, Start, Reset and Stop go round the ring in
-order; only a Prune may overtake, since node ids never change their meaning. What belongs to a request has its number,
+They know nothing about how they travel. Segments, alone or in a batch, Start, Reset and Stop go round the ring in
+order; only a Prune may overtake, since node ids never change their meaning. Messages of a request carry its number,
 which rises from request to request. Ask and Drafted go between rank 0 and small models on ranks of their own.
 
 On the wire a message is a header and a body: whole numbers, then up to two tensors; a batch is followed by its
-segments. There is nothing of Python's pickle: a peer can send wrong numbers, but no code, and numbers that cannot be
-are refused before memory is set aside for them.
+segments. No pickle: a peer can send wrong numbers, but no code, and impossible numbers are refused before memory is
+allocated for them.
 
 Shapes: T rows, D columns of hidden states, N nodes with proposals below them, V vocabulary.
 """
 from __future__ import annotations
 
-import struct
 from dataclasses import astuple, dataclass, fields
 from itertools import chain, islice
-from typing import Callable, NamedTuple, Sequence, Union
+from typing import Any, Callable, NamedTuple, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -28,15 +27,15 @@ from model.sample import Sampler
 NOBODY = -1  # no node
 DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LARGEST = 1 << 31  # bytes of a body
-ABSENT = -1  # columns of a tensor that is not there
+ABSENT = -1  # columns of a missing tensor
 NANO = 1e9  # nanoseconds of a second
 RULE_NAMES = CHOICES["verify"]
-WORD = 1 << 64  # how many numbers 8 bytes can be
+WORD = 1 << 64  # values of 8 bytes
 NO_LAWS = torch.empty(0, 0, dtype=torch.float64)
 
 
 class Visit(NamedTuple):
-    """What a stage did with a message: it computed so many rows in so many seconds."""
+    """The work of a stage on one message."""
 
     rows: int
     seconds: float
@@ -46,9 +45,9 @@ class Visit(NamedTuple):
 class Segment:
     """Rows on their way through the stages; `x`: tokens `[T]` before the first stage, hidden states `[T, D]` after it.
 
-    The first `text` rows are settled text, the others guesses; a parent comes before its children. `inner`, where a
-    draft wants it, collects what each stage keeps of its layers' inputs, `[T, 0]` at first; else it is absent. `visits`
-    collects what each stage took that has computed it, with all rows of the message that it came in.
+    The first `text` rows are settled text, the others guesses; a parent comes before its children. If a draft needs
+    `inner`, `[T, 0]` at first, each stage appends inputs of its layers. Each stage appends its `Visit`, whose rows are
+    those of the whole message.
     """
 
     request: int
@@ -61,7 +60,7 @@ class Segment:
     visits: tuple[Visit, ...] = ()
 
     def take(self, rows: Sequence[int]) -> Segment:
-        """The segment with only these of its rows, in this order; the segment itself if they are all."""
+        """The segment with only these rows, in this order; itself if they are all."""
         if len(rows) == len(self.nodes):
             return self
         nodes = [self.nodes[i] for i in rows]
@@ -81,13 +80,13 @@ class Batch:
 
     @property
     def nodes(self) -> list[int]:
-        """Those of all its segments."""
+        """The nodes of all segments."""
         return [node for segment in self.segments for node in segment.nodes]
 
 
 @dataclass
 class Prune:
-    """The text ends in `tip` below `parent`; of the nodes older than `horizon` only those and `keep` live."""
+    """The text ends in `tip` below `parent`; of the nodes older than `horizon` only these two and `keep` live."""
 
     request: int
     tip: int
@@ -97,7 +96,7 @@ class Prune:
 
     @property
     def survivors(self) -> Survivors:
-        """The nodes that this prune does not declare dead."""
+        """The nodes that stay alive."""
         return Survivors.after(self.tip, self.keep, self.horizon)
 
 
@@ -105,8 +104,7 @@ class Prune:
 class Reset:
     """The request is over. Comes back to rank 0 when every stage has forgotten it.
 
-    If `last` is a node, the text up to it stays, for a request that begins alike: a `Start` names it then, or a second
-    Reset ends it.
+    If `last` is a node, the text up to it stays until a `Start` or a second Reset names the request.
     """
 
     request: int
@@ -115,9 +113,9 @@ class Reset:
 
 @dataclass
 class Start:
-    """A request begins with `length` tokens that the stages hold already, as the beginning of another one's text.
+    """A request begins with the first `length` tokens of the request `source`, which the stages hold.
 
-    There they end in the node `last`, in the new request in `tip`.
+    They end in the node `last` there, and in `tip` in the new request.
     """
 
     request: int
@@ -129,16 +127,14 @@ class Start:
 
 @dataclass
 class Stop:
-    """The pipeline is over. Passed on, then obeyed."""
+    """The pipeline ends. Passed on, then obeyed."""
 
 
 @dataclass
 class Ask:
-    """Rank 0 wants a tree of this shape below its text, which goes on with `tokens` behind the first `sent` ones.
+    """Question `number` of rank 0: a tree of this shape below the text, whose tokens behind the first `sent` are here.
 
-    Where none was sent before, the text is that of a new request: of at most `limit` tokens, which `sampler` chooses;
-    its penalties stay on rank 0.
-    `number` is that of the question, from which an answer has it.
+    If `sent` is 0, a new request begins, of at most `limit` tokens, chosen by `sampler` (without its penalties).
     """
 
     number: int
@@ -151,11 +147,11 @@ class Ask:
 
 @dataclass
 class Drafted:
-    """The tree of one small model: what it proposed, in this order, in levels of so many proposals.
+    """The answer to question `number`: the proposals of one small model, in their order; `levels` are counts.
 
-    A parent is the place of the proposal that it stands on, counted from 1; 0 is the tip. A score is that of the path
-    from the tip, its log-probability. `law_NV` has, for each parent in the order of their first proposals, the law that
-    those were drawn from; no rows, if they were chosen without chance.
+    A parent is the place of a proposal, from 1; 0 is the tip. A score is the log-probability of the path from the tip.
+    `law_NV` has a row for each parent in the order of first proposals: the law of the draw; no rows if nothing was
+    drawn.
     """
 
     number: int
@@ -181,24 +177,35 @@ def segments_of(msg: Message) -> list[Segment]:
     return [msg] if isinstance(msg, Segment) else []
 
 
+def newest(msg: Message) -> int:
+    """The highest request number in a message; -1 if there is none."""
+    requests = [segment.request for segment in segments_of(msg)]
+    return max(requests, default=getattr(msg, "request", -1))
+
+
+def facts_of(msg: Message) -> dict[str, Any]:
+    """The facts in a span of a message."""
+    return {"kind": type(msg).__name__, "nodes": getattr(msg, "nodes", [])}
+
+
 # --- on the wire ------------------------------------------------------------------------------------------------------
 
 KINDS = (Segment, Prune, Reset, Stop, Batch, Start, Ask, Drafted)  # by their numbers on the wire
 
 
 class Header(NamedTuple):
-    """What a body holds: so many whole numbers, then the tensors `x` and `inner`, of so many rows each."""
+    """The content of a body: whole numbers, then the tensors `x` and `inner`."""
 
     kind: int
     numbers: int = 0
-    rows: int = 0
-    width: int = 0  # columns of `x`; 0: it has none, as tokens
+    rows: int = 0  # of each tensor
+    width: int = 0  # columns of `x`; 0: one-dimensional
     inner: int = ABSENT  # columns of `inner`
     dtype: int = 0  # of both, an index into DTYPES
 
     @staticmethod
     def read(given: Tensor) -> Header:
-        """The header that `int64[6]` from the wire are; raises ValueError if no message begins so."""
+        """A header from `int64[6]`; raises ValueError for an impossible one."""
         header = Header(*given.tolist())
         if not 0 <= header.kind < len(KINDS):
             raise ValueError(f"a message of unknown kind {header.kind}")
@@ -210,20 +217,20 @@ class Header(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Those of the body."""
+        """The size of the body."""
         columns = max(self.width, 1) + max(self.inner, 0)
         element = torch.empty(0, dtype=DTYPES[self.dtype]).element_size()
         return 8 * self.numbers + self.rows * columns * element
 
 
 def packets(msg: Message) -> list[tuple[Tensor, Tensor]]:
-    """What goes over the wire for a message, one behind the other: headers `int64[6]` and bodies `uint8`."""
+    """A message for the wire: pairs of a header `int64[6]` and a body `uint8`."""
     parts: list[Message] = [msg, *msg.segments] if isinstance(msg, Batch) else [msg]
     return [_encoded(part) for part in parts]
 
 
 def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:
-    """The next message, out of packets; raises ValueError for what no message is made of."""
+    """The next message; raises ValueError for malformed packets."""
     header, body = packet()
     if KINDS[header.kind] is not Batch:
         return _decoded(header, body)
@@ -240,9 +247,8 @@ def _part(header: Header, body: Tensor) -> Segment:
 
 def _encoded(msg: Message) -> tuple[Tensor, Tensor]:
     numbers = _numbers(msg)
-    x, inner = (msg.x, msg.inner) if isinstance(msg, Segment) else (NO_LAWS, None)
-    if isinstance(msg, Drafted):
-        x = msg.law_NV
+    x: Tensor = msg.law_NV if isinstance(msg, Drafted) else getattr(msg, "x", NO_LAWS)
+    inner: Tensor | None = getattr(msg, "inner", None)
     width = x.shape[1] if x.dim() == 2 else 0
     columns = ABSENT if inner is None else inner.shape[1]
     kind, dtype = KINDS.index(type(msg)), DTYPES.index(x.dtype)
@@ -259,12 +265,12 @@ def _encoded(msg: Message) -> tuple[Tensor, Tensor]:
 
 
 def _gathered(parts: Sequence[Tensor], size: int) -> Tensor:
-    """One body on the host. What lies on CUDA comes through pinned memory, which is quicker, and is waited for once."""
+    """One body on the host. CUDA tensors are copied through pinned memory, and waited for once."""
     cuda = next((part.device for part in parts if part.is_cuda), None)
     body = torch.empty(size, dtype=torch.uint8, pin_memory=cuda is not None)
     at = 0
     for part in parts:
-        if part.numel():  # a tensor of no bytes cannot be seen as another type
+        if part.numel():  # an empty tensor has no view of another type
             flat = part.contiguous().view(-1).view(torch.uint8)
             body[at:at + len(flat)].copy_(flat, non_blocking=True)
             at += len(flat)
@@ -274,7 +280,7 @@ def _gathered(parts: Sequence[Tensor], size: int) -> Tensor:
 
 
 def _numbers(msg: Message) -> list[int]:
-    """The whole numbers of a message."""
+    """The whole numbers in a message's body."""
     if isinstance(msg, Segment):
         visits: list[int] = []
         for rows, seconds in msg.visits:
@@ -293,8 +299,7 @@ def _numbers(msg: Message) -> list[int]:
         levels = list(map(len, msg.shape))
         return _joined(whole, real, msg.tokens, levels, list(chain(*msg.shape)))
     if isinstance(msg, Drafted):
-        scores = _bits(msg.scores)
-        return _joined([msg.number], msg.levels, msg.parents, msg.tokens, scores)
+        return _joined([msg.number], msg.levels, msg.parents, msg.tokens, _bits(msg.scores))
     return list(astuple(msg))
 
 
@@ -308,8 +313,9 @@ def _whole(header: Header, body: Tensor) -> list[int]:
 
 
 def _decoded(header: Header, body: Tensor) -> Message:
-    """The message, but for a batch, that a header and a body carry; its tensors are views of the body."""
-    numbers, kind = _whole(header, body), KINDS[header.kind]
+    """The message in a packet, unless it is a batch; its tensors are views of the body."""
+    numbers = _whole(header, body)
+    kind: Any = KINDS[header.kind]
     rows, dtype = header.rows, DTYPES[header.dtype]
     payload = torch.empty(0, dtype=dtype)
     if rows:
@@ -328,15 +334,14 @@ def _decoded(header: Header, body: Tensor) -> Message:
     if kind is Prune and len(numbers) > 3:
         request, tip, parent, horizon = numbers[:4]
         return Prune(request, tip, parent, horizon, numbers[4:])
-    for plain in (Reset, Start, Stop):
-        if kind is plain and len(numbers) == len(fields(plain)):
-            return plain(*numbers)
+    if kind in (Reset, Start, Stop) and len(numbers) == len(fields(kind)):
+        return kind(*numbers)  # type: ignore[no-any-return]
     raise ValueError(f"a {kind.__name__} of {len(numbers)} numbers")
 
 
 def _segment(numbers: list[int], x: Tensor, inner: Tensor | None) -> Segment:
     rows = len(x)
-    begin = len(numbers) - 3 * rows  # of the nodes, behind request, text and visits
+    begin = len(numbers) - 3 * rows  # of the nodes, after request, text and visits
     if begin < 2 or begin % 2 or not 0 <= numbers[1] <= rows:
         raise ValueError(f"a segment of {rows} rows whose {len(numbers)} numbers contradict each other")
     request, text, *visited = numbers[:begin]
@@ -378,28 +383,23 @@ def _drafted(numbers: list[int], law_NV: Tensor) -> Drafted:
 
 
 def _joined(*columns: Sequence[int]) -> list[int]:
-    """Columns of numbers, each behind its length."""
+    """Columns of numbers in one list, each after its length."""
     return [number for column in columns for number in (len(column), *column)]
 
 
 def _columns(numbers: list[int], count: int) -> list[list[int]]:
-    """So many columns; ValueError if their lengths are not those of the numbers that are there."""
-    found = []
-    for _ in range(count):
-        size = numbers[0] if numbers else -1
-        if not 0 <= size < len(numbers):
-            raise ValueError(f"{count} columns of numbers that are cut off")
-        found.append(numbers[1:size + 1])
-        numbers = numbers[size + 1:]
+    """The inverse of `_joined` for this number of columns; raises ValueError if the lengths do not fit."""
+    left = iter(numbers)
+    found = [list(islice(left, max(0, next(left, 0)))) for _ in range(count)]
+    if _joined(*found) != numbers:
+        raise ValueError(f"{count} columns of numbers that are cut off")
     return found
 
 
 def _bits(real: Sequence[float]) -> list[int]:
-    """Floating-point numbers as the whole numbers of the same bits."""
-    packed = struct.pack(f"{len(real)}d", *real)
-    return list(struct.unpack(f"{len(real)}q", packed))
+    """Floating-point numbers as whole numbers of the same bits."""
+    return torch.tensor(real, dtype=torch.float64).view(torch.int64).tolist()  # type: ignore[no-any-return]
 
 
 def _floats(bits: Sequence[int]) -> list[float]:
-    packed = struct.pack(f"{len(bits)}q", *bits)
-    return list(struct.unpack(f"{len(bits)}d", packed))
+    return torch.tensor(bits, dtype=torch.int64).view(torch.float64).tolist()  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
-"""Replicas: several copies of the target, each a ring of its own, among which the segments of a request are dealt out.
+"""Replicas: several copies of the target, each a ring of its own, which share the segments of a request.
 
-It knows nothing about strategies. A node is sent with those of its ancestors that the replica lacks (catch-up: what is
-there is the longest common prefix), each under an id that is new, so that whatever a replica has given up can be sent
-to it again. What a replica hears is what the stages of any ring hear.
+It knows nothing about strategies. A node is sent with those of its ancestors that the replica lacks (catch-up), each
+under a new id, so that a node that a replica has given up can be sent to it again. The stages of a replica receive the
+same kinds of messages as those of any ring.
 """
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.pacing import USUAL, Terms
-from pipeline.requests import RequestTarget, Ring, facts_of
-from pipeline.strategies import WAIT, Progress
+from pipeline.requests import RequestTarget, Ring, sent
+from pipeline.strategies import Progress
 from pipeline.trace import OFF, REAL, Clock, NoTrace
 from pipeline.transport import Link
 
@@ -27,10 +27,7 @@ MOST = 64  # rows of a segment, at most
 
 
 class Replicas(Ring):
-    """Rank 0's end of all replicas, whose `links` have one inbox.
-
-    Each replica has `stages` stages, and so can compute as many segments at once.
-    """
+    """Rank 0's end of all replicas, whose `links` share an inbox. Each replica computes `stages` segments at once."""
 
     def __init__(self, links: Sequence[Link], lm_head: Callable[[Tensor], Tensor], stages: int,
                  device: torch.device | str = "cpu", trace: NoTrace = OFF, clock: Clock = REAL) -> None:
@@ -54,44 +51,43 @@ class Replicas(Ring):
         return list(dict.fromkeys(super().running))
 
     def _is_back(self, segments: Sequence[Segment]) -> None:
-        """The flights of each replica show who is free."""
+        """Nothing is measured: the flights of the replicas show which one is free."""
 
 
 @dataclass
 class Flight:
-    """A segment that is on its way through a replica: nodes, and the ids that they have there."""
+    """A segment on its way through a replica."""
 
     nodes: list[int]
-    ids: list[int]
+    ids: list[int]  # of the nodes, in this replica
     wanted: frozenset[int]  # the nodes that it was sent for; the others catch up
-    stale: bool = False  # whether it was declared dead, those that catch up included
+    stale: bool = False  # whether all its nodes were declared dead
 
 
 class Copy:
-    """What one replica holds of one request, as rank 0 knows it. `request` is the number of its messages."""
+    """What one replica holds of one request, as rank 0 knows it. `request` is the number in its messages."""
 
     def __init__(self, link: Link, request: int, tree: TokenTree, ids: Iterator[int]) -> None:
         self.link, self.request = link, request
         self.flights: deque[Flight] = deque()
-        self.closed = False
         self._tree, self._ids = tree, ids
-        self._id: dict[int, int] = {}  # node -> its id there, of what was sent and not given up
-        self._young: set[int] = set()  # those of these nodes that are not settled there
-        self._back: set[int] = set()  # and those whose rows have come back
-        self._settled = 0  # how many nodes at the head of the trunk are settled there
-        self._horizon = 0  # above every id that was handed out for this replica
+        self._id: dict[int, int] = {}  # node -> its id there, of nodes that were sent and not given up
+        self._young: set[int] = set()  # the nodes among these that are not settled there
+        self._back: set[int] = set()  # the young nodes whose rows have come back
+        self._settled = 0  # nodes at the beginning of the trunk that are settled there
+        self._horizon = 0  # above all ids of this replica
 
     @property
     def busy(self) -> int:
-        """How many segments it has that are not given up."""
+        """The number of segments that are not given up."""
         return sum(not flight.stale for flight in self.flights)
 
     def effort(self, nodes: Sequence[int]) -> tuple[int, int, int]:
-        """What it has to do before these nodes come: segments, those that are given up, rows that it lacks."""
+        """Its work before these nodes: segments, all segments with those given up, missing rows."""
         return self.busy, len(self.flights), len(self.lacks(nodes))
 
     def lacks(self, nodes: Sequence[int]) -> list[int]:
-        """These nodes and those of their ancestors that the replica was not sent, parents first."""
+        """These nodes and their ancestors, as far as the replica lacks them, parents first."""
         found: set[int] = set()
         for node in nodes:
             while node not in self._id and node not in found:
@@ -100,9 +96,9 @@ class Copy:
         return sorted(found)
 
     def name(self, segment: Segment, wanted: frozenset[int]) -> Segment:
-        """The segment under new ids, which is under way from now on.
+        """The segment under new ids, added to the flights.
 
-        If it has guesses it may be given up as a whole, so its text counts as guesses, too, until a prune settles it.
+        A segment with guesses may be given up as a whole, so its text counts as guesses until a prune settles it.
         """
         nodes = segment.nodes
         ids = [next(self._ids) for _ in nodes]
@@ -115,7 +111,7 @@ class Copy:
         return replace(segment, nodes=ids, parents=parents, text=text)
 
     def take(self, segment: Segment) -> Segment:
-        """The oldest segment that is under way has come back: its rows by their nodes, none if it was given up."""
+        """Take in the oldest segment, which came back; returns it under its nodes, without rows if it was given up."""
         flight = self.flights.popleft()
         if flight.stale:
             return segment.take([])
@@ -125,10 +121,9 @@ class Copy:
         return replace(segment, nodes=nodes)
 
     def prune(self, spare: bool = False) -> Prune | None:
-        """What has died, as this replica has to hear it; None before it has answered for the first row of the text.
+        """The prune for this replica; None before it has answered for the first row of the text.
 
-        The text that it has not answered for yet is kept like a guess that lives. With `spare`, so is what is under
-        way.
+        Text that it has not answered for is kept like a live guess; with `spare`, so are all segments under way.
         """
         tree = self._tree
         if not spare:
@@ -149,7 +144,7 @@ class Copy:
         return Prune(self.request, self._id[tip], self._id[parent], self._horizon, keep)
 
     def _give_up(self) -> None:
-        """Mark the last segments, as far as each was sent for guesses of which some died and none lives."""
+        """Mark the newest segments as stale, as far as some of their wanted guesses died and none lives."""
         tree = self._tree
         for flight in reversed(self.flights):
             useful = any(node in tree.live or node == tree.tip for node in flight.wanted)
@@ -161,7 +156,7 @@ class Copy:
                 self._forget(flight.nodes)
 
     def _forget(self, nodes: Sequence[int]) -> None:
-        """The replica does not hold these nodes any more, or will not."""
+        """The replica gives these nodes up."""
         for node in nodes:
             self._id.pop(node, None)
             self._young.discard(node)
@@ -169,17 +164,14 @@ class Copy:
 
 
 class ReplicaTarget(RequestTarget):
-    """All replicas as one request sees them: all read the prompt, and what follows goes to one that is free.
-
-    If none is free, it goes to the one that has the least to do.
-    """
+    """All replicas as one request sees them: all read the prompt, and later segments go to the least busy one."""
 
     def __init__(self, replicas: Replicas, copies: Sequence[Copy], tree: TokenTree, sampler: Sampler,
                  terms: Terms) -> None:
         super().__init__(replicas, copies[0].request, tree, sampler, terms)
         self._stages = replicas.stages
         self._copies = {copy.request: copy for copy in copies}
-        self._heard: set[int] = set()  # the nodes whose rows have come back from some replica
+        self._heard: set[int] = set()  # nodes whose rows have come back from any replica
 
     @property
     def in_flight(self) -> int:
@@ -195,12 +187,12 @@ class ReplicaTarget(RequestTarget):
         if any(self.tree.nodes[node].pos >= self._prompt for node in nodes):
             copies = [min(copies, key=lambda copy: copy.effort(nodes))]
         ids: list[int] = []
-        with self.ring.trace.span("send", **facts_of(self._segment(copies[0].request, nodes)), ids=ids):
+        with self.ring.trace.span("send", **sent(self._segment(copies[0].request, nodes)), ids=ids):
             for copy in copies:
                 ids += self._send(copy, nodes)
 
     def _send(self, copy: Copy, nodes: Sequence[int]) -> Iterator[int]:
-        """Send these nodes to one replica, behind what it lacks; the ids of what was sent."""
+        """Send these nodes and what the replica lacks before them; the ids of all."""
         lacking = copy.lacks(nodes)
         for begin in range(0, len(lacking), MOST):
             piece = lacking[begin:begin + MOST]
@@ -211,7 +203,7 @@ class ReplicaTarget(RequestTarget):
             yield from segment.nodes
 
     def wait(self) -> Progress:
-        if self.in_flight:  # an answer that another replica gave before brings nothing, and may have been the last one
+        if self.in_flight:  # a second answer for a node brings nothing, and may have been the last one
             yield from super().wait()
 
     def share(self, size: int | None) -> int | None:
@@ -221,12 +213,9 @@ class ReplicaTarget(RequestTarget):
     def held_prompt(self) -> Sequence[int]:
         return ()
 
-    def rest(self) -> Progress:
-        pending = self.tree.pending
-        assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
-        with self.ring.trace.span("wait"):
-            while not self.ready() and self.in_flight and not (pending and self.free):
-                yield WAIT
+    @property
+    def _may_send(self) -> bool:
+        return False  # so that `rest` waits for messages only
 
     def take(self, segment: Segment, message: int) -> None:
         copy = self._copies[segment.request]
@@ -253,7 +242,7 @@ class ReplicaTarget(RequestTarget):
         return ()
 
     def reset(self, request: int) -> None:
-        self._copies[request].closed = True
-        self.closed = all(copy.closed for copy in self._copies.values())
+        del self._copies[request]
+        self.closed = not self._copies
         if self.closed:
             self.ring.forget(request)

@@ -1,7 +1,7 @@
 """Rank 0's requests: the ring of stages, which all requests share, and the target of each one.
 
-A strategy streams segments through its target, and there the tree learns what follows each node. The ring knows nothing
-about trees or what is said of their nodes; neither knows strategies, and strategies know nothing else of the pipeline.
+A strategy sends segments through its target, which notes in the tree what follows each node. The ring knows nothing
+about trees; neither knows strategies, and strategies know nothing else of the pipeline.
 """
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Sto
 from pipeline.pacing import USUAL, Pacing, Terms, worths
 from pipeline.strategies import WAIT, Progress, Target
 from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
-from pipeline.transport import Link
+from pipeline.transport import Link, send_round
 
 
 def final(loss: PeerLost) -> None:
-    """A loss that nobody mends."""
+    """Raise a loss from which no rank recovers."""
     raise loss
 
 
 @dataclass
 class Returned:
-    """A segment that is back, in the message of this number. Its target holds it, and it holds no target."""
+    """A segment that came back and was not judged yet. It refers to no target, so there is no reference cycle."""
 
     segment: Segment
     x_TD: Tensor
-    message: int
-    asked: bool = False  # whether the LM head was asked about it
+    message: int  # its number
+    asked: bool = False  # whether the LM head has computed `logits`
     logits: dict[int, Tensor] = field(default_factory=dict)  # node -> logits [V]
 
 
 class RequestTarget(Target):
-    """The ring as one request sees it: what is sent for it, what came back, and what the target says of its rows."""
+    """The ring as one request sees it: its segments under way and returned, and what the target says of their rows."""
 
     def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, terms: Terms) -> None:
         self.ring, self.tree, self.sampler = ring, tree, sampler
         self.request = request  # the number of its messages
         self.terms = terms
-        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
+        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments under way
         self._returned: deque[Returned] = deque()
-        self._prompt = self._settled = len(tree.trunk)  # tokens; and when stages heard last where the text ends
-        self._gone = 0  # guesses that were sent, and of which no stage holds any
-        self.wakes: float | None = None  # when the strategy goes on without a message; None: never
-        self.ended = False  # whether nothing is sent any more
-        self.closed = False  # whether every stage has forgotten the request, which has ended
+        self._prompt = self._settled = len(tree.trunk)  # tokens: of the prompt; of the text at the last prune
+        self._gone = 0  # sent guesses of which no stage holds any
+        self.wakes: float | None = None  # moment at which the strategy advances without a message
+        self.ended = False  # nothing is sent any more
+        self.closed = False  # every stage has forgotten the request
         self.segments = 0  # sent so far
         self.reused = 0  # tokens of the prompt that the stages held already
-        self.passed_over = 0  # segments that left without any of its guesses, since one left with some
-        self._drafting = 0.0  # seconds that networks have computed for the newest level
+        self.passed_over = 0  # segments since one that carried guesses of this request
+        self._drafting = 0.0  # seconds of networks for the newest level
 
     @property
     def depth(self) -> int:
@@ -93,7 +93,7 @@ class RequestTarget(Target):
 
     @property
     def _may_send(self) -> bool:
-        """Whether it may add to the segments that leave next: once, and its prompt behind those of older requests."""
+        """Whether it may add to the next segments: once, and its prompt only behind those of older requests."""
         pacing = self.ring.pacing
         if self.request in pacing.rows.left_out or pacing.batcher.holds(self.request):
             return False
@@ -124,12 +124,12 @@ class RequestTarget(Target):
 
     @property
     def guesses(self) -> bool:
-        """Whether to guess at all: several requests do, and one that is alone while that is quicker than not to."""
+        """Whether to guess at all: not if the request is alone and plain decoding is faster."""
         alone = self.terms.plain and len(self.ring.running) == 1
         return not alone or self.ring.pacing.fallback.guesses
 
     def drafted(self, seconds: float) -> None:
-        """Networks have computed so long for the newest level."""
+        """Add the seconds of a network's pass to the newest level."""
         self._drafting += seconds
 
     def _level_is_done(self) -> None:
@@ -174,13 +174,13 @@ class RequestTarget(Target):
             pacing.first_stage.prune(dead, now)
 
     def end(self, keep: bool = False) -> Sequence[int]:
-        """Declare dead what is in flight, and let every stage forget the request; does not wait for that.
+        """Prune what is in flight, and let every stage forget the request; does not wait.
 
-        With `keep` the stages may hold on to the text; returned are the nodes of which they do.
+        With `keep` the stages may keep the text; returns the nodes that they keep.
         """
         self.ended = True
         self.wakes = None
-        # the answer for the last of them has made the tip
+        # the tip was not sent yet
         nodes = self.tree.trunk[:-1] if keep and self.held_prompt else []
         with self._span("reset"):
             self._broadcast([])
@@ -191,12 +191,12 @@ class RequestTarget(Target):
 
     @property
     def held_prompt(self) -> Sequence[int]:
-        """The nodes of the prompt, if every stage holds them as text; else none."""
+        """The nodes of the prompt, once every stage holds them as text."""
         answered = len(self.tree.trunk) > self._prompt
         return self.tree.trunk[:self._prompt] if answered else ()
 
     def begin_behind(self, request: int, nodes: Sequence[int], length: int) -> None:
-        """Begin behind the first `length` nodes of another request, whose tokens are those of this one."""
+        """Begin behind the first `length` nodes of another request, which have the same tokens."""
         tip = self.tree.trunk[length - 1]
         self.tree.skip(length)
         self.reused = length
@@ -210,49 +210,42 @@ class RequestTarget(Target):
             self.ring.listen()
 
     def take(self, segment: Segment, message: int) -> None:
-        """Keep a segment that came back for this request, in the message of this number."""
+        """Take in a segment that came back in the message of this number."""
         assert self._flying, f"a segment is back for request {self.request}, which has sent none"
         self._flying.popleft()
         self._hear(segment, message)
 
     def reset(self, request: int) -> None:
-        """A Reset of this request, under one of its numbers, has come round."""
+        """A Reset with this request number came back."""
         self.closed = True
         self._flying.clear()
         self.ring.forget(self.request)
 
     def _broadcast(self, keep: list[int]) -> None:
-        """Tell every stage where the text ends, and which guesses live beside it."""
+        """Send every stage the end of the text and the guesses that live."""
         tree, tip = self.tree, self.tree.tip
         prune = Prune(self.request, tip, tree.nodes[tip].parent, tree.horizon, keep)
         self.ring.link.broadcast(prune)
 
     def alive(self, segment: Segment) -> Segment:
-        """The rows that are worth sending, of a segment that has waited to leave."""
+        """The rows of a waiting segment that are still worth sending."""
         if not self.terms.prunes:
             return segment
         known = [i for i, node in enumerate(segment.nodes) if node in self.tree.nodes]
         return segment.take(known)
 
     def to_judge(self, nodes: Iterable[int]) -> list[int]:
-        """Those of the nodes about which LM head and rule are to be asked: live guesses and the tip.
-
-        Below other nodes nothing can be settled any more.
-        """
+        """The live guesses and the tip among these nodes; below others nothing can settle."""
         tree = self.tree
         return [node for node in nodes if node in tree.live or node == tree.tip]
 
-    def to_ask(self, nodes: Sequence[int]) -> list[int]:
-        """The nodes about which the LM head is asked: those, and nodes of a prompt whose logprobs are wanted."""
-        return self.to_judge(nodes) + [node for node in nodes if self._echoes(node)]
-
-    def _echoes(self, node: int) -> bool:
-        """Whether the log-probability of the token of the prompt behind a node is wanted."""
+    def echoes(self, node: int) -> bool:
+        """Whether the log-probability of the prompt's token behind a node is requested."""
         wanted = self.terms.logprobs
         return wanted is not None and node in self.tree.nodes and self.tree.nodes[node].pos < wanted.echoed
 
     def _hear(self, segment: Segment, message: int) -> None:
-        """Keep a segment to be judged; one without rows says nothing."""
+        """Keep a segment to be judged, unless it has no rows."""
         if segment.nodes:
             x_TD = upload(segment.x, self.ring.device)
             self._returned.append(Returned(segment, x_TD, message))
@@ -260,7 +253,7 @@ class RequestTarget(Target):
             self.ring.trace.note("judge", self.ring.clock.now(), nodes=[], said={})
 
     def _judge(self) -> None:
-        """Ask LM head and rule what follows the rows of the oldest segment that is back."""
+        """Note what follows the rows of the oldest returned segment."""
         returned = self._returned[0]
         said: dict[int, int] = {}
         with self.ring.trace.span("judge", nodes=returned.segment.nodes, said=said):
@@ -271,7 +264,7 @@ class RequestTarget(Target):
             self._note_logprobs(returned.logits, said)
 
     def _decide(self, logits: Mapping[int, Tensor], said: dict[int, int]) -> None:
-        """Note in the tree, and in `said`, what the target says follows these nodes."""
+        """Note in the tree and in `said` which tokens follow these nodes."""
         if nodes := self.to_judge(logits):
             logits_TV = torch.stack([logits[node] for node in nodes])
             said.update(zip(nodes, self._tokens(nodes, logits_TV)))
@@ -279,7 +272,7 @@ class RequestTarget(Target):
                 self.tree.nodes[node].target_token = token
 
     def _tokens(self, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
-        """The tokens that the target says follow these nodes."""
+        """The target's token after each of these nodes."""
         if self.tree.law is not None:
             logits_TV = self.tree.law.shaped(self.tree, nodes, logits_TV)
         if self.sampler.matches:
@@ -287,13 +280,13 @@ class RequestTarget(Target):
         return judged(self.sampler, self.tree, nodes, logits_TV)
 
     def _note_logprobs(self, logits: Mapping[int, Tensor], said: Mapping[int, int]) -> None:
-        """Note in the tree the log-probabilities, where they are wanted, of what follows nodes and of the prompt."""
+        """Note the requested log-probabilities in the tree: of the tokens in `said`, and of the prompt."""
         wanted, tree = self.terms.logprobs, self.tree
         if wanted is None:
             return
         after = dict(said)
         for node in logits:
-            if self._echoes(node):
+            if self.echoes(node):
                 following = tree.trunk[tree.nodes[node].pos + 1]
                 after[node] = tree.nodes[following].token
         if after:
@@ -302,23 +295,27 @@ class RequestTarget(Target):
                 tree.nodes[node].logprob = logprob
 
     def _ask(self, message: int) -> None:
-        """Ask the LM head, in one pass, about all segments of a message whose requests have not ended, once."""
+        """Run the LM head once for all segments of a message whose requests have not ended."""
         ring = self.ring
-        group = [(each, target.to_ask(each.segment.nodes)) for target in ring.running for each in target._returned
-                 if each.message == message and not each.asked]
+        asked: list[tuple[Returned, int]] = []
         chosen = []
-        for each, nodes in group:
-            place = {node: row for row, node in enumerate(each.segment.nodes)}
-            rows = torch.tensor([place[node] for node in nodes], dtype=torch.int64)
-            chosen.append(each.x_TD.index_select(0, upload(rows, ring.device)))
-        asked = any(nodes for _, nodes in group)
-        said = iter(ring.lm_head(torch.cat(chosen)) if asked else ())
-        for each, nodes in group:
-            each.asked = True
-            each.logits = {node: next(said) for node in nodes}
+        for target in ring.running:
+            for each in target._returned:
+                if each.message == message and not each.asked:
+                    each.asked = True
+                    nodes = each.segment.nodes
+                    wanted = target.to_judge(nodes) + [node for node in nodes if target.echoes(node)]
+                    asked += [(each, node) for node in wanted]
+                    place = {node: row for row, node in enumerate(nodes)}
+                    rows = torch.tensor([place[node] for node in wanted], dtype=torch.int64)
+                    chosen.append(each.x_TD.index_select(0, upload(rows, ring.device)))
+        if asked:
+            logits_TV = ring.lm_head(torch.cat(chosen))
+            for (each, node), logits_V in zip(asked, logits_TV):
+                each.logits[node] = logits_V
 
     def _note(self, returned: Returned) -> None:
-        """Give each node of a segment that the tree still knows its features, for the draft."""
+        """Keep the features of a segment's rows in the tree, for the draft."""
         inner = returned.segment.inner
         feature_TD = returned.x_TD if inner is None else upload(inner, self.ring.device)
         for node, feature_D in zip(returned.segment.nodes, feature_TD):
@@ -342,35 +339,35 @@ class RequestTarget(Target):
 
 
 class Ring:
-    """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head.
+    """The stages in a ring, shared by all requests: rank 0 sends to the first and hears from the last.
 
-    Requests share it, each through a target of its own. `depth` is how many segments fill it.
+    `depth` segments fill it.
     """
 
     target_of: Callable[..., RequestTarget] = RequestTarget
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
                  trace: NoTrace = OFF, clock: Clock = REAL) -> None:
-        self.links = [link]  # to each ring; what comes back is heard at the first
+        self.links = [link]  # one to each copy of the stages; all messages come back at the first
         self.lm_head = lm_head
         self.depth, self.device = depth, device
         self.trace, self.clock = trace, clock
         self.meter = Meter()  # of rank 0's work
         self.unlearn()
         self.requests = 0  # closed since the start
-        self.heard = 0  # messages that have come back since the start
-        self.unanswered = 0  # of those that `ping` has sent
-        self.stopped = False  # whether it was ended
-        self.epoch = 0  # how often all ranks were connected again, and the stages then held nothing
-        self.reconnect: Callable[[PeerLost], None] = final  # returns once all are, or raises PeerLost
-        self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
+        self.heard = 0  # messages that came back since the start
+        self.unanswered = 0  # messages of the last `ping`
+        self.stopped = False
+        self.epoch = 0  # how often all ranks have connected again
+        self.reconnect: Callable[[PeerLost], None] = final  # connects all ranks again, or raises PeerLost
+        self.ids: Iterator[int] = count()  # of the nodes of all requests: no id ever means two nodes
         self._numbers: Iterator[int] = count()  # of the requests
-        self._question = -1  # the number of what `ping` has sent last
-        self._open: dict[int, RequestTarget] = {}  # by the numbers that their messages have
+        self._ping = -1  # the request number of the last `ping`
+        self._open: dict[int, RequestTarget] = {}  # by the request number of their messages
 
     @property
     def link(self) -> Link:
-        """Where everything that comes back is heard."""
+        """The link at which all messages come back."""
         return self.links[0]
 
     @property
@@ -380,11 +377,11 @@ class Ring:
 
     @property
     def closing(self) -> bool:
-        """Whether a request has ended that some stage has not forgotten yet."""
+        """Whether a stage may still hold a request that has ended."""
         return any(target.ended for target in self._open.values())
 
     def unlearn(self) -> None:
-        """Forget what earlier requests have taught of stages and drafts; none is open."""
+        """Forget what was measured during earlier requests; none is open."""
         self.pacing = Pacing(self.depth)
 
     def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:
@@ -395,47 +392,42 @@ class Ring:
         self.pacing.fallback.begin(terms.plain)
         return target
 
-    def evict(self, request: int) -> None:
-        """Let every stage forget the text that it holds of a request that is over."""
-        self.link.send(Reset(request))
-
     def forget(self, request: int) -> None:
-        """Forget a request that is closed."""
+        """Forget a closed request."""
         del self._open[request]
         self.requests += 1
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
     def put(self, segment: Segment) -> None:
-        """Send a segment at once, if its request is alone; else together with those of others, at the next departure.
-        """
+        """Send a segment: at once if its request is alone, else with those of others at the next departure."""
         self.pacing.batcher.put(segment)
         if len(self.running) == 1:
             self.depart()
 
     @property
     def free(self) -> bool:
-        """Whether a segment that leaves now would hardly wait for the first stage."""
+        """Whether the first stage is about free."""
         return self.clock.now() >= self.pacing.first_stage.ready_at
 
     def depart(self) -> None:
-        """Let leave what was put together, one message after the other, each as the first stage gets free for it."""
+        """Send the waiting messages, each as soon as the first stage is free for it."""
         batcher = self.pacing.batcher
         while batcher and (self.free or len(self.running) < 2):
             segments = [self._open[segment.request].alive(segment) for segment in batcher.take()]
             message = joined(segments)
             self.pacing.first_stage.send(message.nodes, self.clock.now())
             *others, last = segments
-            for segment in others:  # they leave with the last one, whose span has the time of all
-                self.trace.note("send", self.clock.now(), **facts_of(segment))
-            with self.trace.span("send", **facts_of(last)):
+            for segment in others:  # the span of the last one has the time of all
+                self.trace.note("send", self.clock.now(), **sent(segment))
+            with self.trace.span("send", **sent(last)):
                 self.link.send(message)
             self.pacing.rows.close()
 
     # --- back ---------------------------------------------------------------------------------------------------------
 
     def listen(self, until: float | None = None) -> None:
-        """Wait for a message, for something else that an open request waits for, or a moment; hand out messages."""
+        """Wait for a message, a moment of the clock, or one that a request waits for; hand out messages."""
         self.depart()
         moments = [target.wakes for target in self.running if target.wakes is not None]
         if until is not None:
@@ -448,33 +440,29 @@ class Ring:
         elif self.closing or any(target.in_flight for target in self.running):
             self._hand_out(self.link.recv())
         else:
-            self.pacing.rows.close()  # everybody was left out for somebody who has nothing to send any more
+            self.pacing.rows.close()  # all were left out for a request that has nothing to send any more
 
     def poll(self) -> None:
-        """Hand out the messages that have come already, without waiting for others."""
+        """Hand out the messages that have arrived; does not wait."""
         while self.link.ready:
             self._hand_out(self.link.recv())
 
     def _hand_out(self, message: Message) -> None:
-        """Hand a message to the requests that it is of."""
+        """Give a message to its requests."""
         assert not isinstance(message, (Prune, Stop)), f"a {type(message).__name__} came back instead of a segment"
         self.heard += 1
-        if isinstance(message, Reset) and message.request in self._open:  # else a text was evicted, or nothing
+        if isinstance(message, Reset) and message.request in self._open:  # else the text of an ended request, or a ping
             self._open[message.request].reset(message.request)
-        elif isinstance(message, Reset) and message.request == self._question:
-            self.unanswered -= 1
+        elif isinstance(message, Reset):
+            self.unanswered -= message.request == self._ping
         segments = segments_of(message)
         if segments:
             self._is_back(segments)
         for segment in segments:
-            self._target(segment.request).take(segment, self.heard)
-
-    def _target(self, request: int) -> RequestTarget:
-        assert request in self._open, f"a message for request {request}, which is not open"
-        return self._open[request]
+            self._open[segment.request].take(segment, self.heard)
 
     def _is_back(self, segments: Sequence[Segment]) -> None:
-        """Note that the oldest message has come round."""
+        """Measure the way of the oldest message, which came back."""
         rows = sum(len(segment.nodes) for segment in segments)
         way = self.pacing.first_stage.back(rows, self.clock.now())
         self.pacing.times.learn(max((segment.visits for segment in segments), key=len), way)
@@ -482,46 +470,34 @@ class Ring:
     # --- all of it ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Wait until every stage has passed a first message on, which shows that it is there."""
-        self._round(Reset(next(self._numbers)))
+        """Wait until a first message has passed every stage."""
+        send_round(self.links, Reset(next(self._numbers)))
 
     def ping(self) -> None:
-        """Send round what changes nothing, to hear whether all stages pass on what comes; for when nothing else does.
-        """
-        self._question = next(self._numbers)
+        """Send round a message that changes nothing: whether it comes back shows whether all stages work."""
+        self._ping = next(self._numbers)
         self.unanswered = len(self.links)
         for link in self.links:
-            link.send(Reset(self._question))
+            link.send(Reset(self._ping))
 
     def stop(self) -> None:
-        """End the pipeline: every stage has passed the message on when this returns."""
+        """End the pipeline; returns when every stage has passed the message on."""
         self.stopped = True
-        self._round(Stop())
+        send_round(self.links, Stop())
 
     def recover(self, loss: PeerLost) -> None:
-        """After a loss let all ranks connect again, and the stages begin with nothing; raises PeerLost if they cannot.
-        """
-        ready = False
-        while not ready:
+        """After a loss: connect all ranks again and begin with empty stages; raises PeerLost if that fails."""
+        while True:
             self.reconnect(loss)
             self._open, self.unanswered = {}, 0
             self.unlearn()
             self.epoch += 1
             try:
-                self.start()
-                ready = True
+                return self.start()
             except PeerLost as another:
                 loss = another
 
-    def _round(self, msg: Message) -> None:
-        """Send a message round every ring, and drop what comes back before it."""
-        for link in self.links:
-            link.send(msg)
-        under_way = len(self.links)
-        while under_way:
-            under_way -= isinstance(self.link.recv(), type(msg))
 
-
-def facts_of(segment: Segment) -> dict[str, Any]:
-    """What the span says in which a segment leaves."""
+def sent(segment: Segment) -> dict[str, Any]:
+    """The facts in the span in which rank 0 sends a segment."""
     return {"nodes": segment.nodes, "tokens": segment.x.tolist(), "parents": segment.parents, "text": segment.text}

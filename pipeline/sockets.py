@@ -1,7 +1,7 @@
 """Connections between processes, of one machine or several: sockets, one for each direction and kind.
 
-They carry bytes, and know nothing about messages. Each begins with a greeting, which says who sends what in which epoch
-of the links. All of an epoch are made at once, and cut at once; then threads that wait at one of them go on.
+They carry bytes, and know nothing about messages. Each begins with a greeting: who sends what, in which epoch of the
+links. All of an epoch are made and cut together; a cut wakes the threads that wait at them.
 """
 from __future__ import annotations
 
@@ -13,83 +13,32 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, NamedTuple, Sequence
 
-import torch
-from torch import Tensor
-
-from pipeline.failure import PeerLost, guarded
+from pipeline.failure import broken, guarded
 from pipeline.keys import Keys, encrypted
-from pipeline.transport import Peers
+from pipeline.transport import Peers, Wire
 
-GREETING = struct.Struct("=8s3q")  # a mark, the epoch, the kind of the connection, and who sends over it
+GREETING = struct.Struct("=8s3q")  # a mark, the epoch, the kind of the connection, and the sender's rank
 MARK = b"flowspec"
 DATA, CONTROL = 0, 1  # kinds
 LOOK = 0.02  # seconds to wait for a peer to connect
 BRIEF = 10.0  # seconds for a greeting, and to reach a board
-STRANGERS = 64  # that may be asked for their greeting at once; the oldest goes first
+STRANGERS = 64  # connections without a greeting; of more the oldest is closed
 
 
 class Greeted(NamedTuple):
-    """A connection from a peer that has said who it is, and of which kind the connection shall be."""
+    """A connection whose greeting has come."""
 
     connection: socket.socket
     kind: int
     peer: int
 
 
-class SocketWire:
-    """What carries tensors to peers, and from others, over a connection each."""
-
-    def __init__(self) -> None:
-        self.out: dict[int, socket.socket] = {}  # by peer
-        self.back: dict[int, socket.socket] = {}
-
-    def send(self, x: Tensor, peer: int) -> None:
-        """Send a tensor; raises PeerLost if the connection is broken."""
-        try:
-            self.out[peer].sendall(_bytes(x))
-        except OSError as error:
-            raise broken(peer) from error
-
-    def recv(self, x: Tensor, peer: int) -> None:
-        """Fill a tensor with what comes; raises PeerLost if the connection is broken."""
-        left, connection = _bytes(x), self.back[peer]
-        while left:
-            try:
-                count = connection.recv_into(left)
-            except OSError as error:
-                raise broken(peer) from error
-            if not count:
-                raise broken(peer)
-            left = left[count:]
-
-    def cut(self) -> None:
-        """Let threads that wait at a connection find it broken; peers do, too."""
-        for connection in [*self.out.values(), *self.back.values()]:
-            hang_up(connection)
-
-    def close(self) -> None:
-        """Close the connections, at which nobody waits any more."""
-        for connection in [*self.out.values(), *self.back.values()]:
-            connection.close()
-
-
-def broken(peer: int) -> PeerLost:
-    """The loss of a peer whose connection broke."""
-    return PeerLost(f"rank {peer} was lost: its connection broke")
-
-
-def _bytes(x: Tensor) -> memoryview:
-    data: Any = x.view(torch.uint8).numpy()
-    return memoryview(data)
-
-
 class Door:
-    """Where a rank lets its peers in, in one epoch, by the `name` under which they find it.
+    """Accepts a rank's peers in one epoch; they find it by its `name`.
 
-    Who comes is asked for its greeting on a thread of its own, so that nobody is held up by one who says nothing.
+    Each connection has a thread that waits for its greeting, so that silent strangers delay nobody.
     """
 
     name: str
@@ -97,31 +46,30 @@ class Door:
     def __init__(self, epoch: int, listening: socket.socket) -> None:
         self.epoch = epoch
         self._listening = listening
-        self._strangers: deque[socket.socket] = deque()  # that have not said who they are
+        self._strangers: deque[socket.socket] = deque()  # without a greeting so far
         self._greeted: SimpleQueue[Greeted] = SimpleQueue()
         self._closed = False
-        self._error: BaseException | None = None  # what a thread of the door died of
+        self._error: BaseException | None = None  # that ended a thread of the door
         listening.listen()
         self._thread = guarded("door", self._accept, self._failed)
 
     def __enter__(self) -> Door:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._closed = True
-        hang_up(self._listening)  # closing it alone would leave it open for as long as its thread waits
+        hang_up(self._listening)  # which wakes its thread
         self._thread.join()
         self._listening.close()
         while (found := self.let_in(0.0)) is not None:
             found.connection.close()
 
     def reach(self, name: str) -> socket.socket:
-        """A connection to the rank whose door has this name; raises OSError."""
+        """Connect to the door of this name; raises OSError."""
         raise NotImplementedError
 
     def let_in(self, seconds: float = LOOK) -> Greeted | None:
-        """The next peer of this epoch that has said who it is; None if there is none after so many seconds."""
+        """The next peer of this epoch, or None after a while."""
         if self._error:
             raise self._error
         try:
@@ -130,7 +78,7 @@ class Door:
             return None
 
     def _take(self) -> socket.socket:
-        """The next one who comes; raises OSError."""
+        """Accept the next connection; raises OSError."""
         connection, _ = self._listening.accept()
         return connection
 
@@ -138,7 +86,7 @@ class Door:
         while True:
             try:
                 connection = self._take()
-            except OSError:  # somebody came and went, or too many files are open
+            except OSError:  # the peer has left, or too many files are open
                 if self._closed:
                     return
                 time.sleep(LOOK)
@@ -158,7 +106,7 @@ class Door:
             connection.settimeout(None)
         except (OSError, struct.error):
             mark, epoch = b"", 0
-        with suppress(ValueError):  # it was hung up on
+        with suppress(ValueError):  # it was removed as the oldest stranger
             self._strangers.remove(connection)
         if (mark, epoch) == (MARK, self.epoch):
             self._greeted.put(Greeted(connection, kind, peer))
@@ -167,7 +115,7 @@ class Door:
 
 
 class FolderDoor(Door):
-    """A door in a private folder of one machine. An open folder stands for its own name, which may be too long."""
+    """A door in a private folder of one machine; the path goes through its descriptor, as its name may be too long."""
 
     def __init__(self, folder: str, epoch: int) -> None:
         self.name = f"door-{epoch}-{os.getpid()}"
@@ -176,9 +124,8 @@ class FolderDoor(Door):
         listening.bind(self._path(self.name))
         super().__init__(epoch, listening)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
-        super().__exit__(kind, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         with suppress(OSError):  # the folder may be gone
             os.unlink(self.name, dir_fd=self._folder)
         os.close(self._folder)
@@ -191,7 +138,7 @@ class FolderDoor(Door):
 
 
 class BoardDoor(Door):
-    """A door at one address of a board. With keys, only boards of the same cluster come in, and nobody reads along."""
+    """A door at one address of a board. With keys, connections are encrypted, and only the cluster's boards get in."""
 
     def __init__(self, address: str, keys: Keys | None, epoch: int, port: int = 0) -> None:
         self._keys = keys
@@ -225,7 +172,7 @@ def _connected(connection: socket.socket, place: Any) -> socket.socket:
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; fewer if the connection ends before."""
+    """Read this number of bytes, or fewer if the connection ends."""
     found = b""
     while len(found) < size and (more := connection.recv(size - len(found))):
         found += more
@@ -233,17 +180,18 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Let all who wait at a connection go on, here and at its other end; what was encrypted stays so."""
+    """Shut a connection down, which wakes waiting threads at both ends; without decrypting it."""
     with suppress(OSError):  # it is gone already
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class Connections:
-    """The connections of one rank in an epoch: those to the peers that it sends to, and from those that it hears."""
+    """All connections of one rank in an epoch."""
 
     def __init__(self, own: int, peers: Sequence[Peers]) -> None:
         self._own = own
-        self.wires = SocketWire(), SocketWire()  # by kind
+        self._all: list[socket.socket] = []
+        self.wires = Wire(), Wire()  # by kind
         self.to = {(DATA, peer) for each in peers for peer in each.following}
         self.to |= {(CONTROL, peer) for each in peers for peer in each.others}
         self.missing = {(DATA, each.previous) for each in peers if each.previous is not None}
@@ -253,6 +201,7 @@ class Connections:
         """Connect to a peer at the door of this name; raises PeerLost."""
         try:
             connection = door.reach(name)
+            self._all.append(connection)
             self.wires[kind].out[peer] = connection
             connection.sendall(GREETING.pack(MARK, door.epoch, kind, self._own))
             connection.settimeout(None)
@@ -260,21 +209,24 @@ class Connections:
             raise broken(peer) from error
 
     def let_in(self, door: Door) -> None:
-        """Take in the next peer that is missing, if one comes soon."""
+        """Accept the next missing peer, if one comes soon."""
         found = door.let_in()
         if found is None:
             return
         connection, kind, peer = found
         if (kind, peer) in self.missing:
             self.missing.remove((kind, peer))
+            self._all.append(connection)
             self.wires[kind].back[peer] = connection
         else:
             connection.close()
 
     def cut(self) -> None:
-        for wire in self.wires:
-            wire.cut()
+        """Break the connections, for waiting threads and for peers."""
+        for connection in self._all:
+            hang_up(connection)
 
     def close(self) -> None:
-        for wire in self.wires:
-            wire.close()
+        """Close the connections; no thread waits at them any more."""
+        for connection in self._all:
+            connection.close()

@@ -1,6 +1,6 @@
-"""A stage: a slice of the model and a cache for each request; its state is a function of the messages it has had.
+"""A stage: a slice of the model and a cache for each request; its state is a function of the received messages.
 
-It knows nothing about strategies or ranks: a segment brings ids, parents and positions, and the mask follows.
+It knows nothing about strategies or ranks: a segment brings ids, parents and positions, which define the mask.
 """
 from __future__ import annotations
 
@@ -11,75 +11,85 @@ import torch
 from torch import Tensor
 
 from model.cache import Survivors, TreeCache, together, upload
-from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, Visit, joined, segments_of
+from pipeline.messages import (
+    NOBODY,
+    Message,
+    Prune,
+    Reset,
+    Segment,
+    Start,
+    Stop,
+    Visit,
+    facts_of,
+    joined,
+    newest,
+    segments_of,
+)
 from pipeline.trace import OFF, REAL, NoTrace
 from pipeline.transport import Link
 
 
 class Stage:
-    """Computes segments with `part`, a slice; `new_cache` makes the cache of a request.
+    """Computes segments with the slice `part`; `new_cache` makes the cache of a request.
 
-    `inner_layers` are those of its layers whose inputs a segment gets that asks for inner features. At most `requests`
-    are under way at once.
+    A segment that needs inner features gets the inputs of the slice's `inner_layers`. At most `requests` are under way.
     """
 
     def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,
                  inner_layers: Sequence[int] = (), requests: int = 1) -> None:
         self.part, self.trace = part, trace
         self.inner_layers = inner_layers
-        self.caches: dict[int, TreeCache] = {}  # of the requests that are open here
+        self.caches: dict[int, TreeCache] = {}  # of open requests
         self.ended: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
         self._new_cache = new_cache
         self._spare = [new_cache() for _ in range(requests)]
-        self._early: dict[int, Prune] = {}  # the newest prune of each request of which nothing else has come
-        self._newest = -1  # the highest number of a request whose segments or Reset have come
+        self._early: dict[int, Prune] = {}  # the newest prune of each request that has not begun here
+        self._newest = -1  # the highest request number of all segments, Starts and Resets so far
         self.device = self._spare[0].like.device
 
     def forget(self) -> None:
-        """Forget all requests, as at the start; who computes was interrupted, so caches may be half written."""
+        """Forget all requests; after an interruption, so caches may be half written."""
         for cache in [*self.caches.values(), *self.ended.values()]:
             cache.clear()
             self._spare.append(cache)
         self.caches, self.ended, self._early = {}, {}, {}
 
     def apply(self, msg: Message, news: Callable[[], Prune | None] = lambda: None) -> Message | None:
-        """Obey one message; what it returns goes to the next stage. `news` are prunes that come meanwhile."""
-        if segments := segments_of(msg):
-            self._newest = max(self._newest, *(segment.request for segment in segments))
-            return joined(self._forward([self.living(segment) for segment in segments], news))
+        """Obey one message; returns the message for the next stage. `news` are prunes that come meanwhile."""
         if isinstance(msg, Prune):
             self._prune(msg)
             return None
+        self._newest = max(self._newest, newest(msg))
+        if segments := segments_of(msg):
+            return joined(self._forward([self.living(segment) for segment in segments], news))
         if isinstance(msg, Start):
-            self._newest = max(self._newest, msg.request)
             self._start(msg)
         if isinstance(msg, Reset):
-            self._newest = max(self._newest, msg.request)
             self._close(msg)
         return msg
 
     def living(self, segment: Segment) -> Segment:
-        """The rows of a segment that no prune has declared dead."""
+        """The live rows of a segment."""
         return segment.take(self.cache(segment.request).alive(segment.nodes))
 
     def cache(self, request: int) -> TreeCache:
-        """That of a request, which opens with its first segment.
+        """The cache of a request, which opens with its first segment.
 
-        There are too few only where several decoders keep texts side by side.
+        A new one is made only where several decoders keep texts.
         """
         if request not in self.caches:
             self._open(request, self._spare.pop() if self._spare else self._new_cache())
         return self.caches[request]
 
     def _open(self, request: int, cache: TreeCache) -> None:
-        """Begin a request in a cache, and obey the prune that has come before."""
+        """Open a request, and obey the prune that came before."""
         self.caches[request] = cache
         early = self._early.pop(request, None)
         if early is not None:
             self._prune(early)
 
     def _start(self, start: Start) -> None:
-        """Begin a request behind the text of one that is over, or behind a copy of that of one that is open."""
+        """Begin a request behind the text of one that is over, or a copy of that of an open one."""
         taken = self.ended.pop(start.source, None)
         if taken is None:
             self.cache(start.request).copy(self.caches[start.source], start.length)
@@ -88,7 +98,7 @@ class Stage:
             self._open(start.request, taken)
 
     def _close(self, reset: Reset) -> None:
-        """End a request; its text stays up to the node that the Reset names, if any."""
+        """End a request; its text stays up to the node in the Reset, if any."""
         self._early.pop(reset.request, None)
         cache = self.caches.pop(reset.request, None) or self.ended.pop(reset.request, None)
         if cache is None:
@@ -103,9 +113,8 @@ class Stage:
     def _prune(self, prune: Prune) -> None:
         """Obey a prune, unless its request may be over.
 
-        One that is not open here is sure not to be over only if its number is above all that have come. Then the prune
-        is kept until its first segment comes: it takes no cache, since those that are free may be for requests that
-        are in front of it.
+        A request that is not open has certainly not ended only if its number is above all so far. Then the prune is
+        kept until the first segment: a cache may be needed for earlier requests.
         """
         if prune.request in self.caches:
             with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):
@@ -116,14 +125,14 @@ class Stage:
             self._early[prune.request] = max(known, prune, key=lambda each: each.horizon)
 
     def _forward(self, segments: list[Segment], news: Callable[[], Prune | None]) -> list[Segment]:
-        """Run the layers for these segments; an empty one only passes, so that rank 0's count stays true.
+        """Run the layers for these segments; an empty one is passed on, since rank 0 counts them.
 
-        Once all rows have died meanwhile, they are given up between two layers.
+        If all rows die meanwhile, the segments are given up between two layers.
         """
         computed = [segment for segment in segments if segment.nodes]
         if not computed:
             return segments
-        prunes: list[Prune] = []  # obeyed in the end, since the layers count on the caches as they are
+        prunes: list[Prune] = []  # obeyed at the end, since the layers use the caches
         survivors: dict[int, list[Survivors]] = {}  # by request
 
         def alive() -> bool:
@@ -139,7 +148,7 @@ class Stage:
         return [results.get(segment.request, segment) for segment in segments]
 
     def _compute(self, segments: list[Segment], alive: Callable[[], bool]) -> dict[int, Segment]:
-        """The segments behind the layers, by their requests; without rows if they were given up."""
+        """The computed segments by request; without rows if they were given up."""
         for segment in segments:
             self.cache(segment.request).admit(segment.nodes, segment.parents, segment.text)
         counts = [len(segment.nodes) for segment in segments]
@@ -151,11 +160,11 @@ class Stage:
         inputs: dict[int, Tensor] = dict.fromkeys(self.inner_layers, before_T) if inner else {}
         begin = REAL.now()
         with self.trace.span("forward", nodes=joined(segments).nodes):
-            with torch.inference_mode():  # a seventh of the time between kernels
+            with torch.inference_mode():  # saves a seventh of the time between kernels
                 x_TD = self.part(before_T, pos_T, caches, inputs, alive)
             if x_TD is None:
                 return {segment.request: segment.take([]) for segment in segments}
-            if x_TD.is_cuda:  # kernels are only asked for until then, and what leaves would wait for them anyway
+            if x_TD.is_cuda:  # wait for the kernels, as the message would: the visit has their time
                 torch.cuda.current_stream(x_TD.device).synchronize()
             parts = x_TD.split(counts)
             features = [None] * len(segments)
@@ -168,7 +177,7 @@ class Stage:
 
 
 def run_stage(stage: Stage, link: Link) -> None:
-    """The life of every rank but 0. A prune is obeyed before data that waits, and before what was computed leaves."""
+    """The main loop of a stage. Prunes are obeyed before waiting data, and before a computed segment leaves."""
     msg: Message | None = None
     while not isinstance(msg, Stop):
         with stage.trace.span("wait"):
@@ -179,6 +188,5 @@ def run_stage(stage: Stage, link: Link) -> None:
         if result is not None and (segments := segments_of(result)):
             result = joined([stage.living(segment) for segment in segments])
         if result is not None:
-            nodes = getattr(result, "nodes", [])
-            with stage.trace.span("send", kind=type(result).__name__, nodes=nodes):
+            with stage.trace.span("send", **facts_of(result)):
                 link.send(result)

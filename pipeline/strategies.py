@@ -1,9 +1,9 @@
 """The strategies: when to draft, send, verify and prune; one generator each, side by side.
 
 They know nothing about ranks, devices or messages. Each yields the tokens that it settled, `WAIT` while it waits, and
-on behalf of its draft what a network is to read.
-Sampling is the target's affair, and keyed by position: so every strategy writes the same text, and only the order of
-the verbs differs. They need no torch, so they can be read, tested and simulated without.
+its draft's `Reading`s.
+The target samples, keyed by position: so every strategy writes the same text, and only the order of the verbs differs.
+They need no torch, so they can be read, tested and simulated without.
 """
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class Waiting:
 
 WAIT = Waiting()
 
-# What a strategy yields: the tokens that it settled, that it waits, or what its draft wants read; for the last it is
-# sent what was read.
+# A strategy yields settled tokens, `WAIT`, or a `Reading` of its draft, for which it is sent what was `Read`.
 Progress = Generator[Union[List[int], Waiting, Reading], Any, None]
 
 
@@ -30,50 +29,49 @@ class Target(Protocol):
 
     @property
     def depth(self) -> int:
-        """How many segments fill the pipeline."""
+        """The number of segments that fill the pipeline."""
 
     @property
     def in_flight(self) -> int:
-        """How many segments of this request were sent and have not been verified."""
+        """The number of this request's segments that were sent and not verified yet."""
 
     @property
     def has_room(self) -> bool:
-        """Whether the next segment would find the pipeline not yet full."""
+        """Whether the pipeline is not full yet."""
 
     @property
     def free(self) -> bool:
-        """Whether a segment that is sent now would hardly wait for the first stage."""
+        """Whether the first stage is about free, and this request may send."""
 
     def share(self, size: int | None) -> int | None:
-        """How many of `size` rows of the next segment this request may fill; None is no bound."""
+        """How many of `size` rows in the next segment this request may fill; None: no bound."""
 
     def ready(self) -> bool:
-        """Take in what has come; whether a segment is back, so that `wait` would return at once."""
+        """Take in what has arrived; whether a segment is back, so that `wait` would return at once."""
 
     def spares(self, promise: float) -> bool:
-        """Whether there is time for a level of guesses that promises so many tokens, before the next answer or after.
-        """
+        """Whether a level of guesses, of `promise` expected tokens, is worth its time."""
 
     def holds(self, promise: float) -> bool:
-        """Whether what is to be sent should wait for a level that promises so many tokens, and leave with it."""
+        """Whether the waiting nodes should leave together with a level of `promise` expected tokens."""
 
     def send(self, nodes: Sequence[int]) -> None:
         """Send these nodes of the tree; does not wait."""
 
     def wait(self) -> Progress:
-        """Yield until something has happened to this request, and note in the tree what it says: a segment came back.
+        """Yield until a segment of this request is back, and note its answers in the tree.
 
-        `yield from` it: the decoder sees `WAIT` for as long as there is nothing to do, and serves other requests.
+        `yield from` it: the decoder serves other requests at each `WAIT`.
         """
 
     def rest(self) -> Progress:
-        """Yield until a segment has come back or, if there is something to send, until the first stage is free."""
+        """Yield until a segment is back or, if there are nodes to send, until the first stage is free."""
 
     def prune(self) -> None:
-        """Tell every stage what has died."""
+        """Send every stage which nodes are alive."""
 
     def close(self) -> None:
-        """End the request: every stage has forgotten it on return."""
+        """End the request; returns when every stage has forgotten it."""
 
 
 Strategy = Callable[[TokenTree, Target, Draft, TreeConfig], Progress]
@@ -202,8 +200,8 @@ def pearl(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pro
 def ssd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """One verification at a time; meanwhile grow below all that its answer may be, so that the next leaves at once.
 
-    That is Saguaro's speculation cache (SSD, section 4.1). An answer below which nothing was grown is a miss: a tree is
-    drafted first, with the same draft, which is the paper's fallback where requests are few (section 4.3).
+    That is Saguaro's speculation cache (SSD, section 4.1). After an answer below which nothing was grown, a tree is
+    drafted first, with the same draft: the paper's fallback where requests are few (section 4.3).
     """
     growth = cfg.outcomes
     while True:
@@ -223,7 +221,7 @@ def ssd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Judge what is back; else send the best guesses just as the first stage gets free; else draft; else rest.
 
-    What is not worth its row, or its time on rank 0, is neither sent nor drafted.
+    Guesses that are not worth their row are not sent, levels that are not worth rank 0's time are not drafted.
     """
     while True:
         if target.ready():
@@ -233,7 +231,7 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
                 draft.refresh()
                 yield new
         elif len(tree.unsent) == 1 and target.free and (yield from draft.grow(tree, cfg.stream, target.holds)):
-            pass  # guesses that leave with a bare tip need not wait behind it
+            pass  # guesses that leave with a bare tip do not wait behind it
         elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
             target.send(segment)
         elif not (yield from draft.grow(tree, cfg.stream, target.spares)):
@@ -253,7 +251,7 @@ def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
             target.send(tree.cut(None, cfg.chunk))
             enough = cfg.lookahead
         elif not (yield from draft.grow(tree, cfg.coupled)):
-            enough = 1  # no more can be guessed, so nothing is worth waiting for
+            enough = 1  # there are no more guesses to wait for
             yield from target.rest()
 
 

@@ -1,8 +1,7 @@
-"""When a rank did what: the clock that it reads, its meter, and its trace, one JSON line per span.
+"""When a rank did what: its clock, its meter, and its trace, one JSON line per span.
 
-It knows nothing about what is timed. A trace that is off is one shared object that does nothing; of one that is on, the
-lines of all ranks are merged into a Chrome trace that https://ui.perfetto.dev opens, or become the page of
-scripts/timeline.
+It knows nothing about what is timed. A trace that is off is one shared object that does nothing; the lines of all ranks
+are merged into a Chrome trace for https://ui.perfetto.dev, and read by scripts/timeline.
 """
 from __future__ import annotations
 
@@ -14,57 +13,47 @@ import time
 from collections import deque
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, ContextManager, Iterator, Protocol
+from typing import Any, ContextManager, Iterator
 
 from config.files import fits, lines
 from config.schema.untrusted import plain
 
-RECENT = 2.0  # seconds of which a share of work is given
-OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
+RECENT = 2.0  # seconds over which the share of work is measured
+OFTEN = 0.5  # seconds between two writes
 RANK_FILE = re.compile(r"rank_([0-9]+)(_[0-9]+)?\.jsonl")
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
-SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # what each has; see config/files.py
+SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # fields of every span
 DELETE = "delete this line, or trace once more"
 
 
-class Clock(Protocol):
-    """Where time is read and spent: real, or modelled."""
-
-    def now(self) -> float:
-        """Seconds of a clock that never goes back."""
-
-    def sleep_until(self, due: float) -> None:
-        """Return once `now()` is `due` or later."""
-
-
-class RealClock:
-    """The machine's monotonic clock, in seconds."""
+class Clock:
+    """The machine's monotonic clock, in seconds; subclasses model time."""
 
     def now(self) -> float:
         return time.monotonic()
 
     def sleep_until(self, due: float) -> None:
+        """Return once `now()` is `due` or later."""
         while (left := due - time.monotonic()) > 0:
             time.sleep(left)
 
 
-REAL = RealClock()
+REAL = Clock()
 
 
 class Meter:
-    """For how much of its last seconds a rank was at work, and did not wait for messages.
+    """The share of its last seconds that a rank was at work, and did not wait for messages.
 
-    What happens inside `with meter:` is work, but for what happens inside `with meter.idle():` there. One thread works,
-    and another may look.
+    Time inside `with meter:` is work, unless it is inside `with meter.idle():`. One thread works, another may look.
     """
 
     def __init__(self) -> None:
-        self._counted: tuple[float, float | None] = (0.0, None)  # seconds so far; since when there is more, if there is
-        self._looks: deque[tuple[float, float]] = deque([(time.monotonic(), 0.0)])  # moments, and seconds until then
+        self._counted: tuple[float, float | None] = (0.0, None)  # seconds of work; start of the present work, if any
+        self._looks = deque([(time.monotonic(), 0.0)])  # moments, and seconds of work until then
 
     @property
     def seconds(self) -> float:
-        """The seconds of work since the start."""
+        """Seconds of work so far."""
         done, since = self._counted
         return done if since is None else done + time.monotonic() - since
 
@@ -76,7 +65,7 @@ class Meter:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Nothing is done meanwhile."""
+        """A context that does not count as work."""
         working = self._counted[1] is not None
         self.__exit__()
         try:
@@ -86,7 +75,7 @@ class Meter:
                 self.__enter__()
 
     def share(self) -> float:
-        """The share of work, from 0 to 1, since a look `RECENT` seconds ago, or since the oldest after that."""
+        """The share of work, from 0 to 1, in about the last `RECENT` seconds."""
         now, seconds = time.monotonic(), self.seconds
         self._looks.append((now, seconds))
         while len(self._looks) > 2 and self._looks[1][0] <= now - RECENT:
@@ -101,14 +90,14 @@ class NoTrace:
     _nothing = nullcontext()
 
     def span(self, name: str, **facts: Any) -> ContextManager[Any]:
-        """A context around what takes time; `facts` may be filled until it ends."""
+        """A context that is timed; `facts` may be filled until it ends."""
         return self._nothing
 
     def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
-        """Note what took time, after it did: since a moment of this trace's clock, in seconds, until another or now."""
+        """Note a span between two moments of this trace's clock, in seconds, or until now."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining spans."""
 
 
 OFF = NoTrace()
@@ -117,7 +106,7 @@ OFF = NoTrace()
 class Trace(NoTrace):
     """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of `clock`.
 
-    What is there stays, as a rank that was started again goes on in a file of its own, `rank_<rank>_<number>.jsonl`.
+    A rank that was started again keeps that file, and writes `rank_<rank>_<number>.jsonl`.
     """
 
     def __init__(self, folder: str, rank: int, clock: Clock = REAL) -> None:
@@ -127,9 +116,9 @@ class Trace(NoTrace):
         with writable(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "w", encoding="utf-8")
-        self._spans: list[dict[str, Any]] = []  # written many at a time, since writing takes longer than a span
-        self._due = 0.0  # when they are written next
-        self._lock = threading.Lock()  # a rank's threads share all three
+        self._spans: list[dict[str, Any]] = []  # not written yet
+        self._due = 0.0  # moment of the next write
+        self._lock = threading.Lock()
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
@@ -156,13 +145,13 @@ class Trace(NoTrace):
 
     def _write(self) -> None:
         spans, self._spans = self._spans, []
-        if self._file.closed:  # a listener may outlive the work
+        if self._file.closed:  # a listener may still run
             return
         try:
             with writable(self._path):
                 self._file.writelines(json.dumps(span) + "\n" for span in spans)
                 self._file.flush()
-        except ValueError as error:  # no answer is given up for its trace
+        except ValueError as error:  # the answer is more important than its trace
             with suppress(OSError):
                 self._file.close()
             with suppress(OSError):  # the terminal may be gone
@@ -171,7 +160,7 @@ class Trace(NoTrace):
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """Turn an OSError into a ValueError that names the file, which the system does not where a disk is full."""
+    """Turn an OSError into a ValueError that names the file."""
     try:
         yield
     except OSError as error:
@@ -180,7 +169,7 @@ def writable(path: Path) -> Iterator[None]:
 
 
 def rank_files(folder: str | Path, rank: int | str = "*") -> list[Path]:
-    """The files of all ranks, or of one, in the folder of a trace; what else lies there is somebody else's."""
+    """The trace files of all ranks, or of one, in a folder."""
     found = []
     for path in Path(folder).glob("rank_*.jsonl"):
         match = RANK_FILE.fullmatch(path.name)
@@ -196,62 +185,49 @@ def forget(folder: str | Path, rank: int | str = "*") -> None:
 
 
 def read(folder: str | Path) -> list[dict[str, Any]]:
-    """The spans of all ranks by the clock of rank 0, in the order of their beginnings."""
+    """The spans of all ranks by the clock of rank 0, sorted by their beginnings."""
     spans = [span for path in rank_files(folder) for span in _spans(path)]
     ahead = {span["rank"]: span["ahead"] for span in spans if span["name"] == CLOCK}
-    found = []
-    for span in spans:
-        more = ahead.get(span["rank"], 0.0)
-        if span["name"] != CLOCK:
-            found.append({**span, "t0": span["t0"] + more, "t1": span["t1"] + more})
+    found = [span for span in spans if span["name"] != CLOCK]
+    for span in found:
+        for key in ("t0", "t1"):
+            span[key] += ahead.get(span["rank"], 0.0)
     return sorted(found, key=lambda span: span["t0"])
 
 
 def _spans(path: Path) -> Iterator[dict[str, Any]]:
-    """The spans of one rank; the last line of one that was killed may be half written, and then does not count."""
+    """The spans of one rank, without a last line that is half written."""
     for number, span in lines(path, DELETE, growing=True):
-        sound = fits(span, SPAN)
-        if sound and span["name"] == CLOCK:
-            sound = fits(span, {"ahead": float})
-        if not sound:
+        if not fits(span, SPAN) or (span["name"] == CLOCK and not fits(span, {"ahead": float})):
             raise ValueError(f"line {number} of {path} is no span of a trace: {DELETE}")
         yield span
 
 
+def _begins(span: dict[str, Any]) -> bool:
+    """Whether rank 0 sends a segment."""
+    return span["name"] == "send" and span["rank"] == 0
+
+
 def merge(folder: str | Path) -> Path:
-    """Join the spans of all ranks into `folder/trace.json`, with an arrow along each segment's way; return its path."""
+    """Write the spans of all ranks, with an arrow for each segment's way, to `folder/trace.json`; returns its path."""
     spans = read(folder)
-    start = spans[0]["t0"] if spans else 0.0
+    sent = [span["nodes"] for span in spans if _begins(span)]
+    segments = {node: number for number, nodes in enumerate(sent) for node in nodes}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         for rank in sorted({span["rank"] for span in spans})]
+    start = spans[0]["t0"] if spans else 0.0
     for span in spans:
-        microseconds = (span["t1"] - span["t0"]) * 1e6
+        begin, end = ((span[key] - start) * 1e6 for key in ("t0", "t1"))
+        place = {"pid": span["rank"], "tid": span["thread"], "ts": begin}
         facts = {key: value for key, value in span.items() if key not in SPAN}
-        event = {"ph": "X", "name": span["name"], "dur": microseconds, "args": facts}
-        events.append({**_event(span, start), **event})
-    events += _journeys(spans, start)
+        events.append({**place, "ph": "X", "name": span["name"], "dur": end - begin, "args": facts})
+        nodes = span.get("nodes")
+        if nodes and nodes[0] in segments and (_begins(span) or span["name"] == "forward"):
+            kind = "s" if _begins(span) else "t"
+            arrow = {"ph": kind, "name": "segment", "cat": "segment", "id": segments[nodes[0]]}
+            events.append({**place, **arrow})
     path = Path(folder) / "trace.json"
     with writable(path):
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
     return path
-
-
-def _journeys(spans: list[dict[str, Any]], start: float) -> list[dict[str, Any]]:
-    """Arrows from where rank 0 sends a segment through the stages that compute it."""
-    sent = [span for span in spans if span["name"] == "send" and span["rank"] == 0]
-    segment = {node: number for number, span in enumerate(sent) for node in span["nodes"]}
-    arrows = []
-    for span in spans:
-        nodes = span.get("nodes")
-        begins = span["name"] == "send" and span["rank"] == 0
-        if nodes and nodes[0] in segment and (begins or span["name"] == "forward"):
-            arrow = {"ph": "s" if begins else "t", "name": "segment", "cat": "segment", "id": segment[nodes[0]]}
-            arrows.append({**_event(span, start), **arrow})
-    return arrows
-
-
-def _event(span: dict[str, Any], start: float) -> dict[str, Any]:
-    """Where and when a span begins, as an event of a Chrome trace says it: in microseconds since `start`."""
-    microseconds = (span["t0"] - start) * 1e6
-    return {"pid": span["rank"], "tid": span["thread"], "ts": microseconds}

@@ -1,32 +1,28 @@
 """Links: a rank's end of the wires, over threads of one process or between processes.
 
-They know nothing about what the messages mean, except that a Prune is handed out before what waits. Receiving and
-sending happen on threads of their own, beside the computing.
+They know nothing about what messages mean, except that a Prune is handed out before others. Threads of their own
+receive and send, beside the computing.
 """
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import deque
-from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
+from typing import Any, Iterable, NamedTuple, Protocol, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.failure import Failure, PeerLost, explain, guarded
-from pipeline.messages import Header, Message, Prune, Stop, packets, receive
+from pipeline.failure import Failure, PeerLost, broken, explain, guarded
+from pipeline.messages import Header, Message, Prune, Stop, facts_of, packets, receive
 from pipeline.trace import OFF, Meter, NoTrace
-
-# A pipeline may wait for its next request as long as it likes; the heartbeat finds dead peers.
-IDLE = timedelta(days=30)
 
 
 class Link(Protocol):
-    """What a stage or a target may ask of the wires."""
+    """The operations of a link."""
 
     @property
     def ready(self) -> bool:
@@ -48,10 +44,19 @@ class Link(Protocol):
         """To all other ranks, past what is on its way; does not wait."""
 
 
-class Inbox:
-    """The messages that have come in for a rank: prunes are handed out first, and the others in order.
+def send_round(links: Sequence[Link], msg: Message) -> None:
+    """Send a message over each link and wait until it has come back from all; what comes before it is dropped."""
+    for link in links:
+        link.send(msg)
+    for link in links:
+        while not isinstance(link.recv(), type(msg)):
+            pass
 
-    With `ordered`, prunes wait their turn, too. While its rank waits, `meter` stands still.
+
+class Inbox:
+    """The received messages of a rank: prunes are handed out first, the others in order.
+
+    With `ordered`, prunes keep their place. `meter` does not count the time in which the rank waits.
     """
 
     def __init__(self, trace: NoTrace = OFF, ordered: bool = False, meter: Meter | None = None) -> None:
@@ -63,10 +68,9 @@ class Inbox:
         self._failure: PeerLost | None = None
 
     def put(self, msg: Message, since: float | None = None) -> None:
-        """Take in a message whose first byte came at `since`, seconds of the monotonic clock."""
+        """Add a message whose first byte came at `since`, seconds of the monotonic clock."""
         since = since or time.monotonic()
-        nodes = getattr(msg, "nodes", [])
-        self._trace.note("recv", since, kind=type(msg).__name__, nodes=nodes)
+        self._trace.note("recv", since, **facts_of(msg))
         with self._news:
             if isinstance(msg, Prune) and not self._ordered:
                 self._prunes.append(msg)
@@ -75,13 +79,13 @@ class Inbox:
             self._news.notify()
 
     def fail(self, failure: PeerLost) -> None:
-        """Nothing more will come: `get` raises this. The first failure is the one that is reported."""
+        """Let `get` raise this failure, or the first of several."""
         with self._news:
             self._failure = self._failure or failure
             self._news.notify_all()
 
     def clear(self) -> None:
-        """Forget what has come, and that nothing more would."""
+        """Forget all messages and the failure."""
         with self._news:
             self._prunes.clear()
             self._others.clear()
@@ -97,7 +101,7 @@ class Inbox:
             return (self._prunes or self._others).popleft()
 
     def rest(self, until: float) -> None:
-        """Wait until there is something to get, or until a moment of the monotonic clock."""
+        """Wait for a message or a failure, or until a moment of the monotonic clock."""
         with self._news, self._meter.idle():
             self._news.wait_for(lambda: self.ready, max(0.0, until - time.monotonic()))
 
@@ -112,17 +116,17 @@ class Inbox:
 
 
 class Peers(NamedTuple):
-    """The ranks that one rank talks to."""
+    """The ranks at the other ends of a link."""
 
-    previous: int | None  # whom it hears in order
-    following: Sequence[int]  # to whom it sends
-    others: Sequence[int] = ()  # to whom it may broadcast
-    root: int | None = None  # whose broadcasts it hears
-    ordered: bool = False  # whether nothing may overtake on the way to it
+    previous: int | None  # whose messages it receives in order
+    following: Sequence[int]  # to which it sends
+    others: Sequence[int] = ()  # to which it broadcasts
+    root: int | None = None  # whose broadcasts it receives
+    ordered: bool = False  # whether it receives prunes in order, too
 
 
 class Hearing:
-    """The end of a link at which messages come in."""
+    """The receiving end of a link."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -134,7 +138,7 @@ class Hearing:
 
 
 class LocalLink(Hearing):
-    """One of the ranks that are threads of one process; `tables` are where else they wait for each other."""
+    """A link of a rank that is a thread; `tables` are where else the threads wait for each other."""
 
     takes = 0.1e-3  # seconds from `send` until the next rank has woken up
 
@@ -144,17 +148,6 @@ class LocalLink(Hearing):
         self._ends = [*inboxes, *tables]
         self._following = [inboxes[peer] for peer in peers.following]
         self._others = [inboxes[peer] for peer in peers.others]
-
-    @staticmethod
-    def ring(traces: Sequence[NoTrace]) -> list[LocalLink]:
-        """The links of as many ranks as there are traces."""
-        inboxes, world = [Inbox(trace) for trace in traces], len(traces)
-        links = []
-        for rank in range(world):
-            others = [peer for peer in range(world) if peer != rank]
-            peers = Peers(None, [(rank + 1) % world], others)
-            links.append(LocalLink(rank, inboxes, peers))
-        return links
 
     def send(self, msg: Message) -> None:
         for inbox in self._following:
@@ -170,60 +163,65 @@ class LocalLink(Hearing):
             end.fail(failure)
 
     def failed(self, thread: str, error: BaseException) -> None:
-        """A thread of this rank has died."""
+        """Report the error that ended a thread of this rank."""
         self.fail(PeerLost(f"rank {self._rank} failed: {explain(error)} (in its thread {thread})"))
 
     def close(self) -> None:
-        pass
+        """There is nothing to close."""
 
-    def drop(self) -> None:
-        pass
-
-
-class Wire(Protocol):
-    """What carries tensors between processes; a connection that breaks is PeerLost."""
-
-    def send(self, x: Tensor, peer: int) -> None:
-        """Send a tensor to a peer, behind those that were sent before."""
-
-    def recv(self, x: Tensor, peer: int) -> None:
-        """Fill a tensor with the next one of this size that comes from a peer."""
+    drop = close
 
 
-class GroupWire:
-    """A wire over a process group of torch.distributed's gloo backend."""
+class Wire:
+    """Carries tensors between processes, over a connection to or from each peer; a broken one raises PeerLost."""
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self) -> None:
+        self.out: dict[int, socket.socket] = {}  # by peer
+        self.back: dict[int, socket.socket] = {}
 
     def send(self, x: Tensor, peer: int) -> None:
-        over(dist.send, x, peer, self._group)
+        try:
+            self.out[peer].sendall(_bytes(x))
+        except OSError as error:
+            raise broken(peer) from error
 
     def recv(self, x: Tensor, peer: int) -> None:
-        over(dist.recv, x, peer, self._group)
+        """Fill a tensor with the next bytes from a peer."""
+        left, connection = _bytes(x), self.back[peer]
+        try:
+            while left:
+                count = connection.recv_into(left)
+                if not count:
+                    raise broken(peer)
+                left = left[count:]
+        except OSError as error:
+            raise broken(peer) from error
+
+
+def _bytes(x: Tensor) -> memoryview:
+    data: Any = x.view(torch.uint8).numpy()
+    return memoryview(data)
 
 
 class ProcessLink(Hearing):
-    """One of the ranks in processes of their own, which boards have too; tensors travel through host memory.
+    """A link of a rank that is a process, on this machine or a board; tensors travel through host memory.
 
-    Data and control have wires of their own, so that a prune never waits behind a segment. `failed` hears what a thread
-    has died of, PeerLost if that is a connection. Links of a rank that share an `inbox` are heard together. Nothing
-    travels before `begin`.
+    Data and control have separate wires, so a prune never waits behind a segment. `failed` is given the error that ends
+    a thread, PeerLost for a connection. Links of a rank may share an `inbox`. Nothing travels before `begin`.
     """
 
-    takes = 0.3e-3  # seconds from `send` until the next rank has woken up, at least, in another process of this machine
+    takes = 0.3e-3  # seconds from `send` until the next rank on this machine has woken up, at least
 
     def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, inbox: Inbox | None = None) -> None:
         super().__init__(inbox or Inbox(trace, peers.ordered))
         self.failed, self._trace, self._peers = failed, trace, peers
-        self._following, self._others = peers.following, peers.others
         self._data: SimpleQueue[Any] = SimpleQueue()
         self._control: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self.fail = self._inbox.fail
 
     def begin(self, wires: tuple[Wire, Wire]) -> None:
-        """Send and hear over these wires, for data and for control."""
+        """Use these wires, for data and for control."""
         (ring, control), peers = wires, self._peers
         work = {"data sender": partial(self._send_all, self._data, ring),
                 "control sender": partial(self._send_all, self._control, control)}
@@ -234,33 +232,34 @@ class ProcessLink(Hearing):
         self._threads = [guarded(name, run, self.failed) for name, run in work.items()]
 
     def end(self) -> None:
-        """Forget all that is under way, over wires that were cut, so that the link can `begin` over others."""
-        self.drop()
-        for thread in self._threads:
-            thread.join()
+        """Forget all messages on wires that were cut, so that the link can `begin` with others."""
+        self._join()
         self._data, self._control = SimpleQueue(), SimpleQueue()
         self._inbox.clear()
 
     def send(self, msg: Message) -> None:
-        self._data.put((msg, self._following))
+        self._data.put((msg, self._peers.following))
 
     def broadcast(self, msg: Message) -> None:
-        self._control.put((msg, self._others))
+        self._control.put((msg, self._peers.others))
 
     def close(self) -> None:
-        """After the Stop went round: send what is left and end the threads, the other ranks' listeners included."""
+        """After the Stop went round: send what is left, and end the threads and the other ranks' listeners."""
         self.broadcast(Stop())
+        self._join()
+
+    def _join(self) -> None:
         self.drop()
         for thread in self._threads:
             thread.join()
 
     def drop(self) -> None:
-        """After a loss: let the senders end, which would wait for ever; the listeners' connections break."""
+        """After a loss: end the senders; broken connections end the listeners."""
         self._data.put(None)
         self._control.put(None)
 
     def _send_all(self, queue: SimpleQueue[Any], wire: Wire) -> None:
-        """A device tensor is copied to the host here, beside the computing."""
+        """Encode and send messages; device tensors are copied to the host here, beside the computing."""
         while (item := queue.get()) is not None:
             msg, following = item
             since = time.monotonic()
@@ -273,7 +272,7 @@ class ProcessLink(Hearing):
 
     def _hear_all(self, peer: int, wire: Wire) -> None:
         msg: Message | None = None
-        since: float | None = None  # when the first byte of the message had come
+        since: float | None = None  # moment of the message's first byte
 
         def packet() -> tuple[Header, Tensor]:
             nonlocal since
@@ -294,11 +293,3 @@ class ProcessLink(Hearing):
                 raise PeerLost(f"rank {peer} was lost: it sent {error}; do all ranks run the same version of FlowSpec?"
                                ) from error
             self._inbox.put(msg, since)
-
-
-def over(transfer: Callable[..., Any], x: Tensor, peer: int, group: Any) -> None:
-    """Send or receive a tensor; a broken connection is the loss of the peer."""
-    try:
-        transfer(x, peer, group=group)
-    except RuntimeError as error:
-        raise PeerLost(f"rank {peer} was lost: its connection broke") from error

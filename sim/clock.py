@@ -1,4 +1,4 @@
-"""Modelled time: the virtual clock, the pace of what is emulated, and boards that get slower while they work.
+"""Modelled time: the virtual clock, the pace of an emulated rank, and boards that get slower while they work.
 
 It knows nothing about what takes the time.
 """
@@ -11,13 +11,13 @@ from typing import Sequence
 from config.profiles import Profile
 from pipeline.trace import OFF, REAL, Clock, NoTrace
 
-# From here to twice as far, doubles are equally far apart: 2^-34 s. So what begins at a whole second takes the same
-# time wherever it begins, to the last bit.
+# From here to twice as far, doubles are equally far apart: 2^-34 s. So times do not depend on the whole second at which
+# they begin, to the last bit.
 EVEN_FROM = 2.0 ** 18
 
 
-class VirtualClock:
-    """Moments in seconds from `begin` on; nobody sleeps."""
+class VirtualClock(Clock):
+    """A clock that only counts, in seconds from `begin`."""
 
     def __init__(self, begin: float = 0.0) -> None:
         self._now = begin
@@ -35,7 +35,7 @@ class VirtualClock:
 
 @dataclass(frozen=True)
 class Pace:
-    """What all emulated devices and wires of a rank share. Moments are seconds of `clock`."""
+    """The profile, clock and trace of all emulated devices and wires of a rank."""
 
     profile: Profile
     clock: Clock = REAL
@@ -45,16 +45,15 @@ class Pace:
         return self.clock.now()
 
     def spend_until(self, due: float) -> None:
-        """Sleep until a moment; the time by which it was missed goes into the trace as `late`."""
+        """Sleep until a moment; the trace notes as `late` by how much it was missed."""
         self.clock.sleep_until(due)
         self.trace.note("late", due)
 
 
 class Heat:
-    """A board that lowers its clock as it gets hot: what it has computed, and how much longer it takes for that.
+    """The heat of a board that lowers its clock.
 
-    `throttles` are pairs, in the order of time: after so many seconds of computing everything takes so many times as
-    long as at the start.
+    `throttles` are pairs in order: seconds of computing, and the factor by which everything takes longer after them.
     """
 
     def __init__(self, throttles: Sequence[tuple[float, float]]) -> None:
@@ -62,11 +61,11 @@ class Heat:
         self.cool()
 
     def cool(self) -> None:
-        """The board is as at the start."""
+        """Begin as at the start."""
         self._computed = 0.0
 
     def takes(self, seconds: float) -> float:
-        """Seconds for what would take so many at the start; the board computes that, whole or in part."""
+        """Compute work that takes `seconds` at the start; returns its present seconds."""
         factor = 1.0
         for since, slower in self._throttles:
             if self._computed >= since:

@@ -1,8 +1,7 @@
 """The virtual cluster: rank 0's links to stages and wires that take a profile's time on a virtual clock.
 
-One thread, and nobody sleeps. Rank 0 spends its own time on the clock; whenever it looks at a link, all that has
-happened elsewhere up to that moment happens, in the order of the moments. The tokens are real: what the target says of
-a row is looked up when the row comes back.
+One thread, and nobody sleeps. Rank 0 spends its own time on the clock; whenever it looks at a link, all events up to
+that moment happen in order. The tokens are real: what the target says of a row is looked up when the row comes back.
 """
 from __future__ import annotations
 
@@ -11,41 +10,42 @@ from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Callable, Protocol, Sequence
+from typing import Callable, Protocol, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from config.profiles import Profile
 from pipeline.drafters import Drafter
-from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, joined, segments_of
+from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, facts_of, joined, segments_of
 from pipeline.trace import OFF, Clock, NoTrace
 from sim.clock import VirtualClock
 from sim.stages import VirtualStage, Work
-from sim.wires import Wire, size
+from sim.wires import Wire, note
 
 
 @dataclass(frozen=True)
 class Own:
-    """What a program takes beside what a profile charges, in seconds."""
+    """The time of the program beside what a profile charges, in seconds."""
 
-    turn: float = 0.0  # of rank 0, for each message that it takes in
-    message: float = 0.0  # on its way over a wire
-    segment: float = 0.0  # in a stage
+    turn: float = 0.0  # of rank 0 for each received message
+    message: float = 0.0  # of a message on a wire
+    segment: float = 0.0  # of a segment in a stage
 
 
 NO_OWN_TIME = Own()
 Arrive = Callable[[Message, float], None]  # a message, and the moment
+Said = Tuple[Tensor, Tensor]  # the LM head's inputs [T, D] at the end of paths, and their inner features [T, D * inner]
 
 
 class Answers(Protocol):
-    """What the target says after each path of tokens; a path is known by a number, `root` is the one without tokens."""
+    """What the target says after each path of tokens. A path has a number; `root` is the one without tokens."""
 
     root: int
 
     @property
     def full(self) -> bool:
-        """Whether it is time to forget, once nobody holds a path any more."""
+        """Whether `clear` is due."""
 
     def clear(self) -> None:
         """Forget all paths."""
@@ -53,15 +53,15 @@ class Answers(Protocol):
     def after(self, path: int, token: int) -> int:
         """The number of a path with one more token."""
 
-    def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """What the LM head reads `[T, D]` at the end of each path, and the inner features, `[T, D * inner]`."""
+    def said(self, paths: Sequence[int]) -> Said:
+        """What is known at the end of each path."""
 
 
 class Cluster:
-    """Rings of stages, and rank 0's `links` to them; `rings[i][j]` is what stage j of ring i does.
+    """Rings of stages, and rank 0's `links` to them; `rings[i][j]` is the work of stage j in ring i.
 
     `traces` are those of rank 0 and of each stage, ring by ring. A wire leads to each stage and back to rank 0. With
-    one trace only, rank 0 is in the one stage itself, and computes while it sends.
+    one trace only, rank 0 is the one stage itself, and computes while it sends.
     """
 
     def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: Answers,
@@ -76,16 +76,20 @@ class Cluster:
         self._wires: list[Wire] = []
         self._trace = traces[0]
         of_stages = iter(traces[1:] or traces)
-        self.links = [self._ring(works, [next(of_stages) for _ in works]) for works in rings]
+        self.links: list[Way] = []
+        for works in rings:
+            own_traces = [next(of_stages) for _ in works]
+            self.links.append(self._ring(works, own_traces))
 
     def _ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> Way:
         """The stages of one ring, and rank 0's link to them."""
         ranks = [0, *(work.rank for work in works)]
-        send = self._back(traces[-1], self._wire(ranks[-1], 0))
+        back = self._wire(ranks[-1], 0)
+        send = self._onward(self._arrive, traces[-1], back)
         stages: list[VirtualStage] = []
-        befores = [self._trace, *traces]
-        for work, trace, before, rank in reversed(list(zip(works, traces, befores, ranks))):
-            stage = VirtualStage(self, work, send, trace)
+        steps = list(zip(works, traces, [self._trace, *traces], ranks))
+        for work, trace, before, rank in reversed(steps):
+            stage = VirtualStage(self.at, work, send, trace)
             stages.append(stage)
             send = self._onward(stage.hear, before, self._wire(rank, work.rank))
         controls = [self._wire(0, work.rank) for work in reversed(works)]
@@ -97,10 +101,10 @@ class Cluster:
         return wire
 
     def restart(self, same: bool) -> None:
-        """Begin at a whole second what takes as long as at any other, to the last bit; no request is open.
+        """Begin as at the start, at a whole second, so that times are equal to the last bit; no request is open.
 
-        What the target says is computed again, since its last bits depend on the rows that are computed together:
-        unless the next question is the `same`, of which each row was computed as it would be again.
+        The target's answers are computed again, since their last bits depend on the rows that are computed together;
+        but not for the `same` question, whose rows are.
         """
         self._clock.even()
         if not (same and self._memory.deferred):
@@ -110,12 +114,12 @@ class Cluster:
         for work in self._works:
             work.cool()
 
-    def defer(self) -> Callable[[Sequence[int]], tuple[Tensor, Tensor]]:
-        """Leave what the target says to be looked up when it is needed."""
+    def defer(self) -> Callable[[Sequence[int]], Said]:
+        """Return segments with the numbers of paths `[T, 1]`; the returned function looks up what is said there."""
         self._memory.deferred = True
         return self._paths.said
 
-    # --- what rank 0 does ---------------------------------------------------------------------------------------------
+    # --- rank 0 -------------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -123,7 +127,7 @@ class Cluster:
         return bool(self._inbox)
 
     def send(self, msg: Message, leave: Arrive) -> None:
-        """Hand a message to the wire that begins with `leave`."""
+        """Send a message over the wire `leave`."""
         for segment in segments_of(msg):
             self._memory.learn(segment)
         if isinstance(msg, Start):
@@ -143,16 +147,16 @@ class Cluster:
         return msg
 
     def rest(self, until: float) -> None:
-        """Let time pass until a message is there, or until this moment."""
+        """Let time pass until a message is there, or until a moment."""
         self._happen(self._clock.now())
         while not self._inbox and self._events and self._events[0][0] <= until:
             self._happen_next()
         if not self._inbox:
-            assert until < float("inf"), "rank 0 waits for a message that nobody will send"
+            assert until < float("inf"), "rank 0 waits for a message that no stage will send"
             self._clock.sleep_until(until)
 
     def broadcast(self, msg: Message, stages: Sequence[tuple[VirtualStage, Wire]]) -> None:
-        """Hand a message to the wires for control, one to each of these stages."""
+        """Send a message over the control wire of each stage."""
         now = latest = self._clock.now()
         for stage, control in reversed(stages):
             arrival = now if self._alone else control.arrival(msg, now)
@@ -160,10 +164,10 @@ class Cluster:
             self.at(arrival, partial(stage.hear, msg))
         self._note(self._trace, msg, now, latest)
 
-    # --- what happens elsewhere ---------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def at(self, moment: float, event: Callable[[float], None]) -> None:
-        """Call `event` with the moment when it has come."""
+        """Call `event` with this moment when it comes."""
         heapq.heappush(self._events, (moment, next(self._order), event))
 
     def _happen(self, until: float) -> None:
@@ -176,7 +180,7 @@ class Cluster:
         self._happen(self._clock.now())
 
     def _onward(self, arrive: Arrive, trace: NoTrace, wire: Wire) -> Arrive:
-        """A wire to where messages `arrive`; `trace` is that of the rank before it."""
+        """A wire to `arrive`; `trace` is that of its sender."""
         def send(msg: Message, now: float) -> None:
             arrival = now if self._alone else wire.arrival(msg, now) + self._own.message
             self._note(trace, msg, now, arrival)
@@ -184,26 +188,22 @@ class Cluster:
 
         return send
 
-    def _back(self, trace: NoTrace, wire: Wire) -> Arrive:
-        def arrive(msg: Message, now: float) -> None:
-            nodes = getattr(msg, "nodes", [])
-            self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=nodes)
-            self._inbox.append(msg)
-
-        return self._onward(arrive, trace, wire)
+    def _arrive(self, msg: Message, now: float) -> None:
+        """A message is back at rank 0."""
+        self._trace.note("recv", now, now, **facts_of(msg))
+        self._inbox.append(msg)
 
     def _note(self, trace: NoTrace, msg: Message, since: float, until: float) -> None:
-        weight = 0 if self._alone else size(msg, self.profile)
-        trace.note("wire", since, until, kind=type(msg).__name__, bytes=weight)
+        note(trace, msg, None if self._alone else self.profile, since, until)
 
 
 class Way:
-    """Rank 0's link into one ring of a cluster, which hears what comes from all of them."""
+    """Rank 0's link to one ring of a cluster; it receives the messages from all rings."""
 
     def __init__(self, cluster: Cluster, leave: Arrive,
                  stages: Sequence[tuple[VirtualStage, Wire]]) -> None:
         self._cluster, self._leave, self._stages = cluster, leave, stages
-        self.recv, self.rest = cluster.recv, cluster.rest
+        self.recv, self.rest, self.defer = cluster.recv, cluster.rest, cluster.defer
 
     @property
     def ready(self) -> bool:
@@ -218,17 +218,13 @@ class Way:
     def urgent(self) -> Prune | None:
         return None
 
-    def defer(self) -> Callable[[Sequence[int]], tuple[Tensor, Tensor]]:
-        """Let segments come back with the numbers of paths `[T, 1]`; what it returns looks up what is said there."""
-        return self._cluster.defer()
-
 
 class Memory:
-    """Which path each node that was sent stands for, and what the target says there."""
+    """The path of each node that was sent."""
 
     def __init__(self, paths: Answers) -> None:
         self._paths = paths
-        self.deferred = False  # whether what is said is looked up later
+        self.deferred = False  # whether rank 0 looks up what the target says
         self._path: dict[int, dict[int, int]] = {}  # request -> node -> path
 
     def learn(self, segment: Segment) -> None:
@@ -242,12 +238,12 @@ class Memory:
             known[node] = self._paths.after(before, token)
 
     def start(self, start: Start) -> None:
-        """Note where a request begins, which is a place in the text of another."""
+        """Note where a request begins in the text of another one."""
         place = self._path[start.source][start.last]
         self._path[start.request] = {start.tip: place}
 
     def answered(self, segment: Segment) -> Segment:
-        """A segment that came back, with the hidden states of its rows."""
+        """A returned segment with the hidden states of its rows."""
         if not segment.nodes:
             return segment
         known = self._path[segment.request]
@@ -258,16 +254,15 @@ class Memory:
         return replace(segment, x=x_TD, inner=None if segment.inner is None else inner)
 
     def forget(self, request: int) -> None:
-        """The request is over."""
+        """Forget a request that is over."""
         self._path.pop(request, None)
 
 
 class DrafterWay:
-    """Rank 0's link to a rank with a small model, which guesses really, here and now.
+    """Rank 0's link to a rank with a small model, which drafts during `send`.
 
-    What is modelled is when a question reaches the rank, how long it drafts, and when its answer is back.
-    `clock` is rank 0's, `own` that of the small model, which passes on to `own` what a level takes; both begin at 0.
-    `trace` is rank 0's.
+    Modelled are the ways of question and answer, and the time of drafting, which the small model spends on its `own`
+    clock. `clock` and `trace` are rank 0's.
     """
 
     def __init__(self, profile: Profile, drafter: Drafter, clock: Clock, own: Clock, trace: NoTrace = OFF) -> None:
@@ -275,29 +270,30 @@ class DrafterWay:
         self._clock, self._own = clock, own
         self._trace = trace
         self._there, self._back = Wire(profile), Wire(profile)
-        self._answers: deque[tuple[float, Message]] = deque()  # with the moments at which they come
+        self._answers: deque[tuple[float, Message]] = deque()  # with the moments of arrival
 
     def restart(self) -> None:
-        """Let the wires draw their jitter from its beginning on."""
+        """Draw the wires' jitter from its beginning."""
         self._there.restart()
         self._back.restart()
 
     def send(self, msg: Message) -> None:
-        """Hand over a message; the rank obeys it once it has come and those before it are done."""
-        there = self._carry(self._there, msg, self._clock.now(), self._trace)
+        """Send a message; the rank obeys it once it has arrived and earlier ones are done."""
+        there = self._carry(self._there, msg, self._clock, self._trace)
         self._own.sleep_until(there)
         answer = self._drafter.apply(msg)
-        arrival = self._carry(self._back, answer, self._own.now(), self._drafter.trace)
+        arrival = self._carry(self._back, answer, self._own, self._drafter.trace)
         self._answers.append((arrival, answer))
 
     def recv(self) -> Message:
-        """The next answer, once its moment has come."""
+        """The next answer; waits for its moment."""
         arrival, answer = self._answers.popleft()
         self._clock.sleep_until(arrival)
-        self._trace.note("recv", arrival, arrival, kind=type(answer).__name__, nodes=[])
+        self._trace.note("recv", arrival, arrival, **facts_of(answer))
         return answer
 
-    def _carry(self, wire: Wire, msg: Message, now: float, trace: NoTrace) -> float:
+    def _carry(self, wire: Wire, msg: Message, clock: Clock, trace: NoTrace) -> float:
+        now = clock.now()
         arrival = wire.arrival(msg, now)
-        trace.note("wire", now, arrival, kind=type(msg).__name__, bytes=size(msg, self._profile))
+        note(trace, msg, self._profile, now, arrival)
         return arrival

@@ -1,6 +1,6 @@
 """The emulated cluster: stages, drafts and wires that take at least the time of those that they stand for.
 
-Processes, messages and tokens are real, the time is modelled: one that is done early sleeps until the moment at which
+Processes, messages and tokens are real, the time is modelled: work that is done early sleeps until the moment at which
 the emulated device would be done, so that errors do not add up. It knows nothing about strategies or ranks.
 """
 from __future__ import annotations
@@ -16,16 +16,15 @@ from model.drafts.draft import Passes, Read, Reading
 from model.drafts.network import by_network
 from pipeline.failure import Failure, guarded
 from pipeline.messages import Message
-from pipeline.transport import Link
 from sim.clock import Heat, Pace
-from sim.wires import Wire, size
+from sim.wires import Wire, note
 
 
 class SlowSlice:
     """A slice of the model that takes as long as a share of the emulated model's layers would.
 
-    `share` is that share, from 0 to 1. The time passes layer by layer, of the emulated model's layers, and between two
-    of them `go_on` is asked whether the segment is still worth computing, as a real slice asks between its own.
+    `share` is from 0 to 1. Between two layers of the emulated model `go_on` is asked whether the segment is still
+    worth computing, as a real slice asks between its own.
     """
 
     def __init__(self, part: Callable[..., Tensor | None], pace: Pace, share: float) -> None:
@@ -48,7 +47,7 @@ class SlowSlice:
 
 
 class SlowHead:
-    """An LM head that takes the time of the emulated LM head and of the verification that follows it."""
+    """An LM head that takes the time of the emulated one, and of the verification."""
 
     def __init__(self, lm_head: Callable[[Tensor], Tensor], pace: Pace) -> None:
         self.lm_head, self.pace = lm_head, pace
@@ -61,9 +60,9 @@ class SlowHead:
 
 
 class SlowPasses:
-    """Passes of drafts' networks, each of which takes the time of a level of the emulated draft.
+    """Passes of drafts' networks that take the time of the emulated draft's levels.
 
-    What only reads text, so that nothing can be guessed yet, takes no time: it is a part of the level that follows.
+    A pass that only reads text takes no time: it counts as a part of the next level.
     """
 
     def __init__(self, passes: Passes, pace: Pace) -> None:
@@ -81,22 +80,16 @@ class SlowPasses:
 
 
 class SlowLink:
-    """A link whose messages come later. Data share one wire and follow each other; control has a wire of its own."""
+    """A link whose messages arrive later. Data and control have a wire each."""
 
     def __init__(self, link: Any, pace: Pace) -> None:
         self._link = link
         self._data = Lane(link.send, pace, link.takes, link.failed)
         self._control = Lane(link.broadcast, pace, link.takes, link.failed)
         self.send, self.broadcast = self._data.put, self._control.put
-        self.recv, self.rest, self.urgent, self.fail = link.recv, link.rest, link.urgent, link.fail
 
-    @property
-    def ready(self) -> bool:
-        link: Link = self._link
-        return link.ready
-
-    def begin(self, wires: tuple[Any, Any]) -> None:
-        self._link.begin(wires)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
 
     def end(self) -> None:
         self._data.forget()
@@ -104,24 +97,23 @@ class SlowLink:
         self._link.end()
 
     def close(self) -> None:
-        self._data.close()
-        self._control.close()
-        self._link.close()
+        for each in (self._data, self._control, self._link):
+            each.close()
 
     def drop(self) -> None:
-        self._data.drop()
-        self._control.drop()
-        self._link.drop()
+        for each in (self._data, self._control, self._link):
+            each.drop()
 
 
 class Lane:
-    """One emulated wire, which delivers a message at the moment at which it would arrive.
+    """One emulated wire, which delivers a message at its modelled arrival.
 
-    `deliver` sends it over the real wire, whose own `takes` seconds are a part of the latency. `failed` hears what
-    the lane's thread dies of.
+    `deliver` sends it over the real wire, whose `takes` seconds are part of the latency. `failed` is given the error
+    that ends the lane's thread.
     """
 
-    def __init__(self, deliver: Callable[[Message], None], pace: Pace, takes: float, failed: Failure) -> None:
+    def __init__(self, deliver: Callable[[Message], None], pace: Pace, takes: float,
+                 failed: Failure) -> None:
         self._deliver, self._pace, self._takes = deliver, pace, takes
         self._failed = failed
         self._begin()
@@ -131,7 +123,7 @@ class Lane:
         self._thread = guarded("emulated wire", self._run, self._failed)
 
     def forget(self) -> None:
-        """Deliver nothing of what is under way."""
+        """Drop what is under way."""
         with suppress(Empty):
             while True:
                 self._queue.get_nowait()
@@ -147,7 +139,7 @@ class Lane:
         self._thread.join()
 
     def drop(self) -> None:
-        """The same without waiting for the end."""
+        """As `close`, without waiting."""
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -156,4 +148,4 @@ class Lane:
             msg, asked = item
             pace.spend_until(wire.arrival(msg, asked))
             self._deliver(msg)
-            pace.trace.note("wire", asked, kind=type(msg).__name__, bytes=size(msg, pace.profile))
+            note(pace.trace, msg, pace.profile, asked)

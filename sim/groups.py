@@ -1,7 +1,7 @@
-"""The emulated group: members whose products and sums take at least the time that those of an emulated cluster would.
+"""The emulated group: its products and sums take at least the time of those in an emulated cluster.
 
 Numbers are computed and exchanged for real; the time is that of the profile's model, of which each layer here stands
-for several. It knows nothing about ranks. The largest share, the slowest board and the longest wire set the pace.
+for several. The largest share, the slowest board and the longest wire decide. It knows nothing about ranks.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tp.overlap import Product
 
 
 def slowest(profile: Profile, ranks: Sequence[int]) -> Profile:
-    """The times of the slowest board of a group, and of the longest wire between neighbours in it."""
+    """The times of the slowest board in a group, and of the slowest wire between neighbours."""
     board = max((profile.board(rank) for rank in ranks), key=lambda one: one.model)
     neighbours = zip(ranks, [*ranks[1:], ranks[0]])
     wires = [profile.link(rank, other) for rank, other in neighbours]
@@ -38,9 +38,9 @@ def all_reduce(profile: Profile, size: float, members: int) -> float:
 
 @dataclass(frozen=True)
 class Times:
-    """How long a group takes for one of the profile's layers, in seconds.
+    """The seconds of a group for one of the profile's layers.
 
-    `members` ranks share it; `share` is the largest part that one of them computes, from 0 to 1.
+    `members` ranks share it; `share`, from 0 to 1, is the largest part that one of them computes.
     """
 
     profile: Profile
@@ -70,53 +70,47 @@ class Times:
         return self.share * self.profile.stage(1 / self.profile.layers, rows, text)
 
 
-class Paced:
-    """`comm` with modelled time: each layer stands for `layers` of the profile's, each of which takes `times`."""
+class Paced(Comm):
+    """`comm` in modelled time: each layer stands for `layers` of the profile's, each of which takes `times`."""
 
     def __init__(self, comm: Comm, pace: Pace, layers: float, times: Times) -> None:
         self._comm, self._pace = comm, pace
         self._layers, self._times = layers, times
         self.gathers = comm.gathers
 
-    @property
-    def tiled(self) -> bool:
-        return self._comm.tiled
-
     def open(self, rows: int, text: int) -> None:
         self._comm.open(rows, text)
-        self._rows, self._text = rows, text
+        self.tiled = self._comm.tiled
+        seconds = self._times.tiles if self.tiled else self._times.block
+        self._seconds = seconds(rows, text)
         self._due, self._begins = self._pace.now(), True
 
     def scatter(self, x_TD: Tensor) -> Tensor:
-        # The first block finds all rows there, and the last one leaves an all-gather behind it: one is as long as the
-        # other, and is counted here.
+        # The first block finds all rows, and behind the last one is an all-gather of the same time, counted here.
         if self.tiled:
-            self._spend(self._tiles())
+            self._spend()
         return self._comm.scatter(x_TD)
 
     def enter(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
         rows = self._comm.enter(x_tD, products)
         if self.tiled:
-            self._spend(self._tiles())
+            self._spend()
         return rows
 
     def leave(self, x_TN: Tensor, product: Product) -> Tensor:
         sums = self._comm.leave(x_TN, product)
-        self._spend(self._tiles() if self.tiled else self._block())
+        self._spend()
         return sums
 
     def gather(self, x_tD: Tensor) -> Tensor:
         return self._comm.gather(x_tD)
 
-    def _block(self) -> float:
-        return self._times.block(self._rows, self._text)
+    def _spend(self) -> None:
+        """Sleep until a block, or a half of one in tiles, is over.
 
-    def _tiles(self) -> float:
-        return self._times.tiles(self._rows, self._text)
-
-    def _spend(self, seconds: float) -> None:
-        """Sleep until this is over, too. Members hear of a segment later than their leader, who waits for them once."""
+        Members receive a segment after their leader, who waits for them once.
+        """
         if self._begins:
             self._due, self._begins = max(self._due, self._pace.now()), False
-        self._due += self._layers * seconds
+        self._due += self._layers * self._seconds
         self._pace.spend_until(self._due)

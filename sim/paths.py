@@ -1,7 +1,7 @@
-"""What the target says after each path of tokens, computed once and remembered.
+"""What the target says after each path of tokens, computed once.
 
-A row of the target depends on the tokens from the root to its node and on nothing else. So one that asks for the same
-path again, in another segment, method or request, gets the same bits. It knows nothing about time.
+A row of the target depends only on the tokens from the root to its node. So the same path in another segment, method or
+request gets the same bits. It knows nothing about time.
 
 Shapes: T rows asked for, P rows that they see, D model, K key/value heads, E head dimension.
 """
@@ -16,14 +16,14 @@ from torch import Tensor
 from model.cache import PLAIN, Look, attend
 from model.llama import LlamaConfig, Slice
 
-FIRST = 1024  # rows for which there is memory at first; it doubles
-MOST_BYTES = 1 << 29  # bytes of memory at which everything is forgotten before the next request
+FIRST = 1024  # rows of memory at first; it doubles
+MOST_BYTES = 1 << 29  # of memory; beyond, all paths are forgotten before the next request
 
 
 class Paths:
-    """A model in `slices`, from the first layer to the last, over a tree of all paths that were asked for.
+    """A model in `slices`, from the first layer to the last, over a tree of all paths, which have numbers.
 
-    A path is known by a number. `inner` are the layers whose inputs are remembered beside the last hidden states.
+    The inputs of the layers `inner` are kept beside the last hidden states.
     """
 
     root = -1  # the path without tokens
@@ -46,7 +46,7 @@ class Paths:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to forget, once nobody holds a path any more."""
+        """Whether `clear` is due before the next request."""
         stored = sum(store.bytes for store in self._stores)
         return stored + self._said.numel() * self._said.element_size() > MOST_BYTES
 
@@ -64,53 +64,66 @@ class Paths:
 
     def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The last hidden states `[T, D]` at the end of each path, and the inner ones `[T, D * inner]`."""
-        ways = np.unique(np.concatenate([self._ways[path] for path in paths]))
-        missing = [path for path in ways.tolist() if not self._computed[path]]
+        missing = [path for path in self._union(paths) if not self._computed[path]]
         if missing:
             self._compute(missing)
         found = self._said[list(paths)]
         width = self._slices[0].config.hidden
         return found[:, :width], found[:, width:]
 
+    def _union(self, paths: Sequence[int]) -> list[int]:
+        """All paths that lead to these, in the order of their numbers: parents first."""
+        ways = [self._ways[path] for path in paths]
+        return np.unique(np.concatenate(ways)).tolist()  # type: ignore[no-any-return]
+
+    def _positions(self, rows: Sequence[int]) -> Tensor:
+        positions = [len(self._ways[row]) - 1 for row in rows]
+        return torch.tensor(positions, device=self._like.device)
+
     def _compute(self, rows: list[int]) -> None:
-        """Run the layers for these rows, the parents first, which is the order of their numbers."""
+        """Run the layers for these rows, in the order of their numbers."""
         self._make_room(rows[-1] + 1)
-        seen = np.unique(np.concatenate([self._ways[row] for row in rows]))
+        seen = self._union(rows)
         shape = len(rows), len(seen)
         mask_TP = torch.full(shape, float("-inf"), dtype=self._like.dtype)
         for place, row in enumerate(rows):
             mask_TP[place, torch.from_numpy(np.searchsorted(seen, self._ways[row]))] = 0
         device = self._like.device
         tokens = torch.tensor([self._tokens[row] for row in rows], device=device)
-        pos_T = torch.tensor([len(self._ways[row]) - 1 for row in rows], device=device)
-        seen_P = torch.from_numpy(seen).to(device)
-        places = [len(self._ways[row]) - 1 for row in seen]
-        back_TP = pos_T[:, None] - torch.tensor(places, device=device)
-        view = torch.tensor(rows, device=device), seen_P, mask_TP.to(device), back_TP
+        pos_T = self._positions(rows)
+        back_TP = pos_T[:, None] - self._positions(seen)
+        rows_T = torch.tensor(rows, device=device)
+        view = rows_T, torch.tensor(seen, device=device), mask_TP.to(device), back_TP
         inner = dict.fromkeys(self._inner, self._like)
         x = tokens
         for part, store in zip(self._slices, self._stores):
             store.view = view
             x = part(x, pos_T, store, inner)
-        self._said[view[0]] = torch.cat([x, *inner.values()], -1)
+        self._said[rows_T] = torch.cat([x, *inner.values()], -1)
         for row in rows:
             self._computed[row] = True
 
     def _make_room(self, rows: int) -> None:
-        size = len(self._said)
-        if rows > size:
-            larger = max(rows, 2 * size)
-            more = self._said.new_empty(larger - size, self._said.shape[1])
-            self._said = torch.cat([self._said, more])
+        self._said = _grown(self._said, 0, rows)
         for store in self._stores:
             store.make_room(rows)
 
 
-class Store:
-    """Keys and values `[layers, K, rows, E]` of the layers of a slice, which uses it as it would a tree cache.
+def _grown(x: Tensor, dim: int, rows: int) -> Tensor:
+    """A tensor with space for `rows` rows in a dimension; if it has to grow, to twice its size or more."""
+    shape = list(x.shape)
+    size = shape[dim]
+    if rows <= size:
+        return x
+    shape[dim] = max(rows, 2 * size) - size
+    return torch.cat([x, x.new_empty(shape)], dim)
 
-    `view` are the rows `[T]` that are computed, those `[P]` that they may see, the additive mask `[T, P]`, and how far
-    back each lies `[T, P]`.
+
+class Store:
+    """Keys and values `[layers, K, rows, E]` of the layers of a slice, which uses it like a tree cache.
+
+    `view` are the rows `[T]` that are computed, the rows `[P]` that they may see, the additive mask `[T, P]`, and the
+    distances between both `[T, P]`.
     """
 
     def __init__(self, config: LlamaConfig, layers: int, like: Tensor) -> None:
@@ -123,17 +136,12 @@ class Store:
         return 2 * self._keys.numel() * self._keys.element_size()
 
     def make_room(self, rows: int) -> None:
-        """Memory for so many rows."""
-        size = self._keys.shape[2]
-        if rows > size:
-            shape = list(self._keys.shape)
-            shape[2] = max(rows, 2 * size) - size
-            more = self._keys.new_empty(shape)
-            self._keys = torch.cat([self._keys, more], 2)
-            self._values = torch.cat([self._values, more], 2)
+        """Provide memory for this number of rows."""
+        self._keys = _grown(self._keys, 2, rows)
+        self._values = _grown(self._values, 2, rows)
 
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep the keys and values of the rows in one layer; those `[K, P, E]` of all that they see, and the mask."""
+        """Store keys and values of the rows in a layer; returns those `[K, P, E]` of all rows seen, and the mask."""
         rows, seen, mask_TP, _ = self.view
         keys, values = self._keys[layer], self._values[layer]
         keys[:, rows] = k_KTE
@@ -142,7 +150,7 @@ class Store:
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                look: Look = PLAIN) -> Tensor:
-        """Keep the keys and values of the rows in one layer; the attention `[H, T, E]` of their queries."""
+        """Store keys and values of the rows in a layer; returns the attention `[H, T, E]` of their queries."""
         keys, values, mask_TP = self.store(layer, k_KTE, v_KTE)
         if look.window:
             mask_TP = mask_TP.masked_fill(self.view[3] >= look.window, float("-inf"))

@@ -1,8 +1,8 @@
-"""The ring in virtual time: the model computes those rows alone that the text reaches.
+"""The ring in virtual time: the model computes only the rows that the text reaches.
 
-Stages and wires charge time for every row that was sent. What the target says of a guess decides something only if the
-text reaches it, and whether it does is known when its segment is back: parents come back before their children. So the
-walk along the text asks row by row, and each row is computed by itself, whichever method guessed it.
+Stages and wires charge time for every row that was sent. The target's token after a guess only matters if the text
+reaches the guess, which is known when its segment is back: parents come back before their children. So the walk along
+the text computes row by row, whichever method guessed it.
 """
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Rows = Mapping[int, Tensor]  # of nodes
 
 
 class WalkingTarget(RequestTarget):
-    """The target of a request; a row of a segment is the number of a path `[1]` until what is said there is needed."""
+    """The target of a request; a row of a segment is the number of a path `[1]`, which is looked up when needed."""
 
     ring: VirtualRing
 
     def _note(self, returned: Returned) -> None:
-        """Give the nodes of the text their features; guesses get theirs when the text reaches them."""
+        """Keep the features of text in the tree; those of guesses follow when the text reaches them."""
         tree = self.tree
         text = {node: path for node, path in zip(returned.segment.nodes, returned.x_TD)
                 if node in tree.nodes and node not in tree.live}
@@ -33,7 +33,7 @@ class WalkingTarget(RequestTarget):
             self._give(text)
 
     def _decide(self, logits: Rows, said: dict[int, int]) -> None:
-        """Walk from the tip for as long as answers are there; `logits` holds the path of each node that has one."""
+        """Walk from the tip as far as answers have come back; `logits` holds the path of each answered node."""
         tree = self.tree
         node: int | None = tree.tip
         while node is not None:
@@ -47,19 +47,19 @@ class WalkingTarget(RequestTarget):
 
     def _note_logprobs(self, logits: Rows, said: Mapping[int, int]) -> None:
         if self.terms.logprobs is not None:
-            wanted = [node for node in logits if node in said or self._echoes(node)]
+            wanted = [node for node in logits if node in said or self.echoes(node)]
             logits = self._logits({node: logits[node] for node in wanted})
         super()._note_logprobs(logits, said)
 
     def _logits(self, paths: Rows) -> Rows:
-        """The logits `[V]` of nodes at the end of these paths; they get their features, too."""
+        """The logits `[V]` of nodes at the end of these paths; also keeps their features."""
         if not paths:
             return {}
         logits_TV = self.ring.model_head(self._give(paths))
         return dict(zip(paths, logits_TV))
 
     def _give(self, paths: Rows) -> Tensor:
-        """Give nodes the features at the end of their paths; what the LM head reads there, `[T, D]`."""
+        """Keep the features of nodes; returns the LM head's inputs there, `[T, D]`."""
         x_TD, inner_TD = self.ring.look_up([int(path) for path in paths.values()])
         feature_TD = inner_TD if self.terms.inner else x_TD
         for node, feature_D in zip(paths, feature_TD):
@@ -68,7 +68,7 @@ class WalkingTarget(RequestTarget):
 
 
 class VirtualRing(Ring):
-    """The ring of a virtual cluster. A verdict takes as long as `head` says, once a message."""
+    """The ring of a virtual cluster; the verdict takes the time of `head`, once for each message."""
 
     target_of = WalkingTarget
 

@@ -1,6 +1,6 @@
 """A stage in virtual time: what it would hold, drop and compute, and when it would be done; it computes nothing.
 
-It obeys messages as `pipeline/stage.py` does: a prune at once, the others in order; dead rows cost nothing, and a
+It obeys messages as `pipeline/stage.py` does: a prune at once, the others in order. Dead rows cost nothing, and a
 segment that dies is given up between two layers.
 """
 from __future__ import annotations
@@ -8,55 +8,45 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Callable, NamedTuple, Protocol, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 
 from config.profiles import Profile
 from model.cache import Survivors
-from pipeline.messages import Message, Prune, Reset, Segment, Start, Visit, joined, segments_of
+from pipeline.messages import Message, Prune, Reset, Segment, Start, Visit, facts_of, joined, newest, segments_of
 from pipeline.trace import NoTrace
 from sim.clock import Heat
 from sim.groups import Times, slowest
 from tp.comm import TILE
 
 Seconds = Callable[[int, int], float]  # from rows and the tokens of text before them
-
-
-class Events(Protocol):
-    """What happens later, in the order of its moments."""
-
-    def at(self, moment: float, event: Callable[[float], None]) -> None:
-        """Call `event` with the moment when it has come."""
+At = Callable[[float, Callable[[float], None]], None]  # calls an event with a moment when that comes
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a stage does with a segment."""
+    """A stage's work on a segment."""
 
-    seconds: Seconds  # how long it computes
-    layers: int  # after each of which a segment that has died is given up; 1: never
-    kept: int = 0  # how many of its layers keep their inputs for a draft that wants inner features
+    seconds: Seconds
+    layers: int  # after each of which a dead segment is given up; 1: never
+    kept: int = 0  # layers that keep their inputs for a draft that needs inner features
     rank: int = 0  # of its board, where wires differ; 0: any
-    cool: Callable[[], object] = lambda: None  # lets its board be as at the start
+    cool: Callable[[], object] = lambda: None  # resets the heat of its board
 
 
 class Held(NamedTuple):
-    """What a stage holds: its ranks, the leader first, and from 0 to 1 the share of the model's layers.
+    """What a stage holds."""
 
-    `largest` is the largest part of each layer that one of the ranks computes; with `tiles` they overlap products and
-    transfers as Galaxy does.
-    """
-
-    ranks: Sequence[int]
-    share: float
-    kept: int = 0  # layers that keep their inputs for a draft that wants inner features
-    largest: float = 1.0
-    tiles: bool = False
+    ranks: Sequence[int]  # the leader first
+    share: float  # of the model's layers, from 0 to 1
+    kept: int = 0  # layers that keep their inputs for a draft that needs inner features
+    largest: float = 1.0  # the largest part of a layer that one of the ranks computes
+    tiles: bool = False  # whether products and transfers overlap, as in Galaxy
 
 
 def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
-    """What a stage does with a segment; `extra` are the seconds that it takes beside what the profile charges."""
+    """The work of a stage on a segment; `extra` seconds are added to what the profile charges."""
     board = slowest(profile, held.ranks)
     layers = held.share * profile.layers
     members, leader = len(held.ranks), held.ranks[0]
@@ -78,22 +68,22 @@ def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
 
 
 class VirtualStage:
-    """One stage; `send` takes a message that leaves, and the moment."""
+    """One stage; `send` passes on a message at a moment."""
 
-    def __init__(self, events: Events, work: Work, send: Callable[[Message, float], None], trace: NoTrace) -> None:
-        self._events, self._does = events, work
+    def __init__(self, at: At, work: Work, send: Callable[[Message, float], None],
+                 trace: NoTrace) -> None:
+        self._at, self._does = at, work
         self._send, self._trace = send, trace
         self._queue: deque[Message] = deque()
-        self._survivors: dict[int, Survivors] = {}  # of the requests that are open here
-        self._newest = -1  # the highest number of a request whose segments or Reset have come
-        self._work: list[Segment] = []  # what is computed together …
-        self._since = self._until = 0.0  # … and from when until when
-        self._idle = 0.0  # since when nothing has been there to do
+        self._survivors: dict[int, Survivors] = {}  # of the open requests
+        self._newest = -1  # the highest request number of all segments, Starts and Resets so far
+        self._work: list[Segment] = []  # that are computed together
+        self._since = self._until = 0.0  # the moments at which they begin and end
+        self._idle = 0.0  # since when it waits
 
     def hear(self, msg: Message, now: float) -> None:
-        """Take in a message at the moment at which it arrives."""
-        nodes = getattr(msg, "nodes", [])
-        self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=nodes)
+        """Take in a message at its arrival."""
+        self._trace.note("recv", now, now, **facts_of(msg))
         if isinstance(msg, Prune):
             self._prune(msg, now)
         else:
@@ -111,7 +101,7 @@ class VirtualStage:
             self._give_up(now)
 
     def _give_up(self, now: float) -> None:
-        """End what is computed at the end of the layer that it is in."""
+        """End the computation after the present layer."""
         whole = self._until - self._since
         layers = self._does.layers
         passed = math.ceil((now - self._since) / whole * layers) if whole else 0
@@ -119,10 +109,10 @@ class VirtualStage:
         early = self._since + whole * done / layers
         if early < self._until:
             self._until = early
-            self._events.at(early, self._end)
+            self._at(early, self._end)
 
     def _living(self, segment: Segment) -> Segment:
-        """The rows of a segment that no prune has declared dead."""
+        """The live rows of a segment."""
         survivors = self._survivors.setdefault(segment.request, Survivors())
         return segment.take(survivors.alive(segment.nodes))
 
@@ -130,14 +120,11 @@ class VirtualStage:
         while self._queue and not self._work:
             msg = self._queue.popleft()
             segments = segments_of(msg)
+            self._newest = max(self._newest, newest(msg))
             if isinstance(msg, Start):
-                self._newest = max(self._newest, msg.request)
                 self._survivors.setdefault(msg.request, Survivors())
             if isinstance(msg, Reset):
-                self._newest = max(self._newest, msg.request)
                 self._survivors.pop(msg.request, None)
-            for segment in segments:
-                self._newest = max(self._newest, segment.request)
             living = [self._living(segment) for segment in segments]
             if any(segment.nodes for segment in living):
                 self._begin(living, now)
@@ -151,7 +138,7 @@ class VirtualStage:
         rows = sum(len(segment.nodes) for segment in computed)
         text = sum(max(segment.pos) for segment in computed)
         self._until = now + self._does.seconds(rows, text)
-        self._events.at(self._until, self._end)
+        self._at(self._until, self._end)
 
     def _end(self, now: float) -> None:
         segments = self._work
@@ -166,7 +153,7 @@ class VirtualStage:
         self._next(now)
 
     def _computed(self, segment: Segment, visit: Visit) -> Segment:
-        """The segment as it leaves, with hidden states; nobody reads them on their way, so a column stands for each."""
+        """The segment as it leaves; one column stands for the hidden states, which no stage reads."""
         if not segment.nodes:
             return segment
         rows, inner = len(segment.nodes), segment.inner
@@ -176,6 +163,5 @@ class VirtualStage:
         return replace(segment, x=torch.empty(rows, 1), inner=inner, visits=visits)
 
     def _pass_on(self, msg: Message, now: float) -> None:
-        nodes = getattr(msg, "nodes", [])
-        self._trace.note("send", now, now, kind=type(msg).__name__, nodes=nodes)
+        self._trace.note("send", now, now, **facts_of(msg))
         self._send(msg, now)

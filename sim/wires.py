@@ -1,6 +1,6 @@
-"""The arithmetic of a wire: when a message that is handed to it arrives at its other end.
+"""The arithmetic of a wire: when a message arrives at its other end.
 
-It knows nothing about who waits for that moment, a thread that sleeps or a simulation.
+It knows nothing about who waits for that moment: a thread that sleeps, or a simulation.
 """
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 
 from config.profiles import Profile
 from pipeline.messages import Ask, Batch, Drafted, Message, Prune, Segment
+from pipeline.trace import NoTrace
 
 NUMBERS = 24  # bytes of a row's node, parent and position on the wire, or of a proposal's parent, token and score
 TOKEN = 8  # bytes of a row that is a token
@@ -15,9 +16,9 @@ LAW = 8  # bytes of a token's probability
 
 
 class Wire:
-    """One wire of a profile, over which messages follow each other; jitter is drawn from a stream of its own.
+    """One wire of a profile, over which messages follow each other; its jitter is a random stream of its own.
 
-    `takes` seconds of the latency pass anyhow, since a real wire carries the messages.
+    `takes` seconds of the latency are spent by the real wire that carries the messages.
     """
 
     def __init__(self, profile: Profile, takes: float = 0.0) -> None:
@@ -27,13 +28,13 @@ class Wire:
         self._arrived = 0.0  # when it has come
 
     def restart(self) -> None:
-        """Draw the jitter from its beginning on."""
+        """Draw the jitter from its beginning."""
         self._jitter = random.Random(0)
 
     def arrival(self, msg: Message, asked: float) -> float:
-        """The moment at which a message arrives that is handed over at `asked`, in seconds of one clock.
+        """The moment at which a message arrives that is sent at `asked`, in seconds of one clock.
 
-        It leaves when those before it have left, and comes a latency later, but never before them.
+        It leaves after earlier messages, and arrives a latency later, but not before them.
         """
         profile = self._profile
         self._free = max(self._free, asked) + profile.transfer(size(msg, profile))
@@ -43,7 +44,7 @@ class Wire:
 
 
 def size(msg: Message, profile: Profile) -> int:
-    """The bytes that a message would have between the devices of a profile, with its model."""
+    """The bytes of a message between the devices of a profile, with its model."""
     if isinstance(msg, Prune):
         return 8 * len(msg.keep)
     if isinstance(msg, Batch):
@@ -60,3 +61,10 @@ def size(msg: Message, profile: Profile) -> int:
     width = msg.x.shape[1]
     inner_states = 0 if msg.inner is None else msg.inner.shape[1] // width
     return rows * (NUMBERS + (1 + inner_states) * profile.row_bytes)
+
+
+def note(trace: NoTrace, msg: Message, profile: Profile | None, *moments: float) -> None:
+    """Note a message's way over a wire between two moments, or from one until now; without a profile it has no bytes.
+    """
+    weight = size(msg, profile) if profile else 0
+    trace.note("wire", *moments, kind=type(msg).__name__, bytes=weight)

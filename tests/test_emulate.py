@@ -21,7 +21,8 @@ from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import Trace, read
 from sim.clock import Pace
-from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice, size
+from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice
+from sim.wires import size
 from tests.tiny import CONFIG, TINY, pipeline, write
 
 QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, verdict=4,

@@ -34,10 +34,9 @@ from model.whole import Whole
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
-from pipeline.transport import LocalLink
 from scripts import generate
 from tests.checkpoints import refused, same
-from tests.tiny import TREE, Oracle, weights, work, write
+from tests.tiny import TREE, Oracle, ring_of_threads, weights, work, write
 
 VOCAB, NEW, FAR = 61, 20, 131072
 SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -151,7 +150,7 @@ class Saved:
     @contextmanager
     def decoder(self, strategy, draft):
         """Over three threads, each with the slice of its own folder."""
-        links = LocalLink.ring([OFF] * 4)
+        links = ring_of_threads(4)
         config, stages = self.stages()
         threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(stages, links[1:])]
         for thread in threads:

@@ -18,7 +18,8 @@ from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import NoTrace
 from pipeline.transport import Inbox
 from sim.clock import Pace
-from sim.devices import Lane, size
+from sim.devices import Lane
+from sim.wires import size
 
 
 def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more):

@@ -9,7 +9,7 @@ from config.profiles import PROFILES
 from launch.probe import SIZES, segment_rows
 from model.sample import Sampler
 from pipeline.stage import Stage
-from pipeline.trace import RealClock
+from pipeline.trace import Clock
 from sim.clock import Pace
 from sim.devices import SlowSlice
 from tests.tiny import TINY, pipeline, write
@@ -17,7 +17,7 @@ from tests.tiny import TINY, pipeline, write
 BASE = replace(PROFILES["server"], model=40, free=16, token=0)
 
 
-class ModelledClock(RealClock):
+class ModelledClock(Clock):
     """One that only emulated devices move."""
 
     time = 0.0

@@ -25,10 +25,10 @@ from launch.pipeline import Pipeline
 from launch.processes import Ranks
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.failure import END, LOSS_KEY, Heartbeat, PeerLost
-from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, FolderDoor, SocketWire, broken, hang_up
+from pipeline.failure import END, LOSS_KEY, Heartbeat, PeerLost, broken
+from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, FolderDoor, hang_up
 from pipeline.trace import rank_files, read
-from pipeline.transport import Peers
+from pipeline.transport import Peers, Wire
 from tests import forked
 from tests.saved import here, models, wait_until
 from tests.serving import live
@@ -173,7 +173,7 @@ def test_the_trace_of_a_rank_that_was_started_again_has_both_parts(saved, tmp_pa
 
 
 def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, monkeypatch):
-    send, sent = SocketWire.send, []
+    send, sent = Wire.send, []
 
     def cut(wire, x, peer):
         if set(wire.out) == {1}:  # data: without a prune the answer may end before its loss is noticed
@@ -186,7 +186,7 @@ def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, mo
         raise broken(peer)
 
     with opened(saved) as pipeline:
-        monkeypatch.setattr(SocketWire, "send", cut)
+        monkeypatch.setattr(Wire, "send", cut)
         assert struck(pipeline.stream(PROMPT, **ASK)) == reference(0.0)
         assert len(sent) > 20 and pipeline.ring.epoch >= 1
 
@@ -228,7 +228,7 @@ def coming(folder, patience):
         except PeerLost as loss:
             ended.append(str(loss))
 
-    heartbeat.start(lambda loss: None, looks=False)
+    heartbeat.start(lambda loss: None)
     thread = threading.Thread(target=join)
     thread.start()
     yield heartbeat, ended

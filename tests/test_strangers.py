@@ -191,6 +191,7 @@ def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper):
     stranger.set("heartbeat/lost", EVIL)
     heartbeat = Heartbeat(own, 0, 3, 20)
     heartbeat.start(heard.append)
+    heartbeat.begin("")
     assert wait_until(lambda: heard, 20) and heard[0].isprintable() and "all is well" in heard[0]
 
 

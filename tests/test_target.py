@@ -17,11 +17,10 @@ from pipeline.messages import Prune, Reset, Segment
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import WAIT
-from pipeline.trace import OFF
-from pipeline.transport import Inbox, LocalLink, PeerLost
+from pipeline.transport import Inbox, PeerLost
 from sim.clock import Pace, VirtualClock
 from sim.devices import SlowLink
-from tests.tiny import CONFIG, TINY
+from tests.tiny import CONFIG, TINY, ring_of_threads
 from tp.links import Loop
 
 VOCAB = 9
@@ -253,7 +252,7 @@ def test_nothing_is_left_of_a_request_whatever_came_back_before_its_end(ring, li
 
 
 def local():
-    return LocalLink.ring([OFF] * 2)
+    return ring_of_threads(2)
 
 
 def slow():

@@ -5,6 +5,7 @@ And the trace of a run that was lost can be read.
 from __future__ import annotations
 
 import ast
+import socket
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -19,7 +20,7 @@ from pipeline import failure, trace, transport
 from pipeline.failure import BEAT, Heartbeat, guarded
 from pipeline.messages import Header, Reset, Segment
 from pipeline.trace import Trace, merge, read
-from pipeline.transport import GroupWire, Peers, ProcessLink
+from pipeline.transport import Peers, ProcessLink, Wire
 from sim import devices
 from tests.forked import ranks
 from tests.saved import here, models, wait_until
@@ -70,27 +71,15 @@ def test_threads_are_started_in_one_place():
 
 # --- links ------------------------------------------------------------------------------------------------------------
 
-class Wire:
-    """In the place of torch.distributed: what is received is given, what is sent may break."""
-
-    def __init__(self, *numbers):
-        self.numbers = list(numbers)
-
-    def recv(self, x, peer, group):
-        if not self.numbers:
-            raise RuntimeError("Connection closed by peer")
-        x.copy_(torch.tensor(self.numbers.pop(0)))
-
-    def send(self, x, peer, group):
-        raise RuntimeError("Broken pipe")
-
-
-def lost(monkeypatch, wire, *sent):
-    """What a link says of the first of its threads that dies."""
-    found = []
-    monkeypatch.setattr(transport, "dist", wire)
+def lost(numbers, *sent):
+    """What a link says of the first of its threads that dies, at a wire whose other end has sent these and is gone."""
+    found, wire = [], Wire()
+    wire.out[1], there = socket.socketpair()
+    wire.back[2] = wire.out[1]
+    with there:
+        there.sendall(torch.tensor(numbers, dtype=torch.int64).numpy().tobytes())
     link = ProcessLink(Peers(2, [1]) if not sent else Peers(None, [1]), lambda *failure: found.append(failure))
-    link.begin((GroupWire(None), GroupWire(None)))
+    link.begin((wire, wire))
     for msg in sent:
         link.send(msg)
     assert wait_until(lambda: found, 10)
@@ -115,17 +104,17 @@ def test_a_malformed_message_is_the_loss_of_who_sent_it(monkeypatch, numbers, se
     set_aside = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **kind: (set_aside.append(size), empty(size, **kind))[1])
-    thread, error = lost(monkeypatch, Wire(numbers))
+    thread, error = lost(numbers)
     assert (thread, error[:len("PeerLost: rank 2 was lost: it sent ")]) == (
         "data listener", "PeerLost: rank 2 was lost: it sent ")
     assert sentence in error and error.endswith("do all ranks run the same version of FlowSpec?")
     assert max(set_aside) <= len(Header._fields)
 
 
-def test_a_broken_connection_is_the_loss_of_the_peer_and_anything_else_is_reported_as_what_it_is(monkeypatch):
-    assert lost(monkeypatch, Wire()) == ("data listener", "PeerLost: rank 2 was lost: its connection broke")
-    assert lost(monkeypatch, Wire(), Reset(0)) == ("data sender", "PeerLost: rank 1 was lost: its connection broke")
-    thread, error = lost(monkeypatch, Wire(), Segment(0, [1], [0], [1], 0, torch.zeros(1, dtype=torch.int32)))
+def test_a_broken_connection_is_the_loss_of_the_peer_and_anything_else_is_reported_as_what_it_is():
+    assert lost(()) == ("data listener", "PeerLost: rank 2 was lost: its connection broke")
+    assert lost((), Reset(0)) == ("data sender", "PeerLost: rank 1 was lost: its connection broke")
+    thread, error = lost((), Segment(0, [1], [0], [1], 0, torch.zeros(1, dtype=torch.int32)))
     assert (thread, error[:10]) == ("data sender", "ValueError")  # a type that no message has
 
 
@@ -143,6 +132,7 @@ def heard(store, rank=0, timeout=0.5, world=2):
     found = []
     beating = Heartbeat(store, rank, world, timeout)
     beating.start(found.append)
+    beating.begin("")
     return beating, found
 
 
@@ -166,14 +156,20 @@ def test_what_is_noted_first_is_what_all_tell_and_a_terminal_does_not_obey_it(tm
 
 
 def test_who_slept_itself_listens_again_before_it_calls_others_silent(tmp_path, monkeypatch):
-    store, now = Folder(str(tmp_path)), [0.0]
+    store, now, beats = Folder(str(tmp_path)), [0.0], iter([BEAT, 60.0])
     beating = Heartbeat(store, 0, 3, timeout=10)
     monkeypatch.setattr(failure.time, "monotonic", lambda: now[0])
-    since = {1: (4, 0.0), 2: (7, 0.0)}
-    now[0] = BEAT
-    assert beating._awake(0.0, since) == (BEAT, since)
-    now[0] = 60.0
-    assert beating._awake(BEAT, since) == (60.0, {1: (4, 60.0), 2: (7, 60.0)})
+    heard = []
+
+    def wait(seconds):
+        heard.append(beating.silent())
+        now[0] = next(beats, now[0])
+        return len(heard) == 3
+
+    monkeypatch.setattr(beating._ended, "wait", wait)
+    beating._listen_again()
+    beating._beat()
+    assert now[0] == 60.0 and heard == [[], [], []]
 
 
 # --- the trace of a lost run ------------------------------------------------------------------------------------------

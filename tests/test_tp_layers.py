@@ -12,14 +12,14 @@ from torch import Tensor
 from config.schema.families import FAMILIES
 from model.llama import LlamaConfig, Scales, Slice, fill
 from tests.tiny import CONFIG, weights
-from tp.comm import Galaxy, Megatron
+from tp.comm import Comm, Galaxy
 from tp.group import Table, ThreadGroup
 from tp.layers import ShardedSlice, hollow
 from tp.shares import ranges, shares
 
 SHARDED = [name for name, family in FAMILIES.items() if not family.wide_norms]
 COMMS: dict[str, Callable[[Any], Any]] = {
-    "tp": lambda group: Megatron(group, CONFIG.hidden), "galaxy": lambda group: Galaxy(group, CONFIG.hidden, tile=0)}
+    "tp": lambda group: Comm(group, CONFIG.hidden), "galaxy": lambda group: Galaxy(group, CONFIG.hidden, tile=0)}
 
 
 def config(family: str, **sizes: int) -> LlamaConfig:

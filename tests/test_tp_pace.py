@@ -12,7 +12,7 @@ from torch import Tensor
 from config.profiles import PROFILES
 from sim.clock import Pace
 from sim.groups import Paced, Times, all_reduce, hop
-from tp.comm import Galaxy, Megatron
+from tp.comm import Comm, Galaxy
 from tp.group import Table, ThreadGroup
 
 # 8 Mbit/s are 1 byte in a microsecond; no work but what is stated
@@ -51,7 +51,7 @@ def spent(make, rows: int, text: int) -> tuple[float, Tensor]:
 
 
 def test_a_block_takes_its_share_of_the_model_and_its_all_reduce():
-    seconds, sums = spent(lambda group: Megatron(group, 4), rows=4, text=100)
+    seconds, sums = spent(lambda group: Comm(group, 4), rows=4, text=100)
     layer = 0.75 * (80 + 4 + 10) / 4e3  # the largest share of one layer
     wanted = 2 * (layer + 2 * all_reduce(PROFILE, 4000, 2))
     assert wanted <= seconds and torch.equal(sums, torch.full((4, 4), 2.0))

@@ -30,8 +30,7 @@ from pipeline.decode import Decoder, Limits, Request
 from pipeline.requests import Ring
 from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
-from pipeline.trace import OFF
-from pipeline.transport import LocalLink, PeerLost
+from pipeline.transport import Inbox, LocalLink, PeerLost, Peers
 
 CONFIG = LlamaConfig(hidden=32, layers=4, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=53, context=256,
                      eps=1e-6, theta=10000.0)
@@ -206,6 +205,13 @@ class Oracle:
     reset = refresh
 
 
+def ring_of_threads(world: int) -> list[LocalLink]:
+    """The links of ranks that are threads."""
+    inboxes = [Inbox() for _ in range(world)]
+    others = [[peer for peer in range(world) if peer != rank] for rank in range(world)]
+    return [LocalLink(rank, inboxes, Peers(None, [(rank + 1) % world], others[rank])) for rank in range(world)]
+
+
 def work(stage: Stage, link: Any) -> None:
     """Serve; a stage that fails ends the test instead of letting it wait."""
     try:
@@ -227,7 +233,7 @@ def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
 def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None, cfg: TreeConfig = TREE,
              wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
-    links = [wrap(link) for link in LocalLink.ring([OFF] * (stages + 1))]
+    links = [wrap(link) for link in ring_of_threads(stages + 1)]
     workers = stages_of(tiny, stages)
     threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(workers, links[1:])]
     for thread in threads:

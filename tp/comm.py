@@ -1,13 +1,13 @@
-"""How a group adds up what its members computed: Megatron's way, with all rows on each, and Galaxy's, with its own.
+"""How a group adds up what its members computed: Megatron's way and Galaxy's.
 
-They know nothing about layers. A block of a layer begins with column-parallel products, before which `enter` stands,
-and ends with a row-parallel product, which `leave` adds up. `scatter` and `gather` stand at both ends of a slice.
+They know nothing about layers. A block of a layer begins with column-parallel products, behind `enter`, and ends with a
+row-parallel product, whose parts `leave` adds up. `scatter` and `gather` are at both ends of a slice.
 
 Shapes: T rows of a segment, t rows that a member keeps between blocks, D model, N what it holds of a wider dimension.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Protocol, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -19,9 +19,9 @@ TILE = 8  # rows of a member below which tiles do not pay: every tile reads all 
 
 
 class Products:
-    """The products of all rows of a segment with some weights, computed tile by tile while the rows arrived.
+    """The products of all rows of a segment, computed tile by tile while the rows arrived, in place of the rows.
 
-    They stand in for the rows `[T, D]` themselves, which were not kept: `len` is T, `of` a product's outputs `[T, N]`.
+    `len` is the number T of rows, `of` a product's outputs `[T, N]`.
     """
 
     def __init__(self, rows: int, made: Mapping[Product, Tensor]) -> None:
@@ -34,71 +34,50 @@ class Products:
         return self._made[product]
 
 
-class Comm(Protocol):
-    """The collective operations that a layer asks for."""
+class Comm:
+    """The collective operations of a layer, Megatron's way: members keep all rows, a block ends with an all-reduce."""
 
-    gathers: bool  # whether `enter` ever returns `Products`
+    gathers = False  # whether `enter` ever returns `Products`
+    tiled = False  # whether each member keeps only its own rows of the present segment, so that rows travel in tiles
 
-    @property
-    def tiled(self) -> bool:
-        """Whether each member keeps only its own rows of the present segment, so that rows travel in tiles."""
+    def __init__(self, group: Group, hidden: int) -> None:
+        self._group = group
 
     def open(self, rows: int, text: int) -> None:
         """Begin a segment of `rows` rows; `text` settled tokens are in the KV cache before it."""
 
     def scatter(self, x_TD: Tensor) -> Tensor:
         """The rows `[t, D]` that this member keeps between blocks, out of all rows."""
-
-    def enter(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
-        """All rows, out of every member's own: the tensor `[T, D]`, or their `Products` with these products."""
-
-    def leave(self, x_TN: Tensor, product: Product) -> Tensor:
-        """The rows `[t, D]` that this member keeps of the product, summed over all members."""
-
-    def gather(self, x_tD: Tensor) -> Tensor:
-        """All rows `[T, D]`, out of every member's own."""
-
-
-class Megatron:
-    """Every member keeps all rows, and each block ends with one all-reduce."""
-
-    gathers = tiled = False
-
-    def __init__(self, group: Group, hidden: int) -> None:
-        self._group = group
-
-    def open(self, rows: int, text: int) -> None:
-        pass
-
-    def scatter(self, x_TD: Tensor) -> Tensor:
         return x_TD
 
     def enter(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
+        """All rows, out of every member's own: the tensor `[T, D]`, or their `Products` with these products."""
         return x_tD
 
     def leave(self, x_TN: Tensor, product: Product) -> Tensor:
+        """The rows `[t, D]` that this member keeps of the product, summed over all members."""
         sums = product(x_TN)
         if self._group.size > 1:
             self._group.all_reduce(sums)
         return sums
 
     def gather(self, x_tD: Tensor) -> Tensor:
+        """All rows `[T, D]`, out of every member's own."""
         return x_tD
 
 
-class Galaxy:
+class Galaxy(Comm):
     """Between blocks each member keeps its own rows, and computes norms and residual sums for those only.
 
-    Each block begins with an all-gather and ends with a reduce-scatter, both in tiles under the products beside them.
-    A segment with fewer than `tile` rows for a member is computed as Megatron does. `hidden` is the width of a row.
+    Each block begins with an all-gather and ends with a reduce-scatter, both in tiles beside the products. A segment
+    with fewer than `tile` rows for a member is computed Megatron's way. `hidden` is the width of a row.
     """
 
     gathers = True
 
     def __init__(self, group: Group, hidden: int, tile: int = TILE) -> None:
-        self._group, self._hidden, self._tile = group, hidden, tile
-        self._megatron = Megatron(group, hidden)
-        self.tiled = False
+        super().__init__(group, hidden)
+        self._hidden, self._tile = hidden, tile
 
     def open(self, rows: int, text: int) -> None:
         size = self._group.size
@@ -120,7 +99,7 @@ class Galaxy:
 
     def leave(self, x_TN: Tensor, product: Product) -> Tensor:
         if not self.tiled:
-            return self._megatron.leave(x_TN, product)
+            return super().leave(x_TN, product)
         return reduce(self._group, x_TN, self._bounds, product, self._hidden)
 
     def gather(self, x_tD: Tensor) -> Tensor:
@@ -130,4 +109,4 @@ class Galaxy:
 
 
 MakeComm = Callable[[Group, int], Comm]  # of a group and the width of a row
-COMMS: dict[str, MakeComm] = {"tp": Megatron, "galaxy": Galaxy}  # by the name of a target in config/methods.py
+COMMS: dict[str, MakeComm] = {"tp": Comm, "galaxy": Galaxy}  # by the name of a target in config/methods.py

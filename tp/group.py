@@ -1,7 +1,7 @@
 """Groups: the members that compute one slice together, as threads of one process or over torch.distributed.
 
-They know nothing about what is summed or sent. Members sit in a ring: each sends to the next and hears from the one
-before. A member that is lost ends every call of the others with PeerLost.
+They know nothing about what is summed or sent. Members form a ring: each sends to the next and receives from the one
+before. A lost member ends every call of the others with PeerLost.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Wait = Callable[[], None]
 
 
 class Group(Protocol):
-    """What a member may ask of its group. Tensors are contiguous; all members make the same calls in the same order."""
+    """The operations of a group. Tensors are contiguous; all members make the same calls in the same order."""
 
     size: int
     member: int
@@ -28,14 +28,14 @@ class Group(Protocol):
         """Put the sum over all members into `x`, bit for bit the same everywhere."""
 
     def send(self, x: Tensor) -> Wait:
-        """Begin to send `x` to the next member; the function returned waits until `x` may change."""
+        """Begin to send `x` to the next member; the returned function waits until `x` may change."""
 
     def recv(self, x: Tensor) -> Wait:
-        """Begin to receive `x` from the member before; the function returned waits until `x` is filled."""
+        """Begin to receive `x` from the member before; the returned function waits until `x` is filled."""
 
 
 class Table:
-    """Where members that are threads meet; `fail` ends all of their calls."""
+    """What members that are threads share; `fail` ends all of their calls."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
@@ -85,13 +85,12 @@ class ThreadGroup:
 class DistGroup:
     """One of the members that are processes: `group` is a process group of gloo, `ranks` its ranks in order.
 
-    `find_lost` says in a sentence which rank was lost when a connection has broken, or nothing if nobody knows; it may
-    take its time, since all others wait as well. Gloo's ring reduces each piece of a sum in one place, so that all
-    members get the same bits. What it sends from a device goes through host memory.
+    When a connection breaks, `find_lost` names the lost rank in a sentence, or returns "" after a while. Gloo's ring
+    reduces each piece of a sum in one place, so that all members get the same bits. Device tensors go through host
+    memory.
     """
 
-    def __init__(self, group: Any, ranks: Sequence[int], member: int,
-                 find_lost: Callable[[], str]) -> None:
+    def __init__(self, group: Any, ranks: Sequence[int], member: int, find_lost: Callable[[], str]) -> None:
         self.size, self.member = len(ranks), member
         self._group, self._ranks = group, ranks
         self._find_lost = find_lost
@@ -107,9 +106,7 @@ class DistGroup:
         return lambda: self._finish(work, held)
 
     def recv(self, x: Tensor) -> Wait:
-        held = x
-        if x.device.type != "cpu":
-            held = torch.empty(x.shape, dtype=x.dtype)
+        held = x if x.device.type == "cpu" else torch.empty(x.shape, dtype=x.dtype)
         work = self._start(dist.irecv, held, self._previous)
 
         def wait() -> None:
@@ -119,7 +116,7 @@ class DistGroup:
         return wait
 
     def _start(self, transfer: Callable[..., Any], held: Tensor, peer: int) -> Any:
-        """Begin `dist.isend` or `dist.irecv` with a peer's rank; no rows are neither sent nor received."""
+        """Begin `dist.isend` or `dist.irecv` with a rank; an empty tensor is not transferred."""
         if not len(held):
             return None
         return self._watched(lambda: transfer(held, peer, group=self._group))

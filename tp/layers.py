@@ -1,7 +1,7 @@
-"""Sharded layers: a slice of the model with fewer heads and columns in each layer, whose sums a group adds up.
+"""Sharded layers: a slice of the model with fewer heads and columns in each layer, whose outputs a group adds up.
 
-They are made of the model's own modules and know nothing about what a family computes; the model's file knows nothing
-about them. Embedding and norms are whole on every member.
+They consist of the model's own modules and know nothing about what a family computes; the model's file knows nothing
+about them. Every member has the whole embedding and norms.
 
 Shapes: T rows of a segment, t rows that a member keeps between blocks, D model, N what it holds of a wider dimension.
 """
@@ -18,12 +18,12 @@ from model.rotary import Rotation
 from tp.comm import Comm, Products
 from tp.shares import Share
 
-INTO = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # products that begin a block, attention or MLP
-OUT = ("o_proj", "down_proj")  # and those that end one
+INTO = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # products at the beginning of a block
+OUT = ("o_proj", "down_proj")  # and at its end
 
 
 class Column(nn.Module):
-    """A product whose outputs are sharded; it may have been computed already, while the rows came in."""
+    """A product with sharded outputs; it may have been computed while the rows came in."""
 
     def __init__(self, product: nn.Module) -> None:
         super().__init__()
@@ -34,12 +34,11 @@ class Column(nn.Module):
 
 
 class Row(nn.Module):
-    """A product whose inputs are sharded, so that its outputs have to be added up."""
+    """A product with sharded inputs, whose outputs are added up."""
 
     def __init__(self, product: nn.Module, comm: Comm) -> None:
         super().__init__()
-        self.product = product
-        self.comm = comm
+        self.product, self.comm = product, comm
 
     def forward(self, x_TN: Tensor) -> Tensor:
         return self.comm.leave(x_TN, self.product)
@@ -57,7 +56,7 @@ class Nothing(nn.Module):
 
 
 class Summed(nn.Module):
-    """A feed-forward of experts, each of which is sharded: every row chooses alike on all members."""
+    """A feed-forward of sharded experts; a row has the same experts on all members."""
 
     def __init__(self, experts: nn.Module, comm: Comm) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class Summed(nn.Module):
 
 
 class Idle(nn.Module):
-    """The attention of a member without heads, or its MLP without columns: it only takes part in what others send."""
+    """The attention of a member without heads, or the MLP of one without columns: it only joins in the sums."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -85,8 +84,7 @@ class TPLayer(nn.Module):
 
     def __init__(self, layer: Layer, comm: Comm, opens: bool) -> None:
         super().__init__()
-        self.comm = comm
-        self.opens = opens
+        self.comm, self.opens = comm, opens
         self.input_layernorm = layer.input_layernorm
         self.post_attention_layernorm = layer.post_attention_layernorm
         self.after_attention, self.after_mlp, self.add = layer.after_attention, layer.after_mlp, layer.add
@@ -100,7 +98,7 @@ class TPLayer(nn.Module):
             self.into_mlp = self._join(self.mlp)
 
     def _join(self, block: nn.Module) -> list[nn.Module]:
-        """Replace the products at both ends of a block by parallel ones; returns the products that it began with."""
+        """Make the products at both ends of a block parallel; returns those at its beginning."""
         into = [name for name in INTO if getattr(block, name, None) is not None]
         products: list[nn.Module] = [getattr(block, name) for name in into]
         if self.comm.gathers:
@@ -125,7 +123,7 @@ class TPLayer(nn.Module):
 
 
 def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
-    """The layers [first, last) of one member, without memory yet: what `share.cut` leaves of the tensors fills them."""
+    """The layers [first, last) of one member, without memory: `share.cut` of the tensors fills them."""
     own = share.sizes(c)
     # a module has a head and a column at least; blocks that hold nothing are replaced below
     least = {name: max(1, getattr(own, name)) for name in ("heads", "kv_heads", "intermediate")}
@@ -144,27 +142,24 @@ def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
 
 
 class ShardedSlice:
-    """A member's slice, filled, as a stage calls it: all rows in, all rows out.
+    """A member's slice with its weights, as a stage calls it: all rows in, all rows out.
 
-    A segment is never given up between two layers, whatever `go_on` says: not all members would hear at the same layer
-    that it has died.
+    `go_on` is not asked: members would learn of a dead segment at different layers.
     """
 
     def __init__(self, body: Slice, comm: Comm) -> None:
-        self.body = body
-        self.comm = comm
+        self.body, self.comm = body, comm
         self._first = int(next(iter(body.layers)))
         for number, layer in body.layers.items():
             assert isinstance(layer, Layer), f"layer {number} is a {type(layer).__name__}: it was sharded before"
             body.layers[number] = TPLayer(layer, comm, opens=int(number) == self._first)
 
-    def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted,
-                 inner: dict[int, Tensor] | None = None,
+    def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted, inner: dict[int, Tensor] | None = None,
                  go_on: Callable[[], bool] = lambda: True) -> Tensor:
         self.comm.open(len(x), cache.settled)
         out_TD = self.comm.gather(self.body(x, pos_T, cache, inner))
         if inner:
-            # the input of the first layer are all rows already; the others are gathered in one order on all members
+            # the first layer's input has all rows already; the others are gathered in the same order on all members
             for number in sorted(set(inner) - {self._first}):
                 inner[number] = self.comm.gather(inner[number])
         return out_TD

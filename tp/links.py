@@ -1,7 +1,7 @@
-"""Links of a pipeline whose stages are groups: who leads a group hands on what it hears, and nothing overtakes there.
+"""Links of a pipeline whose stages are groups: a group's leader forwards its messages, which keep their order there.
 
-They know nothing about what is computed. A group's leader sits in the ring, or is rank 0 itself; its members hear from
-it alone, and answer nobody.
+They know nothing about what is computed. The leader is in the ring, or is rank 0 itself; members receive from it alone,
+and send nothing.
 """
 from __future__ import annotations
 
@@ -19,21 +19,17 @@ from pipeline.transport import Link, Peers
 
 @dataclass(frozen=True)
 class Placement:
-    """Who sits where: the leaders of each ring in their order, rank 0 first, each followed by the rest of its group.
+    """The ranks of a pipeline: those of a group follow its leader; last come the ranks that hold a small model each."""
 
-    Behind them come the ranks that hold a small model each, which talk to rank 0 alone.
-    """
-
-    rings: Sequence[Sequence[int]]  # one; or one for each copy of the model
+    rings: Sequence[Sequence[int]]  # the leaders in order, rank 0 first, for each copy of the model
     holding: int  # ranks that hold a part of the target
-    drafting: int = 0  # ranks that hold a small model
+    drafting: int = 0  # ranks that hold a small model; they are linked to rank 0 alone
 
     @staticmethod
     def of(stages: Sequence[int], tp: int, copies: int = 1, drafting: int = 0) -> Placement:
-        """The placement of pipelines with `stages[i]` layers in stage i, each of which `tp` ranks share.
+        """The placement of `copies` of a model with `stages[i]` layers in stage i, each of which `tp` ranks share.
 
-        In a pipeline of a single stage rank 0 is one of those that share it; otherwise rank 0 is a stage of its own,
-        and the same for all copies of the other stages. `drafting` small models have ranks of their own.
+        A single stage is shared by rank 0; otherwise rank 0 is a stage of its own, for all copies of the others.
         """
         found = placements(stages, tp)
         leaders = [rank for rank, (_, member) in enumerate(found) if member == 0]
@@ -54,19 +50,20 @@ class Placement:
 
     @property
     def small_model_ranks(self) -> range:
-        """The ranks that hold a small model, in the order of those."""
+        """The ranks that hold a small model, in the order of the models."""
         return range(self.holding, self.world)
 
     def drafter(self, rank: int) -> int | None:
-        """Which of the small models a rank holds, counted from 0; None if it holds a part of the target."""
-        return {holder: number for number, holder in enumerate(self.small_model_ranks)}.get(rank)
+        """The number, from 0, of a rank's small model; None if it holds a part of the target."""
+        holders = self.small_model_ranks
+        return holders.index(rank) if rank in holders else None
 
     @property
     def leaders(self) -> list[int]:
         return [self.root, *chain.from_iterable(ring[1:] for ring in self.rings)]
 
     def group(self, rank: int) -> range:
-        """The ranks of the group of a rank, its leader first; one with a small model is alone."""
+        """The ranks of a rank's group, the leader first; a rank with a small model is alone."""
         ranks = range(self.world)
         assert rank in ranks, f"there is no rank {rank} among {self.world}"
         leaders = [*self.leaders, *self.small_model_ranks]
@@ -80,10 +77,7 @@ class Placement:
         return [self.group(leader) for leader in self.leaders]
 
     def peers(self, rank: int) -> list[Peers]:
-        """Whom a rank talks to: a leader its neighbours in each of its rings, another member its leader.
-
-        A rank with a small model talks to rank 0.
-        """
+        """The peers of each link of a rank, but for a leader's to its members and rank 0's to small models."""
         if self.drafter(rank) is not None:
             return [_pair(self.root)]
         leader = self.group(rank)[0]
@@ -94,44 +88,45 @@ class Placement:
     @property
     def shares(self) -> bool:
         """Whether several ranks share a stage."""
-        return any(len(ranks) > 1 for ranks in self.groups)
+        return len(self.leaders) < self.holding
 
     def reached(self, rank: int) -> list[Peers]:
-        """All whom a rank talks to, over any of its links."""
+        """The peers of all links of a rank."""
         fan = self.fan(rank)
-        return [*self.peers(rank), *self.asked(rank), *([fan] if fan else [])]
+        found = [*self.peers(rank), *self.asked(rank)]
+        return [*found, fan] if fan else found
 
     def fan(self, rank: int) -> Peers | None:
-        """The members to whom a leader hands on what it hears; None for a rank that has none."""
+        """The members to whom a leader forwards messages; None for other ranks."""
         leader, *members = self.group(rank)
         return Peers(None, members) if members and rank == leader else None
 
     def asked(self, rank: int) -> list[Peers]:
-        """Whom rank 0 asks for trees, one after the other; nobody for other ranks."""
+        """The peers of rank 0's link to each small model; none for other ranks."""
         asks = {self.root: self.small_model_ranks}
         return [_pair(holder) for holder in asks.get(rank, ())]
 
 
 def _pair(other: int) -> Peers:
-    """Whom one of two ranks talks to that only talk to each other."""
+    """The peers of a rank that is linked to one other."""
     return Peers(other, [other])
 
 
 def _neighbours(ring: Sequence[int], rank: int) -> Peers:
     if len(ring) == 1:
         return Peers(None, ())
+    root, *others = ring
     place = ring.index(rank)
     before, after = ring[place - 1], ring[(place + 1) % len(ring)]
-    root, *others = ring
     if rank == root:
-        return Peers(before, [after], others=others)
+        return Peers(before, [after], others)
     return Peers(before, [after], root=root)
 
 
 class Loop:
-    """The ring of a pipeline that is one group: what rank 0 sends goes to the members and to its own stage, in order.
+    """The ring of a pipeline that is one group: messages go to the members and to rank 0's own stage.
 
-    Its stage computes while `send` is called, so that the answer is there at once.
+    The stage computes during `send`, so the answer is there at once.
     """
 
     def __init__(self, stage: Stage, fan: Link | None) -> None:
@@ -162,7 +157,7 @@ class Loop:
 
 
 class Leading:
-    """A leader's link in the ring. What it hears goes on to its members in the order in which it obeys."""
+    """A leader's link in the ring; it forwards messages to its members in the order in which it obeys them."""
 
     def __init__(self, link: Link, fan: Link) -> None:
         self._link, self._fan = link, fan

@@ -1,7 +1,7 @@
 """Shares: which heads and columns of every layer each member of a group holds, and how a tensor is cut to them.
 
-It knows nothing about how members talk to each other. Nothing has to divide evenly: a member may hold one head more
-than another, or none. A range [a, b) of heads, columns or elements is a `Span`.
+It knows nothing about communication. Nothing has to divide evenly: a member may hold one head more than another, or
+none. A range [a, b) of heads, columns or elements is a `Span`.
 """
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from model.weights.checkpoint import Checkpoint, Form
 from model.weights.parts import HEAD
 
 PRODUCT = re.compile(r"\.(self_attn|mlp)\.(?:experts\.\d+\.)?(\w+)\.(weight|bias)$")  # or a norm of each head
-ALIGNED = 64  # columns that stay together, if there are many: then kernels, and blocks of quantized weights, stay whole
+ALIGNED = 64  # columns that stay together, if there are many, for kernels and blocks of quantized weights
 Span = Tuple[int, int]
 Heads = Tuple[Span, Tuple[int, ...]]  # of one member: a span of query heads, and their key/value heads
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one member holds of every layer: some query heads, the key/value heads that they attend with, MLP columns.
+    """One member's part of every layer: some query heads, their key/value heads, and MLP columns.
 
-    The query heads are read in runs of equal length, as grouped-query attention folds them: run i attends with the
-    key/value head `kv[i]`. So a key/value head is held by every member with a query head that needs it, and it stands
-    in `kv` twice if a member's query heads do not form runs of equal length otherwise.
+    Grouped-query attention reads the query heads in runs of equal length: run i attends with the key/value head
+    `kv[i]`. So several members may hold a key/value head, and it is in `kv` twice where the runs would differ in length
+    otherwise.
     """
 
     heads: Span  # query heads
     kv: tuple[int, ...]
     columns: Span  # of the MLP
-    biased: tuple[bool, bool]  # whether it adds the output bias of attention, and of the MLP: one member does
+    biased: tuple[bool, bool]  # whether it adds the output bias of attention, and of the MLP; one member does
 
     def sizes(self, c: LlamaConfig) -> LlamaConfig:
-        """The sizes of a model that has the heads and columns of this share alone."""
+        """The sizes of a model with only these heads and columns."""
         heads, columns = _length(self.heads), _length(self.columns)
         return replace(c, heads=heads, kv_heads=len(self.kv), intermediate=columns)
 
     def cut(self, name: str, head_dim: int) -> Cut | None:
-        """How to cut the member's piece out of the tensor `name` of the model; None if it holds nothing of it."""
+        """The cut of the model's tensor `name` for this member; None if it holds nothing of it."""
         if name.endswith(".self_attn.sinks"):
             return Cut(0, (self.heads,)) if _length(self.heads) else None
         product = PRODUCT.search(name)
@@ -71,13 +71,13 @@ class Share:
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut through one dimension of a tensor: the `spans` of it, one after another, or all of it if they are None."""
+    """A cut through one dimension of a tensor: its `spans`, one after another; None: all of it."""
 
     dim: int
     spans: tuple[Span, ...] | None = None
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """The shape that a tensor of the shape `whole` has after the cut."""
+        """The shape of a tensor of shape `whole` after the cut."""
         if self.spans is None:
             return tuple(whole)
         left = list(whole)
@@ -85,15 +85,14 @@ class Cut:
         return tuple(left)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """A tensor after the cut; without spans it is the tensor itself."""
+        """A tensor after the cut; itself without spans."""
         if self.spans is None:
             return x
-        spans = self.spans or ((0, 0),)
-        pieces = [x.narrow(self.dim, start, end - start) for start, end in spans]
+        pieces = [x.narrow(self.dim, start, end - start) for start, end in self.spans]
         return torch.cat(pieces, self.dim)
 
     def put(self, piece: Tensor, whole: Tensor) -> None:
-        """Copy what the cut left of a tensor to its place in the whole one."""
+        """Copy a cut piece to its place in the whole tensor."""
         place = 0
         for start, end in self.spans or ():
             span = piece.narrow(self.dim, place, end - start)
@@ -112,7 +111,7 @@ def _scaled(span: Span, unit: int) -> Span:
 
 
 def ranges(count: int, speeds: Sequence[float]) -> list[Span]:
-    """[0, `count`) in spans that follow one another, each in proportion to a speed to within one."""
+    """[0, `count`) in consecutive spans, each in proportion to a speed to within one."""
     total, above, ends = sum(speeds), 0.0, [0]
     for speed in speeds:
         above += speed
@@ -121,7 +120,7 @@ def ranges(count: int, speeds: Sequence[float]) -> list[Span]:
 
 
 def shares(c: LlamaConfig, speeds: Sequence[float]) -> list[Share]:
-    """The share of every member of a group, in proportion to the members' relative `speeds`."""
+    """The share of every member of a group, in proportion to the members' `speeds`."""
     heads, columns = _split_heads(c, speeds), _split_columns(c.intermediate, speeds)
     attends = _first([own for own, _ in heads])
     computes = _first(columns)
@@ -130,14 +129,14 @@ def shares(c: LlamaConfig, speeds: Sequence[float]) -> list[Share]:
 
 
 def _first(spans: Sequence[Span]) -> int:
-    """The first member that holds anything, which adds the bias of the sum."""
+    """The first member that holds anything; it adds the bias."""
     return next(member for member, span in enumerate(spans) if _length(span))
 
 
 def _split_heads(c: LlamaConfig, speeds: Sequence[float]) -> list[Heads]:
     """The query and key/value heads of every member.
 
-    The query heads that share a key/value head stay together as far as that keeps the slowest member's time smallest.
+    Query heads that share a key/value head stay together where the slowest member is fastest then.
     """
     group = c.heads // c.kv_heads
 
@@ -154,7 +153,7 @@ def _split_heads(c: LlamaConfig, speeds: Sequence[float]) -> list[Heads]:
 
 
 def _kv_heads(span: Span, group: int) -> tuple[int, ...]:
-    """The key/value heads of a span of query heads, of which `group` share one: a head for each run of equal length."""
+    """The key/value heads of a span of query heads, of which `group` share one: one for each run of equal length."""
     needed = [head // group for head in range(*span)]
     runs = Counter(needed).values()
     length = reduce(math.gcd, runs, 0)
@@ -162,7 +161,7 @@ def _kv_heads(span: Span, group: int) -> tuple[int, ...]:
 
 
 def _split_columns(count: int, speeds: Sequence[float]) -> list[Span]:
-    """The columns of the MLP of every member, in whole blocks of `ALIGNED` if each member gets several."""
+    """Every member's columns of the MLP, in blocks of `ALIGNED` if each gets several."""
     unit = ALIGNED if count >= 8 * ALIGNED * len(speeds) else 1
     blocks = ranges(math.ceil(count / unit), speeds)
     spans = [_scaled(block, unit) for block in blocks]
@@ -171,9 +170,9 @@ def _split_columns(count: int, speeds: Sequence[float]) -> list[Span]:
 
 def held(names: Mapping[str, str], c: LlamaConfig,
          speeds: Sequence[float], member: int) -> dict[str, str]:
-    """The tensors of a stage of which a member holds something: name there -> name in the checkpoint.
+    """The tensors of a stage of which a member holds a part: name there -> name in the checkpoint.
 
-    The LM head is not sharded and belongs to the first member alone.
+    The first member alone has the LM head, which is not sharded.
     """
     share = shares(c, speeds)[member]
     own = [name for name in names if share.cut(name, c.head_dim)]
@@ -181,7 +180,7 @@ def held(names: Mapping[str, str], c: LlamaConfig,
 
 
 class ShardedSource(Checkpoint):
-    """A checkpoint as one member of a group sees it: every tensor cut to its share, in the order of the whole."""
+    """A checkpoint with every tensor cut to one member's share."""
 
     def __init__(self, whole: Checkpoint, speeds: Sequence[float], member: int) -> None:
         self._whole, self.config = whole, whole.config
@@ -208,10 +207,10 @@ class ShardedSource(Checkpoint):
 
 
 class Joined(Checkpoint):
-    """The inverse: the tensors of a stage, put together from those that each member of its group holds."""
+    """The tensors of a stage, joined from the checkpoints of its group's members."""
 
     def __init__(self, members: Sequence[Checkpoint], c: LlamaConfig, speeds: Sequence[float]) -> None:
-        vars(self).update(vars(members[0]))  # its tables; names and forms are worked out below
+        vars(self).update(vars(members[0]))  # its tables
         self._members = members
         self._head_dim = c.head_dim
         self._shares = shares(c, speeds)
@@ -220,27 +219,21 @@ class Joined(Checkpoint):
         return list(dict.fromkeys(name for member in self._members for name in member.names()))
 
     def form(self, name: str) -> Form:
-        dtype = self._members[self._holders(name)[0]].form(name).dtype
-        return Form(dtype, tuple(self.read(name).shape))
+        whole = self.read(name)
+        return Form(whole.dtype, tuple(whole.shape))
 
     def read(self, name: str) -> Tensor:
-        holders = self._holders(name)
-        pieces = [self._members[member].read(name) for member in holders]
-        cuts = [self._cut(name, member) for member in holders]
-        if cuts[0].spans is None:
-            return pieces[0]
-        shape = list(pieces[0].shape)
-        dim = cuts[0].dim
-        shape[dim] = max(end for cut in cuts for _, end in cut.spans or ())
-        whole = pieces[0].new_empty(shape)
-        for cut, piece in zip(cuts, pieces):
+        pieces: list[tuple[Cut, Tensor]] = []
+        for source, share in zip(self._members, self._shares):
+            cut = share.cut(name, self._head_dim)
+            if cut and name in source.names():
+                pieces.append((cut, source.read(name)))
+        first, piece = pieces[0]
+        if first.spans is None:
+            return piece
+        shape = list(piece.shape)
+        shape[first.dim] = max(end for cut, _ in pieces for _, end in cut.spans or ())
+        whole = piece.new_empty(shape)
+        for cut, piece in pieces:
             cut.put(piece, whole)
         return whole
-
-    def _holders(self, name: str) -> list[int]:
-        return [member for member, source in enumerate(self._members) if name in source.names()]
-
-    def _cut(self, name: str, member: int) -> Cut:
-        cut = self._shares[member].cut(name, self._head_dim)
-        assert cut, f"member {member} holds {name}, which is another's"
-        return cut
