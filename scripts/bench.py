@@ -1,15 +1,15 @@
 """Measurements of one run: Python's own time, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench clocks|accidents|load|server|turns|conversation|acceptance|schema
+Usage: python -m scripts.bench overhead|clocks|real_time|accidents|load|server|turns|conversation|acceptance|schema
                                [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
-       python -m scripts.bench stages|head [--help]
+       python -m scripts.bench stages|layers|head [--help]
        python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench profiles [PRESET] [key=value ...]
-       python -m scripts.bench thrift
+       python -m scripts.bench thrift|spd
 
-Where no PRESET is named, the bundled model is measured, and by schema SmolLM2.
+Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
 
 overhead    rank 0's own time per turn and a stage's per segment, outside models, and the time from send to receive per
             link (medians), with trees of 64 nodes; with pipeline_type=serial ranks do not compute at the same time
@@ -47,6 +47,7 @@ profiles    every method with every draft on every emulated cluster, in virtual 
             traces=FILE keeps the record, profile=NAME takes one cluster
 thrift      streaming with and without ablate=thrift over plain decoding, in virtual time: with devices on which guesses
             are costly, with guesses for another text, and with a board that gets slower in the midst of an answer
+spd         one guess for each step of a stage (arXiv 2605.30852), from published acceptance: in lock step and without
 """
 from __future__ import annotations
 
@@ -58,11 +59,15 @@ from config.keys import ASKS, check_name
 from launch.console import run
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
+    "overhead": "eval.bench.overhead:overhead",
     "clocks": "eval.bench.clocks:clocks",
+    "real_time": "eval.bench.real_time:real_time",
     "accidents": "eval.bench.accidents:accidents",
     "acceptance": "eval.bench.acceptance:acceptance",
     "schema": "eval.bench.schema:schema",
+    "spd": "eval.bench.spd:spd",
     "stages": "eval.bench.forms:stages",
+    "layers": "eval.bench.layers:layers",
     "head": "eval.bench.head:head",
     "peers": "eval.bench.peers:peers",
     "load": "eval.load.pipeline:load",

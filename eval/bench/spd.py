@@ -1,0 +1,68 @@
+"""What Speculative Pipeline Decoding (arXiv 2605.30852) would bring, by published acceptance in our model of costs.
+
+It guesses one token for each step of a stage, from features of rows at different depths. Nothing here runs it: there is
+neither its message of partial features nor its head. From a published speed in theory follows how often a guess is
+right: a right one costs a step, a wrong one a step of each stage. Milliseconds throughout.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple, Sequence
+
+from config.profiles import PROFILES, Profile
+
+PLAIN = 1e3 / 35.26  # a token of Qwen3.5-4B on one of the authors' devices
+LAYER = 3.49 / 3  # a layer of their head
+FIXED = 1.2  # of a step in lock step: verdict, messages and what waits for all; fitted to those of 4 and 8 stages
+
+
+class Published(NamedTuple):
+    """A line of the authors' table at temperature 0, mean of three sets: speeds over plain decoding."""
+
+    stages: int
+    layers: int  # of the head
+    theory: float
+    wall: float
+
+
+SITES = ("jetson-7b", "lan-1g", "server")
+TABLE = (
+    Published(4, 4, 2.64, 2.27),
+    Published(8, 3, 3.39, 2.53),
+    Published(16, 2, 3.70, 1.43))
+
+
+def right(stages: int, theory: float) -> float:
+    """How often a guess is right, from 0 to 1, where a pipeline of so many stages is so fast in theory."""
+    return 1 - (stages / theory - 1) / (stages - 1)
+
+
+def in_lock_step(line: Published) -> float:
+    """The speed over plain decoding where every step waits for the slowest part, and for what a step costs anyway."""
+    step = max(PLAIN / line.stages, LAYER * line.layers) + FIXED
+    return PLAIN * line.theory / line.stages / step
+
+
+def over_plain(site: Profile, stages: int, chance: float) -> float:
+    """The speed over plain decoding of the same pipeline without lock step, where a guess is right with this chance.
+
+    A right guess takes the time of the slowest part, a wrong one a draft and the whole way.
+    """
+    way = site.model + site.latency * (stages + 1) + site.verdict
+    step = max(site.model / stages, site.level, site.verdict)
+    return way / (chance * step + (1 - chance) * (way + site.level))
+
+
+def spd(words: Sequence[str]) -> int:
+    """Print the authors' speeds beside those of the model of costs."""
+    if words:
+        raise ValueError(f"{words[0]} is nothing that this takes: python -m scripts.bench spd")
+    print("simulated from published acceptance; over plain decoding\n")
+    print("stages  right  theory  wall (paper)  in lock step  without  " + "  ".join(SITES))
+    for line in TABLE:
+        chance = right(line.stages, line.theory)
+        theirs = replace(PROFILES["server"], model=PLAIN, level=LAYER * line.layers)
+        sites = [theirs, *map(PROFILES.__getitem__, SITES)]
+        speeds = "".join(f"{over_plain(site, line.stages, chance):>9.2f}" for site in sites)
+        print(f"{line.stages:>6}{chance:>7.3f}{line.theory:>8.2f}{line.wall:>14.2f}{in_lock_step(line):>14.2f}{speeds}")
+    return 0
