@@ -209,8 +209,8 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bo
         has = f"{left / GB:.2f} GB free"
         for spec in there:
             if report and spec in mine:
-                print(f"rank {spec.part.rank} needs {need(spec)}; {device} has {has} for {len(there)} {ranks}",
-                      file=sys.stderr)
+                line = f"rank {spec.part.rank} needs {need(spec)}; {device} has {has} for {len(there)} {ranks}\n"
+                print(line, end="", file=sys.stderr)  # in one piece: other ranks write there, too
         total = together(map(need, there))
         if total.total > left:
             names = ", ".join(str(spec.part.rank) for spec in there[:NAMED])

@@ -21,7 +21,8 @@ def refused(sentence: str) -> Any:
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
+    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype
+                                        and torch.equal(a[name], b[name]) for name in a)
 
 
 def save_llama(folder: Path, tied: bool = False, layers: int = 3, vocab: int = 40,

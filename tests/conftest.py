@@ -40,7 +40,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files begin first, so that no process is left with one of them at the end."""
     place = {name: number for number, name in enumerate(SLOW)}
-    items.sort(key=lambda item: place.get(Path(item.path).stem[5:], len(SLOW)))
+    items.sort(key=lambda item: place.get(Path(item.path).stem[5:],
+                                          len(SLOW)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,7 +36,8 @@ def nothing(rank: int) -> None:
     pass
 
 
-def be_rank(words: Sequence[str], environment: dict[str, str], files: Sequence[str], prepare: Prepare) -> None:
+def be_rank(words: Sequence[str], environment: dict[str, str],
+            files: Sequence[str], prepare: Prepare) -> None:
     for number, path in enumerate(files, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo", **environment})
@@ -48,7 +49,8 @@ def be_rank(words: Sequence[str], environment: dict[str, str], files: Sequence[s
 class Ranks:
     """All ranks of one run; `out` and `err` are what they have printed so far."""
 
-    def __init__(self, folder: Path, store: str, words: Sequence[str], world: int, prepare: Prepare) -> None:
+    def __init__(self, folder: Path, store: str,
+                 words: Sequence[str], world: int, prepare: Prepare) -> None:
         self._store = Folder(store)
         self._files = [folder / "out", folder / "err"]
         self.processes = []
@@ -94,7 +96,8 @@ def ranks(folder: Path, words: Sequence[str], world: int, prepare: Prepare = not
 class Child:
     """A program that this process forks, with what launch/processes.py uses of subprocess.Popen."""
 
-    def __init__(self, words: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]) -> None:
+    def __init__(self, words: Sequence[str],
+                 env: Mapping[str, str], pass_fds: Sequence[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         self.returncode: int | None = None
@@ -205,4 +208,5 @@ def _lent(file: int) -> Connection:
 
 def serving_ranks(words: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]) -> Forked:
     """In place of subprocess.Popen in launch/processes.py: its program without the seconds that its imports take."""
-    return Forked(_be_server, words[2:], dict(env), [*map(_lent, pass_fds)], [_lent(1), _lent(2)])
+    return Forked(_be_server, words[2:], dict(env),
+                  [*map(_lent, pass_fds)], [_lent(1), _lent(2)])

@@ -14,7 +14,8 @@ from tests.tiny import CONFIG
 pytest.importorskip("llguidance", reason="grammars need llguidance (serve/requirements.txt)")
 
 END = 0
-MERGES = ["t r", "u e", "tr ue", "f a", "l s", "fa ls", "fals e", "n u", "l l", "nu ll", '" :', '{ "', '" ,', '" }',
+MERGES = ["t r", "u e", "tr ue", "f a", "l s", "fa ls",
+          "fals e", "n u", "l l", "nu ll", '" :', '{ "', '" ,', '" }',
           "a b", ": Ġ"]
 ALPHABET = '{}[]":,.-' + "0123456789" + "abcdeflnrstu" + "Ġ"
 Check = Callable[[Any], bool]
@@ -28,7 +29,8 @@ def tokenizer(letters: Iterable[str] = ALPHABET, merges: Sequence[str] = MERGES)
 
     words = ["<end>", *letters, *(merge.replace(" ", "") for merge in merges)]
     pairs = [tuple(merge.split()) for merge in merges]
-    own = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=pairs))
+    own = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)},
+                               merges=pairs))
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     own.decoder = decoders.ByteLevel()
     own.add_special_tokens([AddedToken("<end>", special=True)])
@@ -70,11 +72,13 @@ def _string(random: Random, depth: int) -> Kind:
 
 def _pattern(random: Random, depth: int) -> Kind:
     return ({"type": "string", "pattern": "^[ab]{2}-[0-9]$"},
-            lambda value: len(value) == 4 and set(value[:2]) <= {"a", "b"} and value[2] == "-" and value[3].isdigit())
+            lambda value: len(value) == 4 and set(value[:2]) <= {"a", "b"}
+            and value[2] == "-" and value[3].isdigit())
 
 
 def _literal(random: Random, depth: int) -> Kind:
-    wanted = random.choice([True, None, "abba", 17, [1, "b"], {"a": {"b": False}}])
+    wanted = random.choice([True, None, "abba", 17,
+                            [1, "b"], {"a": {"b": False}}])
     return {"const": wanted}, lambda value: value == wanted
 
 
@@ -92,7 +96,8 @@ def _object(random: Random, depth: int) -> Kind:
     names = [name.replace("m", "n").replace("v", "f") for name in names]
     parts = {name: schema(random, depth - 1) for name in names}
     needed = [name for name in names if random.random() < 0.7]
-    given = {"type": "object", "properties": {name: part[0] for name, part in parts.items()}, "required": needed,
+    given = {"type": "object",
+             "properties": {name: part[0] for name, part in parts.items()}, "required": needed,
              "additionalProperties": False}
     return given, lambda value: isinstance(value, dict) and set(needed) <= value.keys() <= parts.keys() and all(
         parts[name][1](part) for name, part in value.items())

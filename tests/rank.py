@@ -13,7 +13,8 @@ from pathlib import Path
 
 
 def main(words: list[str]) -> int:
-    word, folder = words[int(os.environ["RANK"])], Path(os.environ["FLOWSPEC_FOLDER"])
+    word = words[int(os.environ["RANK"])]
+    folder = Path(os.environ["FLOWSPEC_FOLDER"])
     interrupted = []
     for number in (signal.SIGTERM, signal.SIGHUP) if word == "deaf" else ():
         signal.signal(number, signal.SIG_IGN)

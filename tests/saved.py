@@ -147,7 +147,8 @@ def leaving_nothing(started: Any) -> Iterator[Any]:
     try:
         yield started
     finally:
-        for pid in [*started.ranks().values(), *([started.process.pid] if started.process.poll() is None else [])]:
+        for pid in [*started.ranks().values(),
+                    *([started.process.pid] if started.process.poll() is None else [])]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         started.process.wait()

@@ -83,7 +83,8 @@ def test_matches_by_places_are_the_rate_of_the_greatest_likelihood_of_runs_that_
     counted = [runs(one) for one in records]
 
     def log_likelihood(rate):
-        ended = [length * math.log(rate) + math.log(1 - rate) for one in counted for length in one.ended]
+        ended = [length * math.log(rate) + math.log(1 - rate)
+                 for one in counted for length in one.ended]
         cut = [one.cut * math.log(rate) for one in counted]
         return sum(ended) + sum(cut)
 
@@ -99,7 +100,8 @@ def test_runs_that_are_left_out_because_they_are_cut_off_make_the_rate_too_small
 
 
 def test_the_bounds_are_those_of_a_bootstrap_over_texts_and_one_text_has_none():
-    records = [matches("M" * right + "X" * (10 - right)) for right in (9, 8, 3, 7, 9, 6)]
+    records = [matches("M" * right + "X" * (10 - right))
+               for right in (9, 8, 3, 7, 9, 6)]
     first, second = rate(records), rate(records)
     assert first == second and first.low < first.value == 42 / 60 < first.high
     assert all(map(math.isnan, rate(records[:1])[1:]))
@@ -115,7 +117,8 @@ def test_the_expected_number_of_runs_is_the_mean_over_all_texts(size):
 
 def test_the_lengths_count_every_run():
     found = lengths([matches("MMX"), matches("XMM"), []])
-    assert found[:, :2].tolist() == [[1, 0], [0, 0], [1, 1]]
+    assert found[:, :2].tolist() == [[1, 0],
+                                     [0, 0], [1, 1]]
     assert found[0, 3] == pytest.approx(2 * (1 / 3 + 2 / 9))  # a place alone or behind another miss, of three
     assert len(lengths([])) == 0
 
@@ -142,7 +145,8 @@ def test_one_pass_over_a_text_finds_what_a_drafter_says_token_by_token(target, d
     said = []
     for place in range(len(text)):
         read = [*PROMPT, *text[:place]]
-        said += sampler(drafter.whole.logits(read, drafter.whole.cache(len(read)), 1), [len(read)])
+        said += sampler(drafter.whole.logits(read, drafter.whole.cache(len(read)), 1),
+                        [len(read)])
     found = record(drafter, PROMPT, text, sampler)
     assert found == [int(mine == theirs) for mine, theirs in zip(said, text)]
     assert 0 < sum(found) < len(found)
@@ -180,7 +184,8 @@ def test_the_command_writes_matches_that_simulations_read(target, drafter, tmp_p
     code = main(["acceptance", *folders, "sets=qa,sum", "num_examples=2", f"traces={tmp_path / 'traces.json'}"])
     printed = capsys.readouterr().out
     records = json.loads((tmp_path / "traces.json").read_text())
-    assert code == 0 and len(records) == 4 and {match for one in records for match in one} <= {0, 1}
+    assert code == 0 and len(records) == 4
+    assert {match for one in records for match in one} <= {0, 1}
     assert f"{rate(records).value:.3f}" in printed and "all" in printed and "expected" in printed
 
 

@@ -19,8 +19,10 @@ TYPED = {"stages": "0+2+2", "tp_shares": "2,1", "methods": "ar", "sets": "qa", "
 
 def judged(own, other):
     """What rank 0 says of a board with another configuration, once that went over the wire."""
-    facts = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 2, "split": "s", "interface": "e", "port": 1}
-    found = {rank: json.loads(clean(f"facts/{rank}", json.dumps({**facts, "settings": settings(of)}).encode()))
+    facts = {"host": "b", "address": "10.0.0.1", "code": "c",
+             "world": 2, "split": "s", "interface": "e", "port": 1}
+    found = {rank: json.loads(clean(f"facts/{rank}",
+                                    json.dumps({**facts, "settings": settings(of)}).encode()))
             for rank, of in enumerate((own, other))}
     return judge_facts(found, BOARD)
 

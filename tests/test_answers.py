@@ -88,7 +88,8 @@ def test_what_cannot_be_written_is_reported(path):
 
 
 def test_what_several_add_at_once_is_all_there(path):
-    adding = [threading.Thread(target=add_texts, args=(path, [[number]], 10, 100)) for number in range(10)]
+    adding = [threading.Thread(target=add_texts, args=(path, [[number]], 10, 100))
+              for number in range(10)]
     for thread in adding:
         thread.start()
     for thread in adding:

@@ -80,7 +80,8 @@ def test_an_output_that_cannot_be_written_is_reported_before_the_start(unstarted
     (tmp_path / "file").write_text("old")
     said = unstarted(f"output={tmp_path / place}")
     assert message in said and said.endswith(": choose another output=\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
 
 
 def test_an_output_that_fills_the_disk_leaves_the_answers_on_the_screen(ask, tmp_path, monkeypatch, capsys):
@@ -154,4 +155,5 @@ def test_a_chat_template_that_fails_ends_the_start_before_weights_are_read(ask, 
     (["tp_type=tp", "seed=1", "tp_type=galaxy"], "tp_type is given twice: leave one of them out")])
 def test_run_tp_sh_speaks_of_its_own_key(words, message):
     done = subprocess.run(["bash", "tp/run_tp.sh", *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith(f"flowspec: {message}") and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and done.stderr.startswith(f"flowspec: {message}")
+    assert done.stderr.count("\n") == 1

@@ -15,7 +15,8 @@ PROMPT = [5, 17, 40, 3, 28, 11, 9]
 LONG = {"max_new_tokens": 1000}
 TALK = [{"role": "system", "content": "be brief."}, {"role": "user", "content": "who are you?"},
         {"role": "assistant", "content": "a fox."}, {"role": "user", "content": "why?"}]
-ASKED = [("the first question", {}), (PROMPT, {"temperature": 1.0, "seed": 4}), (TALK, {"template": "vicuna"})]
+ASKED = [("the first question", {}),
+         (PROMPT, {"temperature": 1.0, "seed": 4}), (TALK, {"template": "vicuna"})]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,8 @@ def test_who_is_cancelled_or_leaves_gives_its_answer_up(options, alone):
 def test_what_cannot_be_asked_is_reported_to_whom_asked_and_the_others_go_on(options, alone):
     async def ask():
         async with AsyncPipeline.open(**options) as pipeline:
-            wrong = [pipeline.generate([10**6]), pipeline.generate(PROMPT, temperature=-1), pipeline.chat([]),
+            wrong = [pipeline.generate([10**6]),
+                     pipeline.generate(PROMPT, temperature=-1), pipeline.chat([]),
                      pipeline.generate(PROMPT, temprature=1)]
             found = await asyncio.gather(*wrong, pipeline.generate(ASKED[0][0]), return_exceptions=True)
             assert [type(one) for one in found[:-1]] == [ValueError] * 4

@@ -192,7 +192,8 @@ def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
 
 def test_the_plan_hears_what_the_choice_depends_on_and_keeps_a_split_that_was_named():
     def words(*argv):
-        return dict(word.split("=", 1) for word in question(argv, parse([*argv]), 4, "") if "=" in word)
+        return dict(word.split("=", 1)
+                    for word in question(argv, parse([*argv]), 4, "") if "=" in word)
 
     here = words("max_length=512", "prompt=x", "seed=2")
     assert here["measure"] == "true" and here["splits"] == "first" and int(here["check"]) > 0
@@ -205,10 +206,12 @@ def test_the_plan_hears_what_the_choice_depends_on_and_keeps_a_split_that_was_na
 @pytest.mark.parametrize(("typed", "chosen", "left"), [
     (["draft_dir=x"], {"pipeline_type": "serial", "draft": "model"}, ["draft_dir=x"]),
     (["draft_dir=x"], {"pipeline_type": "serial", "draft": "eagle"}, []),
-    (["ssm=a,b"], {"pipeline_type": "specinfer"}, ["ssm=a,b"]), (["ssm=a,b"], {"pipeline_type": "ar"}, []),
+    (["ssm=a,b"], {"pipeline_type": "specinfer"}, ["ssm=a,b"]),
+    (["ssm=a,b"], {"pipeline_type": "ar"}, []),
     (["stages=0+2", "pipeline_type=auto"], {"pipeline_type": "ar", "stages": "0+1+1"}, [])])
 def test_folders_of_drafts_that_were_not_chosen_are_left_out(typed, chosen, left):
-    assert with_chosen(["toy", *typed], chosen) == ["toy", *left, *(f"{key}={value}" for key, value in chosen.items())]
+    assert with_chosen(["toy", *typed], chosen) == ["toy",
+                                                    *left, *(f"{key}={value}" for key, value in chosen.items())]
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -253,10 +256,13 @@ def test_candidates_answer_on_this_machine_and_the_fastest_is_chosen_if_it_is_fa
 
     def measured(speed):
         monkeypatch.setattr(planning, "check", lambda config, book, candidates: [
-            Trial(one, [Spent(100, 100 / (speed if one.method == "serial" else 10.0), 1.0)], {}) for one in candidates])
+            Trial(one, [Spent(100,
+                              100 / (speed if one.method == "serial" else 10.0), 1.0)], {})
+            for one in candidates])
         return planning.checked(here(config_here), found)
 
-    assert measured(20.0).chosen.candidate.method == "serial" and measured(20.0).speeds == (20.0, 10.0)
+    assert measured(20.0).chosen.candidate.method == "serial"
+    assert measured(20.0).speeds == (20.0, 10.0)
     assert measured(10.1).chosen.candidate.method == "ar", "a fiftieth faster, at least"
     assert serial in [one.candidate for one in measured(9.0).checked]
 
@@ -269,8 +275,11 @@ def here(config_of_profile):
 
 def test_a_candidate_that_does_not_run_here_is_left_out():
     whole = (((1,),), (8,))
-    plain, serial = Candidate("ar", "none", *whole), Candidate("serial", "suffix", *whole, (("init_depth", "3"),))
-    other = Candidate("serial", "suffix", ((1,), (2,)), (9, 9), (("init_depth", "3"),))  # more layers than there are
+    plain = Candidate("ar", "none", *whole)
+    serial = Candidate("serial", "suffix", *whole, (("init_depth", "3"),))
+    other = Candidate("serial", "suffix", ((1,), (2,)),
+                      (9, 9), (("init_depth", "3"),))  # more layers than there are
     absent = Candidate("serial", "model", *whole, (("init_depth", "3"),))  # of the same split; there is no such draft
     found = check(here(config_of("processes=false")), book(), [plain, other, absent, serial])
-    assert [one.candidate for one in found] == [plain, serial] and all(one.speed > 0 for one in found)
+    assert [one.candidate for one in found] == [plain, serial]
+    assert all(one.speed > 0 for one in found)

@@ -57,7 +57,8 @@ def run(saved, tmp_path, monkeypatch):
 
 
 def lines(folder):
-    return {str(path.relative_to(folder)): [json.loads(line) for line in path.read_text().splitlines()]
+    return {str(path.relative_to(folder)): [json.loads(line)
+                                            for line in path.read_text().splitlines()]
             for path in sorted(folder.glob("answers/*/*.jsonl"))}
 
 
@@ -76,11 +77,15 @@ def test_every_method_answers_every_question_at_every_temperature_by_turns(run, 
     files = lines(tmp_path / "a")
     assert list(files) == [f"answers/{method}/{name}-t{t}.jsonl" for method in ("ar", "naive")
                            for name in ("chatbot", "mt_bench") for t in (0, 1)]
-    answers = sorted((line for file in files.values() for line in file), key=lambda line: line["tstamp"])
+    answers = sorted((line for file in files.values() for line in file),
+                     key=lambda line: line["tstamp"])
     assert [(line["set"], line["temperature"], line["question_id"], line["method"]) for line in answers] == [
-        (name, t, question, method) for name, ids in (("mt_bench", [7]), ("chatbot", [0, 1])) for t in (0, 1)
+        (name, t, question, method)
+        for name, ids in (("mt_bench", [7]), ("chatbot", [0, 1]))
+        for t in (0, 1)
         for question in ids for method in ("ar", "naive")]
-    assert [line["requests"] for line in answers][:4] == [[2, 3], [4, 5], [6, 7], [8, 9]], "0 and 1 warmed up"
+    assert [line["requests"] for line in answers][:4] == [[2, 3],
+                                                          [4, 5], [6, 7], [8, 9]], "0 and 1 warmed up"
     shown = capsys.readouterr()
     assert "answers       12 of at most 6 tokens" in shown.out and f"results       {tmp_path / 'a'}\n" in shown.out
     assert shown.out.endswith(f"tables and plots: {tmp_path / 'a'}/report.md\n")
@@ -99,7 +104,8 @@ def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(
             second = text.prompt_ids(["who are you?", choice["turns"][0], "why?"], "none")
             assert line["token_ids"] == [TINY.text(prompt, 6, sampler) for prompt in (first, second)]
             assert choice["turns"] == [text.decode(ids) for ids in line["token_ids"]]
-            assert line["prompt_tokens"] == [len(first), len(second)] and choice["new_tokens"] == [6, 6]
+            assert line["prompt_tokens"] == [len(first), len(second)]
+            assert choice["new_tokens"] == [6, 6]
             assert (line["question_id"], line["category"]) == (7, "writing") and choice["index"] == 0
             assert choice["idxs"] == [passes - 1 for passes in line["target_passes"]]
             assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - 2, "all but the prefills' tokens"
@@ -107,7 +113,8 @@ def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(
             assert line["finish_reason"] == ["length", "length"]
             for settled, seconds, ttft in zip(line["settled"], choice["wall_time"], line["ttft"]):
                 assert sum(count for _, count in settled) == 6 and all(count for _, count in settled)
-                assert settled[0][0] >= ttft and settled[-1][0] == pytest.approx(seconds) and settled == sorted(settled)
+                assert settled[0][0] >= ttft
+                assert settled[-1][0] == pytest.approx(seconds) and settled == sorted(settled)
             assert line["same_as_ar"] is (None if line["method"] == "ar" else True)
             assert line["first_difference"] is None and line["emulated"] is False and line["profile"] == "none"
 
@@ -154,8 +161,10 @@ def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_files(run, tmp
     before = lines(tmp_path / "part")
     assert run("part") == 0 and lines(tmp_path / "part") == before, "nothing is done twice"
     env = json.loads((tmp_path / "part" / "env.json").read_text())
-    assert len(env["starts"]) == 3 and env["config"]["seed"] == 5 and env["emulated"] is False
-    assert {"python", "torch", "transformers"} <= set(env["versions"]) and {"cpu", "cores"} <= set(env["machine"])
+    assert len(env["starts"]) == 3
+    assert env["config"]["seed"] == 5 and env["emulated"] is False
+    assert {"python", "torch", "transformers"} <= set(env["versions"])
+    assert {"cpu", "cores"} <= set(env["machine"])
 
 
 def test_more_methods_sets_questions_temperatures_and_repeats_may_be_asked_for_later(run, tmp_path):
@@ -240,7 +249,8 @@ def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, s
     assert tau["none"] == [1.0]
     assert run("a", "methods=naive,ar,continuous", *asked[:3], "drafts=eagle") == 0, "all of it is there"
     assert sum(map(len, lines(tmp_path / "a").values())) == 9
-    tally = [json.loads(text) for text in next((tmp_path / "a").glob("tally/*/rank_0.jsonl")).read_text().splitlines()]
+    tally = [json.loads(text)
+             for text in next((tmp_path / "a").glob("tally/*/rank_0.jsonl")).read_text().splitlines()]
     for line in answers:
         flight = tally[line["requests"][0]]["flight"]
         assert flight["misses"] == line["target_passes"][0] and flight["rows"] <= 6
@@ -255,7 +265,8 @@ def test_a_draft_is_named_by_its_kind_and_folder():
         "none", "none", "eagle"]
     assert EvalConfig.of(draft="model", draft_dir="/c", drafts="eagle,model").with_draft("model").draft_dir == "/c"
     assert EvalConfig.of(draft="model", draft_dir="/c", drafts="eagle,model").first_draft == "model"
-    assert config.contenders(["ar"]) == [("ar", "none")] and len(config.contenders(["ar", "naive"])) == 4
+    assert config.contenders(["ar"]) == [("ar", "none")]
+    assert len(config.contenders(["ar", "naive"])) == 4
 
 
 def test_a_head_that_does_not_fit_is_reported_by_its_folder(run, saved, tmp_path, capsys):
@@ -274,7 +285,8 @@ def test_decoders_of_one_draft_share_it_and_another_folder_is_another_draft(save
         usual, naive = pipeline.decoder, pipeline.decoder_for(replace(pipeline.config, pipeline_type="naive"))
         other = pipeline.decoder_for(pipeline.config, head=str(saved / "head"))
         model = pipeline.decoder_for(replace(pipeline.config, draft="model", draft_dir=str(saved / "base")))
-        assert naive.draft is usual.draft and len({id(decoder.draft) for decoder in (usual, other, model)}) == 3
+        assert naive.draft is usual.draft
+        assert len({id(decoder.draft) for decoder in (usual, other, model)}) == 3
         assert len(pipeline.drafts) == 3
 
 

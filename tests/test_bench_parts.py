@@ -45,7 +45,8 @@ def test_a_head_in_float32_agrees_with_itself_and_every_form_has_a_row(monkeypat
 
 
 def test_a_guess_for_each_step_costs_a_step_if_it_is_right_and_the_whole_way_if_not(capsys):
-    site = Profile("a test", layers=8, row_bytes=8, model=80, row=1, free=8, token=0, level=4, verdict=1, latency=1,
+    site = Profile("a test", layers=8, row_bytes=8, model=80, row=1,
+                   free=8, token=0, level=4, verdict=1, latency=1,
                    mbps=1000, step=2)
     plain = 80 + 1 * 5 + 1
     assert over_plain(site, 4, 1.0) == pytest.approx(plain / 20)

@@ -13,13 +13,16 @@ from model.llama import LlamaConfig, Logits, Scales, Slice, fill
 from model.weights.onednn import packed
 from model.weights.quant import compress, fuse, pack
 
-SIZES = LlamaConfig(hidden=192, layers=2, heads=6, kv_heads=2, head_dim=32, intermediate=1536, vocab=200, context=128,
+SIZES = LlamaConfig(hidden=192, layers=2, heads=6,
+                    kv_heads=2, head_dim=32, intermediate=1536, vocab=200, context=128,
                     eps=1e-6, theta=1e4)
 FAMILY = {
     "llama": SIZES,
     "opt": replace(SIZES, family=FAMILIES["opt"], kv_heads=6),
-    "gemma2": replace(SIZES, family=FAMILIES["gemma2"], windows=(16, 0), scales=Scales(score_cap=5.0)),
-    "gpt_oss": replace(SIZES, family=replace(FAMILIES["gpt_oss"], experts=()), scales=Scales(clamp=7.0)),
+    "gemma2": replace(SIZES, family=FAMILIES["gemma2"],
+                      windows=(16, 0), scales=Scales(score_cap=5.0)),
+    "gpt_oss": replace(SIZES, family=replace(FAMILIES["gpt_oss"], experts=()),
+                       scales=Scales(clamp=7.0)),
 }
 LENGTH, PROMPT = 60, 37
 
@@ -55,9 +58,11 @@ def alone(model, text):
 
 def in_trees(model, text, rng):
     """The same where the prompt comes in unequal chunks, and the rest as guesses among others that are wrong."""
-    rows = [(i, max(i - 1, 0), i, token) for i, token in enumerate(text[:PROMPT])]
+    rows = [(i, max(i - 1, 0), i, token)
+            for i, token in enumerate(text[:PROMPT])]
     model.cache.clear()
-    made = [model.read(rows[start:end], end - start) for start, end in ((0, 3), (3, 20), (20, 21), (21, PROMPT))]
+    made = [model.read(rows[start:end], end - start) for start, end in ((0, 3),
+                                                                        (3, 20), (20, 21), (21, PROMPT))]
     tip, node, at = PROMPT - 1, 1000, PROMPT
     while at < len(text):
         rows, right, above = [], [], [tip]
@@ -103,11 +108,13 @@ def test_a_row_has_the_same_bits_alone_and_in_a_tree(family, dtype, kind, small)
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("outputs, inputs", [(160, 96), (192, 1536), (576, 1536), (2048, 1024)])
+@pytest.mark.parametrize("outputs, inputs", [(160, 96),
+                                             (192, 1536), (576, 1536), (2048, 1024)])
 def test_a_packed_product_gives_a_row_the_same_bits_beside_any_number_of_others(outputs, inputs, dtype):
     needs_packing(dtype)
     torch.manual_seed(0)
-    weight, x_TD = torch.randn(outputs, inputs).to(dtype), torch.randn(130, inputs).to(dtype)
+    weight = torch.randn(outputs, inputs).to(dtype)
+    x_TD = torch.randn(130, inputs).to(dtype)
     product = packed(weight)
     product.bias = torch.nn.Parameter(-product(x_TD)[0], requires_grad=False)  # the last bits of the first row's sums
     whole = product(x_TD)

@@ -34,10 +34,12 @@ def taught(lessons, length=0, blend=None):
     return blend
 
 
-@pytest.mark.parametrize(("length", "weight"), [(1, .03), (2, .15), (7, .6), (8, .8), (100, .8)])
+@pytest.mark.parametrize(("length", "weight"), [(1, .03),
+                                                (2, .15), (7, .6), (8, .8), (100, .8)])
 def test_a_suffix_begins_with_a_weight_by_the_length_of_its_match(length, weight):
     mixed = dict(Blend().mix(BOTH, length))
-    assert mixed == pytest.approx({1: (1 - weight) * .6, 2: (1 - weight) * .3 + weight * .9,
+    assert mixed == pytest.approx({1: (1 - weight) * .6,
+                                   2: (1 - weight) * .3 + weight * .9,
                                    3: (1 - weight) * .1, 4: weight * .1})
 
 
@@ -47,18 +49,21 @@ def test_other_sources_begin_with_equal_weights():
     assert starting_weights(["suffix"], 3) == {"suffix": 1}
 
 
-@pytest.mark.parametrize("given", [NEURAL, {**NEURAL, "suffix": []}], ids=["alone", "beside an empty one"])
+@pytest.mark.parametrize("given",
+                         [NEURAL, {**NEURAL, "suffix": []}], ids=["alone", "beside an empty one"])
 def test_what_one_source_guesses_is_taken_as_it_is(given):
     assert Blend().mix(given, 0) == NEURAL["model"]
 
 
 def test_guesses_are_ordered_by_probability_and_then_by_token_whatever_the_order_of_the_sources():
-    tied = {"a": [(5, .4), (3, .2)], "b": [(3, .2), (4, .4)]}
+    tied = {"a": [(5, .4), (3, .2)],
+            "b": [(3, .2), (4, .4)]}
     assert [token for token, _ in Blend().mix(tied, 0)] == [3, 4, 5]
     assert Blend().mix(dict(reversed(list(tied.items()))), 0) == Blend().mix(tied, 0)
 
 
-@pytest.mark.parametrize("true", [{"eagle": .2, "model": .8}, {"eagle": .5, "model": .5},
+@pytest.mark.parametrize("true", [{"eagle": .2, "model": .8},
+                                  {"eagle": .5, "model": .5},
                                   {"eagle": .1, "model": .3, "suffix": .6}], ids=["two", "halves", "three"])
 def test_the_weights_of_a_mixture_are_found_again(true):
     found = taught(draws(true, MANY), length=4).weights(list(true), 4)
@@ -78,7 +83,9 @@ def test_a_source_that_is_always_wrong_loses_its_weight_and_can_come_back():
     def weight():
         return blend.weights(["eagle", "model"], 0)["eagle"]
 
-    wrong, right = ({"eagle": [(token, .9)], "model": [(1, .5), (2, .5)]} for token in (3, 1))
+    wrong, right = ({"eagle": [(token, .9)],
+                     "model": [(1, .5), (2, .5)]}
+                    for token in (3, 1))
     blend = taught([(wrong, 1)] * MANY)
     assert 0 < weight() < .05
     taught([(right, 1)] * 3 * MANY, blend=blend)
@@ -86,7 +93,8 @@ def test_a_source_that_is_always_wrong_loses_its_weight_and_can_come_back():
 
 
 @pytest.mark.parametrize("given", [
-    {"eagle": [(1, 0.0)], "suffix": [(2, 0.0)]}, {"eagle": [], "suffix": []}, {},
+    {"eagle": [(1, 0.0)], "suffix": [(2, 0.0)]},
+    {"eagle": [], "suffix": []}, {},
     {"eagle": [(1, 1.0)], "suffix": [(2, 1.0)]},
 ], ids=["all give 0", "empty", "no source", "all are sure"])
 @pytest.mark.parametrize("token", [1, 9])
@@ -105,7 +113,8 @@ def test_a_token_that_nobody_guessed_changes_no_weight():
 
 
 def test_the_same_lessons_make_the_same_blend():
-    first, second = (taught(draws({"eagle": .3, "model": .7}, 500)) for _ in range(2))
+    first, second = (taught(draws({"eagle": .3, "model": .7}, 500))
+                     for _ in range(2))
     assert first.mix(BOTH, 4, 2) == second.mix(BOTH, 4, 2)
     assert first.weights(["eagle", "model"], 0) == second.weights(["eagle", "model"], 0)
 
@@ -190,11 +199,14 @@ def witnesses(count, seed):
 
 def test_sources_that_agree_are_believed_more_than_each_of_them_claims():
     blend, start = taught(witnesses(MANY, seed=0)), Blend()
-    agreed = {"eagle": [(1, .8), (0, .2)], "model": [(1, .8), (0, .2)]}
+    agreed = {"eagle": [(1, .8), (0, .2)],
+              "model": [(1, .8), (0, .2)]}
     assert dict(start.mix(agreed, 0))[1] == pytest.approx(.8)
     assert dict(blend.mix(agreed, 0))[1] > .87  # .94 by Bayes' rule
     fresh = list(witnesses(MANY, seed=1))
-    after, before = (sum(-math.log(dict(one.mix(given, 0))[token]) for given, token in fresh) for one in (blend, start))
+    after, before = (sum(-math.log(dict(one.mix(given, 0))[token])
+                         for given, token in fresh)
+                     for one in (blend, start))
     assert after < .95 * before
 
 

@@ -31,15 +31,18 @@ def refusal(path, content):
         cluster = read(str(path))
     except ValueError as error:
         return str(error)
-    assert isinstance(cluster, Profile) and cluster.slowed(2).board(1).link(0, 1).stage(0.5, 4, 9) > 0
+    assert isinstance(cluster, Profile)
+    assert cluster.slowed(2).board(1).link(0, 1).stage(0.5, 4, 9) > 0
     return ""
 
 
 @settings(derandomize=True)
 @given(field=KEYS, value=VALUES, more=st.dictionaries(KEYS, VALUES, max_size=2))
 def test_any_json_in_any_field_is_a_cluster_or_refused_in_one_sentence(path, field, value, more):
-    said = refusal(path, json.dumps({"like": "jetson-7b", "factors": [1, 1], **more, field: value}))
-    assert not said or (said.startswith(str(path)) and ": " in said and "\n" not in said and len(said) < 900), said
+    said = refusal(path, json.dumps({"like": "jetson-7b",
+                                     "factors": [1, 1], **more, field: value}))
+    assert not said or (said.startswith(str(path)) and ": " in said
+                        and "\n" not in said and len(said) < 900), said
 
 
 @pytest.mark.parametrize(("content", "sentence"), [

@@ -60,7 +60,9 @@ def test_with_as_many_texts_as_rows_it_is_plain_batched_decoding():
 
 def test_with_more_requests_than_segments_each_has_the_rows_of_one_for_guesses_that_are_worth_them():
     crowd = [asking(.9, .5, .2, .05) for _ in range(4)]
-    for segments, size, wanted in ((4, 4, 4), (2, 4, 8), (1, 4, 12), (1, 2, 8), (1, 14, 14), (1, 16, 16)):
+    for segments, size, wanted in ((4, 4, 4),
+                                   (2, 4, 8), (1, 4, 12),
+                                   (1, 2, 8), (1, 14, 14), (1, 16, 16)):
         rows = RowAllocator(segments, StageTimes())
         assert sum(rows.share(bidder, crowd, size) for bidder in crowd) == wanted, (segments, size)
 
@@ -90,16 +92,21 @@ def segment(request, rows, inner=None):
 
 def test_the_first_segments_of_all_requests_leave_together_and_then_the_second_ones():
     batcher = Batcher()
-    for request, rows in ((1, 5), (1, 6), (2, 7), (1, 8), (3, 9), (2, 10)):
+    for request, rows in ((1, 5), (1, 6), (2, 7),
+                          (1, 8), (3, 9), (2, 10)):
         batcher.put(segment(request, rows))
     assert batcher.holds(3) and not batcher.holds(4) and len(batcher) == 3
-    leaving = [[(one.request, len(one.nodes)) for one in batcher.take()] for _ in range(3)]
-    assert leaving == [[(1, 5), (2, 7), (3, 9)], [(1, 6), (2, 10)], [(1, 8)]] and not batcher
+    leaving = [[(one.request, len(one.nodes)) for one in batcher.take()]
+               for _ in range(3)]
+    assert leaving == [[(1, 5), (2, 7), (3, 9)],
+                       [(1, 6), (2, 10)], [(1, 8)]]
+    assert not batcher
 
 
 def test_a_message_has_a_bound_of_rows_which_only_a_single_segment_exceeds():
     batcher = Batcher()
-    for request, rows in ((1, MESSAGE_ROWS - 5), (2, 6), (3, 5), (4, MESSAGE_ROWS + 1), (3, 1)):
+    for request, rows in ((1, MESSAGE_ROWS - 5), (2, 6),
+                          (3, 5), (4, MESSAGE_ROWS + 1), (3, 1)):
         batcher.put(segment(request, rows))
     leaving = [[one.request for one in batcher.take()] for _ in range(len(batcher))]
     assert leaving == [[1, 3], [2, 3], [4]]
@@ -116,4 +123,5 @@ def test_what_a_request_has_put_in_is_dropped_with_it():
     batcher = Batcher()
     for request in (1, 2, 1, 1):
         batcher.put(segment(request, 1))
-    assert batcher.drop(1) == 3 and [one.request for one in batcher.take()] == [2] and not batcher
+    assert batcher.drop(1) == 3
+    assert [one.request for one in batcher.take()] == [2] and not batcher

@@ -40,7 +40,8 @@ def reference(tree, node):
         path.insert(0, tree.nodes[path[0]].parent)
     cache = CONFIG.cache(CONFIG.layers, len(path), TINY.lm_head.weight)
     cache.admit(path, [path[0], *path[:-1]], text=len(path))
-    return TINY.whole(torch.tensor([tree.nodes[n].token for n in path]), torch.arange(len(path)), cache)[-1]
+    return TINY.whole(torch.tensor([tree.nodes[n].token for n in path]),
+                      torch.arange(len(path)), cache)[-1]
 
 
 @settings(max_examples=60)
@@ -53,26 +54,31 @@ def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
         for _ in range(rng.randrange(8)):
             parent = rng.choice([tree.tip, *sorted(tree.live)])
             tree.add(parent, rng.randrange(4), tree.nodes[parent].score - rng.random())
-        for node, feature in run(cache, tree, tree.cut(rng.randrange(1, 7), rng.randrange(1, 4))).items():
+        for node, feature in run(cache, tree,
+                                 tree.cut(rng.randrange(1, 7), rng.randrange(1, 4))).items():
             torch.testing.assert_close(feature, reference(tree, node), atol=1e-9, rtol=1e-9)
         if not tree.unsent:  # the tip was sent, so that its answer can have come
             tree.nodes[tree.tip].target_token = rng.randrange(4)
             verify(tree)
             if rng.random() >= loss:
-                cache.prune(tree.tip, tree.nodes[tree.tip].parent, sorted(tree.live), tree.horizon)
+                cache.prune(tree.tip, tree.nodes[tree.tip].parent,
+                            sorted(tree.live), tree.horizon)
 
 
 def test_a_pruned_cache_equals_one_built_from_scratch():
     tree = TokenTree([3, 1, 4], limit=100)
     cache = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
-    a, x = tree.add(tree.tip, 5, -0.1), tree.add(tree.tip, 9, -0.2)
-    b, y = tree.add(a, 2, -0.3), tree.add(x, 6, -0.4)
+    a = tree.add(tree.tip, 5, -0.1)
+    x = tree.add(tree.tip, 9, -0.2)
+    b = tree.add(a, 2, -0.3)
+    y = tree.add(x, 6, -0.4)
     c = tree.add(b, 7, -0.5)
     run(cache, tree, tree.cut())
     for node, token in {tree.tip: 5, a: 2}.items():
         tree.nodes[node].target_token = token
     verify(tree)
-    cache.prune(tree.tip, tree.nodes[tree.tip].parent, sorted(tree.live), tree.horizon)
+    cache.prune(tree.tip, tree.nodes[tree.tip].parent,
+                sorted(tree.live), tree.horizon)
     fresh = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
     run(fresh, tree, [*tree.trunk, c], text=5)
     assert cache.settled == 5 and cache.nodes == [c] and y not in cache.nodes
@@ -90,7 +96,8 @@ def test_settled_slots_never_move():
     run(cache, tree, tree.cut())
     tree.nodes[tree.trunk[-1]].target_token = 4
     verify(tree)
-    cache.prune(tree.tip, tree.nodes[tree.tip].parent, sorted(tree.live), tree.horizon)
+    cache.prune(tree.tip, tree.nodes[tree.tip].parent,
+                sorted(tree.live), tree.horizon)
     assert cache.settled == 21
     assert torch.equal(cache.slots[0].held[0][:, :, :20], before)
 
@@ -139,7 +146,8 @@ def test_a_cache_of_a_window_grows_no_further_than_that_and_begins_again_when_it
     for node in range(900):
         cache.admit([node], [max(0, node - 1)], 1)
     [slots] = cache.slots
-    assert slots.first > 850 and slots.held[0].shape[2] <= 1.5 * (16 + caches.BLOCK)
+    assert slots.first > 850
+    assert slots.held[0].shape[2] <= 1.5 * (16 + caches.BLOCK)
     assert cache.bytes == 2 * slots.held[0].numel() * 4
     with pytest.raises(AssertionError, match="is dropped"):
         cache.another().copy(cache, 20)
@@ -171,7 +179,8 @@ def test_a_cache_grows_with_its_text_and_gives_the_memory_back():
     cache.slots[0].held[0].uniform_()  # else it holds what was in memory, perhaps NaN
     another = CONFIG.cache(1, 20, TINY.lm_head.weight)
     another.copy(cache, 8)
-    got, want = (each.slots[0].held[0][:, :, :8] for each in (another, cache))
+    got, want = (each.slots[0].held[0][:, :, :8]
+                 for each in (another, cache))
     assert torch.equal(got, want)
     cache.clear()
     assert cache.slots[0].held[0].shape[2] == 4
@@ -189,6 +198,8 @@ def test_keys_and_values_in_8_bits_are_within_half_a_step_and_take_a_quarter_of_
     codes, scale = caches.folded(x_KTE)
     found, _ = caches.unfolded((codes, codes, scale, scale), torch.float64)
     assert bool(((found - x_KTE).abs() <= 0.5001 * scale).all())
-    plain, small = (caches.TreeCache((3, 2, 50, 64), torch.float32, "cpu", (), eight) for eight in (False, True))
+    plain, small = (caches.TreeCache((3, 2, 50, 64),
+                                     torch.float32, "cpu", (), eight)
+                    for eight in (False, True))
     assert small.bytes * 256 == plain.bytes * 68, "of 64 numbers 64 bytes and a scale of 4, not 256"
     assert small.another().bytes == small.bytes

@@ -56,8 +56,10 @@ def test_a_right_chain_is_verified_in_one_pass_of_the_larger_model():
     small.source = "small"
     tree, sharp = tree_of([5, 17, 40, 3]), TINY.lm_head
     small.lm_head = large.lm_head = lambda out: 30 * sharp(out)  # both are sure, and of the same
-    readers = a_level(Mixture([Cascade(large, small)]), tree, Growth(80, 99, 1, anywhere=True))
-    assert [name for name, _ in readers].count("model") == 1 and readers[-1] == ("model", 4 + AHEAD)
+    readers = a_level(Mixture([Cascade(large, small)]),
+                      tree, Growth(80, 99, 1, anywhere=True))
+    assert [name for name, _ in readers].count("model") == 1
+    assert readers[-1] == ("model", 4 + AHEAD)
     assert len(tree.live) == AHEAD + 1, "every level that the larger model has read is a guess"
     text = TINY.text([5, 17, 40, 3], AHEAD + 1, Sampler())
     assert next(path for path in scores(tree) if len(path) == AHEAD + 1) == tuple(text)
@@ -75,20 +77,25 @@ def test_what_the_larger_model_does_not_guess_is_dropped_with_all_behind_it():
 
 @pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_every_score_is_the_larger_model_s(noise):
-    row, alone = tree_of(list(range(5, 20))), tree_of(list(range(5, 20)))
+    row = tree_of(list(range(5, 20)))
+    alone = tree_of(list(range(5, 20)))
     small = TINY.twin(noise)
     small.lm_head = lambda out: 3 * TINY.lm_head(out)
-    grown(Mixture([Cascade(TINY.twin(), small)]), row, Growth(20, 3, 3, anywhere=True))
+    grown(Mixture([Cascade(TINY.twin(), small)]),
+          row, Growth(20, 3, 3, anywhere=True))
     grown(Mixture([TINY.twin()]), alone, Growth(400, 30, 3, anywhere=True))
     known = scores(alone)
     assert scores(row).keys() & known.keys() and all(
-        score == pytest.approx(known[path], abs=1e-9) for path, score in scores(row).items() if path in known)
+        score == pytest.approx(known[path], abs=1e-9)
+        for path, score in scores(row).items() if path in known)
     assert min(scores(row).values()) > -40, "a guess was left that nobody verified"
 
 
 def test_what_a_request_has_of_a_row_is_its_own_and_is_forgotten():
     draft = Mixture([TINY.cascade(0.05, 0.02)])
-    one, two, again = tree_of([5, 17, 40, 3]), tree_of([5, 17, 40, 3]), tree_of([5, 17, 40, 3])
+    one = tree_of([5, 17, 40, 3])
+    two = tree_of([5, 17, 40, 3])
+    again = tree_of([5, 17, 40, 3])
     twin = draft.another()
     assert a_level(draft, one, GROWTH) == a_level(twin, two, GROWTH)
     draft.reset()

@@ -42,7 +42,8 @@ def numbers(value: object, path: tuple = ()):
         yield path
 
 
-@pytest.mark.parametrize("case", ALL[::3] + ALL[-9:], ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", ALL[::3] + ALL[-9:],
+                         ids=lambda case: case["id"])
 def test_every_single_value_of_a_case_is_compared(case: dict, tmp_path: Path,
                                                   capsys: pytest.CaptureFixture[str]) -> None:
     outside = ("params", "inputs", "accept_draws", "pad_with", "rel_tol")
@@ -60,10 +61,12 @@ def test_every_single_value_of_a_case_is_compared(case: dict, tmp_path: Path,
 
 def test_names_are_free_and_a_group_may_say_the_kind(tmp_path: Path) -> None:
     trace = {key: value for key, value in GROUPS["offline_traces"][2].items() if key != "kind"}
-    assert main(["cases", write(tmp_path, {"offline_trace": [trace], "offline_traces": [{**trace, "id": 7}]})]) == 0
+    assert main(["cases", write(tmp_path,
+                                {"offline_trace": [trace], "offline_traces": [{**trace, "id": 7}]})]) == 0
     other = {"kind": "analytic", "quantity": "long-run cost per token", "expected": {"dsi_ideal": 0.2889},
              "inputs": {"c": 0.1, "a": 0.8, "k": 2, "failure_cost": 1}}
-    assert main(["cases", write(tmp_path, {"whatever": [other, {**trace, "kind": "offline_trace"}]})]) == 0
+    assert main(["cases",
+                 write(tmp_path, {"whatever": [other, {**trace, "kind": "offline_trace"}]})]) == 0
 
 
 def test_an_analytic_value_may_be_rounded_and_a_counted_one_may_not(tmp_path: Path) -> None:
@@ -97,7 +100,8 @@ def test_servers_that_are_too_few_are_waited_for(tmp_path: Path) -> None:
     case = {"kind": "analytic", "quantity": "number of output tokens",
             "inputs": {"target_latency": 1, "drafter_latency": 0.3, "lookahead": 1, "SP": 2,
                        "times": {"a": 0.5, "b": 1, "c": 1.5, "d": 2.2, "e": 2.5, "f": 3}},
-            "expected": {"best": {"dsi": [0, 1, 2, 4, 5, 7], "si": [0, 0, 2, 2, 2, 4]},
+            "expected": {"best": {"dsi": [0, 1, 2, 4, 5, 7],
+                                  "si": [0, 0, 2, 2, 2, 4]},
                          "worst": {"dsi": [0, 1, 1, 2, 2, 3]}}}
     assert main(["cases", write(tmp_path, {"mine": [case]})]) == 0
 
@@ -106,7 +110,8 @@ def test_a_moment_that_is_a_whole_number_of_forwards_but_for_rounding_has_them_a
     assert 0.3 // 0.1 == 2
     case = {"kind": "analytic", "quantity": "number of output tokens",
             "inputs": {"target_latency": 0.1, "drafter_latency": 0.1, "lookahead": 2, "times": {"a": 0.3, "b": 0.09}},
-            "expected": {"best": {"nonsi": [3, 0], "si": [3, 0], "dsi": [3, 0]},
+            "expected": {"best": {"nonsi": [3, 0],
+                                  "si": [3, 0], "dsi": [3, 0]},
                          "worst": {"nonsi": [3, 0], "si": [1, 0], "dsi": [3, 0]}}}
     assert main(["cases", write(tmp_path, {"mine": [case]})]) == 0
     case["inputs"]["times"]["a"] = 1e9
@@ -119,23 +124,32 @@ WRONG = {
     "list": ({"a": [{"id": 1, "kind": []}]}, "is of the kind [], which is unknown"),
     "group": ({"a": [{"id": 1}]}, "the case 1 is of the kind 'a', which is unknown"),
     "quantity": ({"a": [{"kind": "analytic", "quantity": "luck"}]}, "asks for the quantity 'luck', which is unknown"),
-    "missing": ({"analytic": [{"quantity": "Proposition 1", "inputs": {"t1": 1, "t2": 1, "p": 1}}]},
+    "missing": ({"analytic": [{"quantity": "Proposition 1",
+                               "inputs": {"t1": 1, "t2": 1, "p": 1}}]},
                 "in its inputs, does not give N; mend the case"),
     "no inputs": ({"analytic": [{"quantity": "Proposition 1"}]}, "does not give inputs"),
-    "draws": ({"offline_trace": [{"params": {"c": 1, "k": 1, "S": 1, "failure_cost": 1}}]}, "not give accept_draws"),
-    "range": ({"analytic": [{"quantity": "Proposition 1", "inputs": {"t1": 1, "t2": 1, "p": 2, "N": 1}}]},
+    "draws": ({"offline_trace": [{"params": {"c": 1,
+                                             "k": 1, "S": 1, "failure_cost": 1}}]},
+              "not give accept_draws"),
+    "range": ({"analytic": [{"quantity": "Proposition 1",
+                             "inputs": {"t1": 1, "t2": 1, "p": 2, "N": 1}}]},
               "says p=2, which should be a number from 0 to 1"),
     "chance": ({"a": [{**GROUPS["offline_deterministic"][0], "params": {
         "c": 1, "a": 0.5, "k": 1, "S": 1, "failure_cost": 1}}]}, "leaves its cost to chance: give 0 or 1"),
-    "nothing": ({"a": [{key: GROUPS["offline_traces"][0][key] for key in ("kind", "params", "accept_draws")}]},
+    "nothing": ({"a": [{key: GROUPS["offline_traces"][0][key]
+                        for key in ("kind", "params", "accept_draws")}]},
                 "expects nothing"),
-    "unknown": ({"a": [{**GROUPS["analytic"][20], "expected": {"dsi_best": 1}}]}, "expects 'dsi_best', which is unkn"),
+    "unknown": ({"a": [{**GROUPS["analytic"][20], "expected": {"dsi_best": 1}}]},
+                "expects 'dsi_best', which is unkn"),
     "form": ({"a": [{**GROUPS["analytic"][20], "expected": [1]}]}, "has not the form"),
     "text": ({"a": [{**GROUPS["analytic"][0], "expected": "5"}]}, "expected='5', which has not the form"),
-    "length": ({"a": [{**GROUPS["analytic"][-1], "expected": [1]}]}, "expected=[1], which has not the form"),
-    "late": ({"offline_trace": [GROUPS["offline_traces"][0]], "b": [{"kind": "no"}]}, "which is unknown"),
+    "length": ({"a": [{**GROUPS["analytic"][-1], "expected": [1]}]},
+               "expected=[1], which has not the form"),
+    "late": ({"offline_trace": [GROUPS["offline_traces"][0]],
+              "b": [{"kind": "no"}]}, "which is unknown"),
     "huge": ({"a": [{**GROUPS["analytic"][0], "expected": 10 ** 400}]}, "which has not the form"),
-    "nan": ({"a": [{**GROUPS["analytic"][0], "expected": float("nan")}]}, "which has not the form"),
+    "nan": ({"a": [{**GROUPS["analytic"][0], "expected": float("nan")}]},
+            "which has not the form"),
     "tolerance": ({"a": [{**GROUPS["analytic"][0], "rel_tol": -1}]}, "says rel_tol=-1"),
 }
 
@@ -160,4 +174,5 @@ def test_the_command_as_it_is_typed(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as end:
         main(["cases", "--help"])
     assert not end.value.code and "tests/golden/dsi/cases.json" in capsys.readouterr().out
-    assert main(["--help"]) == 0 and "cases FILE" in capsys.readouterr().out and main(["nothing"]) == 2
+    assert main(["--help"]) == 0
+    assert "cases FILE" in capsys.readouterr().out and main(["nothing"]) == 2

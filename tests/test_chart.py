@@ -28,14 +28,17 @@ def test_the_clusters_of_a_map_differ_in_two_things(axes):
     config = MapConfig(axes=axes, boards=2)
     found = {(stage, along): site for stage, along, site in sites(config)}
     assert len(found) == len(STAGES) * len(ALONG[axes])
-    near, far = found[STAGES[1], ALONG[axes][1]], found[STAGES[2], ALONG[axes][2]]
+    near = found[STAGES[1], ALONG[axes][1]]
+    far = found[STAGES[2], ALONG[axes][2]]
     assert (near.stage(0.5, 1, 0), far.stage(0.5, 1, 0)) == (STAGES[1] / 1e3, STAGES[2] / 1e3)
     beyond = near.free + 1
     extra = near.stage(0.5, beyond, 0) - near.stage(0.5, near.free, 0)
     if axes == "row":
-        assert near.latency == far.latency and extra == pytest.approx(ALONG[axes][1] / 100 * STAGES[1] / 1e3)
+        assert near.latency == far.latency
+        assert extra == pytest.approx(ALONG[axes][1] / 100 * STAGES[1] / 1e3)
     else:
-        assert (near.latency, far.latency) == ALONG[axes][1:3] and near.step - near.latency == pytest.approx(1.4)
+        assert (near.latency, far.latency) == ALONG[axes][1:3]
+        assert near.step - near.latency == pytest.approx(1.4)
 
 
 def test_a_cell_says_what_is_chosen_and_that_it_is_no_slower_than_ar():
@@ -59,7 +62,8 @@ def test_a_map_is_written_as_a_table_and_a_picture(tmp_path, axes, capsys, monke
     assert [(float(row["stage_ms"]), row["method"], int(row["boards"])) for row in table] == [
         (one.stage_ms, one.method, one.boards) for one in cells]
     picture = Image.open(tmp_path / "map.png")
-    assert picture.size[0] > 800 and len(picture.getcolors(1 << 24)) > len(METHODS)
+    assert picture.size[0] > 800
+    assert len(picture.getcolors(1 << 24)) > len(METHODS)
     pictures = []
     for one in (cells[0], cells[0]._replace(method="galaxy")):
         draw(config, [one])
@@ -70,7 +74,8 @@ def test_a_map_is_written_as_a_table_and_a_picture(tmp_path, axes, capsys, monke
 def test_a_plan_is_judged_by_other_questions():
     config = config_of("methods=serial", "drafts=eagle", "max_new_tokens=12")
     site = clusters(1, seed=3)[0]
-    row = judged(replace(site, factors=(1.0,)), config, book(answers=1, tokens=12), book(answers=2, tokens=12))
+    row = judged(replace(site, factors=(1.0,)), config,
+                 book(answers=1, tokens=12), book(answers=2, tokens=12))
     assert row["chosen"]["pipeline_type"] in ("ar", "serial") and row["boards"] == 1
     assert 0 < row["reached"] <= 1 and row["best_speed"] >= row["plain_speed"] > 0
     assert summary([row, row]).startswith("2 clusters: the choice reaches ")
@@ -96,7 +101,9 @@ def test_every_method_has_a_look_of_its_own():
 def test_clusters_for_real_emulation_are_drawn_within_the_bounds_and_always_the_same():
     config = EmulatedConfig(seed=1, least=2)
     found = drawn(config)
-    assert found == drawn(config) != drawn(replace(config, seed=2)) and len(found) == 4
-    assert all(2 <= len(site.factors) <= 4 and site.model / len(site.factors) >= 30 for site in found)
+    assert found == drawn(config) != drawn(replace(config, seed=2))
+    assert len(found) == 4
+    assert all(2 <= len(site.factors) <= 4
+               and site.model / len(site.factors) >= 30 for site in found)
     with pytest.raises(ValueError, match="of the clusters have 2 to 4 boards"):
         drawn(replace(config, count=64))

@@ -23,7 +23,8 @@ def speeds(profile: str, methods: tuple[str, ...], **options) -> dict[str, float
 @pytest.mark.parametrize("profile", ["jetson-7b", "jetson-13b", "server"])
 def test_streaming_is_the_fastest_and_speculation_pays(profile):
     deep = speeds(profile, METHODS, draft="eagle+suffix")
-    [paper] = speeds(profile, ("naive",), draft="eagle", eagle_dir=str(TOY / "eagle")).values()
+    [paper] = speeds(profile, ("naive",),
+                     draft="eagle", eagle_dir=str(TOY / "eagle")).values()
     print(profile, {name: round(speed / paper, 2) for name, speed in deep.items()})
     others = [speed for method, speed in deep.items() if method != "streaming"]
     assert deep["streaming"] > max(others)

@@ -64,7 +64,8 @@ def run(tmp_path):
     def printed(name, *words):
         if not (CLIENTS / name).exists():
             pytest.skip(f"there is no {CLIENTS / name}: {HOW}")
-        done = subprocess.run([CLIENTS / name, *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run([CLIENTS / name, *words],
+                              env=environment, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
     return printed

@@ -38,7 +38,8 @@ def hole(path, forms):
 
 
 def checkpoint(folder, config, tensors):
-    hole(folder / "model.safetensors", {name: (torch.float16, shape, 2 * math.prod(shape)) for name, shape in tensors})
+    hole(folder / "model.safetensors", {name: (torch.float16, shape, 2 * math.prod(shape))
+                                        for name, shape in tensors})
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -61,18 +62,21 @@ def model(folder, hidden, intermediate, layers):
     for number in range(layers):
         tensors += layer(f"model.layers.{number}", hidden, intermediate)
         tensors.append((f"model.layers.{number}.input_layernorm.weight", (hidden,)))
-    head = [("embed_tokens.weight", vocabulary), ("fc.weight", (hidden, 2 * hidden)), ("fc.bias", (hidden,)),
+    head = [("embed_tokens.weight", vocabulary),
+            ("fc.weight", (hidden, 2 * hidden)), ("fc.bias", (hidden,)),
             *layer("layers.0", hidden, intermediate)]
     return (checkpoint(folder / "model", config, tensors),
             checkpoint(folder / "head", {**config, "num_hidden_layers": 1}, head))
 
 
-@pytest.mark.parametrize("column", range(len(COLUMNS)), ids=list(map(" ".join, COLUMNS)))
+@pytest.mark.parametrize("column", range(len(COLUMNS)),
+                         ids=list(map(" ".join, COLUMNS)))
 def test_the_page_says_what_the_fullest_board_needs(column, tmp_path, monkeypatch):
     size, quant = COLUMNS[column]
     whole, head = model(tmp_path, *SIZES[size])
     monkeypatch.setattr(write, "copy", lambda tensors, path, tick: hole(path, {
-        name: (form.dtype, form.shape, form.bytes) for name, form in tensors.forms.items()}))
+        name: (form.dtype, form.shape, form.bytes)
+        for name, form in tensors.forms.items()}))
     config = RunConfig(dtype="float16", device="cpu")
     found = {}
     for boards in range(1, 6):

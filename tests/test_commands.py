@@ -37,7 +37,8 @@ exec {BASE} "$@"
 def test_a_command_of_commands_lists_them_and_refuses_another(name, capsys):
     assert [COMMANDS[name](words) for words in ([], ["--help"], ["-h"], ["help"])] == [0] * 4
     shown = capsys.readouterr()
-    assert shown.out.count(f"scripts.{name}") + shown.out.count(f"scripts/{name}") >= 4 and shown.err == ""
+    assert shown.out.count(f"scripts.{name}") + shown.out.count(f"scripts/{name}") >= 4
+    assert shown.err == ""
     assert COMMANDS[name](["~"]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("flowspec: unknown ") and "~: choose one of " in shown.err
@@ -64,8 +65,10 @@ class Clone:
 
     def run(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
         typed = [command] if command.endswith(".py") else ["-m", command]
-        env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "FLOWSPEC"))}
-        return subprocess.run([BASE, "-S", *typed, *words], cwd=self.root, env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
+        env = {key: value
+               for key, value in os.environ.items() if not key.startswith(("PYTHON", "FLOWSPEC"))}
+        return subprocess.run([BASE, "-S", *typed, *words],
+                              cwd=self.root, env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
                               text=True, capture_output=True)
 
 

@@ -175,7 +175,8 @@ def test_small_models_are_found_from_where_the_command_is_typed_and_taken_back_w
 
 def test_a_policy_shapes_the_trees_of_init_and_expand() -> None:
     tree = parse(["pipeline_type=specinfer", "expansion=2,3", "verify=mss"]).tree
-    assert tree.init.shape == tree.expand.shape == ((2,), (3, 3)) and (tree.init.nodes, tree.init.depth) == (8, 1)
+    assert tree.init.shape == tree.expand.shape == ((2,), (3, 3))
+    assert (tree.init.nodes, tree.init.depth) == (8, 1)
     assert parse(["policy=expansion"]).tree.init.nodes == 20
     assert parse(["policy=opt", "opt_threshold=0.3"]).tree.init.gain == 0.3
     assert parse(["policy=static", "ablate=expand"]).tree.expand.nodes == 0
@@ -199,7 +200,8 @@ def test_a_command_has_its_own_keys_and_those_of_its_runs() -> None:
     assert shown.index("\n  port=8000 ") < shown.index("\n  max_requests=4 ") and "\n  prompt=" not in shown
     config = parse(["port=1", "seed=2"], kind=ServeConfig)
     assert (config.port, config.run.seed, config.run.max_requests, config.run.reuse) == (1, 2, 4, True)
-    assert flat(config) == {**vars(config.run), **{key: value for key, value in vars(config).items() if key != "run"}}
+    assert flat(config) == {**vars(config.run),
+                            **{key: value for key, value in vars(config).items() if key != "run"}}
     with pytest.raises(ValueError, match="output is of a single run: leave it out"):
         parse(["output=x"], kind=ServeConfig)
 
@@ -213,7 +215,8 @@ def test_the_strategies_receive_values_for_the_tree() -> None:
     assert RunConfig().tree == TreeConfig()
     tree = RunConfig(init_total_token=60, subseq_token=-1, ablate="none_expand", init_topk_pipedec=8,
                      prefill_chunk=9).tree
-    assert tree.init == Growth(60, 6, 10, None) and tree.layer.segment == 8 and tree.chunk == 9
+    assert tree.init == Growth(60, 6, 10, None)
+    assert tree.layer.segment == 8 and tree.chunk == 9
     assert tree.expand.deeper(tree.idle) == tree.expand, "ablate=none_expand adds nothing"
     assert Growth(5, 2, 3, 4).deeper(Growth(1, 1, 9)) == Growth(6, 3, 3, 4)
 

@@ -44,7 +44,9 @@ def listening(app):
     """The port at which an application is served, and `connect`, whose sockets are closed in the end."""
     ports = []
     up = threading.Event()
-    listener = Listener(app, ServeConfig.of(port=0), lambda url: (ports.append(int(url.rsplit(":", 1)[1])), up.set()),
+    listener = Listener(app, ServeConfig.of(port=0),
+                        lambda url: (ports.append(int(url.rsplit(":", 1)[1])),
+                                     up.set()),
                         lambda: None)
     thread = threading.Thread(target=listener.run)
     thread.start()
@@ -117,7 +119,8 @@ def test_the_room_for_connections_is_a_part_of_the_files_that_may_be_open(monkey
     allowed = {"now": (256, 1200)}
     monkeypatch.setattr(connections.resource, "getrlimit", lambda which: allowed["now"])
     monkeypatch.setattr(connections.resource, "setrlimit", lambda which, both: allowed.update(now=both))
-    assert room(ServeConfig.of()) == (400, 100) and allowed["now"] == (1200, 1200)
+    assert room(ServeConfig.of()) == (400, 100)
+    assert allowed["now"] == (1200, 1200)
     allowed["now"] = (256, 1 << 20)
     assert room(ServeConfig.of(queue=1000)) == (512 + 2 * 1004, 2048)
 
@@ -184,7 +187,8 @@ def test_server_and_worker_refuse_it_before_anything_else_answers(kind, config):
 
 
 @pytest.mark.parametrize(("status", "code"), [
-    ("loading", 503), ("restarting", 503), ("lost", 503), ("stopped", 503), ("ready", 200)])
+    ("loading", 503), ("restarting", 503), ("lost", 503),
+    ("stopped", 503), ("ready", 200)])
 def test_the_health_and_the_models_agree_whether_the_server_is_ready(status, code):
     engine = Engine(lambda: None, Limits(1, 1, 1))
     engine.state, engine._patience = Health(status), float("inf")

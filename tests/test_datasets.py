@@ -32,7 +32,8 @@ def write(path, *entries):
 def test_a_real_file_is_read_in_a_folder_of_its_own_or_by_its_name(tmp_path, name, form):
     entry = REAL[name]
     write(tmp_path / form.format(name), entry)
-    assert load(tmp_path, name) == [Question(entry["question_id"], entry["category"], tuple(entry["turns"]))]
+    assert load(tmp_path, name) == [Question(entry["question_id"],
+                                             entry["category"], tuple(entry["turns"]))]
 
 
 def test_signs_that_python_takes_for_line_ends_do_not_end_a_line(tmp_path):
@@ -43,12 +44,14 @@ def test_signs_that_python_takes_for_line_ends_do_not_end_a_line(tmp_path):
 @pytest.mark.parametrize("folder", [OF_TOY, BUNDLED])
 def test_the_bundled_sets_are_those_of_the_paper_and_have_twenty_questions_each(folder):
     sets = {name: load(folder, name) for name in EvalConfig.of().chosen_sets}
-    assert list(sets) == list(REAL) and {len(questions) for questions in sets.values()} == {20}
+    assert list(sets) == list(REAL)
+    assert {len(questions) for questions in sets.values()} == {20}
     assert {path.stem for path in folder.glob("*.jsonl")} == set(REAL)
     asked = [question for questions in sets.values() for question in questions]
     assert [question.id for question in asked] == [*range(1, 121)]
     assert len({question.turns[0] for question in asked}) == 120
-    assert [name for name, questions in sets.items() if any(len(each.turns) > 1 for each in questions)] == ["mt_bench"]
+    assert [name for name, questions in sets.items()
+            if any(len(each.turns) > 1 for each in questions)] == ["mt_bench"]
     assert {len(question.turns) for question in sets["mt_bench"]} == {2}
 
 
@@ -85,7 +88,8 @@ def test_a_slice_counts_lines_from_0_and_leaves_the_last_one_out(tmp_path):
 def test_a_list_of_texts_is_a_set_of_single_turns_which_may_repeat(tmp_path):
     (tmp_path / "chatbot.json").write_text('["Hi.", "Who?", "Hi."]')
     assert load(tmp_path, "chatbot") == [
-        Question(0, "chatbot", ("Hi.",)), Question(1, "chatbot", ("Who?",)), Question(2, "chatbot", ("Hi.",))]
+        Question(0, "chatbot", ("Hi.",)),
+        Question(1, "chatbot", ("Who?",)), Question(2, "chatbot", ("Hi.",))]
     assert [question.id for question in load(tmp_path, "chatbot", 1, 2)] == [1]
 
 
@@ -126,7 +130,8 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
 def test_a_file_by_itself_is_read_by_the_same_rules_and_may_do_without_ids(tmp_path):
     data = b'\xef\xbb\xbf{"turns": ["a", "b"]}\r\n\r\n{"turns": ["c\xe2\x80\xa8d"], "question_id": "x"}\r\n'
     (tmp_path / "asked").write_bytes(data)
-    assert read(tmp_path / "asked") == [Question(None, "", ("a", "b")), Question("x", "", ("c\u2028d",))]
+    assert read(tmp_path / "asked") == [Question(None, "", ("a", "b")),
+                                        Question("x", "", ("c\u2028d",))]
     assert read(tmp_path / "asked", 1) == read(tmp_path / "asked", 1, 5) == read(tmp_path / "asked")[1:]
     (tmp_path / "asked.json").write_text('["a", "a"]')
     assert [question.turns for question in read(tmp_path / "asked.json")] == [("a",), ("a",)]
@@ -151,7 +156,8 @@ SPEED_BENCH = [{"question_id": "5d1f", "category": "coding", "sub_category": Non
                 "source": "ours", "src_id": "8", "difficulty": "hard", "multiturn": True}]
 
 
-@pytest.mark.parametrize("entries, names", [(SPEC_BENCH, ["writing", "translation"]), (SPEED_BENCH, ["coding", "rag"])],
+@pytest.mark.parametrize("entries, names",
+                         [(SPEC_BENCH, ["writing", "translation"]), (SPEED_BENCH, ["coding", "rag"])],
                          ids=["Spec-Bench", "SPEED-Bench"])
 def test_the_categories_of_one_file_are_sets(tmp_path, entries, names):
     path = tmp_path / "question.jsonl"

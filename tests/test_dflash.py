@@ -57,7 +57,8 @@ def turned(x_THE, positions):
     """Rotary positions, as Qwen3 has them."""
     pairs = torch.arange(0, SIZE, 2, dtype=torch.float64) / SIZE
     angle = torch.tensor(positions, dtype=torch.float64)[:, None] / CONFIG.theta ** pairs
-    cos, sin = (part.repeat(1, 2)[:, None] for part in (angle.cos(), angle.sin()))
+    cos, sin = (part.repeat(1, 2)[:, None]
+                for part in (angle.cos(), angle.sin()))
     first, second = x_THE.chunk(2, -1)
     return x_THE * cos + torch.cat((-second, first), -1) * sin
 
@@ -75,7 +76,8 @@ def plainly(held, embedding, context, block, begin):
                if name.startswith(f"layers.{number}.")}
         row = normed(x, own["input_layernorm.weight"])
         seen = torch.cat((features, row))
-        q = normed((row @ own["self_attn.q_proj.weight"].T).view(len(row), HEADS, SIZE), own["self_attn.q_norm.weight"])
+        q = normed((row @ own["self_attn.q_proj.weight"].T).view(len(row), HEADS, SIZE),
+                   own["self_attn.q_norm.weight"])
         k = normed((seen @ own["self_attn.k_proj.weight"].T).view(len(seen), SHARED, SIZE),
                    own["self_attn.k_norm.weight"])
         v = (seen @ own["self_attn.v_proj.weight"].T).view(len(seen), SHARED, SIZE)
@@ -105,7 +107,8 @@ def test_a_published_head_says_what_its_definition_says(tmp_path, begins):
     held = publish(tmp_path / "head")
     embedding = torch.randn(CONFIG.vocab, CONFIG.hidden, dtype=torch.float64)
     head = load_head(Checkpoint(tmp_path / "head"), BASE, lambda: embedding, torch.float64, "cpu")
-    assert isinstance(head, DFlashHead) and head.inner == (2, 4, 5) and head.form.size == 6
+    assert isinstance(head, DFlashHead) and head.inner == (2, 4, 5)
+    assert head.form.size == 6
     features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
     draft = Block(head, DEEP.lm_head, 64)
     if begins:  # a part of the text was read before
@@ -156,11 +159,13 @@ def test_the_tree_has_the_likeliest_paths_of_the_marginals(unlearning, nodes, wi
         loss, path = heapq.heappop(heap)
         best.append(path)
         if len(path) < len(law):
-            for gain, token in zip(*(each.tolist() for each in law[len(path)].topk(width))):
+            for gain, token in zip(*(each.tolist()
+                                     for each in law[len(path)].topk(width))):
                 heapq.heappush(heap, (loss - gain, (*path, token)))
     found = {}
     for node in sorted(tree.live):
-        found[node] = (*found.get(tree.nodes[node].parent, ()), tree.nodes[node].token)
+        found[node] = (*found.get(tree.nodes[node].parent, ()),
+                       tree.nodes[node].token)
     assert set(found.values()) == set(best[1:])
 
 
@@ -175,7 +180,8 @@ def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_margi
     second = tree.add(first, 8, -2.0)
     tree.settle(7)
     draft.settle(tree)
-    assert draft.heard(tree, second, 3) and not draft.heard(tree, second, 3) and draft.wants(tree, tree.tip)
+    assert draft.heard(tree, second, 3)
+    assert not draft.heard(tree, second, 3) and draft.wants(tree, tree.tip)
 
 
 # What is refused

@@ -42,7 +42,8 @@ def test_every_file_that_the_documentation_links_to_exists():
 
 def test_every_room_is_in_the_structure():
     page = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
-    rooms = {path.parent.relative_to(ROOT).as_posix() for folder in FLOORS for path in (ROOT / folder).rglob("*.py")}
+    rooms = {path.parent.relative_to(ROOT).as_posix()
+             for folder in FLOORS for path in (ROOT / folder).rglob("*.py")}
     assert {room for room in rooms if f"{room}/" not in page} == set()
 
 

@@ -44,7 +44,8 @@ class Watcher:
 
     def grow(self, tree, growth, *spares):
         yield from ()
-        self.seen.update({node.pos: node.hidden for node in tree.nodes.values() if node.hidden is not None})
+        self.seen.update({node.pos: node.hidden
+                          for node in tree.nodes.values() if node.hidden is not None})
         return False
 
     def begin(self, sampler):
@@ -66,12 +67,15 @@ def test_inner_features_are_the_inputs_of_three_layers_wherever_these_lie(stages
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=8))
         text = PROMPT + [token for new in stream for token in new]
     want = dict.fromkeys(usual_layers(8))
-    cache, nodes = CONFIG.cache(8, len(text), DEEP.lm_head.weight), list(range(len(text)))
+    cache = CONFIG.cache(8, len(text), DEEP.lm_head.weight)
+    nodes = list(range(len(text)))
     cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
     DEEP.whole(torch.tensor(text), torch.tensor(nodes), cache, want)
-    assert list(want) == [2, 4, 5] and sorted(draft.seen) == list(range(len(text) - 2))
+    assert list(want) == [2, 4, 5]
+    assert sorted(draft.seen) == list(range(len(text) - 2))
     got = torch.stack([draft.seen[i] for i in range(len(text) - 2)])
-    torch.testing.assert_close(got, torch.cat(list(want.values()), -1)[:-2])
+    torch.testing.assert_close(got,
+                               torch.cat(list(want.values()), -1)[:-2])
 
 
 @pytest.mark.parametrize("kind, wide", [("eagle", False), ("twin", False), ("eagle3", True)])
@@ -168,10 +172,12 @@ def test_a_head_with_fewer_tokens_guesses_in_the_vocabulary_of_the_target():
     own = draft.network.logits(torch.randn(3, CONFIG.hidden, dtype=torch.float64))
     draft.lm_head = lambda out: own
     gain, token = draft.guess(own, VOCAB)
-    assert sorted(token[0].tolist()) == [i for i in range(CONFIG.vocab) if i % 2 or i >= 2 * (CONFIG.vocab - VOCAB)]
+    assert sorted(token[0].tolist()) == [i for i in range(CONFIG.vocab)
+                                         if i % 2 or i >= 2 * (CONFIG.vocab - VOCAB)]
     best = own[0].argmax()
     assert token[0, 0] == best + draft.network.shift[best]
-    torch.testing.assert_close(gain.exp().sum(-1), torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(gain.exp().sum(-1),
+                               torch.ones(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "twin"])
@@ -222,7 +228,8 @@ def test_a_head_of_eagle_3_is_read_from_either_kind_of_file_and_takes_the_type_o
     source = save_eagle3(tmp_path / "head", vocab, name=name)
     embedding = torch.randn(CONFIG.vocab, CONFIG.hidden)
     head = load_head(source, BASE, lambda: embedding, torch.float16, "cpu")
-    assert isinstance(head, Eagle3Head) and {p.dtype for p in head.parameters()} == {torch.float16}
+    assert isinstance(head, Eagle3Head)
+    assert {p.dtype for p in head.parameters()} == {torch.float16}
     assert torch.equal(head.embed_tokens.weight, embedding.half())
     assert (head.shift is None) == (vocab == CONFIG.vocab)
     draft = Eagle(head, head.logits, capacity=16)
@@ -281,7 +288,8 @@ def test_a_head_of_another_width_needs_an_embedding_of_its_own(tmp_path):
 def save_eagle(folder: Path, bias: bool = True, change=lambda tensors: None) -> Checkpoint:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**FORM, "num_hidden_layers": 1}))
-    tensors = {name: x for name, x in weights(DEEP.eagle().network, seed=3).items() if bias or name != "fc.bias"}
+    tensors = {name: x for name, x in weights(DEEP.eagle().network, seed=3).items()
+               if bias or name != "fc.bias"}
     change(tensors)
     torch.save(tensors, folder / "pytorch_model.bin")
     return Checkpoint(folder)
@@ -332,7 +340,8 @@ def text(capsys, folder: Path, *words: str, model: str = "base-split") -> str:
 
 def test_rank_0_has_the_embedding_that_a_head_of_eagle_3_borrows_and_no_other_rank_has_more(folder):
     base, tied = Part(folder / "base-split" / "stage_0"), Part(folder / "tied-split" / "stage_0")
-    assert set(base.weights.names()) == {HEAD, EMBED} and set(tied.weights.names()) == {HEAD}
+    assert set(base.weights.names()) == {HEAD, EMBED}
+    assert set(tied.weights.names()) == {HEAD}
     whole = load_file(folder / "base" / "model.safetensors")
     assert torch.equal(base.weights.read(EMBED), whole[EMBED])
 
@@ -360,7 +369,8 @@ def test_a_draft_model_in_the_folder_of_rank_0_needs_no_name(folder, capsys, tmp
 def test_a_draft_model_with_other_tokens_is_refused_with_both_numbers(folder, capsys, tmp_path):
     shutil.copytree(folder / "small", tmp_path / "other")
     wide = load_file(tmp_path / "other" / "model.safetensors")
-    wide.update({name: torch.cat((wide[name], wide[name][:1])) for name in (EMBED, HEAD)})
+    wide.update({name: torch.cat((wide[name], wide[name][:1]))
+                 for name in (EMBED, HEAD)})
     save_file(wide, tmp_path / "other" / "model.safetensors")
     (tmp_path / "other" / "config.json").write_text(json.dumps({**FORM, "vocab_size": 54}))
     (tmp_path / "other" / "tokenizer.json").unlink(missing_ok=True)  # with which its text could be guessed

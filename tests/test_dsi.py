@@ -33,7 +33,8 @@ def ids(path):
 
 
 @pytest.mark.parametrize("stages, words, temperature", [
-    ("0+4", ["replicas=1", "lookahead=3"], "0"), ("0+4", ["lookahead=1"], "1"), ("0+4", ["replicas=3"], "0"),
+    ("0+4", ["replicas=1", "lookahead=3"], "0"),
+    ("0+4", ["lookahead=1"], "1"), ("0+4", ["replicas=3"], "0"),
     ("0+2+2", ["lookahead=2"], "1")])
 def test_replicas_as_threads_write_the_reference_text(saved, tmp_path, stages, words, temperature):
     assert here(f"model_dir={saved / stages}", *ASK, *words, f"temperature={temperature}",
@@ -64,7 +65,8 @@ def test_when_a_replica_is_killed_all_end_and_its_name_is_reported(saved, tmp_pa
     endless = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
     with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+4'}", *endless, "pipeline_type=dsi",
                  "replicas=3", "lookahead=2", "recover=false") as run:
-        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr
+        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None,
+                          90), run.stderr
         os.kill(run.ranks()[2], signal.SIGKILL)
         assert run.end(10) == 75, run.stderr
     assert "rank 2 was " in run.stderr and "Traceback" not in run.stderr
@@ -96,7 +98,8 @@ def test_a_split_for_other_replicas_is_refused(saved, capsys, words, message):
 
 
 def test_a_split_that_rank_0_holds_is_not_copied(saved, tmp_path, capsys):
-    split(saved / "base", tmp_path / "tp", "", None, progress=False, layout=Layout(shares=(1.0, 1.0)))
+    split(saved / "base", tmp_path / "tp", "", None,
+          progress=False, layout=Layout(shares=(1.0, 1.0)))
     assert here(f"model_dir={tmp_path / 'tp'}", *ASK) == 2
     assert "there is nothing to copy: split the model again into another folder, with --stages 1" in (
         capsys.readouterr().err)
@@ -121,7 +124,10 @@ def test_ranks_above_those_of_the_split_hold_copies_even_where_only_their_own_pa
 def test_rank_0_has_a_link_into_each_replica_and_the_others_know_only_their_own():
     placement = Placement.of([0, 2, 2], 1, copies=2)
     assert placement.world == 5 and placement.leaders == [0, 1, 2, 3, 4]
-    assert placement.peers(0) == [(2, [1], [1, 2], None, False), (4, [3], [3, 4], None, False)]
-    assert placement.peers(3) == [(0, [4], (), 0, False)] and placement.peers(4) == [(3, [0], (), 0, False)]
+    assert placement.peers(0) == [(2, [1], [1, 2], None, False),
+                                  (4, [3], [3, 4], None, False)]
+    assert placement.peers(3) == [(0, [4], (), 0, False)]
+    assert placement.peers(4) == [(3, [0], (), 0, False)]
     shared = Placement.of([0, 4], 2, copies=2)
-    assert [list(group) for group in shared.groups] == [[0], [1, 2], [3, 4]]
+    assert [list(group) for group in shared.groups] == [[0],
+                                                        [1, 2], [3, 4]]

@@ -25,13 +25,17 @@ from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice
 from sim.wires import size
 from tests.tiny import CONFIG, TINY, pipeline, write
 
-QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, verdict=4,
+QUICK = Profile("a test", layers=4, row_bytes=1000, model=8,
+                row=1, free=2, token=0.5, level=2, verdict=4,
                 latency=1, mbps=8, step=1)
-PROMPT, NEW, SAMPLER = [8, 1, 33, 25, 46, 12, 9], 12, Sampler(1.0, seed=11)
+PROMPT = [8, 1, 33, 25, 46, 12, 9]
+NEW = 12
+SAMPLER = Sampler(1.0, seed=11)
 
 
 def segment(rows: int, width: int) -> Segment:
-    return Segment(0, list(range(rows)), [0] * rows, list(range(rows)), 0, torch.zeros(rows, width))
+    return Segment(0, list(range(rows)), [0] * rows,
+                   list(range(rows)), 0, torch.zeros(rows, width))
 
 
 def seconds(call) -> float:
@@ -82,7 +86,8 @@ def test_a_profile_slowed_down_is_the_same_cluster_in_slow_motion(name):
     slow = PROFILES[name].slowed(4)
     assert slow.stage(0.25, 80, 500) == pytest.approx(4 * PROFILES[name].stage(0.25, 80, 500))
     assert slow.transfer(8192) == pytest.approx(4 * PROFILES[name].transfer(8192))
-    assert (slow.free, slow.layers, slow.latency) == (PROFILES[name].free, PROFILES[name].layers,
+    assert (slow.free, slow.layers, slow.latency) == (PROFILES[name].free,
+                                                      PROFILES[name].layers,
                                                       4 * PROFILES[name].latency)
 
 
@@ -116,7 +121,8 @@ def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
     cache = CONFIG.cache(4, 64, TINY.lm_head.weight)
     cache.admit([0, 1, 2], [0, 0, 1], text=3)
     with trace.span("forward"):
-        SlowSlice(TINY.whole, pace, 1.0)(torch.tensor([1, 2, 3]), torch.arange(3), cache, {})
+        SlowSlice(TINY.whole, pace, 1.0)(torch.tensor([1, 2, 3]),
+                                         torch.arange(3), cache, {})
     after = 5.0 + QUICK.stage(1.0, 3, 2)
     assert clock.time == pytest.approx(after)
     passes = SlowPasses(lambda readings: ["read"] * len(readings), pace)
@@ -131,7 +137,8 @@ def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
     trace.close()
     spans = {span["name"]: span for span in read(tmp_path)}
     assert (spans["forward"]["t0"], spans["forward"]["t1"]) == (5.0, pytest.approx(after))
-    assert all(span["t1"] == pytest.approx(span["t0"]) for span in read(tmp_path) if span["name"] == "late")
+    assert all(span["t1"] == pytest.approx(span["t0"])
+               for span in read(tmp_path) if span["name"] == "late")
 
 
 def reading(draft, asked):
@@ -145,7 +152,8 @@ def test_a_level_takes_its_time():
 
 def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
     came, start = [], time.monotonic()
-    data, control = (Lane(lambda msg: came.append((type(msg), time.monotonic() - start)), Pace(QUICK), 0.0, print)
+    data, control = (Lane(lambda msg: came.append((type(msg), time.monotonic() - start)),
+                          Pace(QUICK), 0.0, print)
                      for _ in range(2))
     for rows in (20, 10):
         data.put(segment(rows, 4))  # 20.5 and 10.2 ms on the wire
@@ -158,7 +166,8 @@ def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
 
 def test_a_latency_that_varies_changes_no_order():
     came: list[int] = []
-    lane = Lane(lambda msg: came.append(msg.keep[0]), Pace(replace(QUICK, jitter=5)), 0.0, print)
+    lane = Lane(lambda msg: came.append(msg.keep[0]),
+                Pace(replace(QUICK, jitter=5)), 0.0, print)
     for number in range(6):
         lane.put(Prune(0, 0, 0, 0, [number]))
     lane.close()
@@ -166,24 +175,28 @@ def test_a_latency_that_varies_changes_no_order():
 
 
 def test_the_size_of_a_message_is_that_of_the_model_that_it_stands_for():
-    inner = Segment(0, [1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 4), torch.zeros(2, 12))
+    inner = Segment(0, [1, 2], [0, 1], [1, 2],
+                    0, torch.zeros(2, 4), torch.zeros(2, 12))
     assert size(segment(3, 4), QUICK) == 3 * 1024
     assert size(inner, QUICK) == 2 * (24 + 4 * 1000)
-    assert size(Segment(0, [1], [0], [1], 0, torch.tensor([7])), QUICK) == 32
+    assert size(Segment(0, [1], [0], [1],
+                        0, torch.tensor([7])), QUICK) == 32
     assert (size(Prune(0, 1, 0, 2, [5, 6]), QUICK), size(Reset(0), QUICK), size(segment(0, 4), QUICK)) == (16, 0, 0)
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"])
 def test_every_strategy_writes_its_text_in_an_emulated_cluster(strategy):
     fast = Pace(QUICK.slowed(0.1))
-    with pipeline(TINY, 2, strategy, TINY.eagle(), wrap=lambda link: SlowLink(link, fast)) as decoder:
+    with pipeline(TINY, 2, strategy, TINY.eagle(),
+                  wrap=lambda link: SlowLink(link, fast)) as decoder:
         decoder.passes = SlowPasses(read_all, fast)
         assert write(decoder, PROMPT, NEW, SAMPLER) == TINY.text(PROMPT, NEW, SAMPLER)
 
 
 def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_count():
     cluster = parse(["profile=jetson-7b", "wires=125,2", "slowdown=2"]).cluster
-    assert (cluster.mbps, cluster.latency, cluster.step) == (62.5, 4.0, pytest.approx(2 * (2.9 + 0.5)))
+    assert (cluster.mbps, cluster.latency, cluster.step) == (62.5,
+                                                             4.0, pytest.approx(2 * (2.9 + 0.5)))
     assert parse([]).cluster is None
     assert parse(["profile=jetson-7b"]).tree.init.worth == -math.inf
     assert parse(["profile=jetson-7b", "min_probability=0.5"]).tree.init.worth == math.log(0.5)

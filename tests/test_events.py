@@ -10,7 +10,8 @@ class Workers(DSI):
     """Workers without a text: `run` lets whatever is under way end, and what follows from that."""
 
     def __init__(self, server: Forward = Forward(12, 12), stops: bool = True, seed: int = 0) -> None:  # noqa: B008
-        super().__init__(Plan(1, 1, 2, server, Forward(1, 1), stops, seed), [])
+        super().__init__(Plan(1, 1, 2, server,
+                              Forward(1, 1), stops, seed), [])
         self.log: list = []
 
     def begin(self) -> None:
@@ -44,9 +45,11 @@ def test_forwards_end_at_their_moments_and_one_that_is_given_up_never_does():
         workers.give_up(long)
         workers.start(long, 2, workers.noted("in its place"))
     workers.compute(long, workers.noted("never"))
-    workers.compute(first, workers.noted("first", lambda: workers.compute(first, workers.noted("second", stop_it))))
+    workers.compute(first,
+                    workers.noted("first", lambda: workers.compute(first, workers.noted("second", stop_it))))
     workers.compute(beside, workers.noted("beside"))
-    assert workers.until_all_ended() == [(3, "first"), (4, "beside"), (6, "second"), (8, "in its place")]
+    assert workers.until_all_ended() == [(3, "first"),
+                                         (4, "beside"), (6, "second"), (8, "in its place")]
 
 
 def test_chance_orders_what_ends_at_one_moment_and_a_seed_repeats_it():
@@ -73,7 +76,8 @@ def test_nothing_ends_behind_the_last_token():
 
 
 @pytest.mark.parametrize(("stops", "at", "log"), [
-    (True, 5, []), (True, 0, []), (False, 0, [(12, "free")]), (False, 5, [(12, "free")])])
+    (True, 5, []), (True, 0, []),
+    (False, 0, [(12, "free")]), (False, 5, [(12, "free")])])
 def test_a_forward_is_given_up_at_once_or_at_its_end(stops: bool, at: int, log: list):
     workers = Workers(stops=stops)
     server = workers.servers[0]
@@ -103,7 +107,8 @@ def test_the_first_forward_takes_what_a_first_one_takes():
         if server.forwards < 3:
             workers.compute(server, workers.noted("done", again))
     workers.compute(server, workers.noted("done", again))
-    assert workers.until_all_ended() == [(100, "done"), (110, "done"), (120, "done")] and server.forwards == 3
+    assert workers.until_all_ended() == [(100, "done"), (110, "done"), (120, "done")]
+    assert server.forwards == 3
 
 
 def test_the_server_that_takes_the_shortest_time_is_asked():

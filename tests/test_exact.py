@@ -16,7 +16,8 @@ from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, Oracle, pipeline, write
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 18
-SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
+SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3),
+            1.0: Sampler(1.0, seed=4)}
 AGAIN = [7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3]
 MIXTURES = ["eagle", "drifting", "twin", "suffix", "eagle+twin+suffix", "cascade", "row+suffix", "other",
             "eagle+other+suffix"]
@@ -51,7 +52,8 @@ def test_a_head_with_inner_features_changes_nothing(strategy, stages, temperatur
 
 
 @pytest.mark.parametrize("strategy, stages, names, temperature", at_each_temperature(
-    ("streaming", 2, "block"), *zip(SPECULATIVE, cycle([2, 4, 1]), cycle(["block+eagle3+suffix", "block"]))))
+    ("streaming", 2, "block"), *zip(SPECULATIVE,
+                                    cycle([2, 4, 1]), cycle(["block+eagle3+suffix", "block"]))))
 def test_a_block_that_is_guessed_in_one_pass_changes_nothing(strategy, stages, names, temperature):
     with pipeline(DEEP, stages, strategy, DEEP.mixture(*names.split("+"))) as decoder:
         assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == DEEP.text(PROMPT, NEW, SAMPLERS[temperature])

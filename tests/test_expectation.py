@@ -16,7 +16,8 @@ from eval.dsi.offline import drawn
 
 COSTS = (1.0, 0.3, 3)  # target, drafter, lookahead
 DECODINGS: dict[str, Decoding] = {
-    "si": rounds.si(*COSTS), "original": rounds.dsi(*COSTS, "original"), "corrected": rounds.dsi(*COSTS),
+    "si": rounds.si(*COSTS),
+    "original": rounds.dsi(*COSTS, "original"), "corrected": rounds.dsi(*COSTS),
     "non-si": rounds.si(1.0, 0.3, 0)}
 
 
@@ -68,13 +69,16 @@ def test_one_more_token_of_a_long_text_costs_what_the_formulas_say() -> None:
     costs = {name: moments(decoding, 0.8, 300).mean[0] - moments(decoding, 0.8, 299).mean[0]
              for name, decoding in DECODINGS.items()}
     T, d, k = COSTS
-    wanted = {"si": si_rate(T, d, 0.8, k), "original": dsi_rate(T, d, 0.8, k, "original"),
+    wanted = {"si": si_rate(T, d, 0.8, k),
+              "original": dsi_rate(T, d, 0.8, k, "original"),
               "corrected": dsi_rate(T, d, 0.8, k), "non-si": T}
-    assert costs == {name: pytest.approx(float(rate), rel=1e-9) for name, rate in wanted.items()}
+    assert costs == {name: pytest.approx(float(rate), rel=1e-9)
+                     for name, rate in wanted.items()}
 
 
 def test_proposition_1_is_the_cost_at_lookahead_1() -> None:
-    for drafter, acceptance, tokens in ((0.1, 0.8, 100), (0.5, 0.5, 100), (1.0, 0.3, 10), (0.1, 1.0, 50)):
+    for drafter, acceptance, tokens in ((0.1, 0.8, 100), (0.5, 0.5, 100),
+                                        (1.0, 0.3, 10), (0.1, 1.0, 50)):
         exact = moments(rounds.dsi(1.0, drafter, 1), acceptance, tokens)
         assert exact.mean == pytest.approx(proposition(drafter, 1.0, acceptance, tokens)["expected"], rel=1e-12)
 
@@ -90,9 +94,11 @@ def test_configurations_stand_side_by_side() -> None:
 
 
 def test_counting_knows_two_accountings() -> None:
-    found = {name: counted(rounds.dsi(1.0, 0.1, 1, name), np.array([1, 0, 0]), 3)
+    found = {name: counted(rounds.dsi(1.0, 0.1, 1, name),
+                           np.array([1, 0, 0]), 3)
              for name in ("original", "corrected")}
-    assert found["original"].cost == pytest.approx(2.2) and found["corrected"].cost == pytest.approx(2.1)
+    assert found["original"].cost == pytest.approx(2.2)
+    assert found["corrected"].cost == pytest.approx(2.1)
     with pytest.raises(ValueError, match="accounting=exact is unknown"):
         rounds.dsi(1.0, 0.1, 1, "exact")
 

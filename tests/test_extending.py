@@ -56,7 +56,8 @@ def project(tmp_path_factory):
 
 
 def paste(path, where, text):
-    pasted, places = re.subn(where, lambda found: text, path.read_text(encoding="utf-8"), flags=re.M)
+    pasted, places = re.subn(where, lambda found: text,
+                             path.read_text(encoding="utf-8"), flags=re.M)
     assert places == 1
     path.write_text(pasted, encoding="utf-8")
 
@@ -66,7 +67,8 @@ def typed(command):
     words = shlex.split(command)[1:]
     if words[0] == "-m":
         return words[1:]
-    return [*LAUNCHERS[words[0]].split(), *words[1:], *SHORTER.get(words[0], [])]
+    return [*LAUNCHERS[words[0]].split(),
+            *words[1:], *SHORTER.get(words[0], [])]
 
 
 def test_the_page_has_one_function_of_some_ten_lines_and_one_row():

@@ -199,7 +199,8 @@ def test_when_the_launcher_is_killed_while_the_ranks_start_no_rank_stays(saved, 
     assert "Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize(("number", "early"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False)])
+@pytest.mark.parametrize(("number", "early"), [(signal.SIGINT, False),
+                                               (signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_ctrl_c_and_a_polite_kill_end_all_ranks_in_one_line(saved, tmp_path, number, early):
     with started(tmp_path, saved) as run:
         assert wait_until(run.ranks, 60) if early else in_full_flow(run), run.stderr

@@ -92,7 +92,8 @@ def test_nothing_is_weighed_before_plain_decoding_was_measured_nor_across_reques
 def test_the_text_is_the_same_with_guesses_or_without(strategy, plain, monkeypatch):
     monkeypatch.setattr(pacing, "TRIAL", 1000)  # so that what this machine measures does not end the rest
     text = TINY.text(PROMPT, 60, Sampler())
-    with pipeline(TINY, 3, strategy, Oracle([*PROMPT, *text]), replace(TREE, plain=plain)) as decoder:
+    with pipeline(TINY, 3, strategy, Oracle([*PROMPT, *text]),
+                  replace(TREE, plain=plain)) as decoder:
         assert write(decoder, PROMPT, 60) == text
         assert decoder.ring.pacing.fallback.guesses == (plain > 1)
 

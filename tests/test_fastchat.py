@@ -105,7 +105,8 @@ def test_a_worker_tells_cumulative_texts_with_zero_bytes_between_through_the_con
         data = httpx.post(f"{address}/worker_generate_stream", json={**asked, "echo": False}, timeout=600).content
         states = [json.loads(part) for part in data.split(b"\0")[:-1]]
         texts = [state["text"] for state in states]
-        assert texts[-1] == text and all(text.startswith(one) for one in texts) and len(states) > 3
+        assert texts[-1] == text
+        assert all(text.startswith(one) for one in texts) and len(states) > 3
         assert [state["finish_reason"] for state in states[-2:]] == [None, "length"]
     echoed = worker.client.post("/worker_generate", json={**asked, "echo": True}).json()
     assert echoed["text"] == asked["prompt"] + text and echoed["error_code"] == 0
@@ -118,8 +119,10 @@ def test_a_worker_tells_cumulative_texts_with_zero_bytes_between_through_the_con
 
 
 @pytest.mark.parametrize(("fields", "code", "word"), [
-    ({"prompt": "fox " * 5000}, 40303, "shorten"), ({"prompt": "a", "images": ["x"]}, 40302, "images"),
-    ({"prompt": "a", "stop_token_ids": [5]}, 40302, "stop_token_ids"), ({"prompt": ["a", "b"]}, 40302, "one prompt"),
+    ({"prompt": "fox " * 5000}, 40303, "shorten"),
+    ({"prompt": "a", "images": ["x"]}, 40302, "images"),
+    ({"prompt": "a", "stop_token_ids": [5]}, 40302, "stop_token_ids"),
+    ({"prompt": ["a", "b"]}, 40302, "one prompt"),
     ({"prompt": "a", "presence_penalty": 3.0}, 40302, "presence_penalty"), ({}, 40302, "prompt")])
 def test_what_a_worker_cannot_do_is_an_error_in_fastchats_form(chat, fields, code, word):
     worker = chat[2]
@@ -171,7 +174,8 @@ def test_a_controller_that_fails_is_asked_again_and_one_that_forgets_hears_of_th
     server.server_close()
     paths = [path for path, _ in server.heard[:6]]
     assert paths == ["/register_worker"] * 2 + ["/receive_heart_beat", "/register_worker"] + ["/receive_heart_beat"] * 2
-    assert server.heard[0][1]["worker_name"] == "http://here:1" and server.heard[2][1]["queue_length"] == 2
+    assert server.heard[0][1]["worker_name"] == "http://here:1"
+    assert server.heard[2][1]["queue_length"] == 2
     assert server.heard[0][1]["worker_status"] == {"model_names": ["toy"], "speed": 1, "queue_length": 2}
     assert capfd.readouterr().err.count("does not answer") == 1
 

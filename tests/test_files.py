@@ -70,11 +70,18 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
 
 
 @pytest.mark.parametrize(("value", "form", "fit"), [
-    ({"a": 1, "b": 2}, {"a": int}, True), ({"b": 1}, {"a": int}, False), ([], {"a": int}, False), (None, {}, False),
-    ([1, 2], [int], True), ([1, "2"], [int], False), ({}, [int], False), ("ab", [str], False),
-    ([0.5, 2], (float, int), True), ([0.5], (float, int), False), ([2, 0.5], (float, int), False),
-    (True, int, False), (True, bool, True), (1, bool, False), (1, float, True), (True, float, False),
-    (float("nan"), float, False), (float("inf"), float, False), (10 ** 400, float, False), ("1", float, False),
+    ({"a": 1, "b": 2}, {"a": int}, True),
+    ({"b": 1}, {"a": int}, False),
+    ([], {"a": int}, False), (None, {}, False),
+    ([1, 2], [int], True), ([1, "2"], [int], False),
+    ({}, [int], False), ("ab", [str], False),
+    ([0.5, 2], (float, int), True),
+    ([0.5], (float, int), False),
+    ([2, 0.5], (float, int), False),
+    (True, int, False), (True, bool, True),
+    (1, bool, False), (1, float, True), (True, float, False),
+    (float("nan"), float, False), (float("inf"), float, False),
+    (10 ** 400, float, False), ("1", float, False),
     (3, lambda value: value == 3, True), (4, lambda value: value == 3, False)])
 def test_a_form_says_what_a_piece_of_json_has_to_be(value, form, fit):
     assert fits(value, form) is fit
@@ -96,7 +103,8 @@ def test_a_file_is_replaced_as_a_whole_keeps_its_mode_and_a_link_is_followed(tmp
     assert (tmp_path / "new" / "made").read_bytes() == b"made"
 
 
-@pytest.mark.parametrize("act", [lambda path: check_output(path, REMEDY), lambda path: write(path, "new", REMEDY)],
+@pytest.mark.parametrize("act",
+                         [lambda path: check_output(path, REMEDY), lambda path: write(path, "new", REMEDY)],
                          ids=["check", "write"])
 def test_what_cannot_be_written_is_refused_in_one_sentence_and_stays(tmp_path, act):
     (tmp_path / "file").write_text("old")
@@ -109,7 +117,8 @@ def test_what_cannot_be_written_is_refused_in_one_sentence_and_stays(tmp_path, a
                 act(tmp_path / name)
     with refused("it is open in one process alone"):
         act("/dev/fd/63")
-    assert (tmp_path / "file").read_text() == "old" and len(list(tmp_path.iterdir())) == 3
+    assert (tmp_path / "file").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_check_makes_the_folder_and_leaves_what_is_there(tmp_path):
@@ -147,7 +156,8 @@ def test_devices_and_pipes_are_written_through(tmp_path):
         except ValueError:  # the reader has not opened it yet
             threading.Event().wait(0.01)
     reader.join(60)
-    assert heard == [text.encode()] and stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert heard == [text.encode()]
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_a_full_disk_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch):
@@ -160,4 +170,5 @@ def test_a_full_disk_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_put", full)
     with refused("a cannot be written (No space left on device): choose another"):
         write(tmp_path / "a", json.dumps([1, 2]), REMEDY)
-    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "[1]"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "[1]"

@@ -46,8 +46,10 @@ def overflowing(tmp_path_factory, saved) -> Path:
 
 ENDS = [
     (4, {"max_new_tokens": 9}, "length"), (195, {"max_new_tokens": 5}, "length"),
-    (195, {"max_new_tokens": 6}, "context"), (195, {"max_new_tokens": 6, "end": frozenset(range(53))}, "stop"),
-    (4, {"max_new_tokens": 9, "stop": lambda token: True}, "stop"), (4, {"max_new_tokens": 1}, "length")]
+    (195, {"max_new_tokens": 6}, "context"),
+    (195, {"max_new_tokens": 6, "end": frozenset(range(53))}, "stop"),
+    (4, {"max_new_tokens": 9, "stop": lambda token: True}, "stop"),
+    (4, {"max_new_tokens": 1}, "length")]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

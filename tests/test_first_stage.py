@@ -98,7 +98,8 @@ def test_what_came_back_with_fewer_rows_or_none_teaches_nothing():
     assert busy(stage, 4, 6000.0) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("rows, seconds", [(1, 1.0), (2, 1.0), (3, 3.0), (8, 3.0), (9, 3.0)])
+@pytest.mark.parametrize("rows, seconds", [(1, 1.0), (2, 1.0),
+                                           (3, 3.0), (8, 3.0), (9, 3.0)])
 def test_rows_that_were_not_seen_take_as_long_as_the_next_larger_segment_and_else_as_the_slowest(rows, seconds):
     assert busy(taught({2: 1.0, 8: 3.0}), rows, 5000.0) == pytest.approx(seconds)
 
@@ -153,7 +154,10 @@ def test_a_prune_lets_no_segment_begin_before_those_that_are_back_had_left():
 @pytest.mark.parametrize("seed", range(20))
 def test_a_prune_brings_the_moment_nearer_and_never_into_the_past(seed):
     rng = random.Random(seed)
-    stage, now, flying, dead = taught({1: 0.4, 2: 1.0, 5: 1.5}), 9000.0, [], set()
+    stage = taught({1: 0.4, 2: 1.0, 5: 1.5})
+    now = 9000.0
+    flying = []
+    dead = set()
     for first in range(0, 500, 10):
         now += rng.random()
         flying.append(list(range(first, first + rng.randrange(1, 7))))

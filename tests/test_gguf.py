@@ -26,9 +26,11 @@ from model.weights.unfold import Unfolded
 from tests.test_families import config_class
 
 HIDDEN, FEED, LAYERS, HEADS, SHARED = 256, 512, 2, 2, 1
-PLAIN = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
+PLAIN = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0,
+         Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
 SCALES = {  # of K-quants, which the library cannot write: where in a block its float16 scales are
-    Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+    Kind.Q2_K: (80, 82), Kind.Q3_K: (108,),
+    Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 TOKENS = ["<|end|>", *bytes_to_unicode().values(), "he", "ll"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -38,9 +40,11 @@ def quantized(kind: Kind, shape: tuple[int, ...], noise: np.random.Generator) ->
     if kind not in SCALES:
         return gguf.quantize(noise.normal(0, 0.1, shape).astype(np.float32), kind)
     elements, size = gguf.GGML_QUANT_SIZES[kind]
-    blocks = noise.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
+    blocks = noise.integers(0, 256,
+                            (shape[0], shape[1] // elements, size), dtype=np.uint8)
     for place in SCALES[kind]:
-        blocks[..., place:place + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+        blocks[..., place:place + 2] = np.frombuffer(np.float16(0.01).tobytes(),
+                                                     np.uint8)
     return blocks.reshape(shape[0], -1)
 
 
@@ -105,7 +109,8 @@ def write(path: Path, architecture: str = "llama", kinds: tuple[Kind, ...] = (Ki
 
 
 @pytest.mark.parametrize("architecture, kinds", [
-    ("llama", PLAIN), ("llama", tuple(SCALES)), ("qwen2", (Kind.Q8_0,)), ("qwen3", (Kind.F16,))])
+    ("llama", PLAIN), ("llama", tuple(SCALES)),
+    ("qwen2", (Kind.Q8_0,)), ("qwen3", (Kind.F16,))])
 def test_it_unpacks_to_what_transformers_reads(architecture: str, kinds: tuple[Kind, ...], tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", architecture, kinds)
     folder = unpack(path, tmp_path / "whole", progress=False)
@@ -182,7 +187,8 @@ def endless(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [
-    lambda path: damaged(path, 0), lambda path: damaged(path, 0.001), lambda path: damaged(path, 0.01),
+    lambda path: damaged(path, 0),
+    lambda path: damaged(path, 0.001), lambda path: damaged(path, 0.01),
     lambda path: damaged(path, 0.5), lambda path: path.write_bytes(b"GGUF"), endless,
     lambda path: path.write_bytes(b"\0" * 1000)])
 def test_a_damaged_file_is_refused(harm: Callable[[Path], None], tmp_path: Path) -> None:
@@ -204,7 +210,8 @@ def add_strange_quant(writer: gguf.GGUFWriter) -> None:
     ("holds strange.weight", {"change": lambda writer: writer.add_tensor("strange.weight", np.ones(8, np.float32))}),
     ("Q8_K is not yet implemented", {"without": "blk.0.attn_q.weight", "change": add_strange_quant}),
     ("in a way that is not supported",
-     {"change": lambda writer: writer.add_tensor("rope_freqs.weight", llama3(32)[::-1].copy())}),
+     {"change": lambda writer: writer.add_tensor("rope_freqs.weight",
+                                                 llama3(32)[::-1].copy())}),
     ("shape", {"without": "output_norm.weight",
                "change": lambda writer: writer.add_tensor("output_norm.weight", np.ones(8, np.float32))}),
 ])
@@ -224,7 +231,8 @@ SIZES = {"vocab_size": len(TOKENS), "hidden_size": 64, "intermediate_size": 96, 
 BY_EXPERT = {"num_experts_per_tok": 2, "sliding_window": None}
 GEMMA = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "truncate": False}
-LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.25, 1.5, 2.0, 2.5, 3.0], "long_factor": [2.0] * 6}
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.25, 1.5, 2.0, 2.5, 3.0],
+            "long_factor": [2.0] * 6}
 FACTS = {"context_length": 160, "embedding_length": 64, "feed_forward_length": 96, "block_count": 4,
          "attention.head_count": 4, "attention.head_count_kv": 2}
 FAMILY = {  # llama.cpp's name: transformers' name, config, more facts, and whether transformers reads the file
@@ -376,9 +384,11 @@ def worded(path: Path, architecture: str, tokens: list[str], types: list[int],
     return GgufFile(path)
 
 
-@pytest.mark.parametrize(("prefix", "pieces"), [(False, ["h", "el", "l", "o"]), (True, ["\u2581h", "el", "l", "o"])])
+@pytest.mark.parametrize(("prefix", "pieces"), [(False, ["h", "el", "l", "o"]),
+                                                (True, ["\u2581h", "el", "l", "o"])])
 def test_pieces_of_gemma_are_merged_by_their_scores(tmp_path: Path, prefix: bool, pieces: list[str]) -> None:
-    scores = {"<s>": 0, "<unk>": 0, "\u2581": -9, "h": -9, "e": -9, "l": -9, "o": -9, "he": -3, "el": -1, "ll": -2,
+    scores = {"<s>": 0, "<unk>": 0, "\u2581": -9, "h": -9, "e": -9,
+              "l": -9, "o": -9, "he": -3, "el": -1, "ll": -2,
               "\u2581h": -4, "<0xC3>": 0, "<0xA9>": 0}
 
     def words(writer: gguf.GGUFWriter) -> None:

@@ -28,7 +28,8 @@ def _trees(kind):
         tensors = {name: file.get_tensor(name) for name in file.keys()}
         notes = file.metadata()
     head = {name[5:]: x for name, x in tensors.items() if name.startswith("head.")}
-    growth = Growth(int(notes["total_tokens"]) - 1, int(notes["depth"]), int(notes["top_k"]))
+    growth = Growth(int(notes["total_tokens"]) - 1,
+                    int(notes["depth"]), int(notes["top_k"]))
     cases: dict[str, dict[str, torch.Tensor]] = {}
     for name, x in tensors.items():
         if name.startswith("case."):
@@ -58,7 +59,8 @@ def _level_order(tree):
     while level:
         ranked = sorted(level, key=lambda node: -tree.nodes[node].score)
         level = [child for node in ranked
-                 for child in sorted(tree.nodes[node].children.values(), key=lambda child: -tree.nodes[child].score)]
+                 for child in sorted(tree.nodes[node].children.values(),
+                                     key=lambda child: -tree.nodes[child].score)]
         order = order + level
     return order
 
@@ -99,7 +101,8 @@ def test_dynamic_trees_equal_the_original(kind):
     eagle, growth, cases = _trees(kind)
     for case in cases:
         eagle.reset()
-        tree = TokenTree([*case["input_ids"][0].tolist(), int(case["root_token"])], limit=512)
+        tree = TokenTree([*case["input_ids"][0].tolist(),
+                          int(case["root_token"])], limit=512)
         for node, hidden in zip(tree.trunk, case["hidden_states"][0]):
             tree.nodes[node].hidden = hidden
         _grow(tree, eagle, growth)
@@ -116,7 +119,8 @@ def test_the_head_equals_the_original(kind):
         ids = case["head_input_ids"][0]
         nodes = list(range(len(ids)))
         eagle.cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-        out = eagle.network(ids, case["hidden_states"][0], torch.arange(len(ids)), eagle.cache)
+        out = eagle.network(ids, case["hidden_states"][0],
+                            torch.arange(len(ids)), eagle.cache)
         torch.testing.assert_close(out, case["head_output"][0], atol=1e-5, rtol=1e-5)
         keys = eagle.cache.slots[0].held[0][0, :, :len(ids)]
         torch.testing.assert_close(keys, case["keys"][0], atol=1e-5, rtol=1e-5)

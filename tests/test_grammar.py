@@ -22,8 +22,10 @@ from tests.tiny import CONFIG, DEEP, TINY, pipeline
 
 NEW = 120
 PROMPT = [5, 17, 40, 3, 28]
-SAMPLERS = [Sampler(), Sampler(1.0, seed=4), Sampler(0.7, top_k=20, seed=9), Sampler(1.0, top_p=0.9, seed=1)]
-ROW = {"type": "object", "properties": {"tune": {"type": "string", "maxLength": 3}, "data": {"enum": ["alf", "alfa"]},
+SAMPLERS = [Sampler(), Sampler(1.0, seed=4),
+            Sampler(0.7, top_k=20, seed=9), Sampler(1.0, top_p=0.9, seed=1)]
+ROW = {"type": "object", "properties": {"tune": {"type": "string", "maxLength": 3},
+                                        "data": {"enum": ["alf", "alfa"]},
                                         "left": {"type": "integer", "minimum": 0, "maximum": 99}},
        "required": ["tune", "data", "left"], "additionalProperties": False}
 KINDS = [schema(Random(seed)) for seed in range(121)]
@@ -53,7 +55,8 @@ def request(guide: Guide, sampler: Sampler = Sampler(), **fields: Any) -> Reques
 
 @pytest.mark.parametrize("part, strategy", [*enumerate(STRATEGIES)])
 def test_answers_of_all_kinds_of_schemas_are_valid_and_those_of_plain_decoding(part, strategy):
-    kinds, names = KINDS[part::11], [["twin"], ["suffix"], ["eagle", "suffix"]][part % 3]
+    kinds = KINDS[part::11]
+    names = [["twin"], ["suffix"], ["eagle", "suffix"]][part % 3]
     samplers = [SAMPLERS[(part + number) % 4] for number in range(len(kinds))]
     asked = [request(guide(kind), sampler) for kind, sampler in zip(kinds, samplers)]
     with pipeline(TINY, 2, strategy, TINY.mixture(*names)) as decoder:
@@ -90,7 +93,8 @@ def test_a_rule_that_judges_drawn_guesses_follows_the_grammar(rule):
     kind = KINDS[3]
     with pipeline(TINY, 2, "serial", TINY.drafters(0.02, 0.1), SHAPED) as decoder:
         for seed in range(4):
-            assert valid(kind, decoder.whole(request(guide(kind), Sampler(1.0, seed=seed, rule=rule))).token_ids)
+            assert valid(kind, decoder.whole(request(guide(kind),
+                                                     Sampler(1.0, seed=seed, rule=rule))).token_ids)
 
 
 def test_penalties_and_stop_texts_stand_beside_a_grammar():
@@ -160,7 +164,8 @@ def test_a_grammar_that_has_no_end_later_ends_the_answer_there_and_one_without_w
         with pipeline(TINY, 2, strategy, TINY.twin(0.02)) as decoder:
             texts.append(decoder.whole(request(endless, Sampler(1.0))))
             assert decoder.whole(request(Guide("regex", ""))).token_ids == [END]
-    assert texts[0].token_ids == texts[1].token_ids and [one.finish_reason for one in texts] == ["stop", "stop"]
+    assert texts[0].token_ids == texts[1].token_ids
+    assert [one.finish_reason for one in texts] == ["stop", "stop"]
 
 
 def test_a_compiled_grammar_is_kept_and_the_oldest_forgotten():

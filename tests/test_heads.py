@@ -67,7 +67,8 @@ def save(folder: Path, third: bool, config: dict, rename=lambda name: name) -> C
     head = Eagle3Head(sizes, 32, 53, read_dialect({}, 24)) if third else EagleHead(sizes, bias=False)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**SIZES, **config}))
-    torch.save({rename(name): x for name, x in weights(head, seed=1).items()}, folder / "pytorch_model.bin")
+    torch.save({rename(name): x
+                for name, x in weights(head, seed=1).items()}, folder / "pytorch_model.bin")
     return Checkpoint(folder)
 
 
@@ -79,7 +80,8 @@ def test_heads_as_they_are_published_are_taken(tmp_path, name):
 
 @pytest.mark.parametrize("third", [False, True], ids=["eagle", "eagle3"])
 def test_a_head_drifts_unless_it_was_taught_on_its_own_outputs(tmp_path, third):
-    for i, (passes, drifts) in enumerate([({}, True), ({"unrolled_passes": None}, True), ({"unrolled_passes": 3}, True),
+    for i, (passes, drifts) in enumerate([({}, True),
+                                          ({"unrolled_passes": None}, True), ({"unrolled_passes": 3}, True),
                                           ({"unrolled_passes": 4}, False), ({"unrolled_passes": 8}, False)]):
         head = fit_head(save(tmp_path / str(i), third, {**ORIGINAL, **passes}), BASE).to_empty(device="cpu")
         assert Eagle(head, nn.Identity(), 8).drifts == (drifts and not third)
@@ -159,7 +161,8 @@ def test_a_window_that_holds_the_whole_context_is_plain_attention(tmp_path):
 def test_a_head_that_foresees_next_to_nothing_is_noticed_once(strategy):
     said, prompt = [], [5, 17, 40, 3]
     made = DEEP.eagle()
-    draft = Eagle(made.network, lambda out: -made.lm_head(out), CAPACITY, Fit("HEAD", said.append))
+    draft = Eagle(made.network, lambda out: -made.lm_head(out),
+                  CAPACITY, Fit("HEAD", said.append))
     with pipeline(DEEP, 2, strategy, draft) as decoder:
         for _ in range(2):
             assert write(decoder, prompt, 60) == DEEP.text(prompt, 60, Sampler())
@@ -184,9 +187,11 @@ SPEC = {"speculators_model_type": "eagle3", "speculators_version": "0.5.0", "arc
                                                                    "architectures": ["LlamaForCausalLM"]}}}
 DIALECTS = {  # name: fields, the prefix of the first layer, whether the sizes are nested, and the layers that are read
     "as the authors": ({}, "midlayer.", False, INNER),
-    "layers.0, other layers as outputs": ({LAYERS[0]: [3, 13, 22]}, "layers.0.", False, [4, 14, 23]),
+    "layers.0, other layers as outputs": ({LAYERS[0]: [3, 13, 22]},
+                                          "layers.0.", False, [4, 14, 23]),
     "under model.": ({LAYERS[1]: [0, 7]}, "model.layers.0.", False, [1, 8]),
-    "inputs, by a key": ({LAYERS[0]: [0, 7], "aux_layer_ids_are": "inputs"}, "midlayer.", False, [0, 7]),
+    "inputs, by a key": ({LAYERS[0]: [0, 7], "aux_layer_ids_are": "inputs"},
+                         "midlayer.", False, [0, 7]),
     "nested, up to the last layer": ({"eagle_config": {LAYERS[0]: [4, 12, 18, 24], "norm_before_fc": True,
                                                        "num_aux_hidden_states": 4}}, "midlayer.", False,
                                      [4, 12, 18, 24]),
@@ -194,7 +199,8 @@ DIALECTS = {  # name: fields, the prefix of the first layer, whether the sizes a
     "truncated_vocab_size": ({"truncated_vocab_size": 40}, "midlayer.", False, INNER),
     "three layers": ({"num_hidden_layers": 3, "norm_before_residual": True}, "layers.0.", False, INNER),
     "speculators": ({**SPEC, "norm_before_residual": True, "norm_before_fc": True, "norm_output": True,
-                     LAYERS[0]: [3, 13, 22], "embed_requires_grad": False}, "layers.0.", True, [3, 13, 22]),
+                     LAYERS[0]: [3, 13, 22], "embed_requires_grad": False},
+                    "layers.0.", True, [3, 13, 22]),
 }
 
 
@@ -241,7 +247,8 @@ def plain_layer(t, prefix, read, x):
     """A decoder layer: attention of all rows `read` to those before them, and the feed-forward, added to `x`."""
     rows = len(read)
     q, k, v = (read @ t[f"{prefix}self_attn.{name}_proj.weight"].T for name in "qkv")
-    q, k, v = ([y.view(rows, -1, 8).transpose(0, 1)] for y in (q, k, v))
+    q, k, v = ([y.view(rows, -1, 8).transpose(0, 1)]
+               for y in (q, k, v))
     places = torch.arange(rows, dtype=torch.float32)
     k, v = turned(*k, places).repeat_interleave(2, 0), v[0].repeat_interleave(2, 0)
     later = torch.full((rows, rows), float("-inf")).triu(1)

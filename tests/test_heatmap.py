@@ -54,7 +54,8 @@ def place(ratio: np.ndarray, number: int) -> tuple[float, float]:
 
 # --- grids ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("ndim", "rows"), [(2, 12), (4, 80), (10, 1089), (20, 8463)])
+@pytest.mark.parametrize(("ndim", "rows"), [(2, 12),
+                                            (4, 80), (10, 1089), (20, 8463)])
 def test_a_grid_has_as_many_legal_configurations_as_that_of_the_published_simulator(ndim: int, rows: int) -> None:
     config = Heatmap(ndim=ndim)
     drafters, acceptances, lookaheads = grid(config)
@@ -86,10 +87,13 @@ def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
                      "DSI": {k: formulas.dsi_rate(1.0, c, a, k) for k in lookaheads
                              if formulas.servers_needed(1.0, c, k) <= 3}}
             for name in ("continuous", "pipedec", "pruned", "naive"):
-                tried[name] = {k: getattr(formulas.Pipeline(1.0, c, a, k, 3, 0.1), name)() for k in lookaheads}
+                tried[name] = {k: getattr(formulas.Pipeline(1.0, c, a, k, 3, 0.1),
+                                          name)()
+                               for k in lookaheads}
             assert tried.keys() == set(ALGORITHMS[1:])
             for name, each in tried.items():
-                cost, lookahead = bests[name].cost[i, j], bests[name].lookahead[i, j]
+                cost = bests[name].cost[i, j]
+                lookahead = bests[name].lookahead[i, j]
                 if each:
                     assert cost == pytest.approx(min(each.values()), abs=1e-12)
                     assert cost == pytest.approx(each[lookahead], abs=1e-12)
@@ -100,20 +104,24 @@ def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
 
 def test_dsi_has_no_cost_where_no_lookahead_of_the_grid_is_legal_and_si_has_its_own_best_one_there() -> None:
     bests = best(Heatmap())  # ten lookaheads: a drafter of 0.01 needs 15
-    assert np.isnan(bests["DSI"].cost[0]).all() and not np.isnan(bests["DSI"].cost[1:]).any()
-    assert bests["SI"].lookahead[0].max() == 10 and not np.isnan(bests["SI"].cost).any()
+    assert np.isnan(bests["DSI"].cost[0]).all()
+    assert not np.isnan(bests["DSI"].cost[1:]).any()
+    assert bests["SI"].lookahead[0].max() == 10
+    assert not np.isnan(bests["SI"].cost).any()
     assert np.isnan(speed_up(MAP["dsi_over_si"], bests)[0]).all()
 
 
 def test_of_lookaheads_that_cost_the_same_the_smallest_is_taken(corrected: Bests) -> None:
-    assert set(corrected["DSI"].lookahead[13:, -1]) == {2, 1} and corrected["DSI"].lookahead[0, -1] == 15
+    assert set(corrected["DSI"].lookahead[13:, -1]) == {2, 1}
+    assert corrected["DSI"].lookahead[0, -1] == 15
     assert set(corrected["SI"].lookahead[:, 0]) == {1}
 
 
 def test_si_over_plain_decoding_is_that_of_the_paper(original: Bests) -> None:
     ratio = speed_up(MAP["si_over_nonsi"], original)
     assert (ratio.max(), ratio.min()) == (pytest.approx(67.0, abs=0.05), 0.5)
-    assert place(ratio, ratio.argmax()) == (1, 0.01) and place(ratio, ratio.argmin()) == (0, 1)
+    assert place(ratio, ratio.argmax()) == (1, 0.01)
+    assert place(ratio, ratio.argmin()) == (0, 1)
     assert np.mean(ratio < 1) == 0.5
 
 
@@ -125,7 +133,8 @@ def test_si_over_plain_decoding_is_that_of_the_paper(original: Bests) -> None:
 def test_dsi_in_the_original_accounting_has_the_known_values_of_the_paper_s_grid(
         original: Bests, name: str, most: float, where: tuple[float, float], median: float) -> None:
     ratio = speed_up(MAP[name], original)
-    assert (ratio.max(), np.median(ratio)) == (pytest.approx(most, abs=0.005), pytest.approx(median, abs=0.005))
+    assert (ratio.max(), np.median(ratio)) == (pytest.approx(most, abs=0.005),
+                                               pytest.approx(median, abs=0.005))
     assert place(ratio, ratio.argmax()) == where
 
 
@@ -191,20 +200,23 @@ def test_the_paper_s_table_marks_where_si_wins(tmp_path, original: Bests) -> Non
     wins = [row for row in there if row["si_wins"] == "1" and row["algorithm"] == "SI"]
     assert len(wins) == 45
     cell, = (row for row in wins if (row["c"], row["a"]) == ("0.01", "0.41"))
-    assert cell["k"] == "4" and float(cell["cost"]) == pytest.approx(0.6211, abs=5e-4)
+    assert cell["k"] == "4"
+    assert float(cell["cost"]) == pytest.approx(0.6211, abs=5e-4)
 
 
 # --- the maps ---------------------------------------------------------------------------------------------------------
 
 def test_bands_are_the_paper_s_slow_downs_are_one_and_what_is_beyond_is_labelled() -> None:
     wide = bands(MAP["si_over_nonsi"], np.array([[0.5, 67]]))
-    assert wide.borders.tolist() == [0, *range(1, 11)] and wide.labels[0] == "0" and wide.labels[-1] == "> 10"
+    assert wide.borders.tolist() == [0, *range(1, 11)]
+    assert wide.labels[0] == "0" and wide.labels[-1] == "> 10"
     fine = bands(MAP["dsi_over_si"], np.array([[np.nan, 1.0, 1.55]]))
     assert fine.labels == ["0", "1", "1.20", "1.40", "1.60"]
     assert len(fine.colours) == len(fine.borders) - 1
     assert bands(MAP["dsi_over_best"], np.array([[1.0, 1.0]])).labels == ["0", "1", "1.10"]
     free = bands(MAP["continuous_over_dsi"], np.array([[0.893, 1.0]]))
-    assert free.borders[0] <= 0.893 and free.borders[-1] == 1 and len(set(free.labels)) == len(free.borders)
+    assert free.borders[0] <= 0.893 and free.borders[-1] == 1
+    assert len(set(free.labels)) == len(free.borders)
     alike = bands(MAP["continuous_over_dsi"], np.array([[1.0, 1.0]]))
     assert len(set(alike.labels)) == len(alike.borders)
 
@@ -227,7 +239,8 @@ def test_the_command_computes_and_draws(tmp_path, capsys) -> None:
     assert simulate.main(["heatmap", "ndim=2", "num_target_servers=1", f"output={tmp_path / 'maps'}"]) == 0
     shown = capsys.readouterr().out
     assert "DSI over min(SI, non-SI): max " in shown and f"The maps are in {tmp_path / 'maps'}, simulated" in shown
-    drawn = {path.name: path.read_bytes() for path in (tmp_path / "maps").iterdir() if path.suffix != ".csv"}
+    drawn = {path.name: path.read_bytes()
+             for path in (tmp_path / "maps").iterdir() if path.suffix != ".csv"}
     assert drawn.keys() == {f"{name}.{form}" for name in NAMES for form in FORMS}
     signs = {".png": b"\x89PNG", ".pdf": b"%PDF"}
     assert all(content.startswith(signs[name[-4:]]) for name, content in drawn.items())

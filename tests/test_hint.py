@@ -47,7 +47,8 @@ def test_what_is_no_gain_is_not_said(measured):
     assert hint(spec(hidden=4096)) == ""
 
 
-@pytest.mark.parametrize("keys", [{"dtype": "float32"}, {"quant": "int8"}, {"device": "cuda:0"}, {"hosts": "boards"},
+@pytest.mark.parametrize("keys", [{"dtype": "float32"},
+                                  {"quant": "int8"}, {"device": "cuda:0"}, {"hosts": "boards"},
                                   {"profile": "jetson-7b"}, {"hidden": 192}])
 def test_nothing_is_measured_where_something_was_chosen_or_times_are_others(keys, measured):
     assert hint(spec(**keys)) == ""

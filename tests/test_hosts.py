@@ -74,7 +74,8 @@ def starting(folder, own):
     def begin(rank, *words, space="", folder=folder, **environment):
         part = [] if any(word.startswith("model_dir") for word in words) else [f"model_dir={own / f'board{rank}'}"]
         files = [str(folder / f"{name}{rank}") for name in ("out", "err")]
-        begun = CONTEXT.Process(target=be_board, args=([*part, *words], {"NODE_RANK": str(rank), **environment},
+        begun = CONTEXT.Process(target=be_board, args=([*part, *words],
+                                                       {"NODE_RANK": str(rank), **environment},
                                                        space, files))
         begun.start()
         started.append(begun)
@@ -143,7 +144,8 @@ def test_one_character_makes_another_version(tmp_path):
 
 
 def facts(**change):
-    return {"host": "b", "address": "10.0.0.1", "code": "c", "world": 3, "split": "s", "settings": {"dtype": "auto"},
+    return {"host": "b", "address": "10.0.0.1", "code": "c",
+            "world": 3, "split": "s", "settings": {"dtype": "auto"},
             "interface": "eth0", "port": 1, **change}
 
 
@@ -155,14 +157,17 @@ def facts(**change):
     ({"settings": {"dtype": "float16"}}, "was started with dtype=float16, but rank 0 with auto: type the same keys"),
 ])
 def test_what_does_not_fit_is_reported_of_the_board(change, message):
-    sentence = judge_facts({0: facts(), 1: facts(**change)}, Board(0, "10.0.0.1", 1, "", 1, ()))
+    sentence = judge_facts({0: facts(), 1: facts(**change)},
+                           Board(0, "10.0.0.1", 1, "", 1, ()))
     assert message in sentence and bool(message) == bool(sentence)
 
 
 def test_the_board_that_most_cannot_reach_is_named():
-    found, names = {rank: facts() for rank in range(3)}, ["rank 0 (x)", "rank 1 (y)", "rank 2 (z)"]
+    found = {rank: facts() for rank in range(3)}
+    names = ["rank 0 (x)", "rank 1 (y)", "rank 2 (z)"]
     assert judge_ways(found, {0: [], 1: [], 2: []}, names) == ""
-    assert judge_ways(found, {0: [2], 1: [2], 2: [0, 1]}, names).startswith("rank 2 (z) cannot be reached by rank 0, 1")
+    assert judge_ways(found, {0: [2], 1: [2], 2: [0, 1]},
+                      names).startswith("rank 2 (z) cannot be reached by rank 0, 1")
 
 
 # --- namespaces -------------------------------------------------------------------------------------------------------
@@ -306,7 +311,8 @@ def test_a_board_that_comes_twice_is_reported_and_one_that_never_comes_is_named(
     first = start(1, *loopback[:2], *ASK, "wait=12")
     assert wait_until((tmp_path / "err1").exists, 10)
     (tmp_path / "err1").rename(tmp_path / "first")
-    runs = [start(0, *loopback[:2], *ASK, "wait=12"), start(1, *loopback[:2], *ASK, "wait=12")]
+    runs = [start(0, *loopback[:2], *ASK, "wait=12"),
+            start(1, *loopback[:2], *ASK, "wait=12")]
     assert sorted(ends([first, *runs])) == [2, 75, 75]
     both = [(tmp_path / "first").read_text(), (tmp_path / "err1").read_text()]
     assert sum("flowspec: rank 1 is there already" in text for text in both) == 1
@@ -331,7 +337,8 @@ def test_a_board_that_is_killed_or_stopped_by_hand_in_mid_run_is_named_on_all_ot
     assert flows(killed, runs[killed]) and flows(stopped, runs[stopped])
     runs[killed][2].kill()
     os.kill(runs[stopped][1].pid, signal.SIGINT)
-    assert ends(runs[killed]) == [75, 75, -signal.SIGKILL] and ends(runs[stopped]) == [75, 130, 75]
+    assert ends(runs[killed]) == [75, 75, -signal.SIGKILL]
+    assert ends(runs[stopped]) == [75, 130, 75]
     host = socket.gethostname()
     assert said(killed, 0) == said(killed, 1)
     assert said(killed, 0).startswith(f"flowspec: rank 2 ({host}, 127.0.0.1) was lost: its connection broke")
@@ -368,7 +375,8 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     line = f"flowspec: rank 2 ({host}, a spare, 127.0.0.1) stands in for rank 2 ({host}, 127.0.0.1): 3 "
     assert [(tmp_path / f"err{rank}").read_text().count(line) for rank in (0, 1, 3)] == [1, 1, 1]
     assert f"cannot stand in: there is no folder {own / 'board2' / 'stage_1'}" in err.read_text()
-    found, alone = (json.loads((tmp_path / f"{name}.json").read_text())["token_ids"] for name in ("out", "alone"))
+    found, alone = (json.loads((tmp_path / f"{name}.json").read_text())["token_ids"]
+                    for name in ("out", "alone"))
     assert found == alone and len(alone) == 1000
     assert err.read_text().count("; all ranks are connected again, and answers go on") == 2
 
@@ -385,8 +393,10 @@ def test_an_error_of_a_boards_own_ends_all_at_once(start, loopback, tmp_path):
 def listening(pid):
     """The addresses at which a process listens, as the system writes them."""
     mine = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
-    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
-    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+    rows = [row.split() for name in ("tcp", "tcp6")
+            for row in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
+    return [row[1].partition(":")[0]
+            for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
 
 
 def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_reported_as_that(start, loopback, tmp_path):
@@ -432,7 +442,8 @@ def test_a_stranger_in_a_boards_seat_ends_no_rank_in_a_traceback_and_reaches_no_
     stranger.ask("set", "facts/2", json.dumps(evil))
     stranger.close()  # rank 0 waits for that
     assert ends(runs) == [2, 2]
-    shown = ["\\x1b[31mall is well" in said(tmp_path, rank) and said(tmp_path, rank).isprintable() for rank in range(2)]
+    shown = ["\\x1b[31mall is well" in said(tmp_path, rank) and said(tmp_path, rank).isprintable()
+             for rank in range(2)]
     assert shown == [True, True]
 
 

@@ -39,8 +39,10 @@ def test_a_line_that_is_no_board_is_named(tmp_path, text, message):
 def test_spares_stand_behind_the_ranks_and_are_found_by_their_lines(tmp_path, capsys):
     text = "b0\n127.0.0.1 spare\nb1\nb2 folder=/f\nb3 user=me spare=2,1\n"
     board = found({}, text, tmp_path, master="b0")
-    assert (board.rank, board.world, board.is_spare) == (3, 3, True) and board.named(3) == "spare (127.0.0.1)"
-    assert [line.stands_in(3) for line in board.lines] == [(), (), (), range(1, 3), [2, 1]]
+    assert (board.rank, board.world, board.is_spare) == (3, 3, True)
+    assert board.named(3) == "spare (127.0.0.1)"
+    assert [line.stands_in(3) for line in board.lines] == [(),
+                                                           (), (), range(1, 3), [2, 1]]
     assert not found({"NODE_RANK": "2"}, text, tmp_path).is_spare
     assert main([str(tmp_path / "hosts")]) == 0
     assert capsys.readouterr().out == ("0 0 b0 flowspec\n1 1 b1 flowspec\n2 2 b2 /f\n3 1,2 127.0.0.1 flowspec\n"
@@ -82,7 +84,8 @@ def found(environment, text="", tmp_path=None, **keys):
 def test_keys_go_before_the_environment_and_that_before_the_hosts_file(tmp_path):
     text = "10.9.9.9 interface=a\n127.0.0.1 interface=b\n"
     board = found({}, text, tmp_path)
-    assert board[:5] == (1, "10.9.9.9", 29500, "b", 300) and board.named(0) == "rank 0 (10.9.9.9)"
+    assert board[:5] == (1, "10.9.9.9", 29500, "b", 300)
+    assert board.named(0) == "rank 0 (10.9.9.9)"
     environment = {"NODE_RANK": "0", "MASTER_ADDR": "10.8.8.8", "MASTER_PORT": "7", "GLOO_SOCKET_IFNAME": "c"}
     assert found(environment, text, tmp_path)[:4] == (0, "10.8.8.8", 7, "c")
     assert found(environment, text, tmp_path, master="10.7.7.7:8")[:4] == (0, "10.7.7.7", 8, "c")
@@ -90,7 +93,8 @@ def test_keys_go_before_the_environment_and_that_before_the_hosts_file(tmp_path)
 
 
 def test_without_a_board_or_in_a_rank_no_others_are_waited_for():
-    assert find_board(RunConfig(), {"NODE_RANK": "1"}) is None and found({"RANK": "1"}) is None
+    assert find_board(RunConfig(), {"NODE_RANK": "1"}) is None
+    assert found({"RANK": "1"}) is None
 
 
 @pytest.mark.parametrize(("environment", "text", "message"), [

@@ -158,7 +158,8 @@ def blockwise(block, outputs=1):
         products = [(row.double() * weight).sum(-1) for row in x_TK]
         return torch.stack(products).float()
 
-    return int4.Kernel(torch.float32, 32, outputs, lambda pairs, scale: (mixed(pairs), scale), multiply, block=block)
+    return int4.Kernel(torch.float32, 32, outputs,
+                       lambda pairs, scale: (mixed(pairs), scale), multiply, block=block)
 
 
 def test_the_kernel_of_this_machine_packs_blocks_of_outputs_apart():
@@ -189,7 +190,8 @@ def test_products_of_the_same_rows_are_put_together_where_that_keeps_them(kind, 
                                                                          monkeypatch):
     if kernel:
         monkeypatch.setattr(int4, "_named", lambda device: lambda: kernel)
-    sizes = LlamaConfig(hidden=64, layers=3, heads=4, kv_heads=2, head_dim=unit, intermediate=6 * unit, vocab=8,
+    sizes = LlamaConfig(hidden=64, layers=3, heads=4,
+                        kv_heads=2, head_dim=unit, intermediate=6 * unit, vocab=8,
                         context=32, eps=1e-6, theta=1e4)
     body = Slice(sizes, 1, 2)
     fill(body, random_weights(body), dtype, "cpu")

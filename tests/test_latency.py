@@ -33,7 +33,8 @@ def test_a_spread_is_the_median_with_quartiles_in_milliseconds():
 
 
 def test_each_answer_of_each_turn_that_counts_has_its_times(model):
-    found = paces([model, model], [[1, 5, 7], [1, 4]], LatencyConfig(max_new_tokens=3, repeats=2))
+    found = paces([model, model], [[1, 5, 7], [1, 4]],
+                  LatencyConfig(max_new_tokens=3, repeats=2))
     spreads = [spread for pace in found for spread in pace]
     assert [spread.n for spread in spreads] == [4, 4, 4, 4]
     assert all(0 < spread.low <= spread.median <= spread.high for spread in spreads)
@@ -59,12 +60,15 @@ def test_a_prediction_is_the_best_of_each_way_of_decoding():
 
 def test_a_verification_that_reads_more_tokens_costs_what_such_a_pass_takes():
     growth = {1: 1.0, 5: 2.0, 100: 2.0}
-    found, flat = predict(10, 2, 0.7, 3, growth), predict(10, 2, 0.7, 3)
+    found = predict(10, 2, 0.7, 3, growth)
+    flat = predict(10, 2, 0.7, 3)
     verify = {look: 10 * min(2.0, 1 + look / 4) for look in range(1, 100)}  # of look + 1 tokens
-    assert found.si == pytest.approx(min(float(si_rate(verify[look], 2, 0.7, look)) for look in verify))
+    assert found.si == pytest.approx(min(float(si_rate(verify[look], 2, 0.7, look))
+                                         for look in verify))
     assert found.dsi == pytest.approx(float(dsi_rate(20, 2, 0.7, 4)))  # about 20 / 2 + 4 tokens, so twice T
     assert (found.dsi_lookahead, flat.dsi_lookahead) == (4, 2)
-    assert found.nonsi == flat.nonsi == 10 and found.dsi > flat.dsi and found.si > flat.si
+    assert found.nonsi == flat.nonsi == 10
+    assert found.dsi > flat.dsi and found.si > flat.si
 
 
 def test_the_latency_command_shows_what_it_measured(folder, capsys):

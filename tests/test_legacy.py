@@ -52,7 +52,8 @@ def text(node):
 def names(node):
     """What a condition speaks of: names, attributes and texts."""
     return {word for part in ast.walk(node) for word in (
-        getattr(part, "id", None), getattr(part, "attr", None), getattr(part, "value", None)) if isinstance(word, str)}
+        getattr(part, "id", None), getattr(part, "attr", None), getattr(part, "value", None))
+            if isinstance(word, str)}
 
 
 def annotations(node):
@@ -123,9 +124,11 @@ def test_the_legacy_section_pins_what_python_3_8_can_install_and_leaves_torch_to
     lines = (ROOT / "requirements_jetson.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r'[\w-]+==[\w.]+ ; python_version (>= "3\.10"|< "3\.9")', pin) for pin in pins)
-    legacy = {pin.split("==")[0]: pin.split("==")[1].split()[0] for pin in pins if '< "3.9"' in pin}
+    legacy = {pin.split("==")[0]: pin.split("==")[1].split()[0]
+              for pin in pins if '< "3.9"' in pin}
     assert {"transformers", "sentencepiece", "protobuf", "safetensors", "tqdm", "jinja2", "fschat"} <= set(legacy)
-    assert legacy["numpy"].startswith("1.") and not {"torch", "accelerate"} & {pin.split("==")[0] for pin in pins}
+    assert legacy["numpy"].startswith("1.")
+    assert not {"torch", "accelerate"} & {pin.split("==")[0] for pin in pins}
 
 
 @pytest.mark.parametrize(("rule", "source"), [

@@ -18,7 +18,9 @@ from train.eagle.lessons import LESSON_FILES, fingerprint, read_lessons
 from train.eagle.options import parser
 
 WORDS = ["the dog", "  def add(a, b):", "naïve café 世界", "\n\n", " fine", "How are you?", "🎉", "x"]
-TALKS = [[WORDS[(i * k + k) % len(WORDS)] + WORDS[i % 5] for k in range(2 * (1 + i % 3))] for i in range(150)]
+TALKS = [[WORDS[(i * k + k) % len(WORDS)] + WORDS[i % 5]
+          for k in range(2 * (1 + i % 3))]
+         for i in range(150)]
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +37,19 @@ def texts(tmp_path_factory):
 @pytest.fixture
 def args(texts, tmp_path):
     data = tmp_path / "talks.jsonl"
-    data.write_text("".join(json.dumps({"turns": talk[::2], "reference": talk[1::2]}) + "\n" for talk in TALKS))
+    data.write_text("".join(json.dumps({"turns": talk[::2],
+                                        "reference": talk[1::2]}) + "\n"
+                            for talk in TALKS))
     (tmp_path / "out").mkdir()
     folder = copied(texts["byte level"], tmp_path / "model")
-    return parser().parse_args([str(folder), str(tmp_path / "out"), "--data", str(data), "--template", "own"])
+    return parser().parse_args([str(folder),
+                                str(tmp_path / "out"), "--data", str(data), "--template", "own"])
 
 
 def same(some, others) -> bool:
     return len(some) == len(others) and all(
-        torch.equal(a.ids, b.ids) and torch.equal(a.answers, b.answers) for a, b in zip(some, others))
+        torch.equal(a.ids, b.ids) and torch.equal(a.answers, b.answers)
+        for a, b in zip(some, others))
 
 
 def file_of(args):
@@ -60,7 +66,8 @@ def test_an_answer_begins_where_its_prompt_ends_as_the_prompt_alone_is_read(text
     half = sorted(len(row.ids) for row in rows)[len(rows) // 2]
     cut = make_rows(text, TALKS, template, half)
     assert max(len(row.ids) for row in cut) == half
-    monkeypatch.setattr(Text, "spans", lambda *given: ((ids, []) for ids, _ in spans(*given)))
+    monkeypatch.setattr(Text, "spans",
+                        lambda *given: ((ids, []) for ids, _ in spans(*given)))
     assert same(rows, make_rows(text, TALKS, template, 4096))
     assert same(cut, make_rows(text, TALKS, template, half))
 
@@ -92,7 +99,8 @@ def test_lessons_are_kept_for_this_user_alone_and_made_once(args, monkeypatch, c
         patch.setattr(made, "Text", lambda folder: pytest.fail("a tokenizer was opened"))
         again = read_lessons(args, 512)
     assert f"from {path}" in capsys.readouterr().out
-    assert same(first.rows, again.rows) and (first.prompts, first.ends) == (again.prompts, again.ends)
+    assert same(first.rows, again.rows)
+    assert (first.prompts, first.ends) == (again.prompts, again.ends)
 
 
 def shorter(args):
@@ -139,7 +147,8 @@ def test_halves_of_files_that_a_killed_training_left_are_removed_and_others_stay
 
 def test_every_word_that_decides_what_the_lessons_are_is_in_their_fingerprint(args):
     marks = [fingerprint(args, 512), fingerprint(args, 511)]
-    for name, value in {"template": "vicuna", "limit": 9, "held_out": 0.5, "judged": 3, "seed": 5}.items():
+    for name, value in {"template": "vicuna", "limit": 9,
+                        "held_out": 0.5, "judged": 3, "seed": 5}.items():
         setattr(args, name, value)
         marks.append(fingerprint(args, 512))
     assert len(set(marks)) == 7

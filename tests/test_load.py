@@ -83,7 +83,8 @@ def virtual(places: int = 4) -> Decoder:
     """Plain decoding over two stages of 4 ms on a virtual clock, with wires of 1 ms: 11 ms a token."""
     clock = VirtualClock()
     work = Work(lambda rows, text: 0.004, layers=4)
-    [link] = Cluster(PLAIN, clock, [[work, work]], paths(), [OFF] * 3).links
+    [link] = Cluster(PLAIN, clock, [[work, work]],
+                     paths(), [OFF] * 3).links
     ring = Ring(link, TINY.lm_head, 3, clock=clock)
     return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, Limits(200, places))
 
@@ -103,7 +104,8 @@ def test_requests_that_arrive_far_apart_begin_when_they_arrive_and_take_what_one
 def test_requests_that_find_no_place_wait_in_their_order_and_their_wait_counts():
     served = serve(virtual(), requests(), 1, [0.0, 0.001, 0.002, 0.003, 0.004])
     ends = [each.ended for each in served]
-    assert ends == sorted(ends) and [each.text for each in served] == [tuple(text) for text in TEXTS]
+    assert ends == sorted(ends)
+    assert [each.text for each in served] == [tuple(text) for text in TEXTS]
     least = [0.011 * NEW * (number + 1) - each.arrived for number, each in enumerate(served)]
     assert all(each.ended - each.arrived >= alone - 1e-9 for each, alone in zip(served, least))
 
@@ -114,13 +116,15 @@ def test_plain_decoding_of_several_at_once_shares_the_passes_of_stages():
 
 
 def test_the_figures_of_a_load_are_those_of_a_person():
-    served = [Served(number, float(number), number + 0.5, number + 2.0 + number % 2, 3, (1, 2, 3))
+    served = [Served(number, float(number), number + 0.5,
+                     number + 2.0 + number % 2, 3, (1, 2, 3))
               for number in range(4)]
     found = figures(served)
     assert found.latency == 2.5 and found.latency_p95 == 3.0 and found.ttft == found.ttft_p95 == 0.5
     assert found.tokens_per_second == 12 / 6
     texts = {}
-    assert unequal(served, texts) == 0 and unequal([served[0]._replace(text=(1,)), served[1]], texts) == 1
+    assert unequal(served, texts) == 0
+    assert unequal([served[0]._replace(text=(1,)), served[1]], texts) == 1
 
 
 def test_arrivals_at_random_have_their_rate_and_their_seed():
@@ -174,7 +178,8 @@ def test_a_load_is_shown_as_a_table_and_written_as_csv_and_plots(small, tmp_path
     with (tmp_path / "out" / "load.csv").open() as file:
         loaded = list(csv.DictReader(file))
     assert [(row["method"], row["places"], row["rate"]) for row in loaded] == [
-        ("ar", "1", "1"), ("ar", "1", "50"), ("streaming", "16", "1"), ("streaming", "16", "50")]
+        ("ar", "1", "1"), ("ar", "1", "50"),
+        ("streaming", "16", "1"), ("streaming", "16", "50")]
     assert float(loaded[1]["latency_p95"]) > float(loaded[0]["latency_p95"]) > 0
     with (tmp_path / "out" / "at_once.csv").open() as file:
         counted = {(row["method"], row["at_once"]): row for row in csv.DictReader(file)}
@@ -190,8 +195,10 @@ def test_a_conversation_is_written_alike_whether_ranks_hold_what_was_said_or_rea
                        "draft=eagle", "max_new_tokens=4"]) == 0
     said = capsys.readouterr().out
     assert said.endswith("the texts are the same\n")
-    rows = [line.split() for line in said.splitlines() if line.strip()[:1].isdigit()]
-    assert [turn for turn, *_ in rows] == ["1", "2", "3"] and rows[0][4] == "0" < rows[1][4]
+    rows = [line.split()
+            for line in said.splitlines() if line.strip()[:1].isdigit()]
+    assert [turn for turn, *_ in rows] == ["1", "2", "3"]
+    assert rows[0][4] == "0" < rows[1][4]
     assert [float(again) > float(held) for _, _, again, held, _ in rows] == [False, True, True]
 
 
@@ -213,7 +220,8 @@ def test_a_file_of_questions_is_answered_several_at_once_as_one_by_one(saved, tm
         assert here(*words, f"max_requests={requests_}", f"question_file={tmp_path / 'asked'}") == 0
         kept.append(json.loads(out.read_text()))
     alone, together = kept
-    assert [(entry["question_id"], entry["turn"]) for entry in together] == [(3, 0), (3, 1), (5, 0), (4, 0), (4, 1)]
+    assert [(entry["question_id"], entry["turn"]) for entry in together] == [(3, 0),
+                                                                             (3, 1), (5, 0), (4, 0), (4, 1)]
     for one, other in zip(alone, together):
         same = ("prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "finish_reason")
         assert {key: one.get(key) for key in same} == {key: other.get(key) for key in same}
@@ -222,7 +230,8 @@ def test_a_file_of_questions_is_answered_several_at_once_as_one_by_one(saved, tm
 
 
 def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_one(saved, tmp_path, monkeypatch):
-    (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({**each, "category": ""}) for each in QUESTIONS))
+    (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({**each, "category": ""})
+                                                   for each in QUESTIONS))
     monkeypatch.setattr("eval.evaluation.WARM_UP", 2)
     fixed = (f"model_dir={saved / '0+2+2'}", f"data={tmp_path}", "template=none", "processes=false", "dtype=float64",
              "ignore_eos=true", "init_total_token=8", "width=3", "methods=naive,ar", "sets=talk", "temperatures=1",

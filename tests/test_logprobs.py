@@ -47,7 +47,8 @@ def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prom
 
 def test_replicas_tell_the_same():
     with replicas(3, draft=TINY.mixture("twin"), lookahead=2) as decoder:
-        answer = decoder.whole(Request(PROMPT, Sampler(0.9, seed=3), 20, likeliest=MOST, echo=True))
+        answer = decoder.whole(Request(PROMPT, Sampler(0.9, seed=3),
+                                       20, likeliest=MOST, echo=True))
     rows_TV = whole(PROMPT + answer.token_ids)
     compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
     compare(answer.prompt_logprobs, rows_TV, PROMPT[1:])
@@ -56,14 +57,17 @@ def test_replicas_tell_the_same():
 def test_an_end_in_the_middle_of_a_path_tells_no_more_than_the_answer_has():
     text = TINY.text(PROMPT, 12, Sampler())
     with pipeline(TINY, 2, "serial", TINY.twin()) as decoder:
-        answer = decoder.whole(Request(PROMPT, Sampler(), 40, end=frozenset([text[7]]), likeliest=0))
+        answer = decoder.whole(Request(PROMPT, Sampler(), 40,
+                                       end=frozenset([text[7]]), likeliest=0))
     assert answer.token_ids == text[:text.index(text[7]) + 1]
-    assert [one.token for one in answer.logprobs] == answer.token_ids and answer.logprobs[0].likeliest == []
+    assert [one.token for one in answer.logprobs] == answer.token_ids
+    assert answer.logprobs[0].likeliest == []
 
 
 def test_half_precision_is_reported_in_full():
     logits_TV = torch.randn(2, CONFIG.vocab, dtype=torch.bfloat16)
     exact_TV = logits_TV.float().log_softmax(-1)
     found = logprobs(logits_TV, [4, 5], CONFIG.vocab + 1)
-    assert [one.logprob for one in found] == [exact_TV[0, 4].item(), exact_TV[1, 5].item()]
+    assert [one.logprob for one in found] == [exact_TV[0, 4].item(),
+                                              exact_TV[1, 5].item()]
     assert len(found[0].likeliest) == CONFIG.vocab

@@ -16,7 +16,8 @@ from tests.test_prunes import delaying, losing
 from tests.tiny import DEEP, SPECULATIVE, TINY, TREE, pipeline
 
 BEGINNINGS = [[], [5, 17, 40, 3, 28, 11], [5, 17, 40, 3, 28, 11, 9, 9, 21, 4]]
-SPOILED = {"as sent": lambda link: link, "all lost": losing(1.0, seed=8), "some lost": losing(0.5, seed=8),
+SPOILED = {"as sent": lambda link: link, "all lost": losing(1.0, seed=8),
+           "some lost": losing(0.5, seed=8),
            "late": delaying(6, seed=9)}
 DRAFTS = [("eagle",), ("twin", "suffix"), ("drifting", "suffix"), ("suffix",)]
 
@@ -100,8 +101,10 @@ def test_requests_that_come_and_go_write_what_each_writes_alone(spoil, data, reu
     strategy = data.draw(st.sampled_from([*reversed(SPECULATIVE), "autoregressive"]))
     names = data.draw(st.sampled_from(DRAFTS))
     requests = data.draw(asked())
-    places, together = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
-    with pytest.MonkeyPatch.context() as patch, pipeline(TINY, data.draw(st.integers(1, 4)), strategy,
+    places = data.draw(st.integers(1, 4))
+    together = data.draw(st.integers(1, 5))
+    with pytest.MonkeyPatch.context() as patch, pipeline(TINY,
+                                                         data.draw(st.integers(1, 4)), strategy,
                                                          TINY.mixture(*names), wrap=SPOILED[spoil]) as decoder:
         patch.setattr(prefixes, "LEAST", 1)
         decoder.places, decoder.reuses = places, reuses

@@ -11,9 +11,12 @@ from toy.recipe.llama import ATTENTION, OptShape, Shape, export, words_of
 
 
 @pytest.mark.parametrize("words", [
-    ["--repeats", "0"], ["--repeats", "-1"], ["--repeats", "x"], ["--repeats", "1.5"], ["--repeats", "\u0663"],
-    ["--rows", "-1"], ["--rows", "1", "0"], ["--rows", "9" * 5000], ["--layers", "0"], ["--hidden", "0"],
-    ["--heads", "0"], ["--context", "0"], ["--intermediate", "0"], ["--rows"]], ids=lambda words: " ".join(words)[:20])
+    ["--repeats", "0"], ["--repeats", "-1"],
+    ["--repeats", "x"], ["--repeats", "1.5"], ["--repeats", "\u0663"],
+    ["--rows", "-1"], ["--rows", "1", "0"],
+    ["--rows", "9" * 5000], ["--layers", "0"], ["--hidden", "0"],
+    ["--heads", "0"], ["--context", "0"], ["--intermediate", "0"], ["--rows"]],
+                         ids=lambda words: " ".join(words)[:20])
 def test_a_number_that_makes_no_sense_is_refused(words, capsys):
     with pytest.raises(SystemExit) as end:
         bench.main(["stages", *words])
@@ -47,7 +50,8 @@ def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
         assert make_toy.main([step, "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 2
         assert f"the step {step} needs {tmp_path / 'work' / lacking}" in capsys.readouterr().err
     for key in ("--work", "--out"):
-        folders = {"--work": str(tmp_path / "work"), "--out": str(tmp_path / "out"), key: str(tmp_path / "file")}
+        folders = {"--work": str(tmp_path / "work"),
+                   "--out": str(tmp_path / "out"), key: str(tmp_path / "file")}
         assert make_toy.main(["data", *(word for pair in folders.items() for word in pair)]) == 2
         assert f"cannot be written (File exists): choose another {key}" in capsys.readouterr().err
 
@@ -61,7 +65,9 @@ def test_what_another_family_cannot_have_is_refused(words, message, tmp_path, ca
     assert capsys.readouterr().err.startswith(f"make_toy: {message}")
 
 
-@pytest.mark.parametrize("shape", [Shape(2, 32, 2, 48), OptShape(2, 32, 2, 48)], ids=["llama", "opt"])
+@pytest.mark.parametrize("shape",
+                         [Shape(2, 32, 2, 48), OptShape(2, 32, 2, 48)],
+                         ids=["llama", "opt"])
 def test_what_the_recipe_trains_is_what_the_decoder_computes(shape, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -73,4 +79,6 @@ def test_what_the_recipe_trains_is_what_the_decoder_computes(shape, tmp_path):
     trained = words_of(model, torch.tensor([ids]))[0].float()
     export(model, tmp_path)
     whole = Whole(Unfolded(tmp_path), torch.float32, "cpu")
-    torch.testing.assert_close(trained, whole.logits(ids, whole.cache(len(ids)), len(ids)), atol=0.1, rtol=0.05)
+    torch.testing.assert_close(trained,
+                               whole.logits(ids, whole.cache(len(ids)), len(ids)),
+                               atol=0.1, rtol=0.05)

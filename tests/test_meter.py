@@ -71,6 +71,7 @@ def test_every_rank_hears_how_busy_the_others_are(tmp_path):
         each.start(print)
     with ranks[1].meter:
         assert wait_until(lambda: ranks[0].busy()[1] > 0.9, 30)
-        assert ranks[0].busy()[0] == 0.0 and ranks[1].busy() == ranks[0].busy()
+        assert ranks[0].busy()[0] == 0.0
+        assert ranks[1].busy() == ranks[0].busy()
     for each in ranks:
         each.stop()

@@ -30,69 +30,83 @@ def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more
             "profile": "jetson-7b", "emulated": True, "scale": 1.0, "launch": "0-ar", "requests": list(range(turns)),
             "choices": [{"index": 0, "new_tokens": list(tokens), "wall_time": list(seconds),
                          "accept_lengths": [4, 3, 2]}],
-            "target_passes": [3] * turns, "ttft": [0.5] * turns, "settled": [[[0.5, 1]]] * turns,
+            "target_passes": [3] * turns, "ttft": [0.5] * turns,
+            "settled": [[[0.5, 1]]] * turns,
             "token_ids": [list(range(n)) for n in tokens], "first_difference": None, **more}
 
 
 def test_speed_is_all_tokens_by_all_seconds():
-    answers = [answer(question=1, tokens=(10, 20), seconds=(2.0, 3.0)), answer(question=2, tokens=(6,), seconds=(4.0,))]
+    answers = [answer(question=1, tokens=(10, 20), seconds=(2.0, 3.0)),
+               answer(question=2, tokens=(6,), seconds=(4.0,))]
     assert metrics.sample(answers).tolist() == [[30, 5], [6, 4]]
     assert metrics.speed([metrics.sample(answers)]).value == 36 / 9
     assert metrics.speed([metrics.sample(answers[:1]), metrics.sample(answers[1:])]).value == (30 / 5 + 6 / 4) / 2
 
 
 def test_decoding_alone_is_the_tokens_behind_the_first_by_the_seconds_after_it():
-    answers = [answer(question=1, tokens=(10, 20), seconds=(2.0, 3.0), ttft=[0.5, 1.0]),
+    answers = [answer(question=1, tokens=(10, 20),
+                      seconds=(2.0, 3.0), ttft=[0.5, 1.0]),
                answer(question=2, tokens=(6,), seconds=(4.0,), ttft=[1.5]),
                answer(question=3, tokens=(1,), seconds=(0.5,), ttft=[0.5])]
-    assert metrics.sample(answers, metrics.decoding).tolist() == [[28, 3.5], [5, 2.5], [0, 0]]
+    assert metrics.sample(answers, metrics.decoding).tolist() == [[28, 3.5],
+                                                                  [5, 2.5], [0, 0]]
     assert metrics.decoding_speed([answers]).value == 33 / 6
     assert metrics.decoding_speed([answers[:1], answers[1:2], answers[2:]]).value == (28 / 3.5 + 5 / 2.5) / 2
     assert math.isnan(metrics.decoding_speed([answers[2:]]).value)
 
 
 def test_the_time_of_a_request_is_that_of_a_turn():
-    answers = [answer(question=1, tokens=(9, 9), seconds=(1.0, 2.0)), answer(question=2, seconds=(6.0,))]
+    answers = [answer(question=1, tokens=(9, 9), seconds=(1.0, 2.0)),
+               answer(question=2, seconds=(6.0,))]
     assert metrics.request_times(answers) == [1.0, 2.0, 6.0]
 
 
 def test_a_quantile_is_a_value_that_was_measured():
-    assert metrics.mean([1.0, 2.0, 6.0]) == 3 and metrics.quantile([2.0, 6.0, 1.0], 0.95) == 6
+    assert metrics.mean([1.0, 2.0, 6.0]) == 3
+    assert metrics.quantile([2.0, 6.0, 1.0], 0.95) == 6
     twenty = [float(number) for number in range(1, 21)]
     assert [metrics.quantile(twenty, share) for share in (0, 0.05, 0.5, 0.951, 0.95)] == [1, 1, 10, 20, 19]
-    assert math.isnan(metrics.mean([])) and math.isnan(metrics.quantile([], 0.95))
+    assert math.isnan(metrics.mean([]))
+    assert math.isnan(metrics.quantile([], 0.95))
 
 
 def test_repeats_of_a_question_are_one_row():
-    answers = [answer(repeat=0, seed=0), answer(repeat=1, seed=1, tokens=(12,), seconds=(1.0,))]
+    answers = [answer(repeat=0, seed=0),
+               answer(repeat=1, seed=1, tokens=(12,), seconds=(1.0,))]
     assert metrics.sample(answers).tolist() == [[22, 3]]
 
 
 def test_a_ratio_is_of_the_same_questions_only():
-    mine = [answer(question=1, tokens=(10,), seconds=(1.0,)), answer(question=2, tokens=(99,), seconds=(1.0,)),
+    mine = [answer(question=1, tokens=(10,), seconds=(1.0,)),
+            answer(question=2, tokens=(99,), seconds=(1.0,)),
             answer(question=3, tokens=(20,), seconds=(2.0,))]
     base = [answer("naive", question=3, tokens=(20,), seconds=(8.0,)),
             answer("naive", question=1, tokens=(10,), seconds=(4.0,)),
             answer("naive", question=1, tokens=(10,), seconds=(1.0,), temperature=1.0)]
-    assert metrics.paired(mine, base).tolist() == [[10, 1, 10, 4], [20, 2, 20, 8]]
+    assert metrics.paired(mine, base).tolist() == [[10, 1, 10, 4],
+                                                   [20, 2, 20, 8]]
     assert metrics.speed_up([metrics.paired(mine, base)]) == (4.0, 4.0, 4.0)
 
 
 def test_the_mean_ratio_is_the_ratio_of_the_means():
-    one, two = np.array([[10, 1, 10, 2.0]]), np.array([[10, 2, 10, 10.0]])
+    one = np.array([[10, 1, 10, 2.0]])
+    two = np.array([[10, 2, 10, 10.0]])
     assert metrics.speed_up([one, two]).value == ((10 + 5) / 2) / ((5 + 1) / 2)
 
 
 def test_bounds_enclose_the_value_are_the_same_each_time_and_absent_for_one_question():
     random = np.random.default_rng(3)
-    rows = np.column_stack([random.integers(20, 60, 40), random.uniform(4, 8, 40)])
+    rows = np.column_stack([random.integers(20, 60, 40),
+                            random.uniform(4, 8, 40)])
     value, low, high = metrics.speed([rows])
     assert low < value < high and metrics.speed([rows]) == (value, low, high)
     wide = metrics.speed([rows[:10]])
     assert wide.high - wide.low > high - low
     one = metrics.speed([rows[:1]])
-    assert one.value == rows[0, 0] / rows[0, 1] and math.isnan(one.low) and math.isnan(one.high)
-    assert all(math.isnan(x) for x in metrics.speed([])) and math.isnan(metrics.speed_up([rows[:0]]).value)
+    assert one.value == rows[0, 0] / rows[0, 1]
+    assert math.isnan(one.low) and math.isnan(one.high)
+    assert all(math.isnan(x) for x in metrics.speed([]))
+    assert math.isnan(metrics.speed_up([rows[:0]]).value)
 
 
 def test_bounds_hold_the_true_speed_about_as_often_as_they_say():
@@ -121,8 +135,10 @@ def test_acceptance_by_position_is_what_vllm_prints():
 
 
 def test_times_of_tokens():
-    turns = [[[1.0, 1], [1.5, 5], [2.5, 2], [2.75, 1]], [[2.0, 2], [4.0, 2]]]  # 5 of 0.1, 2 of 0.5, 1 of 0.25, 2 of 1
-    answers = [answer(tokens=(9, 4), seconds=(2.75, 4.0), settled=turns, ttft=[1.0, 2.0])]
+    turns = [[[1.0, 1], [1.5, 5], [2.5, 2], [2.75, 1]],
+             [[2.0, 2], [4.0, 2]]]  # 5 of 0.1, 2 of 0.5, 1 of 0.25, 2 of 1
+    answers = [answer(tokens=(9, 4),
+                      seconds=(2.75, 4.0), settled=turns, ttft=[1.0, 2.0])]
     assert metrics.first_token_times(answers) == [1.0, 2.0]
     assert [metrics.quantile(metrics.token_times(answers), share) for share in (0.5, 0.6, 0.7, 0.99)] == [
         0.1, 0.25, 0.5, 1.0]
@@ -130,15 +146,19 @@ def test_times_of_tokens():
 
 
 def test_equality_names_the_first_difference_and_its_margin():
-    base = [answer("ar", question=q, token_ids=[[1, 2, 3], [4, 5]]) for q in (1, 2, 3)]
-    same = [answer(question=q, token_ids=[[1, 2, 3], [4, 5]]) for q in (2, 1)]
+    base = [answer("ar", question=q, token_ids=[[1, 2, 3], [4, 5]])
+            for q in (1, 2, 3)]
+    same = [answer(question=q, token_ids=[[1, 2, 3], [4, 5]])
+            for q in (2, 1)]
     assert metrics.equality(same, base) == "same" and metrics.equality(base, base) == "same"
-    other = [*same, answer(question=3, token_ids=[[1, 2, 3], [4, 6]], first_difference={"margin": 0.01234}),
+    other = [*same, answer(question=3,
+                           token_ids=[[1, 2, 3], [4, 6]], first_difference={"margin": 0.01234}),
              answer(question=7, token_ids=[[9]])]
     assert metrics.equality(other, base) == "1 of 3 differ, first question 3 turn 2 token 2, margin 0.012"
     short = [answer(question=1, token_ids=[[1, 2], [4, 5]])]
     assert metrics.equality(short, base) == "1 of 1 differ, first question 1 turn 1 token 3"
-    assert metrics.equality(same, []) == "" and metrics.equality([answer(question=1, seed=5)], base) == ""
+    assert metrics.equality(same, []) == ""
+    assert metrics.equality([answer(question=1, seed=5)], base) == ""
 
 
 def line(rank, request, seconds, launch="0-ar", late=0.0, **spans):
@@ -147,12 +167,18 @@ def line(rank, request, seconds, launch="0-ar", late=0.0, **spans):
 
 
 def test_shares_of_time_add_up():
-    lines = [line(0, 0, 10.0, grow=2.0, judge=1.0, wait=6.0), line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
-             line(0, 1, 10.0, grow=1.0, wait=9.0), line(1, 1, 10.0, forward=3.0, wait=6.0),
-             line(0, 2, 99.0), line(1, 0, 99.0, launch="1-tp"), line(0, 3, 5.0)]
-    found = utilization(by_request(lines), [answer(requests=[0, 1, 3], tokens=(1, 1, 1), seconds=(1.0, 1.0, 1.0))])
-    assert found[0][:4] == (0.2, 0.75, 0.0, 0.05) and found[0].control == 80 and found[0].bytes == 1000
-    assert found[1][:4] == pytest.approx((0.4, 0.425, 0.1, 0.075)) and found[1].rows == 31
+    lines = [line(0, 0, 10.0, grow=2.0, judge=1.0, wait=6.0),
+             line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
+             line(0, 1, 10.0, grow=1.0, wait=9.0),
+             line(1, 1, 10.0, forward=3.0, wait=6.0),
+             line(0, 2, 99.0),
+             line(1, 0, 99.0, launch="1-tp"), line(0, 3, 5.0)]
+    found = utilization(by_request(lines), [answer(requests=[0, 1, 3],
+                                                   tokens=(1, 1, 1), seconds=(1.0, 1.0, 1.0))])
+    assert found[0][:4] == (0.2, 0.75, 0.0, 0.05)
+    assert found[0].control == 80 and found[0].bytes == 1000
+    assert found[1][:4] == pytest.approx((0.4, 0.425, 0.1, 0.075))
+    assert found[1].rows == 31
     assert found[1].late == pytest.approx(0.1 / 8)
     assert all(sum(share[:4]) == pytest.approx(1) for share in found.values())
     assert utilization(by_request(lines), []) == {}
@@ -191,7 +217,8 @@ def test_a_tally_has_a_line_for_each_request_and_nothing_between(tmp_path):
             pass
         with tally.span("send", kind="Reset", nodes=[]):
             pass
-        sender = threading.Thread(target=tally.note, args=("sent", 0.0), kwargs={"kind": "Segment", "bytes": 64 * rows})
+        sender = threading.Thread(target=tally.note, args=("sent", 0.0),
+                                  kwargs={"kind": "Segment", "bytes": 64 * rows})
         sender.start()
         sender.join()
         tally.note("sent", 0.0, kind="Prune", bytes=8)
@@ -228,7 +255,9 @@ def test_rank_0_is_done_when_the_answer_is_there_and_an_emulated_wire_counts_the
 def test_an_emulated_wire_tells_the_tally_what_it_carried(tmp_path):
     tally, inbox = Tally(tmp_path, 0), Inbox()
     lane = Lane(inbox.put, Pace(PROFILES["server"], trace=tally), 0.0, print)
-    messages = [Segment(0, [1, 2], [0, 1], [1, 2], 2, torch.tensor([5, 6])), Prune(0, 2, 1, 9, [3, 4]), Reset(0)]
+    messages = [Segment(0, [1, 2], [0, 1],
+                        [1, 2], 2, torch.tensor([5, 6])),
+                Prune(0, 2, 1, 9, [3, 4]), Reset(0)]
     with tally.span("send", kind="Segment", nodes=[1, 2]):
         for msg in messages:
             lane.put(msg)

@@ -54,7 +54,8 @@ class Table(TreeDraft):
     def after(self, path):
         """The logits `[V]` after a path."""
         rng = random.Random(repr((self.seed, path)))
-        return torch.tensor([3 * rng.gauss(0, 1) for _ in range(VOCAB)], dtype=torch.float64)
+        return torch.tensor([3 * rng.gauss(0, 1) for _ in range(VOCAB)],
+                            dtype=torch.float64)
 
     def restart(self):
         self.seen = []
@@ -79,7 +80,8 @@ class Narrow(Table):
 
 
 def packed(path):
-    return torch.tensor([len(path), *path, *[0] * (LIMIT - len(path))], dtype=torch.float64)
+    return torch.tensor([len(path), *path, *[0] * (LIMIT - len(path))],
+                        dtype=torch.float64)
 
 
 def unpacked(out):
@@ -123,7 +125,8 @@ def unlearning(monkeypatch):
     monkeypatch.setattr(Blend, "learn", lambda *message: None)
 
 
-GROWTHS = st.builds(Growth, nodes=st.integers(1, 40), depth=st.just(99), width=st.integers(1, VOCAB),
+GROWTHS = st.builds(Growth, nodes=st.integers(1, 40),
+                    depth=st.just(99), width=st.integers(1, VOCAB),
                     worth=st.sampled_from([-math.inf, -3.0, -6.0]), anywhere=st.just(True))
 
 
@@ -133,12 +136,15 @@ def test_the_tree_is_that_of_a_brute_force_and_ends_at_the_limit_of_the_text_and
     table, tree = Table(seed), TokenTree(PROMPT, limit)
     grown(Mixture([table]), tree, growth)
     assert paths(tree) == best(table, PROMPT, limit, growth)
-    assert all(tree.nodes[node].pos < limit and tree.nodes[node].score >= growth.worth for node in tree.live)
+    assert all(tree.nodes[node].pos < limit
+               and tree.nodes[node].score >= growth.worth for node in tree.live)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_stand(seed):
-    table, tree, growth = Table(seed), TokenTree(PROMPT, LIMIT), Growth(60, 99, 3, anywhere=True)
+    table = Table(seed)
+    tree = TokenTree(PROMPT, LIMIT)
+    growth = Growth(60, 99, 3, anywhere=True)
     draft, depths = Mixture([table]), []
     assert at_once(draft.grow(tree, growth)) and table.seen == [tree.tip]
     while True:
@@ -152,7 +158,8 @@ def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_
     assert max(map(len, depths)) > 1, "no level had nodes of several depths"
 
 
-@pytest.mark.parametrize("growth", [Growth(12, 99, 3, anywhere=True), Growth(30, 99, 4, anywhere=True)])
+@pytest.mark.parametrize("growth", [Growth(12, 99, 3, anywhere=True),
+                                    Growth(30, 99, 4, anywhere=True)])
 @pytest.mark.parametrize("seed", range(4))
 def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed, growth):
     table, tree = Table(seed), TokenTree(PROMPT, LIMIT)
@@ -160,8 +167,10 @@ def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed
     back = 0
     for _ in range(8):
         grown(draft, tree, growth)
-        dropped = best(table, tree.tokens, LIMIT, Growth(1000, 99, growth.width, worth=-7)) - paths(tree)
-        follower = max(tree.nodes[tree.tip].children.values(), key=lambda child: tree.nodes[child].score)
+        dropped = best(table, tree.tokens, LIMIT,
+                       Growth(1000, 99, growth.width, worth=-7)) - paths(tree)
+        follower = max(tree.nodes[tree.tip].children.values(),
+                       key=lambda child: tree.nodes[child].score)
         tree.settle(tree.nodes[follower].token)
         grown(draft, tree, growth)
         assert paths(tree) == best(table, tree.tokens, LIMIT, growth)
@@ -177,7 +186,8 @@ def written(draft, table, tree, growth, sampler=Sampler()):
         yield tree
         for node in tree.cut():
             logits = table.after(path(tree, node))
-            tree.nodes[node].target_token, = sampler(logits[None], [tree.nodes[node].pos + 1])
+            tree.nodes[node].target_token, = sampler(logits[None],
+                                                     [tree.nodes[node].pos + 1])
         verify(tree)
 
 
@@ -185,7 +195,8 @@ def written(draft, table, tree, growth, sampler=Sampler()):
 def test_nothing_is_read_twice_unless_a_network_restarts(seed):
     table, sampler = Table(seed), Sampler(1.0, seed=seed)
     draft, restarts, last = Mixture([table]), 0, table.seen
-    for _ in written(draft, Table(seed + 1), TokenTree(PROMPT, 30), Growth(20, 99, 3, anywhere=True), sampler):
+    for _ in written(draft, Table(seed + 1), TokenTree(PROMPT, 30),
+                     Growth(20, 99, 3, anywhere=True), sampler):
         assert len(table.seen) == len(set(table.seen))
         restarts += table.seen is not last
         last = table.seen
@@ -198,7 +209,8 @@ def test_a_network_that_drifts_begins_at_every_tip_and_another_one_only_after_a_
     draft, growth = Mixture([table]), Growth(20, 99, 3, anywhere=True)
     table.drifts = drifts
     grown(draft, tree, growth)
-    guess = max(tree.nodes[tree.tip].children.values(), key=lambda child: tree.nodes[child].score)
+    guess = max(tree.nodes[tree.tip].children.values(),
+                key=lambda child: tree.nodes[child].score)
     tree.settle(tree.nodes[guess].token)
     draft.refresh()
     at_once(draft.grow(tree, growth))
@@ -207,7 +219,8 @@ def test_a_network_that_drifts_begins_at_every_tip_and_another_one_only_after_a_
 
 def test_a_miss_begins_at_the_tip():
     table, tree = Table(), TokenTree(PROMPT, LIMIT)
-    draft, growth = Mixture([table], Suffix()), Growth(9, 99, 3, anywhere=True)
+    draft = Mixture([table], Suffix())
+    growth = Growth(9, 99, 3, anywhere=True)
     grown(draft, tree, growth)
     guessed = {tree.nodes[node].token for node in tree.nodes[tree.tip].children.values()}
     tree.settle(next(token for token in range(VOCAB) if token not in guessed))
@@ -228,21 +241,25 @@ def test_a_full_cache_ends_growth_and_begins_again_after_a_miss(capacity):
         guessed = {tree.nodes[node].token for node in tree.nodes[tree.tip].children.values()}
         tree.settle(next(token for token in range(VOCAB) if token not in guessed))
         grown(draft, tree, growth)
-        assert table.seen[0] == tree.tip and len(table.seen) == capacity - len(tree.trunk) + 1
+        assert table.seen[0] == tree.tip
+        assert len(table.seen) == capacity - len(tree.trunk) + 1
 
 
-SAMPLERS = [Sampler(1.0, seed=1), Sampler(0.7, top_p=0.9, seed=2), Sampler(1.3, top_k=4, seed=3)]
+SAMPLERS = [Sampler(1.0, seed=1), Sampler(0.7, top_p=0.9, seed=2),
+            Sampler(1.3, top_k=4, seed=3)]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_likeliest_child_is_the_one_that_the_sampler_takes_if_draft_and_target_are_one(unlearning, sampler):
     table, tree = Table(), TokenTree(PROMPT, 24)
     read = 0
-    for _ in written(Mixture([table]), table, tree, Growth(20, 99, 3, anywhere=True), sampler):
+    for _ in written(Mixture([table]), table, tree,
+                     Growth(20, 99, 3, anywhere=True), sampler):
         for node in tree.nodes:
             children = tree.nodes[node].children
             if children and (node in tree.live or node == tree.tip):
-                wanted = sampler(table.after(path(tree, node))[None], [tree.nodes[node].pos + 1])
+                wanted = sampler(table.after(path(tree, node))[None],
+                                 [tree.nodes[node].pos + 1])
                 likeliest = max(children.values(), key=lambda child: tree.nodes[child].score)
                 assert [tree.nodes[likeliest].token] == wanted
                 read += 1
@@ -256,13 +273,15 @@ def test_who_proposed_a_guess_are_the_sources_that_guessed_its_token(sampler):
     draft = Mixture([left, right], Suffix())
     draft.begin(sampler)
     at_once(draft.grow(tree, Growth(9, 99, VOCAB, anywhere=True)))
-    proposers = {tree.nodes[node].token: set(tree.nodes[node].proposals) for node in tree.live}
+    proposers = {tree.nodes[node].token: set(tree.nodes[node].proposals)
+                 for node in tree.live}
     known = {1: {"left"}, 2: {"left", "right", "suffix"}, 5: {"right"}}
     assert proposers == known
 
 
 def test_a_suffix_alone_guesses_what_followed_and_nothing_without_a_match():
-    draft, growth = Mixture([], Suffix()), Growth(30, 99, 2, anywhere=True)
+    draft = Mixture([], Suffix())
+    growth = Growth(30, 99, 2, anywhere=True)
     assert not grown(draft, TokenTree([1, 2, 3], 99), growth).live
     draft.reset()
     tree = grown(draft, TokenTree([9, 1, 2, 3, 1, 2, 3], 20), growth)
@@ -274,12 +293,14 @@ def test_a_suffix_alone_guesses_what_followed_and_nothing_without_a_match():
 def test_a_request_that_is_over_leaves_no_guess():
     sampler, growth = Sampler(1.0, seed=5), Growth(20, 99, 3, anywhere=True)
     again, other = [1, 2, 3, 4, 5, 1, 2, 3], [6, 2, 3]  # of the second, 2 3 stands in the first alone
-    used, fresh = Mixture([Table()], Suffix()), Mixture([Table()], Suffix())
+    used = Mixture([Table()], Suffix())
+    fresh = Mixture([Table()], Suffix())
     used.begin(sampler)
     grown(used, TokenTree(again, LIMIT), growth)
     used.reset()
     trees = [grown(draft, TokenTree(other, LIMIT), growth) for draft in (used, fresh)]
-    scores = [{tuple(path(tree, node)): tree.nodes[node].score for node in tree.live} for tree in trees]
+    scores = [{tuple(path(tree, node)): tree.nodes[node].score
+               for node in tree.live} for tree in trees]
     assert scores[0] == scores[1]
     assert not any("suffix" in tree.nodes[node].proposals
                    for tree in trees for node in tree.nodes[tree.tip].children.values())
@@ -298,8 +319,10 @@ def test_no_guess_stands_beyond_the_limit_and_none_is_made_of_a_text_that_is_ful
 
 
 def test_no_guess_is_made_where_none_are_wished():
-    draft, tree = Mixture([Table()], Suffix()), TokenTree([2, 5] * 12, LIMIT)
-    assert not at_once(draft.grow(tree, Growth(0, 99, 3, anywhere=True))) and not tree.live
+    draft = Mixture([Table()], Suffix())
+    tree = TokenTree([2, 5] * 12, LIMIT)
+    assert not at_once(draft.grow(tree, Growth(0, 99, 3, anywhere=True)))
+    assert not tree.live
 
 
 def test_what_nobody_names_may_win_by_a_noise_that_nobody_knows():

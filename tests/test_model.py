@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.cache import attend
+from model.cache import attention
 from model.llama import LlamaConfig, Slice, fill
 
 SIZES = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 80, "vocab_size": 61,
@@ -22,7 +22,8 @@ def reference(**changes):
 
 
 def slices(model, sizes, bounds):
-    tensors = {name[6:]: x for name, x in model.state_dict().items() if name.startswith("model.")}
+    tensors = {name[6:]: x
+               for name, x in model.state_dict().items() if name.startswith("model.")}
     parts = []
     for first, last in zip(bounds, bounds[1:]):
         part = Slice(sizes, first, last)
@@ -32,7 +33,8 @@ def slices(model, sizes, bounds):
 
 
 @pytest.mark.parametrize("kv_heads", [6, 2, 1])
-@pytest.mark.parametrize("bounds", [[0, 4], [0, 1, 4], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("bounds", [[0, 4],
+                                    [0, 1, 4], [0, 1, 2, 3, 4]])
 def test_hidden_states_equal_those_of_transformers_in_any_split(kv_heads, bounds):
     model, sizes = reference(num_key_value_heads=kv_heads)
     ids = torch.randint(0, 61, (20,), generator=torch.Generator().manual_seed(1))
@@ -54,22 +56,26 @@ def test_a_branch_is_computed_as_if_it_were_the_text():
     model, sizes = reference(num_key_value_heads=2)
     (part, cache), = slices(model, sizes, [0, 4])
     cache.admit([0, 1, 2], [0, 0, 1], text=3)
-    part(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 2]), cache)
+    part(torch.tensor([5, 6, 7]),
+         torch.tensor([0, 1, 2]), cache)
     # two branches from node 2: 3-5 and 4-6, their rows mixed
     cache.admit([3, 4, 5, 6], [2, 2, 3, 4], text=0)
-    out = part(torch.tensor([8, 9, 10, 11]), torch.tensor([3, 3, 4, 4]), cache)
-    for row, text in ((2, [5, 6, 7, 8, 10]), (3, [5, 6, 7, 9, 11])):
+    out = part(torch.tensor([8, 9, 10, 11]),
+               torch.tensor([3, 3, 4, 4]), cache)
+    for row, text in ((2, [5, 6, 7, 8, 10]),
+                      (3, [5, 6, 7, 9, 11])):
         theirs = model.model(torch.tensor([text])).last_hidden_state[0, -1]
         torch.testing.assert_close(out[row], theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_attention_without_the_fused_kernel_is_the_same(monkeypatch):
-    q, k, v = (torch.randn(heads, rows, 8, dtype=torch.float64) for heads, rows in ((6, 5), (2, 9), (2, 9)))
+    q, k, v = (torch.randn(heads, rows, 8, dtype=torch.float64)
+               for heads, rows in ((6, 5), (2, 9), (2, 9)))
     mask = torch.zeros(5, 9, dtype=torch.float64).masked_fill_(torch.rand(5, 9) < 0.3, float("-inf"))
     mask[:, 0] = 0
-    fused = attend(q, k, v, mask)
+    fused = attention(q, k, v, mask)
     monkeypatch.delattr(torch.nn.functional, "scaled_dot_product_attention")
-    torch.testing.assert_close(attend(q, k, v, mask), fused)
+    torch.testing.assert_close(attention(q, k, v, mask), fused)
 
 
 @pytest.mark.parametrize("field, value", [("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),

@@ -62,7 +62,8 @@ WRONG = [  # fields of a config, and how they are refused
                    "num_key_value_heads", "head_dim", "max_position_embeddings", "draft_vocab_size")
       for value in (-192, 192.5, 0, "192", True, [192], 10 ** 30)),
     *(({name: value}, f"{name}={value!r}, which should be a number from")
-      for name in ("rms_norm_eps", "rope_theta") for value in (*NOT_FINITE, 0, 0.0, -1e-6, "1e-6", True, [1])),
+      for name in ("rms_norm_eps", "rope_theta")
+      for value in (*NOT_FINITE, 0, 0.0, -1e-6, "1e-6", True, [1])),
     *(({"rope_scaling": {"type": "linear", "factor": value}}, f"factor={value!r}, which should be a number from 1")
       for value in (*NOT_FINITE, 0, -2.0, "2", False)),
     *(({"rope_parameters": {**LLAMA3, name: value}}, f"{name}={value!r}, which should be a number")
@@ -73,9 +74,11 @@ WRONG = [  # fields of a config, and how they are refused
     ({"rope_scaling": {"type": ["linear"]}}, "type=['linear'], which should be a name"),
     *(({"model_type": value}, f"model_type={value!r}, which should be a name")
       for value in (["llama"], {}, 3, "", "a\x1bb")),
-    *(({"architectures": value}, "architectures=") for value in ("LlamaForCausalLM", [["LlamaForCausalLM"]], [3], {})),
+    *(({"architectures": value}, "architectures=")
+      for value in ("LlamaForCausalLM", [["LlamaForCausalLM"]], [3], {})),
     *(({"eos_token_id": value}, f"eos_token_id={value!r}, which should be a token id or a list of them")
-      for value in ([[2]], {"a": 2}, "2", -1, 2.0, [2, None], True)),
+      for value in ([[2]], {"a": 2},
+                    "2", -1, 2.0, [2, None], True)),
     *(({name: value}, f"{name}={value!r}, which should be true or false")
       for name in ("tie_word_embeddings", "use_sliding_window", "qkv_bias") for value in ("false", 0, [])),
     ({"sliding_window": -1}, "sliding_window=-1"), ({"partial_rotary_factor": "1"}, "partial_rotary_factor='1'"),
@@ -121,7 +124,8 @@ def test_fields_at_the_edge_of_what_is_sound_are_taken(model):
     check_model(Checkpoint(model))
 
 
-@pytest.mark.parametrize("ends", [[[2]], "2", {"a": 2}, -1, 2.5])
+@pytest.mark.parametrize("ends",
+                         [[[2]], "2", {"a": 2}, -1, 2.5])
 def test_end_tokens_of_generation_config_are_checked_too(model, ends):
     change(model / "generation_config.json", eos_token_id=ends)
     with refused(f"generation_config.json says eos_token_id={ends!r}"):
@@ -144,7 +148,8 @@ VALUES = st.recursive(
     max_leaves=6)
 
 
-@given(st.dictionaries(st.sampled_from(sorted({*CONFIG, "quantization_config", "hidden_act"})), VALUES, max_size=4))
+@given(st.dictionaries(st.sampled_from(sorted({*CONFIG, "quantization_config", "hidden_act"})),
+                       VALUES, max_size=4))
 def test_any_config_is_read_or_refused_in_one_sentence(tmp_path_factory, fields):
     sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 40,
              "intermediate_size": 24, "rms_norm_eps": 1e-6}
@@ -167,7 +172,8 @@ FILES = ("config.json", "generation_config.json", "model.safetensors", "model.sa
 def test_json_nested_without_end_is_refused(models, tmp_path, name, what):
     folder = Path(shutil.copytree(models / ("shards" if name.endswith("index.json") else "whole"), tmp_path / "model"))
     content = NESTED[what].encode()
-    (folder / name).write_bytes(content if name.endswith("json") else len(content).to_bytes(8, "little") + content)
+    (folder / name).write_bytes(content if name.endswith("json")
+                                else len(content).to_bytes(8, "little") + content)
     deep = "is nested too deeply (more than 64 lists and objects, one in the other)"
     with refused(f"{folder / name} {deep if name.endswith('json') else 'is cut off, damaged or no safetensors file'}"):
         Checkpoint(folder)
@@ -203,7 +209,8 @@ def test_lines_of_other_files_are_read_by_the_same_reader():
 
 def test_values_are_shown_short_and_harmless():
     assert shown("\x1b[2J\n\u202e") == r"'\x1b[2J\n\u202e'"
-    for value in ("x" * 10 ** 6, list(range(10 ** 5)), {"a" * 999: ["b" * 999] * 99}):
+    for value in ("x" * 10 ** 6, list(range(10 ** 5)),
+                  {"a" * 999: ["b" * 999] * 99}):
         assert len(shown(value)) < 300
 
 
@@ -223,7 +230,8 @@ def test_a_shard_whose_name_leaves_the_folder_is_refused_and_not_read(models, tm
     change(index, weight_map={**places, "lm_head.weight": shard})
     with refused("which is no file of its folder; take a model that you trust") as found:
         split(folder, tmp_path / "split", "1", progress=False)
-    assert str(found.value).isprintable() and not (tmp_path / "split").exists() and not stays_inside(shard)
+    assert str(found.value).isprintable()
+    assert not (tmp_path / "split").exists() and not stays_inside(shard)
 
 
 @pytest.mark.parametrize("places", [[], ["model.safetensors"], {}, None, 3, "model.safetensors"])
@@ -274,16 +282,25 @@ def entry(shape: Any = (2, 3), offsets: Any = (0, 24), dtype: Any = "F32") -> di
 
 
 @pytest.mark.parametrize("header", [
-    *({"a": value} for value in (None, 3, [], "F32", {}, {"dtype": "F32"})),
-    *({"a": entry(dtype=dtype)} for dtype in (["F32"], 32, None, "F33", "f32", "C64", "F4")),
+    *({"a": value}
+      for value in (None, 3, [], "F32", {}, {"dtype": "F32"})),
+    *({"a": entry(dtype=dtype)}
+      for dtype in (["F32"], 32, None, "F33", "f32", "C64", "F4")),
     *({"a": entry(shape=shape)} for shape in (
-        "23", 6, None, [2, "3"], [2.0, 3.0], [2.5, 2.4], [-2, -3], [True, 6], [[2], 3],
+        "23", 6, None, [2, "3"], [2.0, 3.0], [2.5, 2.4],
+        [-2, -3], [True, 6], [[2], 3],
         [6, 10 ** 40], {"2": 3})),
     *({"a": entry(offsets=offsets)} for offsets in (
-        [0.0, 24.0], ["0", "24"], [-24, 0], [24, 0], [0], [0, 24, 48], 24, None, [False, 24], [0, 10 ** 40])),
-    {"a": entry(), "b": entry()}, {"a": entry(), "b": entry([1], [20, 24])}, {"a": entry(offsets=[8, 32])},
-    {"a": entry([1], [0, 4]), "b": entry([4], [8, 24])}, {"a": entry(), "b": entry([6], [24, 48])},
-    {"a": entry([5], [0, 20])}, [], "a", 3, {"": entry()},
+        [0.0, 24.0], ["0", "24"], [-24, 0], [24, 0], [0],
+        [0, 24, 48], 24, None, [False, 24], [0, 10 ** 40])),
+    {"a": entry(), "b": entry()},
+    {"a": entry(), "b": entry([1], [20, 24])},
+    {"a": entry(offsets=[8, 32])},
+    {"a": entry([1], [0, 4]),
+     "b": entry([4], [8, 24])},
+    {"a": entry(), "b": entry([6], [24, 48])},
+    {"a": entry([5], [0, 20])},
+    [], "a", 3, {"": entry()},
 ], ids=str)
 def test_a_header_that_contradicts_itself_or_the_file_is_refused(model, header):
     write_header(model / "model.safetensors", header)
@@ -294,7 +311,8 @@ def test_a_header_that_contradicts_itself_or_the_file_is_refused(model, header):
 
 def test_a_sound_header_is_taken_in_any_order_with_tensors_of_no_bytes(model):
     write_header(model / "model.safetensors", {
-        "b": entry([1], [20, 24]), "none": entry([0, 7], [20, 20]), "__metadata__": {"format": "pt"},
+        "b": entry([1], [20, 24]),
+        "none": entry([0, 7], [20, 20]), "__metadata__": {"format": "pt"},
         "a": entry([5], [0, 20])})
     assert {name: tuple(x.shape) for name, x in tensors_of(Checkpoint(model)).items()} == {
         "a": (5,), "none": (0, 7), "b": (1,)}
@@ -348,7 +366,8 @@ def folder(model) -> Path:
     return model
 
 
-JUNK = {"nothing": b"", "text": b"junk" * 99, "zeros": bytes(4096), "noise": bytes(i * 37 % 251 for i in range(999)),
+JUNK = {"nothing": b"", "text": b"junk" * 99, "zeros": bytes(4096),
+        "noise": bytes(i * 37 % 251 for i in range(999)),
         "a zip without sense": b"PK\x03\x04" + bytes(99), "half a pickle": pickle.dumps([1, 2, 3])[:-3],
         "opcodes": b"\x80\x02cos\nsystem\n(S'true'\ntR.", "a memo that is not there": b"\x80\x02h\x07.",
         "a huge frame": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f."}
@@ -365,7 +384,8 @@ def test_a_bin_file_of_junk_is_refused(folder, what):
 @pytest.mark.parametrize(("content", "sentence"), [
     ([torch.zeros(2)], "holds a list instead of tensors with names"), (torch.zeros(2), "holds a Tensor instead"),
     (3, "holds a int instead"), ({}, "holds no tensor"), ({"a": 3}, "holds no tensor"),
-    ({3: torch.zeros(2)}, "holds 3 in a form"), ({"a": torch.zeros(2, dtype=torch.complex64)}, "holds 'a' in a form"),
+    ({3: torch.zeros(2)}, "holds 3 in a form"),
+    ({"a": torch.zeros(2, dtype=torch.complex64)}, "holds 'a' in a form"),
     ({"a": torch.zeros(2, 2).to_sparse()}, "holds 'a' in a form"),
     ({"a": torch.zeros(2, device="meta")}, "holds 'a' in a form"),
 ])

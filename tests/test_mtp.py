@@ -42,7 +42,8 @@ class Reference(torch.nn.Module):
     def forward(self, words, states):
         """What follows pairs of a state and the embedding of the next token; positions are those of the states."""
         count = len(words)
-        x = self.input_proj(torch.cat((self.hidden_layernorm(states), self.token_layernorm(words)), -1))[None]
+        x = self.input_proj(torch.cat((self.hidden_layernorm(states), self.token_layernorm(words)),
+                                      -1))[None]
         mask = torch.full((1, 1, count, count), float("-inf")).triu(1)
         turned = self.turns(x, torch.arange(count)[None])
         made = self.layer(x, attention_mask=mask, position_embeddings=turned)
@@ -83,7 +84,8 @@ def made(head, body):
     cache = head.config.cache(1, 32, head.input_proj.weight)
     nodes = list(range(len(IDS) - 1))
     cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
-    out = head(IDS[1:], states[:-1], torch.arange(len(IDS) - 1), cache)
+    out = head(IDS[1:], states[:-1],
+               torch.arange(len(IDS) - 1), cache)
     return out, body.model.embed_tokens(IDS[1:]), states[:-1]
 
 
@@ -95,13 +97,15 @@ def test_the_layer_in_a_checkpoint_computes_what_the_published_one_computes(save
     assert isinstance(head, MtpHead) and head.drifts
     out, words, states = made(head, body)
     torch.testing.assert_close(out, layer(words, states), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(Eagle(head, body.lm_head, 32).logits(out), body.lm_head(layer(words, states)))
+    torch.testing.assert_close(Eagle(head, body.lm_head, 32).logits(out),
+                               body.lm_head(layer(words, states)))
 
 
 def test_the_body_is_a_qwen2_without_that_layer(saved):
     folder, body, _ = saved
     names = Unfolded(folder / "base").names()
-    assert set(names) == set(body.state_dict()) and not any("mtp" in name for name in names)
+    assert set(names) == set(body.state_dict())
+    assert not any("mtp" in name for name in names)
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -119,7 +123,8 @@ def test_it_drafts_out_of_the_split_without_a_folder_or_out_of_its_own(saved, tm
     for words in (["pipeline_type=ar"], ["draft=eagle"], ["pipeline_type=streaming", "draft=eagle+suffix"]):
         assert here(*asked, "ignore_eos=true", *head, *words) == 0, capsys.readouterr().err
         texts.append(capsys.readouterr().out.splitlines()[0])
-    plain = body.generate(torch.tensor([[5, 17, 40, 3, 28, 11]]), max_new_tokens=20, do_sample=False, eos_token_id=None)
+    plain = body.generate(torch.tensor([[5, 17, 40, 3, 28, 11]]),
+                          max_new_tokens=20, do_sample=False, eos_token_id=None)
     assert [list(map(int, text.split())) for text in texts] == 3 * [plain[0, 6:].tolist()]
 
 
@@ -127,7 +132,8 @@ def test_rank_0_holds_the_layer_once_and_stages_hold_none_of_it(saved, tmp_path)
     folder, *_ = saved
     split(folder / "base", tmp_path / "parts", "0+2+2", progress=False)
     parts = [Part(tmp_path / "parts" / f"stage_{rank}") for rank in range(3)]
-    assert parts[0].eagle and not parts[1].eagle and EMBED in parts[0].weights.names()
+    assert parts[0].eagle and not parts[1].eagle
+    assert EMBED in parts[0].weights.names()
     assert all(name.startswith(PREFIX) for name in Checkpoint(parts[0].eagle).names())
     assert not any("mtp" in name for part in parts for name in part.weights.names())
 

@@ -14,7 +14,8 @@ from model.weights.onednn import Packed, packed
 from model.weights.quant import compress, fuse, pack
 from tests.checkpoints import same
 
-SIZES = LlamaConfig(hidden=64, layers=3, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=40, context=32,
+SIZES = LlamaConfig(hidden=64, layers=3, heads=4,
+                    kv_heads=2, head_dim=16, intermediate=96, vocab=40, context=32,
                     eps=1e-6, theta=1e4)
 BIASED = replace(SIZES, family=replace(FAMILIES["llama"], qkv_bias=True, bias=True))
 

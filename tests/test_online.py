@@ -18,7 +18,8 @@ FAST = ["simul_type=both", "S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "f
 
 def rows(shown: str) -> dict:
     """The cells of each method's line."""
-    return {line.split()[0]: line[8:].replace(" +- ", "+-").split() for line in shown.splitlines()
+    return {line.split()[0]: line[8:].replace(" +- ", "+-").split()
+            for line in shown.splitlines()
             if line.startswith(("non-SI", "SI ", "DSI "))}
 
 
@@ -33,7 +34,8 @@ def test_all_is_predicted_the_same_twice(words: list, capsys):
     for _ in range(2):
         assert simulate.main(["online", *FAST, *words]) == 0
         shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] and list(rows(shown[0])) == ["non-SI", "SI", "DSI"]
+    assert shown[0] == shown[1]
+    assert list(rows(shown[0])) == ["non-SI", "SI", "DSI"]
 
 
 def test_the_published_accounting_stands_beside_the_prediction_where_it_ends():
@@ -47,7 +49,8 @@ def test_the_published_accounting_stands_beside_the_prediction_where_it_ends():
 
 
 def test_times_are_those_of_the_keys_to_the_nanosecond():
-    config = Online(c=0.4, c_sub=0.03, failure_cost=2.0, failure_cost_sub=0.2, S=9, k=2, a=0.0)
+    config = Online(c=0.4, c_sub=0.03, failure_cost=2.0,
+                    failure_cost_sub=0.2, S=9, k=2, a=0.0)
     assert ticks(config, "non-SI") == 2_000_000_000 + 8 * 200_000_000
     assert ticks(config, "DSI") == 2_000_000_000 + 8 * 200_000_000
     assert ticks(config, "SI") == 2_000_000_000 + 8 * 200_000_000 + 400_000_000 + 14 * 30_000_000
@@ -65,9 +68,12 @@ def test_every_draft_may_be_right_or_wrong():
 def test_runs_are_those_that_the_published_simulator_draws():
     chance = np.random.RandomState(7)
     lengths = [next(drawn(0.8, 9, chance)) for _ in range(5)]
-    assert lengths == [min(n - 1, 9) for n in np.random.RandomState(7).geometric(1 - 0.8, size=5)]
-    assert next(drawn(1.0, 20, chance)) == 20 and next(drawn(0.0, 20, chance)) == 0
-    assert spread([2, 0, 1, 5], 8) == [True, True, False, False, True, False, True, True]
+    assert lengths == [min(n - 1, 9)
+                       for n in np.random.RandomState(7).geometric(1 - 0.8, size=5)]
+    assert next(drawn(1.0, 20, chance)) == 20
+    assert next(drawn(0.0, 20, chance)) == 0
+    assert spread([2, 0, 1, 5], 8) == [True,
+                                       True, False, False, True, False, True, True]
 
 
 def test_recorded_matches_take_the_place_of_chance(tmp_path):
@@ -75,7 +81,8 @@ def test_recorded_matches_take_the_place_of_chance(tmp_path):
     traces.write_text("[[1, 1, 0], [], [0, 1]]")
     texts = texts_of(Online(traces=str(traces), S=7))
     assert [next(texts) for _ in range(3)] == [
-        [True, True, False] * 2 + [True], [False, True] * 3 + [False], [True, True, False] * 2 + [True]]
+        [True, True, False] * 2 + [True],
+        [False, True] * 3 + [False], [True, True, False] * 2 + [True]]
 
 
 MISTAKES = {
@@ -92,7 +99,8 @@ MISTAKES = {
 def test_a_mistake_is_answered_by_one_sentence_that_names_the_fix(words: str, capsys):
     assert simulate.main(["online", *words.split()]) != 0
     shown = capsys.readouterr()
-    assert MISTAKES[words] in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+    assert MISTAKES[words] in shown.err
+    assert shown.err.count("\n") == 1 and shown.out == ""
 
 
 @pytest.mark.parametrize("content", ["[1, 0]", "[[2]]", "[[]]"])

@@ -44,7 +44,8 @@ def ask(tmp_path, monkeypatch):
 
 def figures(answers):
     """All that is said of each answer, by method and question, but when it was made."""
-    return {(line["method"], line["question_id"]): {name: line[name] for name in line if name not in OTHERS}
+    return {(line["method"], line["question_id"]): {name: line[name]
+                                                    for name in line if name not in OTHERS}
             for line in answers}
 
 

@@ -21,7 +21,8 @@ def test_levels_fall_by_the_depth_of_an_outcome_and_by_its_rank():
     chain = tree.add(tree.tip, 10, -0.1)
     deeper = tree.add(chain, 11, -0.2)
     assert tree.cut(3) == [tree.tip, chain, deeper]
-    at_tip = [tree.add(tree.tip, token, -token / 10) for token in (20, 21, 22, 23)]
+    at_tip = [tree.add(tree.tip, token, -token / 10)
+              for token in (20, 21, 22, 23)]
     behind = [tree.add(deeper, token, -token / 10) for token in (30, 31)]
     below = tree.add(at_tip[0], 40, -3.0)
     left = levels_left(tree, 10)
@@ -44,7 +45,8 @@ def test_growth_with_a_fan_goes_on_below_every_outcome_as_deep_as_it_may(seed):
     left = levels_left(tree, growth.fan)
     assert min(left.values()) == 0, "nothing is drafted below what has no level left"
     read = set(draft._stands) & tree.live
-    worthy = {node for node in tree.live if tree.nodes[node].score >= tree.nodes[tree.tip].score - 9.0}
+    worthy = {node for node in tree.live
+              if tree.nodes[node].score >= tree.nodes[tree.tip].score - 9.0}
     unsent = read.difference(sent)
     assert unsent and all(left[node] > 0 for node in unsent)
     assert {node for node in worthy if left.get(node, 1) > 0} - read == set(), "some outcome was left out"
@@ -104,7 +106,8 @@ def test_one_verification_is_under_way_at_a_time(strategy):
 @pytest.mark.parametrize("strategy", ["pearl", "ssd"])
 def test_what_was_drafted_meanwhile_leaves_at_once(strategy):
     events = traffic(strategy)
-    behind = [events[place + 1] for place, (kind, _) in enumerate(events[:-1]) if kind == "answer"]
+    behind = [events[place + 1]
+              for place, (kind, _) in enumerate(events[:-1]) if kind == "answer"]
     assert any(kind == "send" and rows > 1 for kind, rows in behind), "no guess left with the answer before it"
     if strategy == "pearl":
         assert ("send", 1) in behind, "after a miss the tip leaves alone"

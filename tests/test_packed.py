@@ -54,7 +54,8 @@ def awq(name, weight):
     codes, zeros = torch.randint(16, (inputs, outputs)), torch.randint(16, shape)
     scales = torch.rand(shape).half()
     order = [0, 2, 4, 6, 1, 3, 5, 7]
-    eights = [x.unflatten(1, (-1, 8))[..., order] for x in (codes, zeros)]
+    eights = [x.unflatten(1, (-1, 8))[..., order]
+              for x in (codes, zeros)]
     packed = [words(x.flatten(1), 4) for x in eights]
     made = {f"{base}qweight": packed[0], f"{base}qzeros": packed[1], f"{base}scales": scales}
     wide = [x.repeat_interleave(GROUP, 0) for x in (zeros, scales.float())]
@@ -90,7 +91,8 @@ def blocks_of(weight):
 
 
 FORMS = {
-    "gptq": ({"quant_method": "gptq", "bits": 4}, lambda name, x: gptq(name, x, 4, False)),
+    "gptq": ({"quant_method": "gptq", "bits": 4},
+             lambda name, x: gptq(name, x, 4, False)),
     "gptq by activations, 8 bits": ({"quant_method": "gptq", "bits": 8, "desc_act": True},
                                     lambda name, x: gptq(name, x, 8, True)),
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
@@ -228,7 +230,8 @@ HARM = {  # form of the checkpoint, the end of a tensor's name, what is done to 
     "packed words that are floats": (INT4, ".weight_packed", lambda x: x.float(), MISFIT),
     "packed scales of other outputs": (INT4, ".weight_scale", lambda x: x[:3], MISFIT),
     "no scales": (INT4, ".weight_scale", lambda x: x[:, :0], MISFIT),
-    "uneven groups": (INT4, ".weight_scale", lambda x: torch.cat([x] * 3, 1)[:, :7], AGAIN),
+    "uneven groups": (INT4, ".weight_scale",
+                      lambda x: torch.cat([x] * 3, 1)[:, :7], AGAIN),
     "blocks in a row": (FP8, ".weight_scale_inv", lambda x: x.flatten(), MISFIT),
     "no blocks": (FP8, ".weight_scale_inv", lambda x: x[:0], MISFIT),
     "blocks in three dimensions": (FP8, ".weight_scale_inv", lambda x: x[None], MISFIT),

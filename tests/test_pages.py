@@ -76,7 +76,8 @@ def typed(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         replaced = {cli.parse: reading(cli.parse), keys.read_keys: reading(keys.read_keys),
                     results_index.read: reading(str)}
-        for module in [module for name, module in sys.modules.items() if name.partition(".")[0] in FLOORS]:
+        for module in [module for name, module in sys.modules.items()
+                       if name.partition(".")[0] in FLOORS]:
             for name, value in list(vars(module).items()):
                 if callable(value) and getattr(value, "__hash__", None) and value in replaced:
                     patch.setattr(module, name, replaced[value])
@@ -106,13 +107,15 @@ def furnish(clone: Path) -> None:
         (clone / "bin" / name).symlink_to(shutil.which(name) or "")
     (clone / ".venv" / "bin" / "activate").touch()
     stamps = 'source scripts/env.sh; for list in "$@"; do cksum <"$list" >"$(stamp_of "$list")"; done'
-    subprocess.run([shutil.which("bash"), "-ec", stamps, "stamps", *LISTS], cwd=clone, check=True)
+    subprocess.run([shutil.which("bash"), "-ec", stamps, "stamps", *LISTS],
+                   cwd=clone, check=True)
 
 
 def commands(page: Path) -> list[str]:
     """The blocks of a page that a person would paste, and the commands in its text."""
     text = page.read_text(encoding="utf-8")
-    pasted = [block for language in ("", "bash") for block in blocks(page, language) if re.match(BEGINS, block)]
+    pasted = [block for language in ("", "bash")
+              for block in blocks(page, language) if re.match(BEGINS, block)]
     prose = re.sub("```.*?```", "", text, flags=re.S)
     inline = [" ".join(code.split()) for code in re.findall("`([^`]+)`", prose)]
     return [*pasted, *(code.replace(" ...", "") for code in inline
@@ -124,7 +127,8 @@ def reach(clone: Path, command: str) -> list[list[str]]:
     log = clone / "typed"
     log.write_bytes(b"")
     env = {"PATH": str(clone / "bin"), "TYPED": str(log), "HOME": str(clone)}
-    shell = subprocess.Popen([shutil.which("bash"), "-ec", command], cwd=clone, env=env, text=True,
+    shell = subprocess.Popen([shutil.which("bash"), "-ec", command],
+                             cwd=clone, env=env, text=True,
                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     said, _ = shell.communicate()
     assert shell.returncode == 0, said
@@ -153,7 +157,8 @@ def read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if program == "bash":
         script = (ROOT / words[0]).read_text(encoding="utf-8")
         own = words[1:words.index("--")] if "--" in words else words[1:]
-        assert [word for word in own if "=" in word and word.partition("=")[0] + "=" not in script] == []
+        assert [word for word in own if "=" in word
+                and word.partition("=")[0] + "=" not in script] == []
     elif program.startswith("python"):
         words = words[2:] if words[:2] == ["-m", "pdb"] else words
         module, rest = (words[1], words[2:]) if words[0] == "-m" else ("", words[1:])
@@ -180,7 +185,8 @@ def read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.name != "README.md" else page.parent.name)
+@pytest.mark.parametrize("page", PAGES,
+                         ids=lambda page: page.name if page.name != "README.md" else page.parent.name)
 def test_every_command_of_a_page_can_be_typed(page, typed, monkeypatch, capsys):
     for path, content in zip(FILES.get(page.name, ()), blocks(page, "json")):
         (typed / path).write_text(content)

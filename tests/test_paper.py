@@ -31,7 +31,8 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
     assert table(Paper()) in (ROOT / "docs" / "results" / "dsi-table2.md").read_text(encoding="utf-8")
 
 
-def counted(times: Latencies, acceptance: float, lookahead: int, waits: bool, rng: np.random.Generator) -> float:
+def counted(times: Latencies, acceptance: float, lookahead: int,
+            waits: bool, rng: np.random.Generator) -> float:
     """The cost of 50 tokens, run by run, if no call waits; the first forward of a server is that of its first run."""
     total, cost = 0, times.first_target - times.target
     while True:
@@ -46,7 +47,8 @@ def counted(times: Latencies, acceptance: float, lookahead: int, waits: bool, rn
 
 
 @pytest.mark.parametrize(("servers", "times"), [
-    (None, Latencies(1.0, 0.25, 3.0, 2.75)), (7, Latencies(1.0, 0.25, 1.0, 2.75))])
+    (None, Latencies(1.0, 0.25, 3.0, 2.75)),
+    (7, Latencies(1.0, 0.25, 1.0, 2.75))])
 def test_the_mean_of_the_online_accounting_is_that_of_drawn_runs(servers: int | None, times: Latencies) -> None:
     rng, repeats = np.random.default_rng(1), 4000
     for acceptance, lookahead in ((0.3, 1), (0.8, 4), (1.0, 5)):
@@ -71,7 +73,8 @@ def test_a_first_forward_counts_once_for_each_server_and_for_the_drafter_until_s
     assert online_mean(two, half, 1, 2, 2, most=1) == pytest.approx(half * (3.25 + 4) + after)
 
 
-@pytest.mark.parametrize(("acceptance", "most"), [(0.0, 20), (0.5, 0), (0.5, 50)])
+@pytest.mark.parametrize(("acceptance", "most"),
+                         [(0.0, 20), (0.5, 0), (0.5, 50)])
 def test_texts_that_would_never_end_are_refused(acceptance: float, most: int) -> None:
     with pytest.raises(ValueError, match="give an acceptance above 0"):
         online_mean(TIMES, acceptance, 5, 7, 50, most)

@@ -37,22 +37,30 @@ def test_what_is_no_split_is_named_as_what_it_is(out, tmp_path):
 
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"version": 99}, "not of this version of FlowSpec; split again"),
-    ({"format": "x"}, "split again"), ({"layers": [0, 3]}, "is damaged"), ({"rank": 2}, "is damaged"),
-    ({"rank": 3}, "is damaged"), ({"stages": []}, "is damaged"), ({"stages": [1, 2]}, "is damaged"),
+    ({"format": "x"}, "split again"),
+    ({"layers": [0, 3]}, "is damaged"), ({"rank": 2}, "is damaged"),
+    ({"rank": 3}, "is damaged"), ({"stages": []}, "is damaged"),
+    ({"stages": [1, 2]}, "is damaged"),
     ({"stages": [0, 1, 3]}, "says 4 layers, config.json 3"),
-    ({"rank": None}, "does not give rank"), ({"rank": True}, "rank=True"), ({"rank": -1}, "rank=-1"),
+    ({"rank": None}, "does not give rank"), ({"rank": True}, "rank=True"),
+    ({"rank": -1}, "rank=-1"),
     ({"stages": "0+1+2"}, "stages='0+1+2', which should be a list"), ({"stages": [0, 1, 2.0]}, "stages=[0, 1, 2.0]"),
-    ({"stages": [0, 1, -2]}, "stages=[0, 1, -2]"), ({"stages": [0] * 5000}, "a list of at most 1024"),
-    ({"layers": 1}, "layers=1"), ({"layers": [[0], 1]}, "layers=[[0], 1]"), ({"split_id": 7}, "split_id=7"),
+    ({"stages": [0, 1, -2]}, "stages=[0, 1, -2]"),
+    ({"stages": [0] * 5000}, "a list of at most 1024"),
+    ({"layers": 1}, "layers=1"),
+    ({"layers": [[0], 1]}, "layers=[[0], 1]"), ({"split_id": 7}, "split_id=7"),
     ({"split_id": "\x1b[2J"}, "split_id='\\x1b[2J'"),
     ({"quant": "zz"}, "quant='zz', which should be one of none, int8"),
-    ({"quant": ["int8"]}, "quant=['int8']"), ({"quant": "auto"}, "quant='auto'"), ({"shares": 2}, "shares=2"),
-    ({"shares": ["1"]}, "shares=['1']"), ({"shares": [0]}, "shares=[0]"), ({"shares": [float("nan")]}, "shares=[nan]"),
+    ({"quant": ["int8"]}, "quant=['int8']"),
+    ({"quant": "auto"}, "quant='auto'"), ({"shares": 2}, "shares=2"),
+    ({"shares": ["1"]}, "shares=['1']"), ({"shares": [0]}, "shares=[0]"),
+    ({"shares": [float("nan")]}, "shares=[nan]"),
     ({"files": 3}, "files=3, which should be names of files in its folder"),
     *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "should be names of files in its folder") for name in (
         "../stage_2/model.safetensors", "/etc/passwd", "eagle/../../x", "", ".", "\0", "x" * 300, "a\nb")),
     *(({"files": {"config.json": entry}}, "should be names of files in its folder") for entry in (
-        3, {}, {"bytes": "1", "sha256": "0"}, {"bytes": -1, "sha256": "0"}, {"bytes": 1, "sha256": 0})),
+        3, {}, {"bytes": "1", "sha256": "0"},
+        {"bytes": -1, "sha256": "0"}, {"bytes": 1, "sha256": 0})),
 ])
 def test_a_manifest_that_does_not_match_is_refused(out, change, sentence):
     path = out / "stage_1" / "manifest.json"

@@ -22,7 +22,8 @@ def test_ratios_are_over_the_first_by_the_clock_and_by_the_processor():
         decoded = 0.5 + factor * (peers.WRITTEN - 1)
         return [Cost(decoded, 2 * decoded - 0.5), Cost(0.5, 0.5), Cost(2 * factor, factor)]
 
-    took = {(name, *job): [cost, Cost(99, 99)] for name, factor in (("first", 0.25), ("second", 0.5))
+    took = {(name, *job): [cost, Cost(99, 99)]
+            for name, factor in (("first", 0.25), ("second", 0.5))
             for job, cost in zip(jobs, costs(factor))}
     first, second = table(took)
     assert first == ["first", "4.0 (1.00)", "500.0 (1.00)", "500.0 (1.00)",
@@ -73,6 +74,7 @@ def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_sa
         (tmp_path / name).chmod(0o755)
     rpc.over(args, tmp_path / "m.gguf", tmp_path)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
-    assert [row[-2:] for row in rows] == [["4.0", "1.00"], ["2.0", "0.50"], ["6.0", "1.50"]]
+    assert [row[-2:] for row in rows] == [["4.0", "1.00"],
+                                          ["2.0", "0.50"], ["6.0", "1.50"]]
     places = asked.read_text().split("-rpc ")[1].split()[0].split(",")
     assert len(set(places)) == 2 and all(place.startswith("127.0.0.1:") for place in places)

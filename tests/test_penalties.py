@@ -21,10 +21,13 @@ from tests.test_specinfer import SHAPED
 from tests.tiny import CONFIG, DEEP, TINY, Oracle, pipeline, write
 
 NEW = 20
-PENALTIES = [Penalties(((7, 2.5), (31, -100.0)), 1.3, 0.4, 0.7), Penalties(repetition=1.5),
+PENALTIES = [Penalties(((7, 2.5), (31, -100.0)), 1.3, 0.4, 0.7),
+             Penalties(repetition=1.5),
              Penalties(frequency=0.9), Penalties(((5, 3.0),), presence=-0.8)]
-SAMPLERS = [Sampler(penalties=PENALTIES[0]), Sampler(1.0, seed=4, min_p=0.05, penalties=PENALTIES[1]),
-            Sampler(0.7, top_k=20, seed=9, penalties=PENALTIES[2]), Sampler(penalties=PENALTIES[3])]
+SAMPLERS = [Sampler(penalties=PENALTIES[0]),
+            Sampler(1.0, seed=4, min_p=0.05, penalties=PENALTIES[1]),
+            Sampler(0.7, top_k=20, seed=9, penalties=PENALTIES[2]),
+            Sampler(penalties=PENALTIES[3])]
 
 
 @lru_cache(maxsize=None)
@@ -49,7 +52,8 @@ def text(prompt: list[int], sampler: Sampler, deep: bool = False) -> list[int]:
 
 
 @pytest.mark.parametrize("strategy, stages, samplers", [
-    *zip(STRATEGIES, cycle([1, 3]), cycle([SAMPLERS[:2], SAMPLERS[2:]]))])
+    *zip(STRATEGIES, cycle([1, 3]),
+         cycle([SAMPLERS[:2], SAMPLERS[2:]]))])
 def test_every_strategy_writes_the_reference_text(strategy, stages, samplers):
     with pipeline(TINY, stages, strategy, TINY.twin(0.02)) as decoder:
         for sampler in samplers:
@@ -59,7 +63,9 @@ def test_every_strategy_writes_the_reference_text(strategy, stages, samplers):
 
 @pytest.mark.parametrize("strategy", ["continuous", "streaming", "naive"])
 @pytest.mark.parametrize("names, samplers", [
-    (["eagle3"], SAMPLERS[1:3]), (["eagle3", "twin", "suffix"], SAMPLERS[::3]), (["suffix"], SAMPLERS[:2])])
+    (["eagle3"], SAMPLERS[1:3]),
+    (["eagle3", "twin", "suffix"], SAMPLERS[::3]),
+    (["suffix"], SAMPLERS[:2])])
 def test_drafts_with_tokens_of_their_own_and_mixtures_change_nothing(strategy, names, samplers):
     with pipeline(DEEP, 2, strategy, DEEP.mixture(*names)) as decoder:
         for sampler in samplers:
@@ -109,9 +115,11 @@ def test_a_draft_that_knows_the_penalties_guesses_better():
 def test_min_p_equals_the_processor_of_transformers():
     from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 
-    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
+    logits = torch.randn(6, 40,
+                         generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
     theirs = LogitsProcessorList([TemperatureLogitsWarper(0.8), TopPLogitsWarper(0.9), MinPLogitsWarper(0.1)])
-    torch.testing.assert_close(warp(logits, 0.8, 0, 0.9, 0.1), theirs(None, logits.clone()))
+    torch.testing.assert_close(warp(logits, 0.8, 0, 0.9, 0.1),
+                               theirs(None, logits.clone()))
 
 
 def test_the_repetition_penalty_equals_that_of_transformers():
@@ -123,13 +131,16 @@ def test_the_repetition_penalty_equals_that_of_transformers():
     logits = torch.randn(2, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ours = PathLaw(Penalties(repetition=1.7), 3).shaped(tree, [tree.tip, guess], logits)
     theirs = RepetitionPenaltyLogitsProcessor(1.7)
-    for row, path in enumerate(([3, 7, 9, 7], [3, 7, 9, 7, 5])):
-        torch.testing.assert_close(ours[row:row + 1], theirs(torch.tensor([path]), logits[row:row + 1].clone()))
+    for row, path in enumerate(([3, 7, 9, 7],
+                                [3, 7, 9, 7, 5])):
+        torch.testing.assert_close(ours[row:row + 1],
+                                   theirs(torch.tensor([path]), logits[row:row + 1].clone()))
 
 
 def test_the_keys_of_a_run_make_the_sampler():
     config = RunConfig(logit_bias="5:-100, 7:2.5", repetition_penalty=1.5, presence_penalty=0.5, min_p=0.1)
-    assert sampler_of(config) == Sampler(min_p=0.1, penalties=Penalties(((5, -100.0), (7, 2.5)), 1.5, 0.0, 0.5))
+    assert sampler_of(config) == Sampler(min_p=0.1,
+                                         penalties=Penalties(((5, -100.0), (7, 2.5)), 1.5, 0.0, 0.5))
     for bias in ("5", "a:1", "5:1e9", "5:1,,6:2"):
         with refused(f"logit_bias={bias} is not possible: give token ids and what is added to their logits"):
             RunConfig(logit_bias=bias)

@@ -52,7 +52,8 @@ def test_an_answer_can_be_taken_whole_or_piece_by_piece_and_given_up(pipeline):
 
 def test_each_request_has_its_own_options(pipeline):
     assert len(pipeline.generate(PROMPT, max_new_tokens=3).answer.token_ids) == 3
-    first, second = (pipeline.generate(PROMPT, temperature=1.0, seed=seed).answer.token_ids for seed in (1, 2))
+    first, second = (pipeline.generate(PROMPT, temperature=1.0, seed=seed).answer.token_ids
+                     for seed in (1, 2))
     assert first != second and first == pipeline.generate(PROMPT, temperature=1.0, seed=1).answer.token_ids
     for key, value, message in (("top_p", 2.0, "top_p=2"), ("temprature", 1, "unknown key temprature: did you mean"),
                                 ("pipeline_type", "ar", "give it to Pipeline.open"),
@@ -104,7 +105,8 @@ def worker_of(rank: int) -> int:
 
 
 SEVERAL = [("the first question", {"temperature": 0.0}), ("another", {"temperature": 1.0, "seed": 4}),
-           (PROMPT, {"max_new_tokens": 3}), ("tell", {"stop": "e"}), ("the first", {"seed": 7, "temperature": 0.7})]
+           (PROMPT, {"max_new_tokens": 3}), ("tell", {"stop": "e"}),
+           ("the first", {"seed": 7, "temperature": 0.7})]
 STARTS = [{"processes": True}, {"processes": False, "pipeline_type": "streaming"}, {"processes": False, "tp": 2},
           {"processes": False, "pipeline_type": "dsi"}]
 

@@ -37,7 +37,8 @@ from model.sample import Sampler
 from pipeline.decode import Request
 
 VOCAB = 50
-SITE = Profile("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,
+SITE = Profile("a test", layers=8, row_bytes=4096, model=80, row=0.5,
+               free=8, token=0, level=4, verdict=1, latency=1,
                mbps=1000, step=2, weights=8, factors=(1.0, 1.0, 1.0, 1.0, 1.0))
 
 
@@ -52,7 +53,8 @@ def book(right: float = 0.8, answers: int = 2, tokens: int = 16) -> Book:
     def listed(token: int) -> list[list[float]]:
         others = [(token + step) % VOCAB for step in (1, 2, 3)]
         place = 0 if chance.random() < right else chance.choice([1, 3])
-        return [[*others[:place], token, *others[place:]][:4], [-0.3, -1.5, -2.5, -3.5]]
+        return [[*others[:place], token, *others[place:]][:4],
+                [-0.3, -1.5, -2.5, -3.5]]
 
     found = []
     for _ in range(answers):
@@ -93,7 +95,8 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(method, d
     """Beside the text a replayed draft guesses as it does on it, so the times are near and not the same."""
     config, found = recorded(temperature)
     site = PROFILES["jetson-7b"]
-    candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), (("stream_rows", "16"),))
+    candidate = Candidate(method, draft, ((1,), (2,)),
+                          (4, 4), (("stream_rows", "16"),))
     trial = Bench(site, config, found).trial(candidate, found.answers, 24)
     keys = {"draft": draft} if method not in ("ar", "specinfer") else {}
     run = config.single(pipeline_type=method, time="virtual", profile="jetson-7b", stages="0+4+4", subseq_token=16,
@@ -124,10 +127,12 @@ def test_a_head_of_blocks_is_tried_with_its_record():
     found.networks["dflash"] = Network("dflash", 0, False, 6)
     bench = bench_of(SITE, found)
     speeds = {}
-    for method, draft in (("ar", "none"), ("serial", "eagle"), ("serial", "dflash"), ("streaming", "dflash+suffix")):
+    for method, draft in (("ar", "none"), ("serial", "eagle"),
+                          ("serial", "dflash"), ("streaming", "dflash+suffix")):
         candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), ())
         speeds[method, draft] = bench.trial(candidate, found.answers, 99).speed
-    assert max(speeds, key=speeds.get)[1] == "dflash+suffix" and min(speeds, key=speeds.get)[0] == "ar"
+    assert max(speeds, key=speeds.get)[1] == "dflash+suffix"
+    assert min(speeds, key=speeds.get)[0] == "ar"
     assert speeds["serial", "dflash"] > speeds["serial", "eagle"], "a block is one pass for five levels"
 
 
@@ -150,7 +155,8 @@ def test_a_slow_board_and_a_slow_link_take_their_time():
     row = 20 + 180 + 1 + (1 + 11 + 1) + 1e3 * (SITE.transfer(4096 + 24) * 2 + SITE.transfer(24 + 8))
     one, = trial.spent
     assert 1e3 * (one.seconds - one.first) == pytest.approx(15 * row, rel=1e-6)
-    assert trial.busy["board 2"] == pytest.approx(180 / row, rel=0.05) and limit(trial).startswith("board 2, busy 8")
+    assert trial.busy["board 2"] == pytest.approx(180 / row, rel=0.05)
+    assert limit(trial).startswith("board 2, busy 8")
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -178,38 +184,47 @@ def test_where_a_level_takes_longer_than_a_token_nothing_is_guessed():
 
 def test_plain_decoding_is_chosen_if_the_best_is_hardly_faster():
     bench = bench_of(SITE)
-    plain = bench.trial(Candidate(PLAIN_METHOD, "none", ((1,),), (8,)), bench.book.answers, 9)
+    plain = bench.trial(Candidate(PLAIN_METHOD, "none", ((1,),), (8,)),
+                        bench.book.answers, 9)
     slower = tuple(one._replace(seconds=one.seconds / (WORTH - 0.01)) for one in plain.spent)
-    near = Trial(Candidate("serial", "eagle", ((1,),), (8,), (("init_depth", "6"),)), slower, plain.busy)
+    near = Trial(Candidate("serial", "eagle", ((1,),),
+                           (8,), (("init_depth", "6"),)),
+                 slower, plain.busy)
     assert choice([near, plain]) is plain
     faster = tuple(one._replace(seconds=one.seconds / (WORTH + 0.01)) for one in plain.spent)
     assert choice([near._replace(spent=faster), plain]).candidate.method == "serial"
 
 
 def test_a_slow_link_between_boards_3_and_4_leaves_three_boards_and_the_advice_says_so():
-    site = replace(SITE, links=((3, 4, 400.0, 10.0), (5, 0, 400.0, 10.0), (4, 0, 400.0, 10.0)))
+    site = replace(SITE, links=((3, 4, 400.0, 10.0),
+                                (5, 0, 400.0, 10.0), (4, 0, 400.0, 10.0)))
     found = planned(config_of("methods=continuous", "drafts=eagle"), site, book())
     assert set(found.chosen.candidate.boards) <= {1, 2, 3}
     said = advice(found)
     assert "faster than all 5 boards" in said and "the link between" in said
-    assert "tokens/s" in table(found.bench, found.trials) and "limited by" in table(found.bench, found.trials)
+    assert "tokens/s" in table(found.bench, found.trials)
+    assert "limited by" in table(found.bench, found.trials)
 
 
 def test_memory_decides_how_few_boards_are_enough():
     site = replace(SITE, memory=(3.5,) * 5)
     bench = bench_of(site)
-    fitting = [one for family in families(site, 8, ["ar"], ["suffix"]) for one in family if bench.fits(one)]
+    fitting = [one for family in families(site, 8, ["ar"], ["suffix"])
+               for one in family if bench.fits(one)]
     assert min(len(one.boards) for one in fitting) == 3
     with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
-        Search(bench_of(replace(site, memory=(0.5,) * 5)), families(site, 8, ["ar"], ["suffix"]))
+        Search(bench_of(replace(site, memory=(0.5,) * 5)),
+               families(site, 8, ["ar"], ["suffix"]))
 
 
 def test_splits_follow_the_speeds_and_leave_out_the_slowest():
     assert shares([1.0, 1.0, 1.0], 8) == (3, 3, 2) or sum(shares([1.0, 1.0, 1.0], 8)) == 8
-    assert shares([3.0, 1.0], 8) == (6, 2) and shares([100.0, 1.0], 4) == (3, 1)
+    assert shares([3.0, 1.0], 8) == (6, 2)
+    assert shares([100.0, 1.0], 4) == (3, 1)
     site = replace(SITE, factors=(4.0, 1.0, 1.0))
     found = list(splits(site, 8))
-    assert (((2,), (3,)), (4, 4)) in found and (((2,),), (8,)) in found
+    assert (((2,), (3,)), (4, 4)) in found
+    assert (((2,),), (8,)) in found
     assert all(sum(held) == 8 and len(held) == len(groups) for groups, held in found)
     assert len(found) == len(set(found))
 
@@ -218,11 +233,13 @@ def test_splits_follow_the_speeds_and_leave_out_the_slowest():
 
 def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(tmp_path):
     path = tmp_path / "site.json"
-    site = replace(SITE, links=((1, 2, 3.0, 4.0),), memory=(8.0,) * 5, levels=(("ssm1", 9.0),), model_of="toy")
+    site = replace(SITE, links=((1, 2, 3.0, 4.0),),
+                   memory=(8.0,) * 5, levels=(("ssm1", 9.0),), model_of="toy")
     write(str(path), site)
     assert read(str(path)) == site
     slow = site.slowed(2)
-    assert slow.link(2, 1).latency == 6 and slow.link(2, 1).mbps == 2 and slow.drafting("ssm1").level == 18
+    assert slow.link(2, 1).latency == 6
+    assert slow.link(2, 1).mbps == 2 and slow.drafting("ssm1").level == 18
     assert site.link(0, 1) is site and site.board(2) == site
     for number, (content, found) in enumerate((
             ({"like": "jetson-7b", "latency": -1}, "says latency=-1: write a number from 0"),
@@ -230,10 +247,12 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(
             ([1], "is not a JSON object"), ({"like": "nothing"}, "says like=.nothing.: write one of jetson-7b"),
             ({"like": "server", "factors": [1, 1e290]}, "says factors=.1, 1e.290.: write a list"),
             ({"like": "server", "mbps": 1e-200}, "says mbps=1e-200: write a number from 0.001"),
-            ({"like": "server", "factors": [1, 1], "links": [[1, 3, 2, 10]]}, "names board 3, and has 2"),
+            ({"like": "server", "factors": [1, 1],
+              "links": [[1, 3, 2, 10]]}, "names board 3, and has 2"),
             ({"like": "server", "factors": [1], "throttles": [[2, 1, 3]]}, "names board 2, and has 1"),
             ({"like": "server", "links": [[1, 1, 2, 10]]}, "a link between 1 and 1 that is none"),
-            ({"like": "server", "links": [[1, 2, 2, 10], [2, 1, 3, 10]]}, "between 2 and 1 that it had before"),
+            ({"like": "server", "links": [[1, 2, 2, 10],
+                                          [2, 1, 3, 10]]}, "between 2 and 1 that it had before"),
             ({"like": "server", "factors": [1, 1], "memory": [8]}, "factors of 2 boards and memory of 1"),
             ({"like": "server", "factors": [1] * 2000}, "write a list of at most 1024"))):
         other = tmp_path / f"other{number}.json"
@@ -241,8 +260,10 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(
         with pytest.raises(ValueError, match=found):
             read(str(other))
     like = tmp_path / "like.json"
-    like.write_text(json.dumps({"like": "jetson-7b", "factors": [1, 2], "links": [[1, 2, 20, 100]]}))
-    assert read(str(like)).board(2).model == 480 and parse([f"profile={like}"]).cluster == read(str(like))
+    like.write_text(json.dumps({"like": "jetson-7b", "factors": [1, 2],
+                                "links": [[1, 2, 20, 100]]}))
+    assert read(str(like)).board(2).model == 480
+    assert parse([f"profile={like}"]).cluster == read(str(like))
 
 
 def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
@@ -267,7 +288,8 @@ def test_the_memory_that_a_hosts_file_gives_counts_for_a_plan(tmp_path, monkeypa
     monkeypatch.setattr("eval.plan.plan.answered", lambda site, path: replace(SITE, factors=()))
     hosts.write_text("b0\nb1 memory=4.5\nb2 memory=9\nb3 memory=0.5\nb4 memory=9 spare\n")
     site = cluster(config)
-    assert site.memory == (4.5, 9.0, 0.5) and cluster(replace(config, memory="8")).memory == (8.0,) * 3
+    assert site.memory == (4.5, 9.0, 0.5)
+    assert cluster(replace(config, memory="8")).memory == (8.0,) * 3
     found = planned(config, site, book())
     assert all(3 not in one.candidate.boards for one in found.trials) and found.boards == 3
     hosts.write_text("b0\nb1 memory=0.5\nb2 memory=0.5\n")
@@ -307,7 +329,8 @@ def test_the_times_of_a_stage_are_found_again_out_of_its_passes():
     passes = [Passed(rows, context, 30 + 0.5 * max(0, rows - 16) + 0.01 * context)
               for rows in (1, 16, 32, 64, 128) for context in (16, 512)]
     assert fit(passes) == pytest.approx((30, 0.5, 16, 0.01, 0))
-    sparse = [one._replace(took=one.took + 0.2 * (touched(32, 4, one.rows) - 4)) for one in passes]
+    sparse = [one._replace(took=one.took + 0.2 * (touched(32, 4, one.rows) - 4))
+              for one in passes]
     assert fit(sparse, 32, 4) == pytest.approx((30, 0.5, 16, 0.01, 0.2))
     for times, expected in ((1.07, 1.0), (0.95, 1.0), (1.25, 1.25)):
         assert times_as_long([one._replace(took=times * one.took) for one in passes], passes) == expected
@@ -330,7 +353,8 @@ def recorded_in(path, given):
     config = parse(words(given), COMMAND, kind=PlanConfig)
     settings = settings_of(config, SETTINGS)
     found = book()
-    keep(str(path), settings, {**found._asdict(), "answers": [one._asdict() for one in found.answers]})
+    keep(str(path), settings,
+         {**found._asdict(), "answers": [one._asdict() for one in found.answers]})
     return given
 
 
@@ -355,10 +379,14 @@ def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_pa
 
 
 @pytest.mark.parametrize("damage", [
-    lambda one, found: one["guesses"]["eagle"].pop(), lambda one, found: one["guesses"].pop("eagle"),
-    lambda one, found: one["text"].__setitem__(0, VOCAB), lambda one, found: one["prompt"].clear(),
-    lambda one, found: one["guesses"]["eagle"].__setitem__(2, []), lambda one, found: found.update(layers=0),
-    lambda one, found: one["guesses"]["eagle"][0][0][1].pop(), lambda one, found: found["answers"].clear()])
+    lambda one, found: one["guesses"]["eagle"].pop(),
+    lambda one, found: one["guesses"].pop("eagle"),
+    lambda one, found: one["text"].__setitem__(0, VOCAB),
+    lambda one, found: one["prompt"].clear(),
+    lambda one, found: one["guesses"]["eagle"].__setitem__(2, []),
+    lambda one, found: found.update(layers=0),
+    lambda one, found: one["guesses"]["eagle"][0][0][1].pop(),
+    lambda one, found: found["answers"].clear()])
 def test_a_record_with_something_missing_is_refused(tmp_path, damage):
     path = tmp_path / "traces.json"
     config = parse(words(recorded_in(path, ["profile=server", "drafts=eagle"])), COMMAND, kind=PlanConfig)
@@ -372,7 +400,8 @@ def test_a_record_with_something_missing_is_refused(tmp_path, damage):
 def trial_of(bench, method, groups, layers, speed_):
     """A trial whose speed is said, of boards that are not busy."""
     one = Candidate(method, "eagle", groups, layers, (("init_depth", "6"),))
-    return Trial(one, (Spent(100, 100 / speed_, 1.0),), {"drafting": 0.6, "verdicts": 0.1, "board 1": 0.3})
+    return Trial(one, (Spent(100, 100 / speed_, 1.0),),
+                 {"drafting": 0.6, "verdicts": 0.1, "board 1": 0.3})
 
 
 @pytest.mark.parametrize(("changes", "speeds", "said"), [
@@ -387,7 +416,8 @@ def trial_of(bench, method, groups, layers, speed_):
 def test_advice_is_about_what_was_tried(changes, speeds, said):
     """Three boards, four boards, and plain decoding on four, as fast as is said."""
     bench = bench_of(replace(SITE, **{"factors": (1.0,) * 4, "level": 50.0, **changes}))
-    three, four = (tuple((rank,) for rank in range(1, 1 + count)) for count in (3, 4))
+    three, four = (tuple((rank,) for rank in range(1, 1 + count))
+                   for count in (3, 4))
     trials = [trial_of(bench, "serial", three, (3, 3, 2), speeds[0]),
               trial_of(bench, "serial", four, (2, 2, 2, 2), speeds[1]),
               trial_of(bench, PLAIN_METHOD, four, (2, 2, 2, 2), speeds[2])]
@@ -402,7 +432,8 @@ def test_the_advice_of_a_choice_of_this_machine_is_about_what_it_measured():
                 for method, number in (("serial", serial), (PLAIN_METHOD, plain))]
 
     trials = tried(9, 5)
-    here = Plan(bench, trials[1], trials, 4, 2, 2, tried(4, 8)[::-1])
+    here = Plan(bench, trials[1], trials, 4,
+                2, 2, tried(4, 8)[::-1])
     assert advice(here) == "no guessing pays here: serial reaches 0.50 of plain decoding"
     here = Plan(bench, trials[0], trials, 4, 2, 2, tried(6, 4))
     assert advice(here).endswith("serial over board 1 is the fastest, 1.50 times as fast as plain decoding")
@@ -412,7 +443,8 @@ def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(
     """Board 2 is slow, so boards 1 and 3 are chosen; as ranks 1 and 2 of a cluster of their own they take the same."""
     hosts, ours, alone_file = tmp_path / "hosts.txt", tmp_path / "ours.txt", tmp_path / "alone.json"
     site = tmp_path / "site.json"
-    write(str(site), replace(SITE, factors=(1.0, 9.0, 1.0), memory=(4.5, 9.0, 4.5), links=((3, 0, 2.0, 500.0),)))
+    write(str(site), replace(SITE, factors=(1.0, 9.0, 1.0),
+                             memory=(4.5, 9.0, 4.5), links=((3, 0, 2.0, 500.0),)))
     given = recorded_in(tmp_path / "traces.json", ["toy", f"profile={site}", "methods=serial", "drafts=eagle"])
     assert command.main([*given, f"write_cluster={alone_file}", f"preset={tmp_path / 'ours.json'}"]) == 0
     out = capsys.readouterr().out
@@ -420,15 +452,19 @@ def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(
     one = found.chosen.candidate
     assert one.boards == (1, 3) and "note:" not in out
     there = read(str(alone_file))
-    assert there.factors == (1.0, 1.0) and there.memory == (4.5, 4.5) and there.links == ((2, 0, 2.0, 500.0),)
+    assert there.factors == (1.0, 1.0) and there.memory == (4.5, 4.5)
+    assert there.links == ((2, 0, 2.0, 500.0),)
     config = parse([str(tmp_path / "ours.json")])
-    assert config.profile == str(alone_file) and config.stages == "+".join(map(str, (0, *one.layers)))
-    moved = bench_of(there).trial(replace(one, groups=((1,), (2,))), found.bench.book.answers, 99)
+    assert config.profile == str(alone_file)
+    assert config.stages == "+".join(map(str, (0, *one.layers)))
+    moved = bench_of(there).trial(replace(one, groups=((1,), (2,))),
+                                  found.bench.book.answers, 99)
     assert moved.speed == pytest.approx(found.chosen.speed)
     assert command.main(given) == 0 and "add write_cluster=FILE.json" in capsys.readouterr().out
     hosts.write_text("127.0.0.1 user=a\n127.0.0.2\n# a remark\nb@127.0.0.3 folder=f interface=lo\n127.0.0.4\n")
     write_hosts(str(ours), str(hosts), one)
-    assert read_hosts(str(ours)) == [read_hosts(str(hosts))[rank] for rank in (0, 1, 3)]
+    assert read_hosts(str(ours)) == [read_hosts(str(hosts))[rank]
+                                     for rank in (0, 1, 3)]
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
@@ -443,7 +479,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, wrong, mess
     hosts.write_text("127.0.0.1\nb1.invalid\n")
     assert command.main([*given, wrong.format(hosts)]) == 2
     said = capsys.readouterr()
-    assert re.search(message, said.err) and len(said.err.splitlines()) == 1 and said.out == ""
+    assert re.search(message, said.err)
+    assert len(said.err.splitlines()) == 1 and said.out == ""
 
 
 def test_a_file_of_another_measurement_is_one_sentence_and_exit_code_2(tmp_path, capsys):
@@ -466,7 +503,8 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
     assert command.main([*given, f"preset={preset}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("five desktops") and "tokens/s" in lines[2]
-    assert any(line.startswith("advice: ") for line in lines) and any(line.startswith("split: ") for line in lines)
+    assert any(line.startswith("advice: ") for line in lines)
+    assert any(line.startswith("split: ") for line in lines)
     assert lines[-1].startswith("pipeline_type=")
     chosen = plan(config).chosen
     assert lines[-1] == typed(chosen.candidate.keys)
@@ -486,7 +524,8 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
     ("boards=0.5", "boards"), ("profile=jetsn", "choose one of none"), ("sets=", "sets is empty")])
 def test_what_cannot_be_planned_is_refused_with_the_fix(word, message, capsys):
     given = ["profile=jetson-7b"] if not word.startswith("profile") else []
-    assert command.main([*given, "boards=3", word] if not word.startswith("boards") else [*given, word]) == 2
+    assert command.main([*given, "boards=3", word]
+                        if not word.startswith("boards") else [*given, word]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -498,11 +537,14 @@ def test_profiles_compare_every_method_set_by_set(monkeypatch, capsys):
     assert [line.split()[0] for line in printed[1:11:2]] == [line.split(",")[0] for line in printed[11:]] == [*PROFILES]
     plain, _ = tried(config_of(*asked), {"wifi": PROFILES["wifi"]})
     on_wifi = replace(PROFILES["wifi"], factors=(1.0,) * 4)
-    trial = bench_of(on_wifi, book(answers=2)).trial(Candidate("ar", "none", tuple(zip(range(1, 5))), (8,) * 4),
+    trial = bench_of(on_wifi, book(answers=2)).trial(Candidate("ar", "none",
+                                                               tuple(zip(range(1, 5))), (8,) * 4),
                                                      book(answers=2).answers, 16)
     assert plain.speeds == [sum(one.tokens for one in trial.spent[place::2]) / sum(
         one.seconds for one in trial.spent[place::2]) for place in (0, 1)]
-    rows = [Row("a", "none", "ar", (2.0, 2.0)), Row("a", "eagle", "pruned", (4.0, 1.0)),
-            Row("a", "eagle", "streaming", (3.6, 3.0)), Row("a", "suffix", "naive", (9.0, 9.0))]
+    rows = [Row("a", "none", "ar", (2.0, 2.0)),
+            Row("a", "eagle", "pruned", (4.0, 1.0)),
+            Row("a", "eagle", "streaming", (3.6, 3.0)),
+            Row("a", "suffix", "naive", (9.0, 9.0))]
     assert list(compared(rows)) == ["a, eagle: streaming is 1.320 times the best other in the mean, 0.900 on its worst "
                                     "set (simulated)"]

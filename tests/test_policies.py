@@ -45,7 +45,8 @@ class Random(TreeDraft):
 
     def logits(self, out_TD):
         seeds = out_TD[:, 0].tolist()
-        return torch.stack([torch.randn(self.vocab, generator=torch.Generator().manual_seed(int(seed)),
+        return torch.stack([torch.randn(self.vocab,
+                                        generator=torch.Generator().manual_seed(int(seed)),
                                         dtype=torch.float64) * 1.5 for seed in seeds])
 
     def law(self, path):
@@ -94,7 +95,8 @@ def best(draft, size, gain, levels):
     """The `size` likeliest paths of so many levels as bring more than `gain` each, and one more."""
     found, before = [], 0.0
     for depth in range(1, levels + 1):
-        every = [path for length in range(1, depth + 1) for path in product(range(VOCAB), repeat=length)]
+        every = [path for length in range(1, depth + 1)
+                 for path in product(range(VOCAB), repeat=length)]
         found = sorted(every, key=draft.worth, reverse=True)[:size]
         expected = sum(map(draft.worth, found))
         if expected - before <= gain:
@@ -106,7 +108,8 @@ def best(draft, size, gain, levels):
 @pytest.mark.parametrize("salt", range(6))
 def test_opt_tree_is_the_best_tree_of_its_size_and_stops_where_a_level_brings_too_little(salt):
     draft, stopped = Random(salt), set()
-    for size, gain in ((3, 0.3), (7, 0.3), (7, 0.05), (12, 0.15)):
+    for size, gain in ((3, 0.3), (7, 0.3),
+                       (7, 0.05), (12, 0.15)):
         wanted, depth = best(draft, size, gain, 4)
         tree = grown(draft, by_policy(Growth(size, 3, 1), "opt", "", gain))
         assert paths(tree) == wanted
@@ -158,11 +161,13 @@ def test_the_usual_expansion_has_twenty_guesses_in_eight_steps_and_three_leaves(
     draft = Random(2, vocab=11)
     tree = grown(draft, parse(["pipeline_type=specinfer"]).tree.init)
     found = sorted(ranks(draft, path) for path in paths(tree))
-    assert found == sorted(["0", "00", *(f"00{rank}" + "0" * more for rank in range(3) for more in range(6))])
+    assert found == sorted(["0", "00",
+                            *(f"00{rank}" + "0" * more for rank in range(3) for more in range(6))])
     assert expanded("2,3,1") == ((2,), (3, 3), (1,) * 6)
 
 
-@pytest.mark.parametrize("rule, temperature", [("match", 0), ("match", 1), ("naive", 1), ("mss", 1), ("eagle1", 1)])
+@pytest.mark.parametrize("rule, temperature", [("match", 0), ("match", 1),
+                                               ("naive", 1), ("mss", 1), ("eagle1", 1)])
 def test_a_sequence_is_in_the_merged_tree_if_and_only_if_it_is_in_the_tree_of_a_drafter(rule, temperature):
     drafts = [Random(salt, vocab=4) for salt in range(3)]
     for seed in range(10):
@@ -198,19 +203,22 @@ def test_what_eagle1_draws_at_a_node_differs_and_what_mss_draws_may_not():
 
 
 def test_a_drafter_of_few_likely_tokens_draws_no_more_than_there_are():
-    tree = grown(Random(3), TREE.init.shaped(expanded("4,1")), Sampler(1.0, top_k=2, rule="eagle1"))
+    tree = grown(Random(3), TREE.init.shaped(expanded("4,1")),
+                 Sampler(1.0, top_k=2, rule="eagle1"))
     assert len(tree.nodes[tree.tip].drawn) == 2
 
 
 # --- any strategy -----------------------------------------------------------------------------------------------------
 
-PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 20
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+NEW = 20
 POLICIES = {"static": TREE.init.shaped(STATIC), "expansion": TREE.init.shaped(expanded("2,2,1")),
             "opt": by_policy(Growth(12, 4, 4, 4), "opt", "", 0.1)}
 
 
 @pytest.mark.parametrize("strategy, policy, temperature, kind", [
-    (*pair, *rest) for pair, *rest in zip(product(SPECULATIVE, POLICIES), cycle([0.0, 1.0]),
+    (*pair, *rest) for pair, *rest in zip(product(SPECULATIVE, POLICIES),
+                                          cycle([0.0, 1.0]),
                                           cycle(["eagle", "eagle", "twin", "twin"]))])
 def test_every_strategy_writes_the_reference_text_with_trees_of_every_policy(strategy, policy, temperature, kind):
     sampler = Sampler(temperature, seed=4)

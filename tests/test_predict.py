@@ -52,7 +52,8 @@ def test_the_acceptance_is_the_share_of_the_text_that_the_drafter_has_too():
         read = [*prompt, *text]
         logits = pair.drafter.whole.logits(read, pair.drafter.whole.cache(len(read)), 1)
         text.append(int(logits.argmax()))
-    wrong = [text[0], text[1], text[2], text[3], (text[4] + 1) % 4096]
+    wrong = [text[0], text[1], text[2],
+             text[3], (text[4] + 1) % 4096]
     assert pair.acceptance([Answer(len(prompt), text)]) == 1
     assert pair.acceptance([Answer(len(prompt), wrong)]) == 4 / 5
 
@@ -79,7 +80,8 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     assert simulate.main(["predict", *given]) == 0
     shown = capsys.readouterr().out
     written = json.loads(output.read_text())
-    assert written["measured"] == "emulated" and written["other_texts"] == {"ar": 0, "serial": 0, "dsi": 0}
+    assert written["measured"] == "emulated"
+    assert written["other_texts"] == {"ar": 0, "serial": 0, "dsi": 0}
     for figures in written["tokens_per_second"].values():
         assert 0 < figures["measured"] < figures["predicted"]
     assert "worst deviation: predicted +" in shown.splitlines()[-1]

@@ -58,7 +58,8 @@ def test_what_is_whole_is_left_alone(board):
 
 def test_runs_with_different_heads_do_not_write_into_one_folder():
     config = RunConfig(base_dir="base")
-    names = [prepare._name(replace(config, eagle_dir=head), "0+4", "none") for head in ("", "deep", "other/flat")]
+    names = [prepare._name(replace(config, eagle_dir=head), "0+4", "none")
+             for head in ("", "deep", "other/flat")]
     assert names == ["base-0+4", "base-0+4-deep", "base-0+4-flat"]
 
 

@@ -29,7 +29,8 @@ class ModelledClock(Clock):
         self.time = max(self.time, due)
 
 
-@pytest.mark.parametrize("free, row, rows", [(64, 1.0, 64), (32, 1.0, 32), (16, 1.0, 16)])
+@pytest.mark.parametrize("free, row, rows", [(64, 1.0, 64),
+                                             (32, 1.0, 32), (16, 1.0, 16)])
 def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows):
     clock = ModelledClock()
     pace = Pace(replace(BASE, free=free, row=row), clock)

@@ -103,7 +103,8 @@ def test_a_rank_that_ends_before_all_have_met_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "times", "root"), [
-    (signal.SIGINT, 1, "wait"), (signal.SIGINT, 8, "wait"), (signal.SIGTERM, 1, "wait"), (signal.SIGHUP, 2, "deaf"),
+    (signal.SIGINT, 1, "wait"), (signal.SIGINT, 8, "wait"),
+    (signal.SIGTERM, 1, "wait"), (signal.SIGHUP, 2, "deaf"),
     (signal.SIGQUIT, 1, "wait"), (signal.SIGINT, 8, "deaf")])
 def test_who_asks_the_launcher_to_end_gets_that_and_nothing_else(capfd, number, times, root):
     before = signal.getsignal(number)
@@ -134,10 +135,12 @@ def deaf():
 
 
 @pytest.mark.parametrize(("numbers", "code"), [
-    ([signal.SIGINT], 130), ([signal.SIGQUIT], 131), ([signal.SIGHUP, signal.SIGTERM], 143)], ids=str)
+    ([signal.SIGINT], 130), ([signal.SIGQUIT], 131),
+    ([signal.SIGHUP, signal.SIGTERM], 143)], ids=str)
 def test_a_run_in_the_background_hears_all_but_a_hangup_and_leaves_nothing(tmp_path, numbers, code):
     words = "import sys; from launch.processes import spawn; sys.exit(spawn(['tests.rank', 'wait'], 1))"
-    with subprocess.Popen([sys.executable, "-c", words], cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)},
+    with subprocess.Popen([sys.executable, "-c", words], cwd=ROOT,
+                          env={**os.environ, "TMPDIR": str(tmp_path)},
                           preexec_fn=deaf) as launcher:
         wait_until(lambda: list(tmp_path.glob("*/here0")) or launcher.poll() is not None, 60)
         for number in numbers:
@@ -148,7 +151,8 @@ def test_a_run_in_the_background_hears_all_but_a_hangup_and_leaves_nothing(tmp_p
 def test_what_tests_start_hears_every_signal_wherever_pytest_was_started():
     ignored = ("import subprocess, sys; from unittest.mock import Mock; sys.modules['torch'] = Mock(); "  # it is slow
                "import tests.conftest; subprocess.run(['grep', 'SigIgn', '/proc/self/status'])")
-    found = subprocess.run([sys.executable, "-c", ignored], cwd=ROOT, preexec_fn=deaf, text=True, capture_output=True)
+    found = subprocess.run([sys.executable, "-c", ignored],
+                           cwd=ROOT, preexec_fn=deaf, text=True, capture_output=True)
     assert found.stdout.split() == ["SigIgn:", "0" * 16], found.stderr
 
 
@@ -174,13 +178,15 @@ def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
     monkeypatch.setattr(processes, "start_ranks", start)
     monkeypatch.setattr(processes, "_await", lambda ranks, stops, folder: {})
     assert ends("0") == 0
-    assert found[1:] == [0o700, os.getuid()] and not found[0].exists()
+    assert found[1:] == [0o700, os.getuid()]
+    assert not found[0].exists()
 
 
 def using(folder: Path, act: str) -> tuple[subprocess.Popen[str], Path]:
     """A process that lives until it is killed, and the private folder among `folder` with which it does something."""
     words = f"from launch.folder import hold, private_folder; import sys, time; {act}; time.sleep(3600)"
-    process = subprocess.Popen([sys.executable, "-c", words], cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)},
+    process = subprocess.Popen([sys.executable, "-c", words],
+                               cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)},
                                stdout=subprocess.PIPE, text=True)
     assert process.stdout
     return process, Path(process.stdout.readline().strip())
@@ -232,16 +238,19 @@ def test_starts_at_once_harm_no_folder_of_each_other(tmp_path, monkeypatch):
 def test_a_folder_counts_what_all_add_and_does_not_grow():
     with private_folder() as path:
         stores = [Folder(path) for _ in range(4)]
-        adding = [threading.Thread(target=lambda store=store: [store.add("heartbeat/1", 1) for _ in range(50)])
+        adding = [threading.Thread(target=lambda store=store: [store.add("heartbeat/1", 1)
+                                                               for _ in range(50)])
                   for store in stores]
         for thread in adding:
             thread.start()
         for thread in adding:
             thread.join()
-        assert stores[0].add("heartbeat/1", 0) == 200 and stores[0].add("never", 0) == 0
+        assert stores[0].add("heartbeat/1", 0) == 200
+        assert stores[0].add("never", 0) == 0
         assert [file.stat().st_size for file in Path(path).glob("heartbeat*")] == [DIGITS]
         stores[1].set("../split/0", "abc")
-        assert stores[2].get("../split/0") == b"abc" and not (Path(path).parent / "split").exists()
+        assert stores[2].get("../split/0") == b"abc"
+        assert not (Path(path).parent / "split").exists()
     with pytest.raises(PeerLost, match="the launcher and its folder .* are gone"):
         stores[0].add("heartbeat/1", 0)
 
@@ -269,7 +278,8 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
              "timeout=2", "recover_seconds=1",
              "draft=suffix"]  # a head of random weights is complained of, if it guesses for long enough
     with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+2+2'}", *words) as run:
-        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr
+        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None,
+                          90), run.stderr
         ranks = run.ranks()
         found = sockets([run.process.pid, *ranks.values()])
         assert found == []
@@ -279,7 +289,8 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
         os.killpg(run.process.pid, signal.SIGCONT)
         assert wait_until(lambda: len(run.stdout) > printed + 2000 or run.process.poll() is not None, 30)
         assert run.process.poll() is None, run.stderr
-        folder = Path(next(word.split("=", 1)[1] for word in Path(f"/proc/{ranks[1]}/environ").read_text().split("\0")
+        folder = Path(next(word.split("=", 1)[1]
+                           for word in Path(f"/proc/{ranks[1]}/environ").read_text().split("\0")
                            if word.startswith(processes.RENDEZVOUS)))
         assert folder.is_dir()
         os.kill(ranks[0], signal.SIGSTOP)

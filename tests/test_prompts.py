@@ -27,14 +27,16 @@ def save(folder, form, *entries, name="data.jsonl"):
 @pytest.mark.parametrize("name", ["data.jsonl", "data.json"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_entry_of_each_data_set_becomes_a_prompt_that_needs_no_template(form, name, tmp_path):
-    [prompt] = draw(save(tmp_path, form, ENTRIES[form], name=name), "", 0, seed=0)
+    [prompt] = draw(save(tmp_path, form, ENTRIES[form], name=name),
+                    "", 0, seed=0)
     first = next(value for key, value in ENTRIES[form].items() if key != "task_id")
     assert prompt.ready and first in prompt.text
 
 
 def test_the_prompts_are_those_of_the_formats(tmp_path):
     def text(form, entry=None):
-        return draw(save(tmp_path, form, entry or ENTRIES[form]), "", 1, seed=0)[0].text
+        return draw(save(tmp_path, form, entry or ENTRIES[form]),
+                    "", 1, seed=0)[0].text
 
     assert text("cnn_dailymail") == "Summarize:\nIt rained.\nSummary:\n"
     assert text("openai_humaneval") == "def add(a, b):\n"
@@ -51,14 +53,16 @@ def test_the_seed_draws_prompts_and_0_takes_all(tmp_path):
     name = save(tmp_path, "openai_humaneval", *({"prompt": f"{i}"} for i in range(20)))
     first, again, other = (draw(name, "", 5, seed) for seed in (1, 1, 2))
     assert first == again != other and len(set(first)) == 5
-    assert sorted(draw(name, "", 0, 1)) == sorted(Prompt(str(i), True) for i in range(20))
+    assert sorted(draw(name, "", 0, 1)) == sorted(Prompt(str(i), True)
+                                                  for i in range(20))
     assert draw("qa", str(BUNDLED), 2, 0)[0].ready is False  # a bundled question, which goes into a template
 
 
 @pytest.mark.parametrize(("form", "entry", "message"), [
     ("cnn_dailymail", {"text": "x"}, 'write JSON objects with an "article"'),
     ("alpaca", {"input": "x"}, 'with an "instruction"'), ("alpaca", {"instruction": "x", "input": 3}, "line 2"),
-    ("mbpp", {"text": "x", "test_list": []}, 'and a "test_list"'), ("mbpp", {"test_list": ["x"]}, "line 2"),
+    ("mbpp", {"text": "x", "test_list": []}, 'and a "test_list"'),
+    ("mbpp", {"test_list": ["x"]}, "line 2"),
     ("mbpp_docstring", "x", "line 2"), ("openai_humaneval", {"prompt": " "}, 'with a "prompt"')])
 def test_an_entry_without_its_fields_is_reported_with_its_place_and_the_fix(form, entry, message, tmp_path):
     with refused(message):

@@ -15,7 +15,8 @@ PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW = 18
 SAMPLER = Sampler(1.0, seed=11)
 PRUNING = [strategy for strategy in SPECULATIVE if strategy != "serial"]
-MIXTURES = [["eagle"], ["drifting"], ["twin"], ["suffix"], ["eagle", "twin", "suffix"], ["eagle", "suffix"]]
+MIXTURES = [["eagle"], ["drifting"], ["twin"],
+            ["suffix"], ["eagle", "twin", "suffix"], ["eagle", "suffix"]]
 
 
 def text():
@@ -58,20 +59,23 @@ def delaying(longest, seed):
 
 @pytest.mark.parametrize("strategy", PRUNING)
 def test_any_prune_may_be_lost_and_the_text_stays(strategy):
-    for chance, draft in ((1.0, TINY.eagle()), (0.7, Oracle(PROMPT + text()))):
+    for chance, draft in ((1.0, TINY.eagle()),
+                          (0.7, Oracle(PROMPT + text()))):
         with pipeline(TINY, 3, strategy, draft, wrap=losing(chance, seed=5)) as decoder:
             assert write(decoder, PROMPT, NEW, SAMPLER) == text()
 
 
 @pytest.mark.parametrize("strategy", PRUNING)
 def test_any_prune_may_be_late_and_the_text_stays(strategy):
-    for longest, draft in ((8, TINY.eagle()), (3, Oracle(PROMPT + text()))):
+    for longest, draft in ((8, TINY.eagle()),
+                           (3, Oracle(PROMPT + text()))):
         with pipeline(TINY, 3, strategy, draft, wrap=delaying(longest, seed=6)) as decoder:
             assert write(decoder, PROMPT, NEW, SAMPLER) == text()
 
 
 @pytest.mark.parametrize("names, strategy, spoil", [(names, *setting) for names, setting in zip(MIXTURES, cycle([
-    ("streaming", losing(0.5, seed=8)), ("continuous", losing(1.0, seed=8)), ("streaming", delaying(6, seed=9))]))])
+    ("streaming", losing(0.5, seed=8)), ("continuous", losing(1.0, seed=8)),
+    ("streaming", delaying(6, seed=9))]))])
 def test_mixtures_need_no_prune_either(names, strategy, spoil):
     with pipeline(TINY, 3, strategy, TINY.mixture(*names), wrap=spoil) as decoder:
         assert write(decoder, PROMPT, NEW, SAMPLER) == text()

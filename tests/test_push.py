@@ -59,7 +59,8 @@ def test_each_board_gets_its_own_part_which_it_compares_with_the_hashes(saved, t
     wrong = push(split_dir, "ranks=1")
     assert wrong.returncode == 2 and "on b1 differs from its manifest" in wrong.stderr
     assert push("code=true", "ranks=1").returncode == 0 and (tmp_path / "b1" / "f" / "run_jetson.sh").exists()
-    assert code_version(tmp_path / "b1" / "f") == code_version() and (tmp_path / "b1" / "f" / "hosts.txt").exists()
+    assert code_version(tmp_path / "b1" / "f") == code_version()
+    assert (tmp_path / "b1" / "f" / "hosts.txt").exists()
     assert "no line for rank 7, only for 0 to 2" in push(split_dir, "ranks=7").stderr
 
 

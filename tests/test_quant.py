@@ -17,6 +17,7 @@ from launch.split.write import Layout, split
 from model.llama import fill
 from model.weights import quant
 from model.weights.checkpoint import Checkpoint
+from model.weights.onednn import Packed
 from model.weights.parts import Part
 from model.weights.quant import BLOCK, KINDS, Int8, Quantized, compress, probe, quantize, running_kind
 from pipeline.trace import OFF
@@ -116,12 +117,14 @@ def test_a_quantized_split_holds_what_loading_would_make(kind, saved, quantized)
 
 
 def test_only_the_layers_linears_are_quantized(quantized):
-    forms = {name: part.weights.form(name).dtype for part in map(Part, sorted((quantized / "nf4").glob("stage_*")))
+    forms = {name: part.weights.form(name).dtype
+             for part in map(Part, sorted((quantized / "nf4").glob("stage_*")))
              for name in part.weights.names()}
     few = {name for name, dtype in forms.items() if dtype == torch.uint8}
     assert few == {f"model.layers.{i}.{name}_proj.weight" for i in range(4) for name in (
         "self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")}
-    assert all(forms[name] == torch.float64 for name in forms.keys() - few if not name.endswith(".scale"))
+    assert all(forms[name] == torch.float64
+               for name in forms.keys() - few if not name.endswith(".scale"))
     head = Checkpoint(quantized / "nf4" / "stage_0" / "eagle")
     assert all(head.form(name).dtype == torch.float64 for name in head.names())
 
@@ -165,7 +168,8 @@ NEWER = ("ministral", "smollm3", "phi3", "phi4 mini", "olmo2", "granite", "glm",
 
 
 @pytest.mark.parametrize("name, kind", [
-    *((name, kind) for place, name in enumerate(OLDER) for kind in KINDS[place % 2::2]),
+    *((name, kind) for place, name in enumerate(OLDER)
+      for kind in KINDS[place % 2::2]),
     *((name, KINDS[place % 2]) for place, name in enumerate(NEWER))])
 def test_every_family_can_be_quantized(name, kind, tmp_path):
     family = Saved(name, tmp_path)
@@ -193,8 +197,10 @@ def test_a_draft_is_quantized_only_when_asked(saved):
         lm_head = build_lm_head(spec)
         [network] = build_draft(spec, lm_head).networks
         head = network.network
-        kinds = {type(module) for module in head.modules() if isinstance(module, (nn.Linear, Quantized))}
-        assert kinds == ({quant.FourBit} if asked else {nn.Linear}) and isinstance(lm_head, nn.Linear)
+        kinds = {type(module)
+                 for module in head.modules() if isinstance(module, (nn.Linear, Packed, Quantized))}
+        assert kinds in ([{quant.FourBit}] if asked else [{nn.Linear}, {Packed}])
+        assert not isinstance(lm_head.product, Quantized)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -202,8 +208,8 @@ def test_a_head_is_quantized_when_asked_and_its_plain_weight_given_up(kind, save
     part = Part(saved / "0+2+2" / "stage_0")
     plain, rough = (build_lm_head(RankSpec(RunConfig(quant_head=asked, dtype="float32"), part))
                     for asked in ("none", kind))
-    assert type(rough.product) is quant.CLASSES[kind] and rough.weight is None
-    x_TD = torch.randn(7, plain.in_features)
+    assert type(rough.product) is quant.CLASSES[kind]
+    x_TD = torch.randn(7, plain.product.in_features)
     off = (rough(x_TD) - plain(x_TD)).norm() / plain(x_TD).norm()
     assert 0 < float(off) < quant.ERROR
     if not quant.unfolded(rough):
@@ -248,7 +254,8 @@ def test_the_bench_of_forms_shows_every_form(monkeypatch, capsys):
     monkeypatch.setattr(forms, "COPIED", 1 << 20)
     small = "--hidden 64 --intermediate 128 --heads 2 --context 8 --repeats 1 --rows 1 4".split()
     assert forms.stages(small) == 0
-    found = [line.split()[:-1] for line in capsys.readouterr().out.splitlines() if "float" in line[:8]]
+    found = [line.split()[:-1]
+             for line in capsys.readouterr().out.splitlines() if "float" in line[:8]]
     for name in ("float32", "bfloat16"):
         assert sum(line[0] == name for line in found) == 2, "once among the times, once among the texts"
         assert sum(line[:2] == [f"{name},", "int8"] for line in found) == 2

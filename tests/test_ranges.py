@@ -11,7 +11,8 @@ from eval.keys import REPEATS, EvalConfig
 
 ALL = {**RANGES, "repeats": REPEATS, "concurrency": RANGES["max_requests"]}
 NUMBERS = {option.name: option for option in all_options(EvalConfig) if option.kind in ("int", "float")}
-NONE = ("nan", "-nan", "inf", "-inf", "infinity", "1_0", "１", "+5", " 5", "5 ", "5\n", "", "0x10", "1e",
+NONE = ("nan", "-nan", "inf", "-inf", "infinity", "1_0",
+        "１", "+5", " 5", "5 ", "5\n", "", "0x10", "1e",
         "--1", "1,5", "٣")
 FAR = (str(10**30), str(-10**30))
 
@@ -29,7 +30,8 @@ def test_every_number_among_the_keys_has_a_range_that_its_default_and_the_preset
     for name, option in NUMBERS.items():
         assert ALL[name].holds(option.default)
     of_runs = {*ALL} - {"repeats", "concurrency"}
-    assert all(ALL[name].holds(getattr(preset, name)) for preset in PRESETS.values() for name in of_runs)
+    assert all(ALL[name].holds(getattr(preset, name))
+               for preset in PRESETS.values() for name in of_runs)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -42,7 +44,8 @@ def test_what_is_no_number_in_plain_digits_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_outside_its_range_is_refused_with_the_range(name: str) -> None:
     floats = ("1e400", "-1e400", "1e-320", "-1e-320") if NUMBERS[name].kind == "float" else ()
-    for text in (*FAR, *(text for text in floats if not ALL[name].holds(float(text)))):
+    for text in (*FAR,
+                 *(text for text in floats if not ALL[name].holds(float(text)))):
         assert f"is not possible: give {ALL[name].advice}" in refusal(NUMBERS[name], text)
 
 

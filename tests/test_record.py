@@ -43,7 +43,8 @@ def test_a_record_is_read_as_it_was_written_and_not_if_it_was_changed(tmp_path):
     keep(str(path), {"sets": "qa"}, content)
     book = read_record(str(path))
     assert book.answers == [Written([1, 2], TEXT, {"eagle": TABLE})]
-    assert book.networks["eagle"] == ("eagle", 1, True, 0) and (book.vocab, book.ends, book.layers) == (10, [2], 8)
+    assert book.networks["eagle"] == ("eagle", 1, True, 0)
+    assert (book.vocab, book.ends, book.layers) == (10, [2], 8)
     shown = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
     assert set(json.loads(path.read_text())) == set(re.findall(r"^ +- `(\w+)`:", shown, re.M))
     path.write_text(path.read_text().replace("10", "11"))
@@ -52,7 +53,9 @@ def test_a_record_is_read_as_it_was_written_and_not_if_it_was_changed(tmp_path):
             read_record(str(name))
 
 
-@pytest.mark.parametrize("guesses, lengths", [(0, [1] * 5), (1, [2, 2, 1]), (2, [3, 2]), (9, [3, 2])])
+@pytest.mark.parametrize("guesses, lengths", [(0, [1] * 5),
+                                              (1, [2, 2, 1]),
+                                              (2, [3, 2]), (9, [3, 2])])
 def test_accepted_lengths_are_those_of_a_chain_verified_whole(guesses, lengths):
     """Behind the prefill's token two guesses are right, and the third, on two of its own, is wrong."""
     assert accept_lengths(Written([1, 2], TEXT, {"eagle": TABLE}), "eagle", guesses) == lengths
@@ -107,7 +110,8 @@ def test_without_guesses_of_its_own_a_draft_guesses_as_it_grows_the_first_level_
         table = _table(decoder, draft, PROMPT, text, Sampler())
         for place, depths in enumerate(table[1:], 1):
             tree = read_text(decoder, [*PROMPT, *text[:place - 1]])
-            assert tree.tokens == [*PROMPT, *text[:place]] and at_once(draft.grow(tree, Growth(4, 0, 4)))
+            assert tree.tokens == [*PROMPT, *text[:place]]
+            assert at_once(draft.grow(tree, Growth(4, 0, 4)))
             grown = {tree.nodes[node].token for node in tree.nodes[tree.tip].children.values()}
             assert grown == set(depths[0][0][:4])
             draft.reset()

@@ -39,7 +39,9 @@ NEW = 40
 ASK = {"max_new_tokens": NEW, "seed": 4, "ignore_eos": True}
 FAST = {"init_total_token": 20, "width": 4, "init_depth": 4, "expand_total_token": 16, "prefill_chunk": 4,
         "threads_per_rank": 1, "max_length": 300, "dtype": "float64", "prompt_ids": "5"}
-OTHERS = [(MARK, 6, DATA, 0), (MARK, 8, DATA, 0), (b"elsewise", 7, DATA, 0), (MARK, 7, DATA, 2), (MARK, 7, 5, 0),
+OTHERS = [(MARK, 6, DATA, 0), (MARK, 8, DATA, 0),
+          (b"elsewise", 7, DATA, 0),
+          (MARK, 7, DATA, 2), (MARK, 7, 5, 0),
           (b"\x80" * 40,), (b"",)]  # greetings that door 7 of rank 1 does not let in
 PIPELINES = [method for method in METHODS if method not in SHARINGS]
 

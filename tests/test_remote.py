@@ -20,7 +20,8 @@ from launch.hosts.timing import CONTEXTS, ROWS
 from tests.saved import wait_until
 from tests.test_push import SSH
 
-ASKED = {"config": json.loads((TOY / "llama" / "config.json").read_text()), "layers": 2, "dtype": "auto",
+ASKED = {"config": json.loads((TOY / "llama" / "config.json").read_text()),
+         "layers": 2, "dtype": "auto",
          "device": "cpu", "quant": "none", "threads": 1, "context": 256}
 
 
@@ -49,8 +50,10 @@ def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(h
     only = tmp_path / "only.txt"
     only.write_text("b0\nb1 folder=it's\n")
     one, = measured_boards(str(only), ASKED)
-    asked = [(rows, context) for context in CONTEXTS if context + max(ROWS) < 256 for rows in (1, *ROWS)]
-    assert [(found.rows, found.context) for found in one.passes] == asked and min(one.passes)[2] > 0
+    asked = [(rows, context) for context in CONTEXTS if context + max(ROWS) < 256
+             for rows in (1, *ROWS)]
+    assert [(found.rows, found.context) for found in one.passes] == asked
+    assert min(one.passes)[2] > 0
     assert one.latency > 0 and one.mbps > 0
     wrong = {**ASKED, "device": "cuda:77"}
     with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 is not here"):
@@ -84,12 +87,14 @@ def test_a_board_beats_while_it_measures(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}\nand a line that times the wire\n"))
     assert run(timing.main, []) == 0
     *others, answer, empty = capsys.readouterr().out.splitlines()
-    assert not "".join([*beats, *others]).strip() and json.loads(answer) == {"passes": []} and not empty
+    assert not "".join([*beats, *others]).strip()
+    assert json.loads(answer) == {"passes": []} and not empty
 
 
 def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hosts, tmp_path, monkeypatch):
     """Board b2 answers as one that takes three times as long; what rank 0's board takes is given."""
-    took = [[rows, context, 10.0 * (1 + context / 512)] for context in CONTEXTS for rows in (1, *ROWS)]
+    took = [[rows, context, 10.0 * (1 + context / 512)]
+            for context in CONTEXTS for rows in (1, *ROWS)]
     for name, factor in (("b1", 1), ("b2", 3)):
         slower = [[rows, context, factor * time] for rows, context, time in took]
         answer = json.dumps({"passes": slower})
@@ -103,9 +108,12 @@ def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hos
     config = parse(words(["toy", f"hosts={hosts}", "measure=true", f"measured={tmp_path / 'site.json'}"]), COMMAND,
                    kind=PlanConfig)
     found = measure.measured(config)
-    assert found.factors == (1.0, 3.0) and found.level == pytest.approx(2.0) and found.verdict == pytest.approx(1.0)
-    assert [link[:2] for link in found.links] == [(0, 1), (0, 2)] and found.about == "measured over ssh with llama"
-    assert found.model + 16 * found.token == pytest.approx(10 * (1 + 16 / 512), rel=1e-3) and found.row < 1e-9
+    assert found.factors == (1.0, 3.0) and found.level == pytest.approx(2.0)
+    assert found.verdict == pytest.approx(1.0)
+    assert [link[:2] for link in found.links] == [(0, 1), (0, 2)]
+    assert found.about == "measured over ssh with llama"
+    assert found.model + 16 * found.token == pytest.approx(10 * (1 + 16 / 512), rel=1e-3)
+    assert found.row < 1e-9
     assert read(str(tmp_path / "site.json")) == found == measure.measured(config)
 
 

@@ -24,34 +24,47 @@ FIRST = heard(2.0, [0, 1, 2], {2: 5})  # the prompt's last row; token 5 follows
 
 
 def test_token_by_token_every_row_is_a_miss_and_nothing_is_in_flight_while_rank_0_works():
-    records = [PROMPT, FIRST, sent(2.5, [3], [5], [2], 1), heard(4.5, [3], {3: 6}),
-               sent(4.75, [4], [6], [3], 1), heard(6.75, [4], {4: 1})]
-    assert replay(records, 2.0, 7.0) == Flight(rows=2, stay=4.0, aloft=4.0, misses=2, lost=1.0)
+    records = [PROMPT, FIRST, sent(2.5, [3], [5], [2], 1),
+               heard(4.5, [3], {3: 6}),
+               sent(4.75, [4], [6], [3], 1),
+               heard(6.75, [4], {4: 1})]
+    assert replay(records, 2.0, 7.0) == Flight(rows=2,
+                                               stay=4.0, aloft=4.0, misses=2, lost=1.0)
 
 
 def test_a_guess_that_was_right_is_a_row_and_one_that_was_wrong_is_none():
     records = [PROMPT, FIRST,
                sent(3.0, [3, 4, 5], [5, 6, 6], [2, 3, 4], 1),  # the text, a guess below it, and one below that
                sent(3.5, [6, 7], [9, 1], [3, 5], 0),  # a wrong guess, and a right one
-               heard(5.0, [3, 4, 5], {3: 6, 4: 6, 5: 1}), heard(6.0, [7], {7: 2}),
+               heard(5.0, [3, 4, 5], {3: 6, 4: 6, 5: 1}),
+               heard(6.0, [7], {7: 2}),
                sent(6.5, [8], [2], [7], 1)]  # the text goes on as nobody guessed; it never comes back
-    assert replay(records, 2.0, 8.0) == Flight(rows=4, stay=3 * 2.0 + 2.5, aloft=8.5 + 1.5, misses=2, lost=1.0 + 0.5)
+    assert replay(records, 2.0, 8.0) == Flight(rows=4,
+                                               stay=3 * 2.0 + 2.5, aloft=8.5 + 1.5, misses=2, lost=1.0 + 0.5)
 
 
 def test_a_row_that_left_during_the_prefill_counts_from_the_first_token_on():
-    records = [PROMPT, sent(1.0, [3], [5], [2], 0), FIRST, heard(4.0, [3], {3: 6})]
-    assert replay(records, 2.0, 5.0) == Flight(rows=1, stay=3.0, aloft=2.0, misses=0, lost=1.0)
+    records = [PROMPT, sent(1.0, [3], [5], [2], 0),
+               FIRST, heard(4.0, [3], {3: 6})]
+    assert replay(records, 2.0, 5.0) == Flight(rows=1,
+                                               stay=3.0, aloft=2.0, misses=0, lost=1.0)
 
 
 def test_what_happens_at_one_moment_of_a_modelled_clock_has_its_order():
-    late = [PROMPT, FIRST, sent(2.0, [3], [5], [2], 1), heard(3.0, [3], {})]
-    early = [PROMPT, sent(2.0, [3], [5], [2], 0), FIRST, heard(3.0, [3], {})]
+    late = [PROMPT, FIRST, sent(2.0, [3], [5], [2], 1),
+            heard(3.0, [3], {})]
+    early = [PROMPT, sent(2.0, [3], [5], [2], 0),
+             FIRST, heard(3.0, [3], {})]
     assert [replay(records, 2.0, 3.0).misses for records in (late, early)] == [1, 0]
 
 
 def test_a_prompt_may_go_in_chunks_and_a_request_that_ends_with_it_has_no_rows():
-    records = [PROMPT, sent(0.5, [3, 4], [1, 1], [2, 3], 2), heard(1.0, [0, 1, 2], {}), heard(2.0, [3, 4], {4: 8}),
-               sent(2.0, [5], [8], [4], 1), heard(3.0, [5], {5: 0})]
+    records = [PROMPT,
+               sent(0.5, [3, 4], [1, 1], [2, 3], 2),
+               heard(1.0, [0, 1, 2], {}),
+               heard(2.0, [3, 4], {4: 8}),
+               sent(2.0, [5], [8], [4], 1),
+               heard(3.0, [5], {5: 0})]
     assert replay(records, 2.0, 3.0) == Flight(1, 1.0, 1.0, 1, 0.0)
     assert replay(records[:4], 2.0, 2.5) == Flight(0, 0, 0.0, 0, 0.5) == replay([], 2.0, 2.5)
 
@@ -82,13 +95,15 @@ def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its
     clock = Stepping()
     tally = Tally(tmp_path, 0, clock=clock)
     for _ in range(2):
-        spend(tally, clock, 0.5, "send", nodes=[0, 1], tokens=[4, 4], parents=[0, 0], text=2)
+        spend(tally, clock, 0.5, "send", nodes=[0, 1],
+              tokens=[4, 4], parents=[0, 0], text=2)
         spend(tally, clock, 1.0, "grow")
         spend(tally, clock, 2.0, "wait")
         spend(tally, clock, 0.25, "judge", nodes=[0, 1], said={1: 5})
         spend(tally, clock, 0.125, "prune")  # here the first token has settled: 3.75 seconds
         spend(tally, clock, 1.0, "grow")
-        spend(tally, clock, 0.5, "send", nodes=[2], tokens=[5], parents=[1], text=1)
+        spend(tally, clock, 0.5, "send", nodes=[2],
+              tokens=[5], parents=[1], text=1)
         spend(tally, clock, 3.0, "wait")
         spend(tally, clock, 0.25, "judge", nodes=[2], said={2: 6})
         spend(tally, clock, 9.0, "reset")
@@ -96,14 +111,16 @@ def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its
     for entry in accounts(tmp_path):
         assert entry["seconds"] == 8.625 and entry["first"] == 3.75
         assert entry["decoding"] == {"prune": 0.125, "grow": 1.0, "send": 0.5, "wait": 3.0, "judge": 0.25}
-        assert entry["flight"] == {"rows": 1, "stay": 3.5, "aloft": 3.5, "misses": 1, "lost": 0.125 + 1.0 + 0.25}
+        assert entry["flight"] == {"rows": 1, "stay": 3.5,
+                                   "aloft": 3.5, "misses": 1, "lost": 0.125 + 1.0 + 0.25}
         assert entry["spans"]["grow"] == 2.0
 
 
 def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pruned(tmp_path):
     clock = Stepping()
     tally = Tally(tmp_path, 0, clock=clock)
-    spend(tally, clock, 1.0, "send", nodes=[0], tokens=[4], parents=[0], text=1)
+    spend(tally, clock, 1.0, "send", nodes=[0],
+          tokens=[4], parents=[0], text=1)
     spend(tally, clock, 1.0, "judge", nodes=[0], said={0: 5})
     spend(tally, clock, 0.5, "grow")
     spend(tally, clock, 1.0, "reset")
@@ -115,7 +132,8 @@ def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pru
 def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(tmp_path):
     clock = Stepping()
     tally = Tally(tmp_path, 0, clock=clock)
-    spend(tally, clock, 1.0, "send", nodes=[0], tokens=[4], parents=[0], text=1)
+    spend(tally, clock, 1.0, "send", nodes=[0],
+          tokens=[4], parents=[0], text=1)
     spend(tally, clock, 1.0, "judge", nodes=[0], said={0: 5})
     with tally.span("reset"):  # of a group that shares layers, whose rank 0 is a stage as well
         spend(tally, clock, 1.0, "send", kind="Reset", nodes=[])
@@ -139,9 +157,12 @@ def flown(request, launch="0-ar", **decoding):
 
 
 def test_an_account_adds_up_to_the_time_of_a_token():
-    lines = [flown(0, grow=1.0, judge=0.5, wait=4.0), flown(1, grow=3.0, judge=0.5, wait=2.0),
-             flown(7, grow=99.0), flown(0, launch="1-tp", grow=99.0), line(1, 0, 8.0)]
-    answers = [answer(tokens=(4, 4), seconds=(9.0, 9.0), requests=[0, 1], scale=2.0),
+    lines = [flown(0, grow=1.0, judge=0.5, wait=4.0),
+             flown(1, grow=3.0, judge=0.5, wait=2.0),
+             flown(7, grow=99.0),
+             flown(0, launch="1-tp", grow=99.0), line(1, 0, 8.0)]
+    answers = [answer(tokens=(4, 4),
+                      seconds=(9.0, 9.0), requests=[0, 1], scale=2.0),
                answer(tokens=(50,), requests=[3])]  # request 3 has no line
     seen = account(by_request(lines), answers)
     assert seen == Account(drafting=0.25, verdict=0.0625, waiting=0.375, prefill=0.25, other=0.3125,

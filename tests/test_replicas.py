@@ -30,11 +30,13 @@ from tests.tiny import TINY, TREE, Oracle, stages_of, work, write
 PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW, SHORT = 40, 18  # tokens in virtual time, and of threads
 RUNS = 750  # of the test of the joint law
-SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
+SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3),
+            1.0: Sampler(1.0, seed=4)}
 COUNTS = [(1, 1, 1), (1, 2, 1), (1, 5, 1), (2, 3, 1), (2, 2, 2), (3, 4, 1), (4, 3, 1), (5, 1, 4), (6, 2, 1)]
 SPOILS = {"some prunes lost": lambda: losing(0.5, seed=8), "all prunes lost": lambda: losing(1.0, seed=8),
           "prunes late": lambda: delaying(6, seed=9), "segments late": lambda: jittering(0.004, 1)}
-FREE = Profile("wires that take no time", layers=64, row_bytes=1, model=0, row=0, free=9, token=0, level=0, verdict=0,
+FREE = Profile("wires that take no time", layers=64, row_bytes=1, model=0,
+               row=0, free=9, token=0, level=0, verdict=0,
                latency=0, mbps=1e15, step=0)
 
 
@@ -46,7 +48,8 @@ def replicas(copies, stages=1, draft=None, strategy="dsi", wrap=lambda link: lin
     links, served = [], []
     for copy in range(copies):
         ranks = list(range(1 + copy * stages, 1 + (copy + 1) * stages))
-        links.append(wrap(LocalLink(0, inboxes, Peers(ranks[-1], [ranks[0]], others=ranks))))
+        links.append(wrap(LocalLink(0, inboxes,
+                                    Peers(ranks[-1], [ranks[0]], others=ranks))))
         for rank, after in zip(ranks, [*ranks[1:], 0]):
             served.append(wrap(LocalLink(rank, inboxes, Peers(None, [after]))))
     workers = [stage for _ in range(copies) for stage in stages_of(TINY, stages)]
@@ -54,7 +57,8 @@ def replicas(copies, stages=1, draft=None, strategy="dsi", wrap=lambda link: lin
     for thread in threads:
         thread.start()
     ring = Replicas(links, TINY.lm_head, stages)
-    decoder = Decoder(ring, draft or TINY.eagle(), STRATEGIES[strategy], replace(TREE, **tree), Limits(200))
+    decoder = Decoder(ring, draft or TINY.eagle(),
+                      STRATEGIES[strategy], replace(TREE, **tree), Limits(200))
     decoder.stages = workers
     yield decoder
     ring.stop()
@@ -100,12 +104,14 @@ def test_any_draft_writes_the_reference_text(names, temperature):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_writes_the_reference_text_over_replicas(strategy):
-    for copies, stages, draft in ((3, 1, TINY.eagle()), (2, 2, Oracle(PROMPT + text_at(1.0)))):
+    for copies, stages, draft in ((3, 1, TINY.eagle()),
+                                  (2, 2, Oracle(PROMPT + text_at(1.0)))):
         with replicas(copies, stages, draft, strategy) as decoder:
             assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
 
 
-@pytest.mark.parametrize("strategy, prompt", [*zip(STRATEGIES, cycle([PROMPT[:1], PROMPT[:3]]))])
+@pytest.mark.parametrize("strategy, prompt",
+                         [*zip(STRATEGIES, cycle([PROMPT[:1], PROMPT[:3]]))])
 def test_a_prompt_that_leaves_together_with_guesses_changes_nothing(strategy, prompt):
     text = TINY.text(prompt, 20, SAMPLERS[1.0])
     with replicas(3, 1, Oracle(prompt + text), strategy) as decoder:
@@ -115,7 +121,8 @@ def test_a_prompt_that_leaves_together_with_guesses_changes_nothing(strategy, pr
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("strategy", ["dsi", "continuous", "streaming"])
 def test_what_is_lost_late_or_reordered_changes_nothing(strategy, spoil):
-    for copies, stages, draft in ((3, 1, TINY.mixture("twin")), (2, 2, Oracle(PROMPT + text_at(1.0)))):
+    for copies, stages, draft in ((3, 1, TINY.mixture("twin")),
+                                  (2, 2, Oracle(PROMPT + text_at(1.0)))):
         with replicas(copies, stages, draft, strategy, wrap=SPOILS[spoil](), lookahead=2) as decoder:
             assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
 
@@ -215,14 +222,16 @@ def takes(new, verification, guess, lookahead, servers, wrong):
     return answer.prefill_seconds + answer.decode_seconds, decoder.ring.most
 
 
-@pytest.mark.parametrize("lookahead, servers", [(1, 8), (2, 5), (3, 4), (4, 3), (8, 2), (5, 7)])
+@pytest.mark.parametrize("lookahead, servers", [(1, 8), (2, 5),
+                                                (3, 4), (4, 3), (8, 2), (5, 7)])
 def test_with_a_drafter_that_is_always_right_only_the_last_verification_is_waited_for(lookahead, servers):
     seconds, most = takes(NEW, 8.0, 1.0, lookahead, servers, wrong=0)
     assert most <= servers
     assert seconds == (NEW - 1) * 1.0 + 8.0
 
 
-@pytest.mark.parametrize("lookahead, servers", [(1, 8), (2, 4), (3, 3), (8, 1), (5, 7)])
+@pytest.mark.parametrize("lookahead, servers", [(1, 8), (2, 4),
+                                                (3, 3), (8, 1), (5, 7)])
 @pytest.mark.parametrize("new", [1, 2, NEW])
 def test_with_a_drafter_that_is_never_right_it_takes_as_long_as_plain_decoding(new, lookahead, servers):
     seconds, most = takes(new, 8.0, 1.0, lookahead, servers, wrong=1)
@@ -230,7 +239,8 @@ def test_with_a_drafter_that_is_never_right_it_takes_as_long_as_plain_decoding(n
     assert seconds == new * 8.0
 
 
-@pytest.mark.parametrize("lookahead, servers", [(1, 9), (2, 5), (3, 4), (4, 3)])
+@pytest.mark.parametrize("lookahead, servers", [(1, 9),
+                                                (2, 5), (3, 4), (4, 3)])
 @pytest.mark.parametrize("wrong", [4, 5, 8])
 def test_a_run_of_right_guesses_takes_its_drafting_and_one_verification(wrong, lookahead, servers):
     """In the first run the drafter works while the prompt is read; in the last one it stops before the last token."""
@@ -260,7 +270,8 @@ def test_tokens_follow_the_joint_law_of_the_model():
     for seed in range(RUNS):
         decoded[tuple(write(decoder, PROMPT, 3, Sampler(1.0, top_k=7, seed=seed))[:2])] += 1
     first = law_of(PROMPT)
-    law = {(a, b): first[a] * then[b] for a in first for then in [law_of([*PROMPT, a])] for b in then}
+    law = {(a, b): first[a] * then[b] for a in first
+           for then in [law_of([*PROMPT, a])] for b in then}
     assert len(law) == 49 and decoded.keys() <= law.keys()
     number = {pair: i for i, pair in enumerate(law)}
     assert p_value([number[pair] for pair in decoded.elements()], list(law.values())) > ALPHA

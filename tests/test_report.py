@@ -33,15 +33,19 @@ def folder(tmp_path):
     for number, (method, seconds) in enumerate(SECONDS.items()):
         for name in ("qa", "gsm8k"):
             for question in (1, 2):
-                put(tmp_path, method=method, set=name, question=question, tokens=(16,), seconds=(seconds * question,),
-                    requests=[number], target_passes=[5], settled=[[[1.0, 1], [seconds, 15]]])
+                put(tmp_path, method=method, set=name, question=question,
+                    tokens=(16,), seconds=(seconds * question,),
+                    requests=[number], target_passes=[5],
+                    settled=[[[1.0, 1], [seconds, 15]]])
         for rank in (0, 1):
             path = tmp_path / "tally" / "0-ar" / f"rank_{rank}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as file:
                 found = line(rank, number, 10.0, forward=2.5 * number, wait=2.0)
-                file.write(json.dumps({key: value for key, value in found.items() if key != "launch"}) + "\n")
-    (tmp_path / "env.json").write_text(json.dumps({"starts": [START], "config": CONFIG, "machine": {}}))
+                file.write(json.dumps({key: value
+                                       for key, value in found.items() if key != "launch"}) + "\n")
+    (tmp_path / "env.json").write_text(json.dumps({"starts": [START],
+                                                   "config": CONFIG, "machine": {}}))
     return tmp_path
 
 
@@ -64,14 +68,16 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
         assert (float(row["tau"]), float(row["ttft"]), row["n"], row["equal"]) == (3, 0.5, "2", "same")
         assert float(row["tpt_p50"]) == pytest.approx((seconds - 1) / 15, rel=1e-5)
         assert (row["emulated"], row["profile"]) == ("true", "jetson-7b")
-    assert [row["computed"] for row in rows[:3]] == ["0", "0.25", "0.5"] and rows[2]["waited"] == "0.2"
+    assert [row["computed"] for row in rows[:3]] == ["0", "0.25", "0.5"]
+    assert rows[2]["waited"] == "0.2"
 
 
 def test_the_ranks_have_rows_of_their_own(folder):
     reporting.report(folder)
     rows = table(folder / "stages.csv")
     assert len(rows) == 3 * 2 * 2
-    (row,) = [row for row in rows if (row["method"], row["set"], row["rank"]) == ("continuous", "qa", "1")]
+    (row,) = [row for row in rows
+              if (row["method"], row["set"], row["rank"]) == ("continuous", "qa", "1")]
     assert [row[key] for key in ("computed", "waited", "other", "bytes", "rows")] == ["0.5", "0.2", "0.3", "1000", "31"]
 
 
@@ -105,9 +111,11 @@ def test_what_is_missing_is_said(folder):
 
 
 def test_a_text_may_hold_any_separator(tmp_path):
-    put(tmp_path, choices=[{"index": 0, "turns": ["a\u2028b\x85c"], "new_tokens": [10], "wall_time": [2.0],
+    put(tmp_path, choices=[{"index": 0,
+                            "turns": ["a\u2028b\x85c"], "new_tokens": [10], "wall_time": [2.0],
                            "accept_lengths": [4, 3, 2]}])
-    assert [row["xi"].value for row in summary.summary(results.read(tmp_path)).values()] == [5.0]
+    assert [row["xi"].value
+            for row in summary.summary(results.read(tmp_path)).values()] == [5.0]
 
 
 def test_one_method_alone_is_reported_without_ratios(tmp_path):
@@ -161,9 +169,12 @@ def test_a_line_of_the_tally_that_is_junk_is_named_by_file_and_line(folder, junk
 
 
 @pytest.mark.parametrize("more", [
-    {"choices": []}, {"choices": [{"new_tokens": ["1"], "wall_time": [1.0], "accept_lengths": []}]},
-    {"choices": [{"new_tokens": [1], "wall_time": [1.0]}]}, {"settled": [[[1.0]]]}, {"ttft": 1},
-    {"temperature": "0"}, {"question_id": [1]}, {"emulated": 1}, {"requests": None}, {"set": None}], ids=str)
+    {"choices": []},
+    {"choices": [{"new_tokens": ["1"], "wall_time": [1.0], "accept_lengths": []}]},
+    {"choices": [{"new_tokens": [1], "wall_time": [1.0]}]},
+    {"settled": [[[1.0]]]}, {"ttft": 1},
+    {"temperature": "0"}, {"question_id": [1]}, {"emulated": 1},
+    {"requests": None}, {"set": None}], ids=str)
 def test_an_answer_of_another_form_is_named_by_file_and_line(tmp_path, more, capsys):
     folder = tmp_path / "answers" / "naive"
     folder.mkdir(parents=True)
@@ -185,7 +196,8 @@ def test_an_env_json_that_is_junk_is_named(folder, junk, capsys):
 
 def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
     (folder / "env.json").write_text(json.dumps({
-        "starts": [{**START, "sets": "gone"}], "config": {**CONFIG, "data": "nowhere"}, "machine": {}}))
+        "starts": [{**START, "sets": "gone"}],
+        "config": {**CONFIG, "data": "nowhere"}, "machine": {}}))
     assert results.missing(results.read(folder)) == []
 
 
@@ -195,7 +207,8 @@ def test_a_report_that_cannot_be_written_is_reported(folder, capsys):
     assert f"{folder / 'summary.csv'} cannot be written (it is a folder): make room there" in capsys.readouterr().err
 
 
-DRAFTED = {("ar", "none"): 8.0, ("naive", "eagle"): 4.0, ("naive", "model:DIR"): 2.0, ("serial", "model:DIR"): 4.0,
+DRAFTED = {("ar", "none"): 8.0, ("naive", "eagle"): 4.0,
+           ("naive", "model:DIR"): 2.0, ("serial", "model:DIR"): 4.0,
            ("continuous", "eagle"): 2.0, ("continuous", "model:DIR"): 1.0}
 
 
@@ -204,15 +217,18 @@ def drafted(tmp_path):
     """Two questions of one set, answered with two drafts; there is no serial with the first of them."""
     for (method, draft), seconds in DRAFTED.items():
         for question in (1, 2):
-            put(tmp_path, method=method, draft=draft, question=question, tokens=(16,), seconds=(seconds * question,),
-                ttft=[0.5 * question], requests=[question - 1] if (method, draft) == ("continuous", "eagle") else [9])
+            put(tmp_path, method=method, draft=draft, question=question,
+                tokens=(16,), seconds=(seconds * question,),
+                ttft=[0.5 * question],
+                requests=[question - 1] if (method, draft) == ("continuous", "eagle") else [9])
     start = {**START, "methods": "ar,naive,serial,continuous", "drafts": "eagle,model:DIR", "draft": "none",
              "sets": "qa", "temperatures": "0"}
     (tmp_path / "env.json").write_text(json.dumps({
         "starts": [start], "config": {**CONFIG, "drafts": "eagle,model:DIR"}, "machine": {}}))
     path = tmp_path / "tally" / "0-ar" / "rank_0.jsonl"
     path.parent.mkdir(parents=True)
-    flown = {**line(0, 0, 8.0), "first": 1.6, "decoding": {"grow": 1.6, "judge": 0.8, "wait": 3.2},
+    flown = {**line(0, 0, 8.0), "first": 1.6,
+             "decoding": {"grow": 1.6, "judge": 0.8, "wait": 3.2},
              "flight": {"rows": 8, "stay": 4.0, "aloft": 9.6, "misses": 4, "lost": 0.32}}
     path.write_text(json.dumps(flown) + "\n")
     return tmp_path
@@ -224,9 +240,11 @@ def test_a_ratio_names_its_baseline_and_has_the_draft_of_the_first_or_of_the_row
     columns = ("sr_naive", "sr_naive_same", "sr_serial_same", "sr_ar")
     assert {key: [row[name] for name in columns] for key, row in rows.items()} == {
         ("ar", "none"): ["0.5", "", "", "1"],
-        ("naive", "eagle"): ["1", "1", "", "2"], ("naive", "model:DIR"): ["2", "1", "2", "4"],
+        ("naive", "eagle"): ["1", "1", "", "2"],
+        ("naive", "model:DIR"): ["2", "1", "2", "4"],
         ("serial", "model:DIR"): ["1", "0.5", "1", "2"],
-        ("continuous", "eagle"): ["2", "2", "", "4"], ("continuous", "model:DIR"): ["4", "2", "4", "8"]}
+        ("continuous", "eagle"): ["2", "2", "", "4"],
+        ("continuous", "model:DIR"): ["4", "2", "4", "8"]}
     assert ("| method | ξ | ξ of decoding | SR to naive with eagle | SR to naive with the same draft | "
             "SR to serial with the same draft | SR to ar |\n") in text
     assert ("| continuous, model:DIR | 10.67; 8.00 to 16.00 | 20.00; 15.00 to 30.00 | 4.00; 4.00 to 4.00 | "

@@ -36,7 +36,8 @@ def test_requests_that_run_by_turns_write_what_each_writes_alone(strategy):
 
 
 @pytest.mark.parametrize("strategy", ["streaming", "continuous", "serial"])
-@pytest.mark.parametrize("names", [["eagle"], ["drifting", "twin", "suffix"], ["suffix"], ["eagle3", "twin"]])
+@pytest.mark.parametrize("names",
+                         [["eagle"], ["drifting", "twin", "suffix"], ["suffix"], ["eagle3", "twin"]])
 def test_requests_with_mixtures_that_run_by_turns_write_what_each_writes_alone(strategy, names):
     tiny = DEEP if "eagle3" in names else TINY
     wanted = [tiny.text(prompt, NEW, sampler) for prompt, sampler in zip(PROMPTS, SAMPLERS)]

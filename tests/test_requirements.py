@@ -48,12 +48,14 @@ def pythons_of(line: Requirement) -> str | None:
 @pytest.mark.parametrize("python", PROMISED)
 def test_no_release_that_is_installed_here_refuses_a_promised_python(python):
     needs = {str(line): pythons_of(line) for line in held(PC, python)}
-    assert {line: need for line, need in needs.items() if need and not SpecifierSet(need).contains(f"{python}.0")} == {}
+    assert {line: need for line, need in needs.items()
+            if need and not SpecifierSet(need).contains(f"{python}.0")} == {}
 
 
 def resolve(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """What pip would install, of these packages alone."""
-    return subprocess.run([sys.executable, "-m", "pip", "install", *QUIET, *words], text=True, capture_output=True)
+    return subprocess.run([sys.executable, "-m", "pip", "install", *QUIET, *words],
+                          text=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize(("names", "python", "platforms"), [
-    *((PC, python, ()) for python in PROMISED), (BOARDS[:1], "3.8", JETPACK5), (BOARDS, "3.10", JETPACK6)])
+    *((PC, python, ()) for python in PROMISED),
+    (BOARDS[:1], "3.8", JETPACK5), (BOARDS, "3.10", JETPACK6)])
 def test_the_index_has_a_wheel_of_every_line(index, names, python, platforms, tmp_path):
     """Without check_setup.sh it is asked for releases alone that are not installed here: all of them take a minute."""
     asked = [str(line) for line in held(names, python) if EVERY or pythons_of(line) is None]

@@ -47,7 +47,8 @@ SHORT, LONG = of_bytes(4), of_bytes(60)
 @pytest.mark.parametrize("cut", range(1, 40, 3))
 def test_text_behind_tokens_prints_itself_behind_them(cut):
     ids = LONG(WORDS)["input_ids"]
-    tail, text = ids[:cut], decoded(LONG, ids)[len(decoded(LONG, ids[:cut])):]
+    tail = ids[:cut]
+    text = decoded(LONG, ids)[len(decoded(LONG, ids[:cut])):]
     assert encoded_behind(LONG, tail, text) == ids[cut:]
 
 
@@ -56,7 +57,8 @@ def test_a_word_that_was_begun_in_other_tokens_goes_on_where_it_is():
     in_long = [LONG.get_vocab()[name] for name in SHORT.convert_ids_to_tokens(tail) if name in LONG.get_vocab()]
     assert decoded(LONG, in_long) == "the ba"
     ids = encoded_behind(LONG, in_long, "ker bakes")
-    assert decoded(LONG, [*in_long, *ids]) == "the baker bakes" and len(LONG("the baker")["input_ids"]) < len(in_long)
+    assert decoded(LONG, [*in_long, *ids]) == "the baker bakes"
+    assert len(LONG("the baker")["input_ids"]) < len(in_long)
 
 
 class Lowered:
@@ -70,7 +72,8 @@ class Lowered:
 
 
 def test_nothing_is_guessed_where_the_tokens_would_print_something_else():
-    assert encoded_behind(Lowered(), [97], "b") == [98] and encoded_behind(Lowered(), [97], "B") == []
+    assert encoded_behind(Lowered(), [97], "b") == [98]
+    assert encoded_behind(Lowered(), [97], "B") == []
 
 
 class Writer:
@@ -136,7 +139,9 @@ def test_the_last_token_waits_for_what_follows_it_and_so_does_half_a_character()
         assert at_once(mixture.grow(tree, growth))
         seen.append([tree.nodes[node].token for node in chain(tree)])
     rest = ids[len(tree.trunk):]
-    assert seen[0] == [] and seen[-1] == rest[:len(seen[-1])] and len(seen[-1]) == 2
+    assert seen[0] == []
+    assert seen[-1] == rest[:len(seen[-1])]
+    assert len(seen[-1]) == 2
     assert all("\ufffd" not in decoded(LONG, tokens) for tokens in seen)
 
 

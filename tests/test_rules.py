@@ -81,18 +81,24 @@ def proposals(drafters, draw, chance):
 
 def random_laws(seed, size, count):
     rng = np.random.default_rng(seed)
-    return [law(*(int(part) for part in rng.integers(1, 12, size) ** 2)) for _ in range(count)]
+    return [law(*(int(part) for part in rng.integers(1, 12, size) ** 2))
+            for _ in range(count)]
 
 
 P3, Q3 = law(1, 5, 2), law(4, 1, 3)
 P4, Q4, R4 = random_laws(1, 4, 3)
 P5, Q5 = law(2, 0, 7, 1, 1), law(1, 4, 0, 2, 2)  # zeros in both
 CASES = {  # the target's law, and the drafters
-    "one of three": (P3, [(Q3, 1)]), "two of three": (P3, [(Q3, 2)]), "three of three": (P3, [(Q3, 3)]),
-    "equal laws": (P3, [(P3, 3)]), "two of four": (P4, [(Q4, 2)]), "zeros": (P5, [(Q5, 2)]),
-    "zeros in the draft": (P3, [(law(0, 1, 0), 2)]), "zeros in the target": (law(0, 1, 0), [(Q3, 2)]),
-    "nothing in common": (law(1, 0, 2, 0), [(law(0, 1, 0, 1), 2)]),
-    "two drafters": (P3, [(Q3, 1), (law(1, 1, 1), 2)]), "three drafters": (P4, [(Q4, 1), (R4, 1), (P4, 1)]),
+    "one of three": (P3, [(Q3, 1)]),
+    "two of three": (P3, [(Q3, 2)]), "three of three": (P3, [(Q3, 3)]),
+    "equal laws": (P3, [(P3, 3)]),
+    "two of four": (P4, [(Q4, 2)]), "zeros": (P5, [(Q5, 2)]),
+    "zeros in the draft": (P3, [(law(0, 1, 0), 2)]),
+    "zeros in the target": (law(0, 1, 0), [(Q3, 2)]),
+    "nothing in common": (law(1, 0, 2, 0),
+                          [(law(0, 1, 0, 1), 2)]),
+    "two drafters": (P3, [(Q3, 1), (law(1, 1, 1), 2)]),
+    "three drafters": (P4, [(Q4, 1), (R4, 1), (P4, 1)]),
     "nobody": (P4, []),
 }
 
@@ -145,7 +151,9 @@ def top(target, law_V, chance):
 
 def merged(target, law_V, chance):
     """Two drafters draw a token each, and equal tokens count once."""
-    drawn = {proposal.token: proposal for proposal in proposals([(law_V, 1), (law_V[::-1], 1)], each, chance)}
+    drawn = {proposal.token: proposal
+             for proposal in proposals([(law_V, 1), (law_V[::-1], 1)],
+                                       each, chance)}
     return mss(target, list(drawn.values()), chance)
 
 
@@ -160,7 +168,8 @@ def ranked(target, law_V, chance):
 
 
 @pytest.mark.parametrize("biased, least", [
-    (dropped, 0.05), (unchanged, 0.05), (top, 0.3), (merged, 0.03), (pruned, 0.1), (ranked, 0.1)])
+    (dropped, 0.05), (unchanged, 0.05), (top, 0.3),
+    (merged, 0.03), (pruned, 0.1), (ranked, 0.1)])
 def test_the_exact_test_sees_a_bias(biased, least):
     pairs = [random_laws(seed, 4, 2) for seed in range(2, 7)]
     assert max(distance(partial(biased, *pair), pair[0]) for pair in pairs) > least
@@ -199,7 +208,8 @@ def test_a_token_without_probability_is_never_picked():
     weights = np.array([0.0, 1e-300, 0.0, 0.5, 0.0])
     picked = {Chance(stream(seed, 3, JUDGING)).pick(weights) for seed in range(2000)}
     assert picked == {3}
-    assert {Chance(stream(seed, 3, JUDGING)).pick(np.array([0.0, 1e-300, 0.0])) for seed in range(200)} == {1}
+    assert {Chance(stream(seed, 3, JUDGING)).pick(np.array([0.0, 1e-300, 0.0]))
+            for seed in range(200)} == {1}
 
 
 def test_streams_follow_weights_and_no_two_purposes_share_one():
@@ -223,7 +233,8 @@ def test_a_node_keeps_every_proposal_though_equal_tokens_are_one_child():
     assert tree.propose(tree.tip, Proposal("ssm2", 7, "r"), -0.5) == first
     tree.propose(first, Proposal("ssm1", 9), -2.0)
     assert [(p.source, p.law) for p in tree.nodes[tree.tip].drawn] == [("ssm1", "q"), ("ssm2", "r"), ("ssm2", "r")]
-    assert tree.nodes[first].proposals == {"ssm1": -1.0, "ssm2": -0.5} and not tree.nodes[first].drawn
+    assert tree.nodes[first].proposals == {"ssm1": -1.0, "ssm2": -0.5}
+    assert not tree.nodes[first].drawn
     tree.propose(first, Proposal("ssm1", 4, "q"), -2.0)
     tree.settle(8)
     assert not any(node.drawn for node in tree.nodes.values())
@@ -239,7 +250,8 @@ def test_without_proposals_a_rule_follows_the_warped_law(name):
     tree = TokenTree(range(20_001), 1 << 20)
     sampler = Sampler(0.8, 0.9, 6, seed=2, rule=name)
     said = judged(sampler, tree, tree.trunk, logits.expand(len(tree.trunk), -1))
-    assert p_value(said, warp(logits[None], 0.8, 6, 0.9).softmax(-1)[0]) > ALPHA
+    assert p_value(said,
+                   warp(logits[None], 0.8, 6, 0.9).softmax(-1)[0]) > ALPHA
     assert judged(sampler, tree, [5, 6], logits.expand(2, -1)) == said[5:7], "a position has one number"
 
 
@@ -263,7 +275,8 @@ def texts(rule, runs=RUNS):
     """The first two tokens with many seeds, both of them guessed by two drafters that are often wrong."""
     tree = replace(TREE, init=TREE.init.shaped(expanded("2,1")))
     with pipeline(TINY, 1, "serial", TINY.drafters(0.1, 0.2), tree) as decoder:
-        return [write(decoder, START, 2, Sampler(0.7, top_k=5, seed=seed, rule=rule)) for seed in range(runs)]
+        return [write(decoder, START, 2, Sampler(0.7, top_k=5, seed=seed, rule=rule))
+                for seed in range(runs)]
 
 
 def p_values(found):

@@ -37,7 +37,8 @@ def result(path):
 
 
 @pytest.mark.parametrize(("method", "stages", "temperature"), [
-    *zip(["ar", "serial", "naive", "pruned", "continuous", "pipedec"], cycle(SPLITS[:3]), cycle("0011"))])
+    *zip(["ar", "serial", "naive", "pruned", "continuous", "pipedec"],
+         cycle(SPLITS[:3]), cycle("0011"))])
 def test_every_method_writes_the_reference_text_whatever_the_split(saved, tmp_path, method, stages, temperature):
     assert here(f"model_dir={saved / stages}", f"pipeline_type={method}", f"temperature={temperature}",
                 f"output={tmp_path / 'out.json'}", *ASK, *FAST) == 0
@@ -56,7 +57,8 @@ def test_the_processes_that_a_person_starts_write_what_threads_write(saved, tmp_
     is_whole(tmp_path, 3, "continuous", "1", run.stdout, run.stderr)
 
 
-@pytest.mark.parametrize(("method", "temperature"), [("ar", "1"), ("continuous", "0"), ("continuous", "1")])
+@pytest.mark.parametrize(("method", "temperature"),
+                         [("ar", "1"), ("continuous", "0"), ("continuous", "1")])
 def test_five_processes_without_their_launcher_write_the_same(saved, tmp_path, method, temperature):
     with ranks(tmp_path / "ranks", typed(saved, tmp_path, "0+1+1+1+1", method, temperature), 5) as run:
         assert run.codes(120) == [0] * 5, run.text(0)
@@ -75,7 +77,8 @@ def is_whole(tmp_path, world, method, temperature, stdout, stderr):
     for rank in range(1, world):
         assert (rank, "forward") in named
         assert (rank, "prune") in named or method == "ar"  # whose one prune may come behind the Reset
-    assert {(0, "send"), (0, "recv"), (0, "wait")} <= named and ((0, "grow") in named) == (method != "ar")
+    assert {(0, "send"), (0, "recv"), (0, "wait")} <= named
+    assert ((0, "grow") in named) == (method != "ar")
 
 
 def test_the_text_is_the_one_that_transformers_writes(saved):
@@ -96,8 +99,10 @@ def test_a_result_has_every_figure_and_the_answer_is_printed(saved, tmp_path, ca
     assert got["prompt"] == "hello there" and got["config"]["seed"] == 1 and got["prompt_tokens"] == 11
     assert got["new_tokens"] == len(got["token_ids"]) == 12 and got["target_passes"] > 0
     assert 0 < got["prefill_seconds"] == got["ttft_seconds"] and got["tokens_per_second"] > 0
-    assert got["text"] == Text(saved / "base").decode(got["token_ids"]) and got["text"] in shown.out
-    assert shown.err == "" and [path.name for path in tmp_path.glob("**/*") if path.is_file()] == ["out.json"]
+    assert got["text"] == Text(saved / "base").decode(got["token_ids"])
+    assert got["text"] in shown.out
+    assert shown.err == ""
+    assert [path.name for path in tmp_path.glob("**/*") if path.is_file()] == ["out.json"]
 
 
 def test_questions_are_answered_turn_by_turn_and_saved_as_they_come(saved, tmp_path, capsys, monkeypatch):
@@ -106,7 +111,8 @@ def test_questions_are_answered_turn_by_turn_and_saved_as_they_come(saved, tmp_p
     lines = [{"question_id": 7, "turns": ["who?", "why?"]}, {"question_id": 8, "turns": ["where?"]}]
     (tmp_path / "ask.jsonl").write_text("\n".join(map(json.dumps, lines)))
     saves, save = [], generate.save
-    monkeypatch.setattr(generate, "save", lambda path, data: (saves.append(len(data)), save(path, data)))
+    monkeypatch.setattr(generate, "save",
+                        lambda path, data: (saves.append(len(data)), save(path, data)))
     assert here(f"model_dir={saved / '0+2+2'}", f"question_file={tmp_path / 'ask.jsonl'}", "template=none",
                 "temperature=1", "max_new_tokens=5", "ignore_eos=true", f"output={tmp_path / 'out.json'}") == 0
     got = result(tmp_path / "out.json")
@@ -114,7 +120,8 @@ def test_questions_are_answered_turn_by_turn_and_saved_as_they_come(saved, tmp_p
     asked = [(r["question_id"], r["turn"], r["prompt"]) for r in got]
     assert asked == [(7, 0, "who?"), (7, 1, "why?"), (8, 0, "where?")]
     talk = len("who?" + got[0]["text"] + "why?")
-    assert [r["prompt_tokens"] for r in got] == [4, talk, 6] and [r["new_tokens"] for r in got] == [5, 5, 5]
+    assert [r["prompt_tokens"] for r in got] == [4, talk, 6]
+    assert [r["new_tokens"] for r in got] == [5, 5, 5]
 
 
 def test_an_answer_ends_at_a_stop_string_at_the_end_token_and_at_the_end_of_the_context(saved, tmp_path):
@@ -127,7 +134,8 @@ def test_an_answer_ends_at_a_stop_string_at_the_end_token_and_at_the_end_of_the_
     free = answer(*long, "seed=2")
     stop = free["text"][5:8]
     cut = answer(*long, "seed=2", f"stop={stop}")
-    assert cut["text"] == free["text"][:free["text"].index(stop)] and cut["new_tokens"] < 60
+    assert cut["text"] == free["text"][:free["text"].index(stop)]
+    assert cut["new_tokens"] < 60
     assert free["token_ids"][:cut["new_tokens"]] == cut["token_ids"]
     assert answer("max_length=20", "ignore_eos=true")["new_tokens"] == 17  # 3 tokens of prompt
     seed = next(seed for seed in range(100) if 2 in answer(*long, f"seed={seed}")["token_ids"])

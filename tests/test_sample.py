@@ -28,32 +28,39 @@ def p_value(drawn, law):
     return chdtrc(len(seen) - 1, ((seen - want) ** 2 / want).sum())
 
 
-@pytest.mark.parametrize("temperature, top_k, top_p", [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.8),
+@pytest.mark.parametrize("temperature, top_k, top_p", [(1.0, 0, 1.0),
+                                                       (0.5, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.8),
                                                        (0.7, 6, 0.9)])
 def test_tokens_follow_the_warped_distribution(temperature, top_k, top_p):
     logits = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1.5
-    drawn = Sampler(temperature, top_p, top_k, seed=9)(logits.expand(DRAWS, -1), range(DRAWS))
-    assert p_value(drawn, warp(logits[None], temperature, top_k, top_p).softmax(-1)[0]) > ALPHA
+    drawn = Sampler(temperature, top_p, top_k, seed=9)(logits.expand(DRAWS, -1),
+                                                       range(DRAWS))
+    assert p_value(drawn,
+                   warp(logits[None], temperature, top_k, top_p).softmax(-1)[0]) > ALPHA
 
 
 def test_the_chi_square_test_sees_a_wrong_sampler():
     """Negative control: noise that is too weak, and a law that is three hundredths off."""
     logits = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1.5
     law = logits.softmax(-1).numpy()
-    weak = [int((logits + 0.9 * gumbel(9, position, 12)).argmax()) for position in range(DRAWS)]
+    weak = [int((logits + 0.9 * gumbel(9, position, 12)).argmax())
+            for position in range(DRAWS)]
     assert p_value(weak, law) < ALPHA
     moved = law.copy()
     first, second = np.argsort(law)[-1], np.argsort(law)[-2]
     moved[first] -= 0.03
     moved[second] += 0.03
-    assert p_value(Sampler(1.0, seed=9)(logits.expand(DRAWS, -1), range(DRAWS)), moved) < ALPHA
+    assert p_value(Sampler(1.0, seed=9)(logits.expand(DRAWS, -1), range(DRAWS)),
+                   moved) < ALPHA
 
 
-@pytest.mark.parametrize("top_k, top_p", [(0, 1.0), (5, 1.0), (0, 0.7), (8, 0.9), (3, 0.5), (1, 0.1)])
+@pytest.mark.parametrize("top_k, top_p", [(0, 1.0), (5, 1.0),
+                                          (0, 0.7), (8, 0.9), (3, 0.5), (1, 0.1)])
 def test_warping_equals_the_processors_of_transformers(top_k, top_p):
     from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
+    logits = torch.randn(6, 40,
+                         generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
     theirs = LogitsProcessorList([TemperatureLogitsWarper(0.8)])
     if top_k:
         theirs.append(TopKLogitsWarper(top_k))
@@ -66,8 +73,10 @@ def test_the_noise_of_a_position_is_one_who_asks_and_in_whatever_company():
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     sampler = Sampler(1.0, seed=5)
     together = sampler(logits, [3, 4, 5, 6, 7])
-    assert together == [sampler(logits[i:i + 1], [3 + i])[0] for i in range(5)]
-    assert not torch.equal(gumbel(5, 3, 30), gumbel(6, 3, 30)) and not torch.equal(gumbel(5, 3, 30), gumbel(5, 4, 30))
+    assert together == [sampler(logits[i:i + 1], [3 + i])[0]
+                        for i in range(5)]
+    assert not torch.equal(gumbel(5, 3, 30), gumbel(6, 3, 30))
+    assert not torch.equal(gumbel(5, 3, 30), gumbel(5, 4, 30))
 
 
 def test_the_noise_is_the_same_on_every_machine():
@@ -91,7 +100,9 @@ def test_the_texts_of_a_seed_stay_what_they_are(seed):
 
 @pytest.mark.filterwarnings("error")
 def test_every_seed_up_to_the_limit_has_a_stream_of_its_own():
-    seeds = [0, 1, 2**53, 2**53 + 1, *(2**63 + i for i in range(-2, 3)), *(2**64 - i for i in range(1, 4))]
+    seeds = [0, 1, 2**53, 2**53 + 1,
+             *(2**63 + i for i in range(-2, 3)),
+             *(2**64 - i for i in range(1, 4))]
     noises = [tuple(gumbel(seed, 5, 3).tolist()) for seed in seeds]
     assert len(set(noises)) == len(seeds)
     want = torch.tensor([2.40999388106603, -0.25719375624094565, 1.620168510025531], dtype=torch.float64)
@@ -99,7 +110,8 @@ def test_every_seed_up_to_the_limit_has_a_stream_of_its_own():
     assert Sampler(1.0, seed=2**64 - 1)(FLAT, range(8)) == [16, 12, 9, 60, 15, 72, 77, 0]
 
 
-SAMPLERS = [Sampler(), Sampler(0.7), Sampler(1.0, top_k=3), Sampler(1.0, top_p=0.5), Sampler(0.001, 0.9, 5)]
+SAMPLERS = [Sampler(), Sampler(0.7), Sampler(1.0, top_k=3),
+            Sampler(1.0, top_p=0.5), Sampler(0.001, 0.9, 5)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -70,7 +70,8 @@ def test_the_lock_of_a_split_follows_no_link_and_waits_for_no_pipe(saved, tmp_pa
     for name in ("linked", "piped"):
         with refused(str(tmp_path / name)):
             split(saved / "base", tmp_path / name, "0+2+2", progress=False)
-    assert precious.read_text() == "kept" and stat.S_ISFIFO((tmp_path / "piped" / ".lock").stat().st_mode)
+    assert precious.read_text() == "kept"
+    assert stat.S_ISFIFO((tmp_path / "piped" / ".lock").stat().st_mode)
 
 
 def test_an_output_destroys_nothing_that_the_run_reads(saved, tmp_path, capsys):
@@ -93,6 +94,7 @@ def test_a_trace_forgets_only_its_own_files(saved, tmp_path):
 
 def test_a_closed_stdout_is_no_traceback(saved):
     words = ["-m", "scripts.generate", f"model_dir={saved / '0+2+2'}", "processes=false", *ASK]
-    ended = subprocess.run(["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, *words], cwd=ROOT, text=True,
+    ended = subprocess.run(["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, *words],
+                           cwd=ROOT, text=True,
                            capture_output=True)
     assert ended.returncode == 0 and "Traceback" not in ended.stderr

@@ -97,7 +97,8 @@ def test_completions_take_texts_and_token_ids_and_echo_them(server, sdk):
     by_ids = sdk.completions.create(model="toy", prompt=ids, max_tokens=8, temperature=0, echo=True)
     assert [choice.index for choice in whole.choices] == [0, 1]
     assert by_ids.choices[0].text == "def add(a, b):" + whole.choices[0].text
-    streamed = sdk.completions.create(model="toy", prompt=ids, max_tokens=8, temperature=0, echo=True, stream=True)
+    streamed = sdk.completions.create(model="toy", prompt=ids,
+                                      max_tokens=8, temperature=0, echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in streamed) == by_ids.choices[0].text
 
 
@@ -106,7 +107,8 @@ def test_n_choices_have_seeds_that_follow_each_other_and_one_prompt(server, sdk)
     options = {"model": "toy", "messages": messages, "temperature": 1.0, "max_tokens": 12}
     both = sdk.chat.completions.create(n=2, seed=7, **options)
     alone = [sdk.chat.completions.create(seed=seed, **options) for seed in (7, 8)]
-    assert [choice.message.content for choice in both.choices] == [got.choices[0].message.content for got in alone]
+    assert [choice.message.content for choice in both.choices] == [got.choices[0].message.content
+                                                                   for got in alone]
     assert both.usage.prompt_tokens == alone[0].usage.prompt_tokens
     assert both.usage.completion_tokens == sum(got.usage.completion_tokens for got in alone)
 
@@ -185,12 +187,16 @@ def test_the_models_and_the_figures_are_shown(server, sdk):
     ({"repeat_penalty": 1.1}, "repeat_penalty"),
     ({"chat_template_kwargs": {"brief": True}}, "chat_template_kwargs"),
     ({"temperature": -1}, "temperature"), ({"temperature": "warm"}, "temperature"),
-    ({"max_tokens": 0}, "max_tokens"), ({"n": 17}, "n"), ({"stop": ["a"] * 5}, "stop"), ({"stop": "\ud800"}, "stop"),
+    ({"max_tokens": 0}, "max_tokens"), ({"n": 17}, "n"),
+    ({"stop": ["a"] * 5}, "stop"), ({"stop": "\ud800"}, "stop"),
     ({"messages": []}, "messages"), ({"messages": "hello"}, "messages"),
-    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"), ({"stop": 5}, "stop"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+    ({"stop": 5}, "stop"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+     "messages.0.content.0.text"),
+    ({"messages": [{"role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
      "messages.0.content.0.type"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages")])
 def test_what_is_wrong_or_not_supported_is_refused_by_its_field(server, fields, param):
@@ -201,7 +207,8 @@ def test_what_is_wrong_or_not_supported_is_refused_by_its_field(server, fields, 
 
 
 def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(server):
-    harmless = {**dict.fromkeys(REFUSED, []), **{name: values[0] for name, values in HARMLESS.items()}}
+    harmless = {**dict.fromkeys(REFUSED, []),
+                **{name: values[0] for name, values in HARMLESS.items()}}
     harmless.update(logprobs=False, top_logprobs=0, chat_template_kwargs={}, user="me")
     got = server.chat(max_tokens=2, **harmless, seed=None, store=True, something={"else": 1})
     assert got.status_code == 200, got.text
@@ -224,7 +231,8 @@ def test_a_prompt_that_is_too_long_and_a_body_that_is_too_large_are_refused(serv
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=5)
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5)
 FIELDS = ["messages", "prompt", "temperature", "top_p", "top_k", "seed", "n", "stop", "stream", "stream_options",
           "user", "echo", "logprobs", "top_logprobs", "chat_template_kwargs", "model", "max_completion_tokens",
           *REFUSED]
@@ -236,8 +244,10 @@ TALK = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assista
 @given(path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize"]),
        talk=TALK, fields=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3))
 @example(path="/v1/completions", talk=[], fields={"prompt": [2**70]})
-@example(path="/v1/completions", talk=[], fields={"prompt": [[], ["a"]], "n": 10**400})
-@example(path="/v1/chat/completions", talk=[], fields={"temperature": float("nan"), "top_p": float("inf")})
+@example(path="/v1/completions", talk=[],
+         fields={"prompt": [[], ["a"]], "n": 10**400})
+@example(path="/v1/chat/completions", talk=[],
+         fields={"temperature": float("nan"), "top_p": float("inf")})
 def test_no_body_brings_an_error_of_the_server(server, path, talk, fields):
     if isinstance(fields.get("max_completion_tokens"), int):
         fields["max_completion_tokens"] = min(fields["max_completion_tokens"], 2)  # no long answers
@@ -248,7 +258,8 @@ def test_no_body_brings_an_error_of_the_server(server, path, talk, fields):
         assert got.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100000, b'{"n": ' + b"9" * 5000 + b"}"])
+@pytest.mark.parametrize("data",
+                         [b"", b"[]", b"{", b"\xff", b"[" * 100000, b'{"n": ' + b"9" * 5000 + b"}"])
 def test_a_body_that_is_no_object_is_refused(server, data):
     got = server.client.post("/v1/chat/completions", content=data)
     assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_json")
@@ -298,7 +309,8 @@ def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_ev
         await app(scope, receive, send)
         return sent
 
-    half, gone = {"type": "http.request", "body": body[:9], "more_body": True}, {"type": "http.disconnect"}
+    half = {"type": "http.request", "body": body[:9], "more_body": True}
+    gone = {"type": "http.disconnect"}
     assert asyncio.run(ask(half, gone))[0]["status"] == CLIENT_GONE
     monkeypatch.setattr("serve.app.SLOW", 0.01)
     assert asyncio.run(ask(half, None))[0]["status"] == 408
@@ -349,7 +361,8 @@ def test_beyond_the_queue_nobody_waits_and_those_who_do_are_answered(server):
 
 def test_answers_at_once_are_those_that_each_gets_alone(server):
     questions = [(f"Name {count} animals.", count) for count in range(2, 6)]
-    alone = [server.chat(question, temperature=1, seed=seed, max_tokens=16).json() for question, seed in questions]
+    alone = [server.chat(question, temperature=1, seed=seed, max_tokens=16).json()
+             for question, seed in questions]
     got = {}
 
     def ask(question, seed):
@@ -374,8 +387,10 @@ def test_pages_of_strangers_and_names_that_lead_here_are_refused(server):
 
 
 @pytest.mark.parametrize(("host", "words", "status"), [
-    ("10.0.0.1:8000", [], 200), ("[fd00::1]:8000", [], 200), ("Box:8000", [], 200), ("box.local", [], 200),
-    ("localhost", [], 200), ("evil.example", [], 403), ("box.evil.example", [], 403), ("", [], 403),
+    ("10.0.0.1:8000", [], 200), ("[fd00::1]:8000", [], 200),
+    ("Box:8000", [], 200), ("box.local", [], 200),
+    ("localhost", [], 200), ("evil.example", [], 403),
+    ("box.evil.example", [], 403), ("", [], 403),
     ("evil.example", ["api_key=x"], 401)])
 def test_an_open_server_is_asked_by_its_address_and_name_and_not_by_the_name_of_a_strangers_page(
         monkeypatch, host, words, status):

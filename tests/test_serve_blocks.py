@@ -83,10 +83,12 @@ def test_messages_are_answered_whole_and_streamed(server, text):
 
 
 def test_a_message_names_the_stop_sequence_that_has_ended_it_whole_and_streamed(server, text):
-    asked = {"max_tokens": 12, "messages": ASKED["messages"], "stop_sequences": ["never", text[6:9]], **SAMPLED}
+    asked = {"max_tokens": 12, "messages": ASKED["messages"],
+             "stop_sequences": ["never", text[6:9]], **SAMPLED}
     ended = {"stop_reason": "stop_sequence", "stop_sequence": text[6:9]}
     whole = server.post("/v1/messages", **asked).json()
-    assert whole["content"] == [{"type": "text", "text": text[:text.index(text[6:9])]}]
+    assert whole["content"] == [{"type": "text",
+                                 "text": text[:text.index(text[6:9])]}]
     assert ended.items() <= whole.items()
     assert events(server, "/v1/messages", **asked)[-2][1]["delta"] == ended
 
@@ -123,11 +125,13 @@ def test_messages_call_tools_and_read_their_results(server):
     ("/v1/messages", {**HI, "tool_choice": {"type": "tool"}}, "nor tool with a name"),
     ("/v1/messages", {**HI, "tool_choice": {"type": "any"}}, "tool_choice names no tool"),
     ("/v1/messages", {**HI, "output_config": {"format": 3}}, "format is no object"),
-    ("/v1/messages", {**HI, "output_config": {"format": {"type": "json_schema", "schema": {"type": 1}}}}, "mend it"),
+    ("/v1/messages", {**HI,
+                      "output_config": {"format": {"type": "json_schema", "schema": {"type": 1}}}}, "mend it"),
     ("/v1/messages", {**HI, "messages": [{"role": "assistant", "content": "Well"}]}, "nothing to answer"),
     ("/v1/messages/count_tokens", {"messages": 5}, "messages is no list of objects"),
     ("/v1/messages", {"max_tokens": 5, "messages": "hi"}, "messages is no list of objects"),
-    ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "send text"),
+    ("/v1/messages", {"max_tokens": 5,
+                      "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "send text"),
     ("/v1/responses", {"input": "hi", "previous_response_id": "resp_1"}, "nothing is stored here"),
     ("/v1/responses", {"input": [{"type": "computer_call"}]}, "is not supported"),
     ("/v1/responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "other tools are not supported"),
@@ -165,7 +169,8 @@ def test_a_key_comes_in_either_header_and_errors_have_the_form_of_the_path(path)
 def test_a_schema_holds_a_message_and_its_prompt_is_counted(server):
     form = {"type": "json_schema", "schema": WEATHER["function"]["parameters"]}
     asked = {"model": "toy", "messages": ASKED["messages"], "system": "Be brief."}
-    got = server.post("/v1/messages", **asked, **SAMPLED, max_tokens=200, output_config={"format": form}).json()
+    got = server.post("/v1/messages", **asked, **SAMPLED,
+                      max_tokens=200, output_config={"format": form}).json()
     check("weather", got["content"][0]["text"])
     counted = server.post("/v1/messages/count_tokens", **asked)
     assert counted.json() == {"input_tokens": got["usage"]["input_tokens"]}

@@ -102,7 +102,8 @@ def test_who_comes_beyond_the_queue_is_refused_and_a_place_given_up_is_free_at_o
 
 
 def test_a_mistake_is_reported_to_whom_made_it_and_the_others_go_on(engine):
-    wrong, long, fine = asked(engine, Heard([10**6]), Heard([1] * 5000), Heard())
+    wrong, long, fine = asked(engine, Heard([10**6]),
+                              Heard([1] * 5000), Heard())
     assert "the model knows" in wrong.all()[-1].message
     assert long.all()[-1].code == "context_length_exceeded"
     assert isinstance(fine.all()[-1], Ended)
@@ -145,7 +146,8 @@ class Short:
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
     pipeline = Short()
     talk = [{"role": "user", "content": "x" * 6}, {"role": "user", "content": "x" * 7}]
-    for prompt, size in (("x" * 13, "13 characters"), (talk, "13 characters"), ([7] * 4, "4 tokens")):
+    for prompt, size in (("x" * 13, "13 characters"),
+                         (talk, "13 characters"), ([7] * 4, "4 tokens")):
         with pytest.raises(Refused, match=f"the prompt has {size}, and this model's maximum context length is 4") as no:
             fitting_ids(Choice(prompt, "none", {}, "field"), pipeline)
         assert (no.value.code, no.value.param, no.value.status) == ("context_length_exceeded", "field", 400)
@@ -157,9 +159,12 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
 
 
 @pytest.mark.parametrize(("kind", "given"), [
-    (Completion, {"prompt": ["a"] * 999 + [5]}), (Completion, {"prompt": [[1.5] * 999] * 9}),
-    (Chat, {"messages": [5] * 999}), (Chat, {"messages": [{"role": "user", "content": [5] * 999}]}),
-    (Chat, {"messages": [], "stop": [5] * 999}), (ToTokenize, {"messages": [5] * 999})])
+    (Completion, {"prompt": ["a"] * 999 + [5]}),
+    (Completion, {"prompt": [[1.5] * 999] * 9}),
+    (Chat, {"messages": [5] * 999}),
+    (Chat, {"messages": [{"role": "user", "content": [5] * 999}]}),
+    (Chat, {"messages": [], "stop": [5] * 999}),
+    (ToTokenize, {"messages": [5] * 999})])
 def test_of_a_list_with_many_mistakes_the_first_is_noted_alone(kind, given):
     with pytest.raises(ValidationError) as wrong:
         kind.model_validate(given)
@@ -289,7 +294,8 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
         def ask(name, tokens):
             got[name] = server.chat("hello", max_tokens=tokens)
 
-        threads = [threading.Thread(target=ask, args=asked) for asked in (("under way", 1500), ("waiting", 8))]
+        threads = [threading.Thread(target=ask, args=asked)
+                   for asked in (("under way", 1500), ("waiting", 8))]
         for number, thread in enumerate(threads, 1):
             thread.start()
             assert wait_until(lambda number=number: len(server.engine.jobs) == number, 30)
@@ -319,7 +325,8 @@ def held_here() -> tuple[int, int]:
 
 def test_who_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_promised(words):
     again, never = threading.Event(), threading.Event()
-    opened = iter([breaking(words), lambda: again.wait() and breaking(words)(), never.wait])
+    opened = iter([breaking(words),
+                   lambda: again.wait() and breaking(words)(), never.wait])
     limits = Limits(1, 4, seconds=60)
     with running(lambda: next(opened)(), limits) as engine:
         Breaking.losses = ["rank 2 was lost"]
@@ -352,7 +359,8 @@ def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(w
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stage, "apply", slow)
-        with running(lambda: Pipeline.open(**words, processes=False, timeout=1), Limits(1, 4, 60)) as engine:
+        with running(lambda: Pipeline.open(**words, processes=False, timeout=1),
+                     Limits(1, 4, 60)) as engine:
             for requests in range(2):  # at rest, and with a request under way
                 found = asked(engine, *(Heard(**LONG) for _ in range(requests)))
                 assert all(isinstance(one.events.get(timeout=600), Piece) for one in found)

@@ -15,8 +15,10 @@ from tests.saved import models, wait_until
 
 
 def test_texts_are_compared_with_what_their_question_gets_alone_and_errors_are_counted_apart():
-    served = [Served(0, 1.0, 1.5, 3.0, 4, "yes"), Served(1, 2.0, 3.5, 6.0, 6, "no"),
-              Served(0, 8.0, 9.0, 11.0, 10, "no"), Served(1, 0.0, 9.0, 99.0, 0, "", "queue_full")]
+    served = [Served(0, 1.0, 1.5, 3.0, 4, "yes"),
+              Served(1, 2.0, 3.5, 6.0, 6, "no"),
+              Served(0, 8.0, 9.0, 11.0, 10, "no"),
+              Served(1, 0.0, 9.0, 99.0, 0, "", "queue_full")]
     samples = [Held(100.0 + i, 50.0, 9, 3) for i in range(20)]
     measured = Measured(4, served, samples, {0: "yes", 1: "no"})
     assert measured.wrong == (1, 1)
@@ -55,6 +57,7 @@ def test_clients_of_a_live_server_get_the_texts_that_each_question_gets_alone(tm
     words = [f"model_dir={saved / '0+4'}", "template=none", "dtype=float64", "processes=false", "threads_per_rank=1"]
     assert server([*words, "max_new_tokens=6", "questions=2", "sets=mt_bench", "clients=1,3", "minutes=0.03"]) == 0
     table = capfd.readouterr().out.splitlines()
-    rows = [line.split()[:4] for line in table[table.index(next(line for line in table if "unequal" in line)) + 1:]]
+    rows = [line.split()[:4]
+            for line in table[table.index(next(line for line in table if "unequal" in line)) + 1:]]
     assert [(clients, errors, unequal) for clients, _, errors, unequal in rows] == [("1", "0", "0"), ("3", "0", "0")]
     assert all(int(answers) >= 1 for _, answers, _, _ in rows)

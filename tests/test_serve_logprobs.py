@@ -38,7 +38,8 @@ def spell():
 
 def rows(reference, prompt, count):
     """The text of this seed behind a prompt, and what the whole model says of each token of both, `[T, V]`."""
-    words = reference.words(prompt, reference.cache(len(prompt) + count + 1), Sampler(TEMPERATURE, seed=SEED))
+    words = reference.words(prompt, reference.cache(len(prompt) + count + 1),
+                            Sampler(TEMPERATURE, seed=SEED))
     ids = [next(words) for _ in range(count)]
     logits_TV = reference.logits(prompt + ids, reference.cache(len(prompt) + count), len(prompt) + count)
     return ids, logits_TV.log_softmax(-1)
@@ -51,18 +52,21 @@ def near(said, expected):
 def test_a_chat_tells_what_the_whole_model_says_whole_and_streamed(server, sdk, reference, spell):
     prompt = server.post("/tokenize", messages=TALK).json()["tokens"]
     ids, said_TV = rows(reference, prompt, NEW)
-    got = sdk.chat.completions.create(messages=TALK, logprobs=True, top_logprobs=3, **SAMPLED).choices[0]
+    got = sdk.chat.completions.create(messages=TALK,
+                                      logprobs=True, top_logprobs=3, **SAMPLED).choices[0]
     content = got.logprobs.content
     assert len(content) == NEW and got.finish_reason == "length"
     for entry, token, said_V in zip(content, ids, said_TV[len(prompt) - 1:]):
         best = said_V.topk(3)
         assert (entry.token, bytes(entry.bytes)) == spell(token)
         near(entry.logprob, said_V[token].item())
-        assert [other.token for other in entry.top_logprobs] == [spell(other).name for other in best.indices.tolist()]
+        assert [other.token for other in entry.top_logprobs] == [spell(other).name
+                                                                 for other in best.indices.tolist()]
         near([other.logprob for other in entry.top_logprobs], best.values.tolist())
     assert b"".join(bytes(entry.bytes) for entry in content).decode().lstrip(" ") == got.message.content.lstrip(" ")
 
-    chunks = list(sdk.chat.completions.create(messages=TALK, logprobs=True, top_logprobs=3, stream=True, **SAMPLED))
+    chunks = list(sdk.chat.completions.create(messages=TALK,
+                                              logprobs=True, top_logprobs=3, stream=True, **SAMPLED))
     first, *middle, last = [chunk.choices[0] for chunk in chunks]
     assert first.logprobs is None and last.logprobs is None and last.finish_reason == "length"
     streamed = [entry for chunk in middle for entry in chunk.logprobs.content]
@@ -76,9 +80,11 @@ def test_a_completion_with_echo_tells_its_prompt_too_whole_and_streamed(server, 
     asked = {"prompt": prompt, "logprobs": 2, "echo": True, **SAMPLED}
     got = sdk.completions.create(**asked).choices[0]
     found = got.logprobs
-    assert found.tokens[0] == "<s>" and found.token_logprobs[0] is None and found.top_logprobs[0] is None
+    assert found.tokens[0] == "<s>"
+    assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
     assert "bytes:\\xc3" in found.tokens
-    expected = [said_V[token].item() for token, said_V in zip((prompt + ids)[1:], said_TV)]
+    expected = [said_V[token].item()
+                for token, said_V in zip((prompt + ids)[1:], said_TV)]
     near(found.token_logprobs[1:], expected)
     for name, likeliest, said_V in zip(found.tokens[1:], found.top_logprobs[1:], said_TV):
         best = {spell(other).name for other in said_V.topk(2).indices.tolist()}
@@ -99,15 +105,18 @@ def test_a_completion_with_echo_tells_its_prompt_too_whole_and_streamed(server, 
 def test_tokens_that_are_not_in_the_text_are_not_reported_and_zero_asks_for_each_token_alone(server, sdk):
     text = sdk.chat.completions.create(messages=TALK, **SAMPLED).choices[0].message.content
     stop = text[30:34]
-    got = sdk.chat.completions.create(messages=TALK, stop=stop, logprobs=True, **SAMPLED).choices[0]
+    got = sdk.chat.completions.create(messages=TALK,
+                                      stop=stop, logprobs=True, **SAMPLED).choices[0]
     written = "".join(entry.token for entry in got.logprobs.content).lstrip(" ")
-    assert written.startswith(got.message.content) and got.message.content == text[:text.index(stop)]
+    assert written.startswith(got.message.content)
+    assert got.message.content == text[:text.index(stop)]
     assert len(written) < len(got.message.content) + 12
     assert all(entry.top_logprobs == [] for entry in got.logprobs.content)
     answers = sdk.completions.create(prompt=["Name a fish.", "Name a dog."], logprobs=0, n=2, **SAMPLED).choices
     for one in answers:
         assert [list(likeliest) for likeliest in one.logprobs.top_logprobs] == [[name] for name in one.logprobs.tokens]
-        assert len(one.logprobs.text_offset) == len(one.logprobs.token_logprobs) and one.logprobs.text_offset[0] == 0
+        assert len(one.logprobs.text_offset) == len(one.logprobs.token_logprobs)
+        assert one.logprobs.text_offset[0] == 0
     assert sdk.completions.create(prompt="Name a fish.", **SAMPLED).choices[0].logprobs is None
 
 

@@ -47,12 +47,14 @@ def test_every_element_that_the_script_asks_for_is_on_the_page():
 def test_the_likeliest_path_of_a_tree_is_its_first_line_and_depth_is_a_column(tmp_path: Path):
     places = re.search(r"^function places.*?^}", SCRIPT, re.S | re.M)[0]
     guesses = [{"id": number, "parent": parent, "score": score} for number, parent, score in (
-        (4, None, -0.1), (5, 4, -0.9), (7, 4, -0.2), (9, None, -3))]
+        (4, None, -0.1), (5, 4, -0.9),
+        (7, 4, -0.2), (9, None, -3))]
     program = tmp_path / "places.js"
     program.write_text(f"{places}\nconst found = [...places({json.dumps(guesses)}).entries()]\n"
                        "console.log(JSON.stringify(found.map(([id, one]) => [id, one.depth, one.line])))")
     ran = subprocess.run(["node", program], capture_output=True, text=True, check=True)
-    assert sorted(json.loads(ran.stdout)) == [[4, 0, 0], [5, 1, 1], [7, 1, 0], [9, 0, 2]]
+    assert sorted(json.loads(ran.stdout)) == [[4, 0, 0],
+                                              [5, 1, 1], [7, 1, 0], [9, 0, 2]]
 
 
 def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(server):
@@ -70,7 +72,8 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
         assert len(ids) == len(set(ids)) <= tree["live"]
         assert all(guess["parent"] in (None, *ids) and guess["score"] <= 0 for guess in tree["guesses"])
         assert tree["accepted"] <= min(tree["sent"], tree["tokens"])
-        assert len(tree["busy"]) in (0, 5) and all(0 <= share <= 1 for share in tree["busy"]) and tree["plain"] > 0
+        assert len(tree["busy"]) in (0, 5)
+        assert all(0 <= share <= 1 for share in tree["busy"]) and tree["plain"] > 0
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ Write <tool_call> JSON </tool_call>
 LLAMA = HERMES.replace("<tool_call>", "").replace("</tool_call>", "").replace('"arguments"', '"parameters"')
 DAYS = {"type": "integer", "minimum": 1, "maximum": 9}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Says how it will be.", "parameters": {
-    "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": DAYS}, "required": ["city", "days"],
+    "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": DAYS},
+    "required": ["city", "days"],
     "additionalProperties": False}}}
 STOP = {"type": "function", "function": {"name": "stop"}}
 MESSAGES = [{"role": "user", "content": QUESTION}]
@@ -58,7 +59,8 @@ def streamed(sdk, **asked):
 def check(name, arguments):
     given = json.loads(arguments)
     if name == "weather":
-        assert given.keys() == {"city", "days"} and given["city"] in ("Paris", "Rome") and 1 <= given["days"] <= 9
+        assert given.keys() == {"city", "days"}
+        assert given["city"] in ("Paris", "Rome") and 1 <= given["days"] <= 9
     else:
         assert (name, given) == ("stop", {})
 
@@ -69,7 +71,8 @@ def test_calls_that_must_come_are_held_by_a_grammar_whole_and_streamed(sdk, choi
     whole = sdk.chat.completions.create(**asked).choices[0]
     calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
     assert streamed(sdk, **asked) == ("", calls, "tool_calls") and whole.finish_reason == "tool_calls"
-    assert whole.message.content is None and len({call.id for call in whole.message.tool_calls}) == len(calls)
+    assert whole.message.content is None
+    assert len({call.id for call in whole.message.tool_calls}) == len(calls)
     for name, arguments in calls:
         check(name, arguments)
     if choice != "required":
@@ -94,8 +97,10 @@ def test_the_tool_loop_of_openais_client_goes_round(server, sdk):
     messages.append(first)
     messages += [{"role": "tool", "tool_call_id": call.id, "content": "Sun."} for call in first.tool_calls]
     last = sdk.chat.completions.create(**{**ASKED, "messages": messages, "tool_choice": "none"}, max_tokens=8)
-    assert last.choices[0].message.content and last.choices[0].finish_reason in ("stop", "length")
-    shown = server.post("/tokenize", messages=[m if isinstance(m, dict) else m.model_dump() for m in messages])
+    assert last.choices[0].message.content
+    assert last.choices[0].finish_reason in ("stop", "length")
+    shown = server.post("/tokenize",
+                        messages=[m if isinstance(m, dict) else m.model_dump() for m in messages])
     text = server.engine.call(lambda pipeline: pipeline.text.decode(shown.json()["tokens"])).result(60)
     assert "tool: Sun." in text and '<tool_call>\n{"name": "' in text
 
@@ -110,7 +115,8 @@ def test_llamas_form_is_written_and_read_too(tmp_path):
 
 
 @pytest.mark.parametrize(("fields", "param"), [
-    ({"tools": [{"type": "function"}]}, "tools.0.function"), ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": 5}}}, "tool_choice.function.name"),
     ({"tool_choice": "required", "guided_regex": "a"}, "tool_choice"), ({"logprobs": True}, "logprobs"),

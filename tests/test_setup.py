@@ -77,7 +77,8 @@ class Clone:
         return folder / name
 
     def begin(self, *lists: str, command=START, **options) -> subprocess.Popen[str]:
-        env = {"PATH": os.pathsep.join(map(str, self.bin.iterdir())), "TOP": str(self.top), **options.pop("env", {})}
+        env = {"PATH": os.pathsep.join(map(str, self.bin.iterdir())),
+               "TOP": str(self.top), **options.pop("env", {})}
         return subprocess.Popen([*command, *lists], cwd=self.root, env=env, text=True,
                                 start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
@@ -121,18 +122,21 @@ def test_the_first_start_installs_each_list_once_and_later_ones_ask_nobody(clone
     with (clone.root / "tests" / "requirements.txt").open("a") as file:
         file.write("more\n")
     assert clone.start() == clone.ready and clone.asked == lists
-    assert clone.start("tests/requirements.txt")[0] == 0 and clone.asked == [*lists, lists[1]]
+    assert clone.start("tests/requirements.txt")[0] == 0
+    assert clone.asked == [*lists, lists[1]]
 
 
 def test_the_packages_of_the_server_are_installed_by_its_own_start(clone):
     clone.start()
-    assert clone.asked == [f"1 {clone.root}/requirements.txt"] and "fastapi" not in Path(clone.asked[0][2:]).read_text()
+    assert clone.asked == [f"1 {clone.root}/requirements.txt"]
+    assert "fastapi" not in Path(clone.asked[0][2:]).read_text()
     code, said = clone.start(command=["bash", "run_server.sh"])
     assert (code, said) == (9, "the stand-in was asked -m scripts.serve")
     assert clone.asked[1:] == [f"1 {clone.root}/serve/requirements.txt"]
 
 
-@pytest.mark.skipif(os.uname()[::4] != ("Linux", "x86_64") or Path("/dev/nvidia0").exists() or
+@pytest.mark.skipif(os.uname()[::4] != ("Linux", "x86_64")
+                    or Path("/dev/nvidia0").exists() or
                     bool(shutil.which("nvidia-smi")), reason="needs a machine that would take the CPU build")
 def test_the_cpu_build_of_torch_is_tried_first_and_is_not_needed(clone):
     (clone.top / "no_torch").touch()
@@ -225,10 +229,12 @@ def test_a_second_start_waits_for_the_first_even_if_that_was_killed_and_finds_al
         first.kill()  # what it started goes on
     (clone.top / "go").touch()
     assert end(second) == (clone.ready[1] + "\n", "", 0)
-    assert end(first)[2] == (-signal.SIGKILL if killed else 0) and len(clone.asked) == 1
+    assert end(first)[2] == (-signal.SIGKILL if killed else 0)
+    assert len(clone.asked) == 1
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(("signum", "code"),
+                         [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_start_that_is_stopped_leaves_nothing_in_the_way_of_the_next(clone, signum, code):
     begun = clone.begin_and_wait()
     os.killpg(begun.pid, signum)

@@ -14,9 +14,11 @@ from eval.tables import in_columns
 COMMAND = [sys.executable, "-m", "scripts.simulate"]
 
 
-@pytest.mark.parametrize("words", [[], ["paper", "--help"], ["cases", "tests/golden/dsi/cases.json"]], ids=" ".join)
+@pytest.mark.parametrize("words",
+                         [[], ["paper", "--help"], ["cases", "tests/golden/dsi/cases.json"]], ids=" ".join)
 def test_a_closed_output_ends_a_command_quietly(words: list[str]) -> None:
-    ran = subprocess.Popen([*COMMAND, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    ran = subprocess.Popen([*COMMAND, *words],
+                           cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert ran.stdout is not None and ran.stderr is not None
     ran.stdout.close()
     assert ran.stderr.read() == b""

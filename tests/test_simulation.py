@@ -15,7 +15,8 @@ COMMAND = "python -m scripts.simulate any"
 def test_nothing_said_means_the_values_of_the_paper() -> None:
     asked = read_keys([], Simulation, COMMAND)
     assert asked == Simulation()
-    assert vars(asked) == {"c": 0.1, "a": 0.9, "k": 5, "failure_cost": 1.0, "S": 1000, "num_target_servers": 7,
+    assert vars(asked) == {"c": 0.1, "a": 0.9,
+                           "k": 5, "failure_cost": 1.0, "S": 1000, "num_target_servers": 7,
                            "random_seed": 42, "num_repeats": 5}
 
 
@@ -49,7 +50,8 @@ def test_a_mistake_is_answered_by_one_sentence_that_names_the_fix(words: str) ->
 
 
 def test_what_the_sentence_about_servers_names_is_enough_and_the_least() -> None:
-    for c, failure_cost, k in ((0.1, 1.0, 1), (1 / 7, 1.0, 1), (2.5, 37.7, 2), (0.01, 1.0, 3)):
+    for c, failure_cost, k in ((0.1, 1.0, 1), (1 / 7, 1.0, 1),
+                               (2.5, 37.7, 2), (0.01, 1.0, 3)):
         needed = servers_needed(failure_cost, c, k)
         Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=needed)
         for servers in range(1, needed):
@@ -58,7 +60,8 @@ def test_what_the_sentence_about_servers_names_is_enough_and_the_least() -> None
                 Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=servers)
             Simulation(c=c, failure_cost=failure_cost, k=least, num_target_servers=servers)
             assert least == 1 or servers_needed(failure_cost, c, least - 1) > servers
-    assert servers_needed(1.0, 1 / 7, 1) == 7 and servers_needed(4.2, 0.6, 1) == 7 == least_lookahead(4.2, 0.6, 1)
+    assert servers_needed(1.0, 1 / 7, 1) == 7
+    assert servers_needed(4.2, 0.6, 1) == 7 == least_lookahead(4.2, 0.6, 1)
 
 
 def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:

@@ -20,7 +20,9 @@ from pipeline.decode import Answer
 from tests.checkpoints import refused
 from tests.saved import models
 
-LLM, SSM, OTHER = str(TOY / "llama"), str(TOY / "draft_a"), str(TOY / "draft_b")
+LLM = str(TOY / "llama")
+SSM = str(TOY / "draft_a")
+OTHER = str(TOY / "draft_b")
 PROMPTS = ["def add(a, b):", "The baker"]
 QUICK = ("processes=false", "dtype=float64")
 LINES = re.compile(r"\[Profile\] guid\((\d+)\) llm_decoding_steps\((\d+)\) latency\((\d+\.\d{3})\)"
@@ -89,7 +91,8 @@ def test_a_flag_sets_its_key_with_one_dash_or_two(row):
     usual = {"pipeline_type": "specinfer", "max_length": "1024", "max_new_tokens": "1024"}
     assert keys(*row.split()) == {**usual, **ROWS[row]}
     flags = [f"-{word.lstrip('-')}" if word.lstrip("-") in NAMES else word for word in row.split()]
-    assert keys(*flags) == keys(*(f"-{flag}" if flag[:1] == "-" and flag[1:] in NAMES else flag for flag in flags))
+    assert keys(*flags) == keys(*(f"-{flag}" if flag[:1] == "-"
+                                  and flag[1:] in NAMES else flag for flag in flags))
     assert keys(*flags) == keys(*row.split())
 
 
@@ -134,8 +137,10 @@ def test_the_command_that_is_printed_does_the_same():
         f"-llm-model {LLM} -ssm-model {SSM} -prompt 'my prompts.json' -output-file out --do-sample"))
     command = shlex.split(call.command)
     assert command[:2] == ["bash", "run_pipe.sh"]
-    ours, theirs = asdict(parse(command[2:])), flat(parse(call.words, kind=SpecInferConfig))
-    assert theirs.pop("lines") == "out" and ours.pop("output") == str(ROOT / "out.json") != theirs.pop("output")
+    ours = asdict(parse(command[2:]))
+    theirs = flat(parse(call.words, kind=SpecInferConfig))
+    assert theirs.pop("lines") == "out"
+    assert ours.pop("output") == str(ROOT / "out.json") != theirs.pop("output")
     assert ours == theirs and ours.keys() == asdict(RunConfig()).keys() - {"output"}
 
 
@@ -235,7 +240,8 @@ def test_of_two_options_with_one_flag_the_later_counts():
 
 def test_the_lines_of_an_answer():
     answer = Answer(2, [7, 8], prefill_seconds=0.5, decode_seconds=1.25, target_passes=3)
-    result = ff.GenerationResult(1000000, "a", "abc", [1, 5], [1, 5, 7, 8], answer)
+    result = ff.GenerationResult(1000000, "a", "abc",
+                                 [1, 5], [1, 5, 7, 8], answer)
     assert result.lines(ttft=False) == (
         "[Profile] guid(1000000) llm_decoding_steps(3) latency(1750000.000)\ntoken IDs: 1,5,7,8\nabc\n")
     assert result.lines(ttft=True).startswith(
@@ -311,14 +317,16 @@ def test_lengths_are_those_of_the_original(llm, tmp_path):
     assert one.input_text == "abc" and one.output_text.startswith("abc")
     assert longest.output_tokens[:7] == one.output_tokens == [*one.input_tokens, *one.answer.token_ids]
     found = LINES.findall((tmp_path / "out").read_text())
-    assert [int(entry[0]) for entry in found] == [result.guid for result in (one, *both, longest)]
+    assert [int(entry[0]) for entry in found] == [result.guid
+                                                  for result in (one, *both, longest)]
     assert all(entry[3] for entry in found), "incremental decoding tells the time to the first token"
 
 
 def test_small_models_guess_what_the_model_says_anyhow(saved, llm):
     with llm:
         plain = llm.generate("abc", max_new_tokens=9)
-    guessing, ssm = ff.LLM(str(saved / "0+2+2")), ff.SSM(str(saved / "base"))
+    guessing = ff.LLM(str(saved / "0+2+2"))
+    ssm = ff.SSM(str(saved / "base"))
     ssm.compile(ff.GenerationConfig(), max_tokens_per_batch=128)
     guessing.compile(ff.GenerationConfig(), max_seq_length=24, ssms=[ssm], keys={
         "processes": False, "dtype": "float64", "ignore_eos": True})

@@ -28,8 +28,10 @@ from tests.forked import ranks
 from tests.saved import FORM, here, models, save_tokenizer
 from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, TREE, pipeline, weights, write
 
-PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 30
-SHAPED = replace(TREE, init=TREE.init.shaped(expanded("1,3,1,1")), expand=TREE.expand.shaped(expanded("2,1")))
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+NEW = 30
+SHAPED = replace(TREE, init=TREE.init.shaped(expanded("1,3,1,1")),
+                 expand=TREE.expand.shaped(expanded("2,1")))
 ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
 
 
@@ -41,7 +43,8 @@ def reference(temperature: float) -> list[int]:
 # --- in memory --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("strategy, stages, temperature", [
-    (strategy, *setting) for strategy, setting in zip(SPECULATIVE, cycle([(4, 1.0), (1, 0.0)]))])
+    (strategy, *setting) for strategy, setting in zip(SPECULATIVE,
+                                                      cycle([(4, 1.0), (1, 0.0)]))])
 def test_every_strategy_writes_the_reference_text_with_several_drafters(strategy, stages, temperature):
     with pipeline(TINY, stages, strategy, TINY.drafters(0.02, 0.03), SHAPED) as decoder:
         assert write(decoder, PROMPT, NEW, Sampler(temperature, seed=4)) == reference(temperature)
@@ -90,7 +93,8 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("specinfer")
     whole = models(folder / "saved")
     for name, stages in (("tp2", ""), ("2x2", "0+2+2")):
-        split(whole / "base", folder / name, stages, whole / "head", progress=False, layout=Layout(shares=(1, 1)))
+        split(whole / "base", folder / name, stages, whole / "head",
+              progress=False, layout=Layout(shares=(1, 1)))
     for name, noise in (("near", 0.02), ("far", 0.1)):
         save_drafter(whole / "base", folder / name, noise)
     save_opt(folder / "opt")
@@ -125,7 +129,8 @@ def outcome(folder, *words):
 
 
 @pytest.mark.parametrize(("form", "temperature"), [
-    ("saved/0+4", "0"), ("saved/0+2+2", "1"), ("saved/0+1+1+1+1", "0"), ("tp2", "0"), ("2x2", "1")])
+    ("saved/0+4", "0"), ("saved/0+2+2", "1"), ("saved/0+1+1+1+1", "0"),
+    ("tp2", "0"), ("2x2", "1")])
 def test_specinfer_writes_the_reference_text_over_one_rank_stages_and_groups(saved, tmp_path, form, temperature):
     got = outcome(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}",
                f"temperature={temperature}")

@@ -39,7 +39,8 @@ def summed(asked: Plan, right: list, least: int) -> int:
     target, drafter, total, left = asked.target.first, asked.drafter.first, 0, asked.tokens
     while left:
         start = asked.tokens - left
-        accepted = next((n for n, hit in enumerate(right[start:asked.tokens - 1]) if not hit), left - 1)
+        accepted = next((n for n, hit in enumerate(right[start:asked.tokens - 1])
+                         if not hit), left - 1)
         drafts = min(ceil(accepted / least) * least, left - 1)
         total += drafts * drafter + target
         left -= accepted + 1
@@ -62,7 +63,8 @@ def test_perfect_drafts_take_a_draft_each_and_one_target_and_useless_ones_a_targ
         assert plain.ticks == tokens * target
         assert drafter == target or plain.rejections == tokens - 1  # or no draft may be there in time
     assert decode("non-SI", asked, always) == decode("non-SI", asked, never)
-    assert decode("non-SI", asked, never).commits == tuple((i * target, 1) for i in range(1, tokens + 1))
+    assert decode("non-SI", asked, never).commits == tuple((i * target, 1)
+                                                           for i in range(1, tokens + 1))
     assert decode("SI", asked, never).ticks == tokens * target + drafter * sum(
         min(lookahead, left) for left in range(tokens))
 
@@ -70,7 +72,8 @@ def test_perfect_drafts_take_a_draft_each_and_one_target_and_useless_ones_a_targ
 def test_each_round_of_si_takes_its_drafts_and_one_target():
     right = spread([2, 0, 3, 1, 5], 12)  # 1 1 0 0 1 1 1 0 1 0 1 1
     assert decode("SI", plan(10, 1, 2, 12), right).commits == (
-        (12, 3), (24, 1), (36, 3), (48, 1), (60, 2), (71, 2))
+        (12, 3), (24, 1), (36, 3),
+        (48, 1), (60, 2), (71, 2))
 
 
 @pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
@@ -86,8 +89,12 @@ def test_dsi_takes_run_after_run_what_a_person_sums_if_there_are_servers_enough(
 
 
 COUNTS = {  # tokens at 2T, 4(T+d), 8T and 8(T+d) with T = 7d, as figure 1 and table 1 of the paper have them
-    ("non-SI", False): (2, 4, 8, 9), ("SI", False): (1, 4, 7, 8), ("DSI", False): (2, 4, 8, 9),
-    ("non-SI", True): (2, 4, 8, 9), ("SI", True): (2, 8, 14, 16), ("DSI", True): (8, 26, 50, 58)}
+    ("non-SI", False): (2, 4, 8, 9),
+    ("SI", False): (1, 4, 7, 8),
+    ("DSI", False): (2, 4, 8, 9),
+    ("non-SI", True): (2, 4, 8, 9),
+    ("SI", True): (2, 8, 14, 16),
+    ("DSI", True): (8, 26, 50, 58)}
 
 
 @pytest.mark.parametrize(("method", "best"), COUNTS)
@@ -104,11 +111,14 @@ ACCEPTANCES = [0.0, 0.35, 0.8, 0.97, 1.0]
 def test_texts_cost_in_the_mean_what_is_computed_exactly(
         target: int, drafter: int, lookahead: int, acceptance: float):
     tokens, texts = 40, 50
-    for method, decoding in (("DSI", dsi(target, drafter, lookahead)), ("SI", si(target, drafter, lookahead))):
+    for method, decoding in (("DSI", dsi(target, drafter, lookahead)),
+                             ("SI", si(target, drafter, lookahead))):
         exact = moments(decoding, acceptance, tokens)
         asked = plan(target, drafter, lookahead, tokens, more=lookahead > 1)
-        mean = statistics.mean(decode(method, asked, chances(acceptance, tokens, seed)).ticks for seed in range(texts))
-        assert mean == pytest.approx(exact.mean[0], rel=1e-9, abs=4 * exact.deviation[0] / sqrt(texts))
+        mean = statistics.mean(decode(method, asked, chances(acceptance, tokens, seed)).ticks
+                               for seed in range(texts))
+        assert mean == pytest.approx(exact.mean[0], rel=1e-9,
+                                     abs=4 * exact.deviation[0] / sqrt(texts))
 
 
 @pytest.mark.parametrize("acceptance", ACCEPTANCES)
@@ -136,10 +146,14 @@ def test_without_preemption_one_server_more_makes_up_for_it(
         asked = replace(plan(*sizes, tokens, more), stops=stops)
         return np.array([decode("DSI", replace(asked, seed=seed), chances(acceptance, tokens, seed)).ticks / sizes[0]
                          for seed in range(100)])
-    instant, none, more = times(True, 0), times(False, 0), times(False, 1)
+    instant = times(True, 0)
+    none = times(False, 0)
+    more = times(False, 1)
     error = instant.std() / 10
-    assert abs(instant.mean() - known[0]) <= 4 * error and abs(more.mean() - known[1]) <= 4 * error
-    assert more.mean() == pytest.approx(instant.mean(), rel=0.01) and (more >= times(True, 1)).all()
+    assert abs(instant.mean() - known[0]) <= 4 * error
+    assert abs(more.mean() - known[1]) <= 4 * error
+    assert more.mean() == pytest.approx(instant.mean(), rel=0.01)
+    assert (more >= times(True, 1)).all()
     assert none.mean() > 1.05 * instant.mean()
 
 
@@ -181,7 +195,8 @@ def test_whatever_the_order_of_events_all_is_settled_once_by_no_stale_answer_and
 def test_a_server_that_takes_long_for_its_first_forward_does_so_once():
     asked = Plan(20, 2, 3, Forward(100, 10), Forward(5, 1))
     assert decode("non-SI", asked, [True] * 20).ticks == 100 + 19 * 10
-    assert decode("SI", asked, [False] * 20).commits[:2] == ((100 + 5 + 1, 1), (100 + 6 + 12, 1))
+    assert decode("SI", asked, [False] * 20).commits[:2] == ((100 + 5 + 1, 1),
+                                                             (100 + 6 + 12, 1))
     never = decode("DSI", asked, [False] * 20)
     assert never.commits[0] == (100, 1) and never.ticks == 100 + 19 * 10
 

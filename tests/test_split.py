@@ -50,8 +50,10 @@ def out(models, tmp_path) -> Path:
 
 def test_an_example_of_everything_a_rank_finds_in_its_folder(models, out):
     parts = [Part(out / f"stage_{rank}") for rank in range(3)]
-    assert [part.layers for part in parts] == [(0, 0), (0, 1), (1, 3)]
-    assert [part.rank for part in parts] == [0, 1, 2] and {tuple(part.stages) for part in parts} == {(0, 1, 2)}
+    assert [part.layers for part in parts] == [(0, 0),
+                                               (0, 1), (1, 3)]
+    assert [part.rank for part in parts] == [0, 1, 2]
+    assert {tuple(part.stages) for part in parts} == {(0, 1, 2)}
     assert len({part.split_id for part in parts}) == 1
     assert all(part.config == Checkpoint(models / "base").config for part in parts)
     assert set(tensors_of(parts[0].weights)) == {"lm_head.weight"}
@@ -61,7 +63,8 @@ def test_an_example_of_everything_a_rank_finds_in_its_folder(models, out):
     assert (out / "stage_0" / "generation_config.json").exists() and not (out / "stage_1" / "tokenizer.model").exists()
     eagle = torch.load(models / "eagle" / "pytorch_model.bin")
     assert parts[0].eagle and same(tensors_of(Checkpoint(parts[0].eagle)), eagle)
-    assert same(load_file(parts[0].eagle / "model.safetensors"), eagle) and parts[1].eagle is None
+    assert same(load_file(parts[0].eagle / "model.safetensors"), eagle)
+    assert parts[1].eagle is None
     assert [part.rank for part in check(out)] == [0, 1, 2]
     assert not list(out.glob("**/*.part"))
 
@@ -91,7 +94,8 @@ def test_a_finished_folder_is_kept_and_an_unfinished_one_is_written_again(models
     (out / "stage_2" / "model.safetensors").write_bytes(b"half")
     assert again() == [True, True, False]
     assert again(eagle=None) == [False, False, False]
-    assert Part(out / "stage_0").eagle is None and not (out / "stage_0" / "eagle" / "model.safetensors").exists()
+    assert Part(out / "stage_0").eagle is None
+    assert not (out / "stage_0" / "eagle" / "model.safetensors").exists()
     assert again("0+3") == [False, False]
     with refused("has no manifest.json"):
         Part(out / "stage_2")

@@ -62,7 +62,8 @@ def over_the_wire(msg):
 def in_numbers(kind, numbers):
     """The message of a kind that these whole numbers are."""
     words = torch.tensor(numbers, dtype=torch.int64)
-    return receive(lambda: (Header(KINDS.index(kind), len(words)), words.view(torch.uint8)))
+    return receive(lambda: (Header(KINDS.index(kind), len(words)),
+                            words.view(torch.uint8)))
 
 
 class Watched:
@@ -90,7 +91,8 @@ def grown(draft, strategy, sampler):
     """The text that a draft helps to write, and the tree after each growth."""
     watched = Watched(draft)
     with pipeline(TINY, 2, strategy, watched, SHAPED) as decoder:
-        texts = [write(decoder, prompt, new, sampler) for prompt, new in ((PROMPT, 14), (PROMPT[8:], 6))]
+        texts = [write(decoder, prompt, new, sampler)
+                 for prompt, new in ((PROMPT, 14), (PROMPT[8:], 6))]
     return texts, watched.trees
 
 
@@ -100,7 +102,8 @@ def test_the_merged_trees_are_those_of_rank_0_to_the_last_bit_ids_scores_and_law
     drafters = TINY.drafters(0.02, 0.03, 0.1)
     texts, trees = grown(drafters, strategy, sampler)
     elsewhere = RemoteDraft([Line(Drafter(network)) for network in drafters.networks])
-    assert grown(elsewhere, strategy, sampler) == (texts, trees) and list(map(len, texts)) == [14, 6]
+    assert grown(elsewhere, strategy, sampler) == (texts, trees)
+    assert list(map(len, texts)) == [14, 6]
     assert any(len(kept) > 20 for kept, _ in trees)
     assert any(drawn for _, drawn in trees) == (rule in ("mss", "eagle1"))
 
@@ -109,29 +112,40 @@ def test_an_answer_to_a_question_that_was_given_up_is_dropped():
     line = Line(Drafter(TINY.twin(0.02)))
     elsewhere = RemoteDraft([line])
     elsewhere.start()
-    line.send(Ask(-1, 0, [5, 6], 20, Sampler(), ((1,),)))
+    line.send(Ask(-1, 0, [5, 6],
+                  20, Sampler(), ((1,),)))
     assert grown(elsewhere, "serial", Sampler()) == grown(TINY.drafters(0.02), "serial", Sampler())
-    line.send(Ask(-1, 0, [5, 6], 20, Sampler(), ((1,),)))
+    line.send(Ask(-1, 0, [5, 6],
+                  20, Sampler(), ((1,),)))
     elsewhere.stop()
 
 
 def test_questions_and_trees_come_out_of_the_wire_as_they_went_in():
-    ask = Ask(7, 3, [1, 2], 90, Sampler(0.7, 0.9, 5, (1 << 64) - 1, "mss"), ((2,), (1, 3)))
-    assert over_the_wire(ask) == ask and over_the_wire(Ask(0, 0, [], 1, Sampler(), ())).shape == ()
-    for laws in (torch.rand(2, 9, dtype=torch.float64), torch.empty(0, 0, dtype=torch.float64)):
-        found = Drafted(7, [1, 2], [0, 1, 1], [4, 8, 8], [-0.5, -1.25, -1.5], laws)
+    ask = Ask(7, 3, [1, 2], 90,
+              Sampler(0.7, 0.9, 5, (1 << 64) - 1, "mss"),
+              ((2,), (1, 3)))
+    assert over_the_wire(ask) == ask
+    assert over_the_wire(Ask(0, 0, [], 1, Sampler(), ())).shape == ()
+    for laws in (torch.rand(2, 9, dtype=torch.float64),
+                 torch.empty(0, 0, dtype=torch.float64)):
+        found = Drafted(7, [1, 2], [0, 1, 1],
+                        [4, 8, 8], [-0.5, -1.25, -1.5], laws)
         back = over_the_wire(found)
-        assert torch.equal(back.law_NV, laws) and vars(back).pop("levels") == [1, 2]
+        assert torch.equal(back.law_NV, laws)
+        assert vars(back).pop("levels") == [1, 2]
         assert (back.parents, back.tokens, back.scores) == (found.parents, found.tokens, found.scores)
 
 
 @pytest.mark.parametrize("spoil", [
-    lambda words: words[:-1], lambda words: words[:3], lambda words: [99, *words[1:]],
+    lambda words: words[:-1], lambda words: words[:3],
+    lambda words: [99, *words[1:]],
     lambda words: [-word for word in words]])
 def test_what_contradicts_itself_is_no_message(spoil):
     laws = torch.empty(0, 0, dtype=torch.float64)
-    found = Drafted(7, [1, 2], [0, 1, 1], [4, 8, 8], [-0.5, -1.25, -1.5], laws)
-    for msg in (found, Ask(7, 3, [1, 2], 90, Sampler(), ((2,), (1, 3)))):
+    found = Drafted(7, [1, 2], [0, 1, 1],
+                    [4, 8, 8], [-0.5, -1.25, -1.5], laws)
+    for msg in (found, Ask(7, 3, [1, 2], 90,
+                           Sampler(), ((2,), (1, 3)))):
         (_, body), = packets(msg)
         words = body.view(torch.int64).tolist()
         assert type(in_numbers(type(msg), words)) is type(msg)
@@ -142,13 +156,16 @@ def test_what_contradicts_itself_is_no_message(spoil):
 @pytest.mark.parametrize("parents, laws, sentence", [
     ([0, 2, 1], torch.rand(3, 9).double(), "stands on a later one"),
     ([0, 1, 1], torch.rand(3, 9).double(), "contradict"),
-    ([0, 1, 1], torch.rand(2, 9), "contradict"), ([0, 1, 1], torch.rand(2).double(), "contradict")])
+    ([0, 1, 1], torch.rand(2, 9), "contradict"),
+    ([0, 1, 1], torch.rand(2).double(), "contradict")])
 def test_a_tree_whose_parents_or_laws_cannot_be_is_no_message(parents, laws, sentence):
     with pytest.raises(ValueError, match=sentence):
-        over_the_wire(Drafted(7, [1, 2], parents, [4, 8, 8], [-0.5, -1.25, -1.5], laws))
+        over_the_wire(Drafted(7, [1, 2], parents,
+                              [4, 8, 8], [-0.5, -1.25, -1.5], laws))
 
 
-@given(st.sampled_from([Ask, Drafted]), st.lists(st.one_of(st.integers(-1, 4), st.integers(-2**63, 2**63 - 1))))
+@given(st.sampled_from([Ask, Drafted]), st.lists(st.one_of(st.integers(-1, 4),
+                                                           st.integers(-2**63, 2**63 - 1))))
 def test_numbers_are_a_message_or_refused(kind, numbers):
     with suppress(ValueError):
         assert isinstance(in_numbers(kind, numbers), kind)
@@ -210,7 +227,8 @@ def test_a_small_model_that_is_lost_ends_all_ranks_with_its_name(saved, tmp_path
     with ranks(tmp_path, typed, 4) as run:
         assert wait_until(lambda: run.text(0, 1), 60), run.text(0)
         os.kill(run.processes[3].pid, sick)
-        assert wait_until(lambda: all(run.processes[rank].exitcode == 75 for rank in (0, 1, 2)), 60)
+        assert wait_until(lambda: all(run.processes[rank].exitcode == 75
+                                      for rank in (0, 1, 2)), 60)
         assert run.noted.startswith("rank 3 was lost"), run.noted
 
 
@@ -226,7 +244,8 @@ def test_a_board_may_hold_a_small_model(saved, tmp_path, start):
     words = [*HOSTS, "temperature=0.7", "pipeline_type=specinfer", "ssm_ranks=true", *meet_here(tmp_path / "meet")]
     boards = [start(rank, *words, f"ssm={saved / 'near' if rank == 2 else 'elsewhere'}") for rank in range(3)]
     assert ends(boards) == [0, 0, 0], [said(tmp_path, rank) for rank in range(3)]
-    text = " ".join(map(str, TINY.text([5, 17, 40], 12, Sampler(0.7, seed=4))))
+    text = " ".join(map(str,
+                        TINY.text([5, 17, 40], 12, Sampler(0.7, seed=4))))
     assert text in (tmp_path / "out0").read_text()
 
 
@@ -237,7 +256,8 @@ def test_a_board_may_hold_a_small_model(saved, tmp_path, start):
 def test_more_small_models_than_boards_are_reported(saved, tmp_path, start, small, sentence):
     words = [*HOSTS, "pipeline_type=specinfer", "ssm_ranks=true", *meet_here(tmp_path / "meet")]
     boards = [start(rank, *words, f"ssm={names}") for rank, names in enumerate(small)]
-    assert ends(boards) == [2, 2, 2] and all(sentence in said(tmp_path, rank) for rank in range(3))
+    assert ends(boards) == [2, 2, 2]
+    assert all(sentence in said(tmp_path, rank) for rank in range(3))
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -260,13 +280,15 @@ def test_in_virtual_time_small_models_draft_at_the_same_moments_and_a_round_take
         runs[name] = outcome(saved, tmp_path, *words, *more, f"trace={tmp_path / name}")
     assert runs["alone"] == runs["own"]
     alone, own = spans(tmp_path / "alone", "grow"), spans(tmp_path / "own", "grow")
-    assert set(alone) == {0} and set(own) == {0, 3, 4} and own[3] == own[4]
+    assert set(alone) == {0} and set(own) == {0, 3, 4}
+    assert own[3] == own[4]
     drafted = spans(tmp_path / "own", "wire", kind="Drafted")
     asked = [taken for taken in own[0] if taken[1] > taken[0]]
     assert len(asked) == len(drafted[3]) == len(drafted[4]) > 5
     for (begin, end), near, far in zip(asked, drafted[3], drafted[4]):
         levels = [after - before for before, after in own[3] if begin < before < near[0]]
-        assert levels == [pytest.approx(JETSON.level / 1e3)] * len(levels) and len(levels) in (1, 2, 3)
+        assert levels == [pytest.approx(JETSON.level / 1e3)] * len(levels)
+        assert len(levels) in (1, 2, 3)
         slowest = max(near[1] - near[0], far[1] - far[0])
         assert end - begin == pytest.approx(sum(levels) + JETSON.latency / 1e3 + slowest, abs=1e-5)
     together = sum(end - begin for begin, end in own[3])
@@ -274,7 +296,8 @@ def test_in_virtual_time_small_models_draft_at_the_same_moments_and_a_round_take
 
 
 def test_a_message_weighs_what_it_would_with_the_profiles_model():
-    assert size(Ask(7, 3, [1, 2], 90, Sampler(), ((2,), (1, 3))), JETSON) == 16
+    assert size(Ask(7, 3, [1, 2], 90, Sampler(),
+                    ((2,), (1, 3))), JETSON) == 16
     laws = torch.rand(2, 9, dtype=torch.float64)
     assert size(Drafted(7, [1, 2], [0, 1, 1], [4, 8, 8], [0, 0, 0], laws), JETSON) == 3 * 24 + 2 * 8 * JETSON.vocab
 

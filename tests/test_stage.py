@@ -8,16 +8,20 @@ from pipeline.messages import Prune, Reset, Segment
 from pipeline.stage import Stage
 from tests.tiny import CONFIG, TINY
 
-TEXT = Segment(0, [0, 1, 2], [0, 0, 1], [0, 1, 2], 3, torch.tensor([5, 17, 40]))
-GUESSES = Segment(0, [3, 4], [2, 2], [3, 3], 0, torch.tensor([8, 9]))
+TEXT = Segment(0, [0, 1, 2], [0, 0, 1],
+               [0, 1, 2], 3, torch.tensor([5, 17, 40]))
+GUESSES = Segment(0, [3, 4], [2, 2],
+                  [3, 3], 0, torch.tensor([8, 9]))
 MISS = Prune(0, tip=5, parent=2, horizon=6, keep=[])  # both guesses were wrong: node 5 is what follows node 2
 HIT = Prune(0, tip=4, parent=2, horizon=6, keep=[])
-AFTER_MISS = Segment(0, [5, 6], [2, 5], [3, 4], 1, torch.tensor([30, 31]))
+AFTER_MISS = Segment(0, [5, 6], [2, 5],
+                     [3, 4], 1, torch.tensor([30, 31]))
 AFTER_HIT = Segment(0, [6], [4], [4], 0, torch.tensor([31]))
 
 
 def stage() -> Stage:
-    made = Stage(TINY.slice(0, 4), lambda: CONFIG.cache(4, 64, TINY.lm_head.weight), requests=2)
+    made = Stage(TINY.slice(0, 4),
+                 lambda: CONFIG.cache(4, 64, TINY.lm_head.weight), requests=2)
     made.apply(TEXT)
     return made
 
@@ -51,12 +55,14 @@ def test_a_segment_of_which_a_row_lives_is_finished_before_the_prune_is_obeyed(l
 
 def other(request: int, nodes: list[int]) -> Segment:
     """The same text, as that of another request."""
-    return Segment(request, nodes, [nodes[0], nodes[0], nodes[1]], TEXT.pos, TEXT.text, TEXT.x)
+    return Segment(request, nodes, [nodes[0], nodes[0], nodes[1]],
+                   TEXT.pos, TEXT.text, TEXT.x)
 
 
 def test_requests_do_not_see_each_other():
     alone, shared = stage(), stage()
-    assert torch.equal(shared.apply(other(1, [10, 11, 12])).x, stage().apply(other(1, [10, 11, 12])).x)
+    assert torch.equal(shared.apply(other(1, [10, 11, 12])).x,
+                       stage().apply(other(1, [10, 11, 12])).x)
     shared.apply(Prune(1, tip=13, parent=12, horizon=14, keep=[]))  # above the ids of the guesses of the first request
     assert torch.equal(shared.apply(GUESSES).x, alone.apply(GUESSES).x)
     shared.apply(Reset(1))
@@ -84,8 +90,10 @@ def test_a_prune_ahead_of_the_rows_that_it_gives_up_saves_their_time():
 def test_a_prune_ahead_of_its_request_takes_no_cache_from_those_in_front_of_it():
     served = stage()
     for request in (2, 3, 4):
-        served.apply(Prune(request, tip=10 * request, parent=10 * request, horizon=10 * request + 1, keep=[]))
-    assert torch.equal(served.apply(other(1, [10, 11, 12])).x, stage().apply(other(1, [10, 11, 12])).x)
+        served.apply(Prune(request, tip=10 * request,
+                           parent=10 * request, horizon=10 * request + 1, keep=[]))
+    assert torch.equal(served.apply(other(1, [10, 11, 12])).x,
+                       stage().apply(other(1, [10, 11, 12])).x)
     assert set(served.caches) == {0, 1}
 
 

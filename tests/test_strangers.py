@@ -28,7 +28,8 @@ from tests.saved import wait_until
 
 HERE = "127.0.0.1"
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\n\u202eflowspec: all is well"
-FACTS = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 3, "split": "s", "settings": {"dtype": "auto"},
+FACTS = {"host": "b", "address": "10.0.0.1", "code": "c",
+         "world": 3, "split": "s", "settings": {"dtype": "auto"},
          "interface": "eth0", "port": 1}
 
 
@@ -77,7 +78,9 @@ def works(keeper, rank=7):
 # --- the store --------------------------------------------------------------------------------------------------------
 
 def test_ranks_write_read_count_and_wait(keeper):
-    own, one, two = Store(keeper.entries.own), follower(keeper, 1), follower(keeper, 2)
+    own = Store(keeper.entries.own)
+    one = follower(keeper, 1)
+    two = follower(keeper, 2)
     assert one.look("split/0") is None and not one.check(["split/0"])
     threading.Timer(0.2, own.set, ("split/0", "abc")).start()
     assert one.get("split/0") == b"abc" and two.check(["split/0"])
@@ -86,7 +89,8 @@ def test_ranks_write_read_count_and_wait(keeper):
 
 
 def test_boards_of_the_hosts_file_are_known_by_their_addresses():
-    board = Board(0, HERE, 1, "", 1.0, [Line("localhost"), Line("10.0.0.9", spare="")])
+    board = Board(0, HERE, 1, "", 1.0,
+                  [Line("localhost"), Line("10.0.0.9", spare="")])
     assert board.listed() == {HERE, "10.0.0.9"}
 
 
@@ -97,7 +101,8 @@ def test_the_store_listens_at_its_address_alone(keeper):
 
 
 @pytest.mark.parametrize("pieces", [
-    [b""], [b"\n"], [b"\x00\x85\x9d\x54\x0c"], [b"GET / HTTP/1.1\r\n", b"Host: b\r\n\r\n"], [pickle.dumps({"a": 1})],
+    [b""], [b"\n"], [b"\x00\x85\x9d\x54\x0c"], [b"GET / HTTP/1.1\r\n", b"Host: b\r\n\r\n"],
+    [pickle.dumps({"a": 1})],
     [b"[" * 255 + b"\n"], [b"x" * 100_000], [b'["flowspec", "1"]\n'], [b'["flowspec", 0]\n'], [b'["flowspec", -1]\n'],
     [b'["flowspec", true]\n'], [b'["flowspec", 1e3]\n'], [b'["flowspec", 99999]\n'], [b'["look", "facts/0", null]\n'],
     [b'["set", "heartbeat/lost", "rank 1"]\n'], [b'["add", "heartbeat/losses", 1]\n'], [b"\xff\xfe\n"],
@@ -157,20 +162,25 @@ def test_a_seat_is_taken_once(keeper):
 
 
 def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_their_forms(keeper, capfd):
-    own, one, stranger = Store(keeper.entries.own), follower(keeper, 1), follower(keeper, 2)
+    own = Store(keeper.entries.own)
+    one = follower(keeper, 1)
+    stranger = follower(keeper, 2)
     one.set("facts/1", json.dumps(FACTS))
     one.add("heartbeat/1", 3)
     own.set("facts/verdict", json.dumps(["", False, []]))
-    for forged in (("set", "facts/1", "{}"), ("set", "facts/verdict", json.dumps([EVIL, False, []])),
+    for forged in (("set", "facts/1", "{}"),
+                   ("set", "facts/verdict", json.dumps([EVIL, False, []])),
                    ("add", "heartbeat/1", 1 << 40), ("set", "clock/2/time/0", "0.5"),
                    ("set", "facts/2", "[]"), ("set", "facts/2", json.dumps({**FACTS, "port": "x"})),
-                   ("set", "facts/2", "[" * 100_000), ("set", "facts/2", "9" * 100_000), ("set", "x", "y" * (1 << 21)),
+                   ("set", "facts/2", "[" * 100_000), ("set", "facts/2", "9" * 100_000),
+                   ("set", "x", "y" * (1 << 21)),
                    ("delete", "facts/1", None), ("list", "", None), ("set", "heartbeat/2", EVIL),
                    ("look", EVIL * 99, None),
                    ("add", "heartbeat/losses", 1 << 80), ("set", "split/2", "\u2028"), ("add", "facts/1", 1)):
         with pytest.raises(RuntimeError, match="does not take this rank's entry"):
             stranger._ask(*forged)
-    assert json.loads(one.get("facts/1")) == FACTS and json.loads(one.get("facts/verdict")) == ["", False, []]
+    assert json.loads(one.get("facts/1")) == FACTS
+    assert json.loads(one.get("facts/verdict")) == ["", False, []]
     assert one.add("heartbeat/1", 0) == 3 and own.look("facts/2") is None
     printed = capfd.readouterr().err
     assert printed.count("\n") == 2 and f"{HERE} wrote to port" in printed and "as rank 2" in printed
@@ -199,7 +209,8 @@ def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper):
     trace, noted = NoTrace(), {}
     trace.note = lambda name, since, **facts: noted.update(facts)
     own, one = Store(keeper.entries.own), follower(keeper, 1)
-    teller = threading.Thread(target=send_time, args=(own, [1], "here", lambda: time.monotonic() + 1000))
+    teller = threading.Thread(target=send_time,
+                              args=(own, [1], "here", lambda: time.monotonic() + 1000))
     teller.start()
     learn_time(one, 1, "there", trace)
     teller.join(20)
@@ -265,7 +276,8 @@ KEYS = st.sampled_from(["facts/1", "facts/verdict", "ways/1", "ways/verdict", "h
                         "0//heartbeat/lost", "split/1", "clock/1", "clock/1/time/0", "default_pg/split/0"])
 
 
-@given(KEYS, st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
+@given(KEYS,
+       st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
 def test_an_entry_has_its_form_or_is_junk(key, raw):
     try:
         found = clean(key, raw)
@@ -291,7 +303,8 @@ def test_a_strangers_text_is_printable_and_an_honest_one_stays_as_it_is(text):
 
 
 def test_ways_to_ranks_that_are_none_are_not_looked_at():
-    assert judge_ways({0: FACTS, 1: FACTS}, {0: [], 1: [900]}, ["rank 0", "rank 1"]) == ""
+    assert judge_ways({0: FACTS, 1: FACTS},
+                      {0: [], 1: [900]}, ["rank 0", "rank 1"]) == ""
 
 
 def test_a_connection_that_is_reset_leaves_the_door_open():

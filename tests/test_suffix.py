@@ -25,14 +25,16 @@ def automaton(texts):
 
 def followers(texts, string):
     """How often each token follows a string in the texts."""
-    ends = [(text, start + len(string)) for text in texts for start in range(len(text) - len(string))
+    ends = [(text, start + len(string)) for text in texts
+            for start in range(len(text) - len(string))
             if text[start:start + len(string)] == string]
     return Counter(text[end] for text, end in ends)
 
 
 def longest(texts, read):
     """The longest suffix of what was read that some token follows in the texts."""
-    return next((read[start:] for start in range(len(read)) if followers(texts, read[start:])), [])
+    return next((read[start:] for start in range(len(read))
+                 if followers(texts, read[start:])), [])
 
 
 def expected(texts, string):
@@ -84,8 +86,11 @@ def test_a_match_that_was_kept_stays_one_while_the_text_grows(texts, guesses, mo
 @pytest.mark.parametrize(("texts", "continuations"), [
     ([[1, 2, 5, 1, 2, 5, 1, 2, 6, 1, 2]], [5, 6]),
     ([[1, 2, 5, 1, 2, 6, 1, 2]], [6, 5]),
-    ([[1, 2, 5], [1, 2, 6], [1, 2, 7], [1, 2]], [7, 6, 5]),
-    ([[1, 2, 6], [1, 2, 5], [1, 2, 6], [1, 2, 5], [1, 2]], [5, 6]),
+    ([[1, 2, 5], [1, 2, 6],
+      [1, 2, 7], [1, 2]],
+     [7, 6, 5]),
+    ([[1, 2, 6], [1, 2, 5], [1, 2, 6], [1, 2, 5], [1, 2]],
+     [5, 6]),
 ], ids=["the more frequent first", "then the later", "in other texts too", "as often, and later"])
 def test_continuations_are_ordered(texts, continuations):
     found = automaton(texts)
@@ -115,21 +120,27 @@ def test_nothing_is_predicted_without_a_match():
     assert found.continuations(found.tip, 3) == []
 
 
-@pytest.mark.parametrize("text", [[1] * 90 + [2] + [1] * 60, [1, 2] * 60 + [3] + [1, 2] * 50], ids=["one", "two"])
+@pytest.mark.parametrize("text",
+                         [[1] * 90 + [2] + [1] * 60,
+                          [1, 2] * 60 + [3] + [1, 2] * 50],
+                         ids=["one", "two"])
 def test_a_repetition_longer_than_is_counted_has_the_same_matches_and_tokens_after_them(text):
     found, read = automaton([text]), list(text)
     match = found.tip
     for guess in [1, 2, 1, 1, 2, 1, 2, 1]:
         string = longest([text], read)
         after = dict(found.continuations(match, 4))
-        assert (match.length, after.keys()) == (len(string), followers([text], string).keys())
+        assert (match.length, after.keys()) == (len(string),
+                                                followers([text], string).keys())
         assert 0 < min(after.values()) and sum(after.values()) < 1
         match = found.step(match, guess)
         read.append(guess)
 
 
-@pytest.mark.parametrize("text", [[1] * 3000, [1, 2] * 1500, [1] + [2] * 3000, [i * i % 7 for i in range(3000)],
-                                  list(range(3000)), [int(c) for i in range(900) for c in str(i)]],
+@pytest.mark.parametrize("text", [[1] * 3000, [1, 2] * 1500,
+                                  [1] + [2] * 3000, [i * i % 7 for i in range(3000)],
+                                  list(range(3000)),
+                                  [int(c) for i in range(900) for c in str(i)]],
                          ids=["one token", "two by turns", "one after another", "a period", "all new", "numbers"])
 def test_memory_is_linear(text):
     found = automaton([text, text[1:], text[::-1]])

@@ -28,7 +28,8 @@ OFF = {
     "score_order": replace(TREE, best_first=False),
     "expand": replace(TREE, expand=replace(TREE.init, nodes=0, depth=0)),
     "none_expand": replace(TREE, idle=replace(TREE.idle, nodes=0, depth=0)),
-    "both": replace(TREE, expand=replace(TREE.init, nodes=0, depth=0), idle=replace(TREE.idle, nodes=0, depth=0)),
+    "both": replace(TREE, expand=replace(TREE.init, nodes=0, depth=0),
+                    idle=replace(TREE.idle, nodes=0, depth=0)),
 }
 
 
@@ -43,10 +44,12 @@ def test_without_score_order_or_expansion_the_text_stays(name, oracle):
 
 @pytest.mark.parametrize("strategy", ["serial", "naive", "pruned", "continuous", "pipedec"])
 def test_without_pruning_the_text_stays_and_all_that_was_sent_comes_back(strategy, monkeypatch):
-    with pipeline(TINY, 3, strategy, TINY.twin(noise=0.05), replace(TREE, prunes=False)) as decoder:
+    with pipeline(TINY, 3, strategy, TINY.twin(noise=0.05),
+                  replace(TREE, prunes=False)) as decoder:
         sent, back = [], []
         send, note = RequestTarget.send, RequestTarget._note
-        monkeypatch.setattr(RequestTarget, "send", lambda own, nodes: (sent.append(list(nodes)), send(own, nodes)))
+        monkeypatch.setattr(RequestTarget, "send",
+                            lambda own, nodes: (sent.append(list(nodes)), send(own, nodes)))
         monkeypatch.setattr(
             RequestTarget, "_note", lambda own, returned: (back.append(returned.segment.nodes), note(own, returned)))
         for sampler in (SAMPLER, Sampler()):
@@ -59,23 +62,27 @@ def test_without_pruning_the_text_stays_and_all_that_was_sent_comes_back(strateg
 def test_guesses_are_cut_best_first_or_as_they_were_drafted():
     for best_first in (True, False):
         tree = TokenTree([1], limit=9, best_first=best_first)
-        poor, good = tree.add(tree.tip, 2, -3.0), tree.add(tree.tip, 3, -1.0)
+        poor = tree.add(tree.tip, 2, -3.0)
+        good = tree.add(tree.tip, 3, -1.0)
         below = tree.add(good, 4, -2.0)
-        assert tree.cut()[1:] == ([good, below, poor] if best_first else [poor, good, below])
+        assert tree.cut()[1:] == ([good, below, poor]
+                                  if best_first else [poor, good, below])
 
 
 def test_a_growth_of_no_guesses_drafts_nothing():
     tree = TokenTree(PROMPT, limit=60)
     draft = TINY.twin()
     tree.cut()
-    assert not at_once(draft.grow(tree, RunConfig(ablate="expand").tree.expand)) and not tree.live
+    assert not at_once(draft.grow(tree, RunConfig(ablate="expand").tree.expand))
+    assert not tree.live
     assert at_once(draft.grow(tree, TREE.expand))
 
 
 def test_the_switches_reach_what_strategies_know():
     assert RunConfig().tree.best_first and not RunConfig(ablate="score_order").tree.best_first
     off = RunConfig(ablate="expand", init_total_token=33, subseq_token=7, expand_total_token=55).tree
-    assert off.expand.nodes == off.expand.depth == 0 and off.expand.segment == 7 and off.init.nodes == 33
+    assert off.expand.nodes == off.expand.depth == 0
+    assert off.expand.segment == 7 and off.init.nodes == 33
     assert RunConfig(expand_total_token=55).tree.expand.nodes == 55
 
 
@@ -101,7 +108,8 @@ def test_what_a_person_says_counts_but_for_what_is_varied(tmp_path):
 
 
 def test_a_sweep_has_a_script_that_names_its_figure_and_a_line_in_the_documentation():
-    scripts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "eval" / "sweeps").glob("*.sh")}
+    scripts = {path.stem: path.read_text(encoding="utf-8")
+               for path in (ROOT / "eval" / "sweeps").glob("*.sh")}
     assert scripts.keys() == SWEEPS.keys()
     documented = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
     for name, text in scripts.items():
@@ -112,16 +120,20 @@ def test_a_sweep_has_a_script_that_names_its_figure_and_a_line_in_the_documentat
 def test_a_sweep_that_is_not_complete_is_a_table_and_a_plot_of_what_is_there(tmp_path):
     for point, seconds in (("125", 4.0), ("500", 2.0)):
         for method, times in (("naive", 2), ("continuous", 1)):
-            put(tmp_path / point, method=method, tokens=(16,), seconds=(seconds * times,), token_ids=[[1, 2]])
-    put(tmp_path / "500", method="continuous", question=2, tokens=(16,), seconds=(2.0,), token_ids=[[3]])
-    put(tmp_path / "500", method="naive", question=2, tokens=(16,), seconds=(4.0,), token_ids=[[4]])
+            put(tmp_path / point, method=method, tokens=(16,),
+                seconds=(seconds * times,), token_ids=[[1, 2]])
+    put(tmp_path / "500", method="continuous", question=2, tokens=(16,),
+        seconds=(2.0,), token_ids=[[3]])
+    put(tmp_path / "500", method="naive", question=2, tokens=(16,),
+        seconds=(4.0,), token_ids=[[4]])
     text = write_sweep(tmp_path, "bandwidth", SWEEPS["bandwidth"]).read_text(encoding="utf-8")
     assert "(emulated, profile jetson-7b)" in text and "Missing: 250, 1000." in text
     assert "| naive | 2.00 | – | 4.00 | – |" in text and "| continuous | 4.00 | – | 8.00 | – |" in text
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     with (tmp_path / "sweep.csv").open(encoding="utf-8") as file:
         rows = {(row["point"], row["method"]): row for row in csv.DictReader(file)}
-    assert len(rows) == 4 and rows["500", "continuous"]["sr_naive"] == "2" and rows["125", "naive"]["equal"] == "same"
+    assert len(rows) == 4 and rows["500", "continuous"]["sr_naive"] == "2"
+    assert rows["125", "naive"]["equal"] == "same"
     assert sorted(row["equal"][:13] for row in rows.values()) == ["1 of 2 differ", "same", "same", "same"]
 
 

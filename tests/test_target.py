@@ -25,7 +25,8 @@ from tp.links import Loop
 
 VOCAB = 9
 SOON = 0.02  # seconds
-QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, verdict=4, latency=1,
+QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1,
+                free=2, token=0.5, level=2, verdict=4, latency=1,
                 mbps=8, step=1)
 
 
@@ -91,7 +92,8 @@ def opened(ring, prompt):
 
 def test_a_segment_that_comes_back_empty_is_taken_off_and_says_nothing(ring, link):
     tree, target = opened(ring, [1, 2])
-    first, second, third = (tree.add(tree.tip, token, -1.0) for token in (2, 3, 4))
+    first, second, third = (tree.add(tree.tip, token, -1.0)
+                            for token in (2, 3, 4))
     for nodes in (tree.cut(2), [first], [second], [third]):
         target.send(nodes)
     link.back(20.0)
@@ -298,6 +300,7 @@ def test_the_loss_of_a_peer_ends_a_rest_and_reaches_who_listens():
 def test_a_ring_that_is_one_group_has_each_answer_when_it_has_sent_and_never_rests():
     stage = Stage(TINY.whole, lambda: CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight))
     link = Loop(stage, None)
-    link.send(Segment(0, [0, 1], [0, 0], [0, 1], 2, torch.tensor([3, 4])))
+    link.send(Segment(0, [0, 1], [0, 0],
+                      [0, 1], 2, torch.tensor([3, 4])))
     link.rest(time.monotonic() + 3600)
     assert link.ready and link.recv().nodes == [0, 1] and not link.ready

@@ -109,8 +109,11 @@ def test_streamed_pieces_together_are_the_decoded_text(tokenizers, kind, text):
 @given(data=st.data())
 def test_any_ids_in_any_portions_give_one_text(llama, data):
     ids = data.draw(st.lists(st.integers(0, 450), max_size=40))
-    stream, cuts = llama.stream(), sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=5)))
-    parts = [stream.add(ids[a:b]) for a, b in zip([0, *cuts], [*cuts, len(ids)])]
+    stream = llama.stream()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)),
+                                     max_size=5)))
+    parts = [stream.add(ids[a:b])
+             for a, b in zip([0, *cuts], [*cuts, len(ids)])]
     assert "".join(parts) + stream.finish() == llama.decode(ids)
 
 
@@ -157,7 +160,8 @@ def test_a_tokenizer_that_may_drop_every_leading_space_still_keeps_those_within_
 @pytest.mark.parametrize("word", [" the", " ", "</s>", "é", "\n"])
 def test_the_cost_of_a_token_does_not_grow_with_the_text(llama, word, monkeypatch):
     longest, decode = [0], llama.tokenizer.decode
-    monkeypatch.setattr(llama.tokenizer, "decode", lambda ids, **how: longest.append(len(ids)) or decode(ids, **how))
+    monkeypatch.setattr(llama.tokenizer, "decode",
+                        lambda ids, **how: longest.append(len(ids)) or decode(ids, **how))
     stream = llama.stream()
     stream.add(llama.tokenizer(word * 500, add_special_tokens=False)["input_ids"])
     assert max(longest) < 100
@@ -205,7 +209,8 @@ def test_a_template_in_a_file_is_read_in_place_of_the_tokenizers_own(folder, tmp
     base = bytelevel(folder / "loud")
     text = Text(base, str(file))
     assert text.tokenizer.decode(text.prompt_ids(["Hi"], "own")) == "HI!"
-    assert chosen("auto", tmp_path, str(file)) == "own" and own_template(base, str(file)) == file.read_text()
+    assert chosen("auto", tmp_path, str(file)) == "own"
+    assert own_template(base, str(file)) == file.read_text()
     with refused("chat_template=nowhere cannot be read (FileNotFoundError"):
         Text(base, "nowhere")
 
@@ -400,7 +405,8 @@ def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
     stops = Reader(llama, "dog").stops
     found = [stops(token) for token in ids]
     last = found.index(True)
-    assert "dog" in llama.decode(ids[:last + 1]) and "dog" not in llama.decode(ids[:last])
+    assert "dog" in llama.decode(ids[:last + 1])
+    assert "dog" not in llama.decode(ids[:last])
 
 
 def test_several_stop_texts_end_at_the_first_and_what_may_become_one_is_held_back(llama):
@@ -409,7 +415,8 @@ def test_several_stop_texts_end_at_the_first_and_what_may_become_one_is_held_bac
     shown = "".join(reader.read([token]) for token in ids)
     assert reader.stopped and shown == reader.text == "the dog "
     whole = Reader(llama, ["horse", ""])
-    assert "".join([*(whole.read([token]) for token in ids), whole.finish()]) == "the dog and the cat"
+    assert "".join([*(whole.read([token]) for token in ids),
+                    whole.finish()]) == "the dog and the cat"
 
 
 def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speaks_first(llama):
@@ -418,7 +425,8 @@ def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speak
     for template in ("vicuna", "llama-2", "none"):
         turns = [content for _, content in talk]
         assert llama.chat_ids(messages, template) == llama.prompt_ids(turns, template)
-    found = [{"role": "system", "content": "Be brief."}, *messages[:1], {"role": "user", "content": "Well?"}]
+    found = [{"role": "system", "content": "Be brief."},
+             *messages[:1], {"role": "user", "content": "Well?"}]
     text = llama.tokenizer.decode(llama.chat_ids(found, "vicuna"), skip_special_tokens=True)
     assert text == "Be brief. USER: How are you?\n\nWell? ASSISTANT:"
 

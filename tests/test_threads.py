@@ -63,8 +63,10 @@ def test_whatever_a_thread_dies_of_ends_all_ranks_with_its_name(saved, tmp_path,
 def test_threads_are_started_in_one_place():
     """Those of boards that meet have guards of their own."""
     own = ("pipeline/failure.py", "launch/hosts/rendezvous.py")
-    for path in [*(ROOT / "pipeline").glob("*.py"), *(ROOT / "tp").glob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
-        calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    for path in [*(ROOT / "pipeline").glob("*.py"),
+                 *(ROOT / "tp").glob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
+        calls = (node.func for node in ast.walk(ast.parse(path.read_text()))
+                 if isinstance(node, ast.Call))
         if path.relative_to(ROOT).as_posix() not in own:
             assert not any(ast.unparse(call).endswith("Thread") for call in calls), path
 
@@ -78,7 +80,8 @@ def lost(numbers, *sent):
     wire.back[2] = wire.out[1]
     with there:
         there.sendall(torch.tensor(numbers, dtype=torch.int64).numpy().tobytes())
-    link = ProcessLink(Peers(2, [1]) if not sent else Peers(None, [1]), lambda *failure: found.append(failure))
+    link = ProcessLink(Peers(2, [1]) if not sent else Peers(None, [1]),
+                       lambda *failure: found.append(failure))
     link.begin((wire, wire))
     for msg in sent:
         link.send(msg)
@@ -103,7 +106,8 @@ def lost(numbers, *sent):
 def test_a_malformed_message_is_the_loss_of_who_sent_it(monkeypatch, numbers, sentence):
     set_aside = []
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda size, **kind: (set_aside.append(size), empty(size, **kind))[1])
+    monkeypatch.setattr(torch, "empty",
+                        lambda size, **kind: (set_aside.append(size), empty(size, **kind))[1])
     thread, error = lost(numbers)
     assert (thread, error[:len("PeerLost: rank 2 was lost: it sent ")]) == (
         "data listener", "PeerLost: rank 2 was lost: it sent ")
@@ -114,7 +118,8 @@ def test_a_malformed_message_is_the_loss_of_who_sent_it(monkeypatch, numbers, se
 def test_a_broken_connection_is_the_loss_of_the_peer_and_anything_else_is_reported_as_what_it_is():
     assert lost(()) == ("data listener", "PeerLost: rank 2 was lost: its connection broke")
     assert lost((), Reset(0)) == ("data sender", "PeerLost: rank 1 was lost: its connection broke")
-    thread, error = lost((), Segment(0, [1], [0], [1], 0, torch.zeros(1, dtype=torch.int32)))
+    thread, error = lost((), Segment(0, [1], [0],
+                                     [1], 0, torch.zeros(1, dtype=torch.int32)))
     assert (thread, error[:10]) == ("data sender", "ValueError")  # a type that no message has
 
 
@@ -156,7 +161,9 @@ def test_what_is_noted_first_is_what_all_tell_and_a_terminal_does_not_obey_it(tm
 
 
 def test_who_slept_itself_listens_again_before_it_calls_others_silent(tmp_path, monkeypatch):
-    store, now, beats = Folder(str(tmp_path)), [0.0], iter([BEAT, 60.0])
+    store = Folder(str(tmp_path))
+    now = [0.0]
+    beats = iter([BEAT, 60.0])
     beating = Heartbeat(store, 0, 3, timeout=10)
     monkeypatch.setattr(failure.time, "monotonic", lambda: now[0])
     heard = []

@@ -26,7 +26,8 @@ def times_of(*samples, stages=1, factor=1.0):
 
 
 def test_the_time_of_one_row_more_is_that_of_all_stages_together():
-    times = times_of((1, 1.0), (2, 1.0), (16, 15.0), (32, 31.0), stages=3)
+    times = times_of((1, 1.0), (2, 1.0),
+                     (16, 15.0), (32, 31.0), stages=3)
     assert times.more(20) == pytest.approx(3.0)
     assert times.slowest(16) == pytest.approx(15.0)
 
@@ -49,7 +50,8 @@ def test_a_stage_that_gets_slower_does_so_for_all_rows_and_the_newest_times_coun
 
 def test_wires_count_by_the_shortest_times_and_of_fewer_rows_by_those_of_more():
     times = StageTimes()
-    for rows, wires in ((1, 5.0), (9, 2.0), (1, 0.5), (4, 9.0), (9, 4.0)):
+    for rows, wires in ((1, 5.0), (9, 2.0),
+                        (1, 0.5), (4, 9.0), (9, 4.0)):
         times.learn([Visit(rows, 1.0)] * 3, 3.0 + wires)
     assert times.slowest(9) == 1.0
     assert times.more(2) == pytest.approx((FADING * 2.0 - 0.5) / 3)
@@ -84,7 +86,8 @@ def rows_of(times, *chances, text=True):
 
 def test_a_guess_goes_along_if_it_gains_more_than_the_rows_beside_it_lose():
     free = times_of((1, 1.0), (16, 1.0), stages=4)
-    costly = times_of((1, 1.0), (2, 2.0), (4, 4.0), (16, 16.0), stages=4)
+    costly = times_of((1, 1.0), (2, 2.0),
+                      (4, 4.0), (16, 16.0), stages=4)
     chances = .4, .3, .1
     assert rows_of(free, *chances) == 4
     assert rows_of(costly, *chances) == 1
@@ -102,7 +105,8 @@ def test_the_next_answer_is_due_after_the_time_that_the_last_segments_were_on_th
     assert stage.due == 14.0
 
 
-@pytest.mark.parametrize("promise, due, pays", [(.1, 6.0, True), (.1, 4.0, False), (3.9, 4.0, False), (4.1, 4.0, True),
+@pytest.mark.parametrize("promise, due, pays", [(.1, 6.0, True),
+                                                (.1, 4.0, False), (3.9, 4.0, False), (4.1, 4.0, True),
                                                 (4.1, 0.0, False), (.01, math.inf, True)])
 def test_a_level_pays_that_is_done_before_the_next_answer_or_promises_more_than_waits_for_it(promise, due, pays):
     gate = DraftGate()
@@ -126,14 +130,17 @@ def speeds(site: Profile, right: float) -> list[float]:
     """Tokens/s of plain decoding, of streaming regardless, and of streaming that is thrifty, in virtual time."""
     made = book(right, answers=2, tokens=40)
     groups = tuple((rank,) for rank in range(1, 5))
-    kinds = [("ar", ()), ("streaming", (("ablate", "thrift"),)), ("streaming", (("ablate", ""),))]
+    kinds = [("ar", ()), ("streaming", (("ablate", "thrift"),)),
+             ("streaming", (("ablate", ""),))]
     sizes = (("stream_rows", "16"),)
-    candidates = [Candidate(kind, "eagle", groups, (2, 2, 2, 2), (*sizes, *keys) if keys else ())
+    candidates = [Candidate(kind, "eagle", groups, (2, 2, 2, 2),
+                            (*sizes, *keys) if keys else ())
                   for kind, keys in kinds]
     return [bench_of(site, made).trial(one, made.answers, 40).speed for one in candidates]
 
 
-@pytest.mark.parametrize("site", [replace(SITE, level=75.0), replace(SITE, model=40.0, row=20.0, free=0)],
+@pytest.mark.parametrize("site", [replace(SITE, level=75.0),
+                                  replace(SITE, model=40.0, row=20.0, free=0)],
                          ids=["slow draft", "costly rows"])
 def test_where_guesses_are_wrong_and_dear_what_is_left_is_plain_decoding(site):
     plain, usual, thrifty = speeds(site, right=0.02)
@@ -149,7 +156,8 @@ def test_where_guesses_are_right_and_cheap_thrift_takes_nothing_away():
 
 def test_a_board_gets_slower_once_it_has_computed_for_so_long():
     site = replace(SITE, throttles=((2, 1.0, 3.0),))
-    assert site.board(2).heat == [(1.0, 3.0)] and site.slowed(2).board(2).heat == [(2.0, 3.0)]
+    assert site.board(2).heat == [(1.0, 3.0)]
+    assert site.slowed(2).board(2).heat == [(2.0, 3.0)]
     assert site.board(1).heat == [] and SITE.board(2).heat == []
     heat = Heat(site.board(2).heat)
     assert [heat.takes(0.6) for _ in range(3)] == pytest.approx([0.6, 0.6, 1.8])

@@ -49,7 +49,8 @@ def story(folder):
 
 def text(message, nodes, number):
     """The settled tokens of a request behind its prompt, up from the node that nothing settled stands on."""
-    settled = {i: node for i, node in nodes.items() if node["request"] == number and node["settled"] is not None}
+    settled = {i: node for i, node in nodes.items()
+               if node["request"] == number and node["settled"] is not None}
     tip, = set(settled) - {node["parent"] for node in settled.values()}
     chain = []
     while settled[tip]["kind"] != "prompt":
@@ -78,7 +79,8 @@ def test_every_segment_visits_the_ranks_in_order_and_only_loses_rows(ran):
         assert [stop["rank"] for stop in segment["stops"]] == [1, 2]
         times, rows = [segment["sent"]], [len(segment["nodes"])]
         for stop in segment["stops"]:
-            times += [at for at in (stop["came"], stop["from"], stop["to"], stop["left"]) if at is not None]
+            times += [at for at in (stop["came"], stop["from"], stop["to"], stop["left"])
+                      if at is not None]
             rows += [stop["rows"], stop["computed"], stop["passed"]]
         assert times == sorted(times) and rows == sorted(rows, reverse=True)
         assert [nodes[node]["segment"] for node in segment["nodes"]] == [number] * len(segment["nodes"])
@@ -92,7 +94,9 @@ def test_what_ran_lies_beside_the_spans_with_the_texts_of_its_tokens(ran):
     run = json.loads((folder / "run.json").read_text())
     assert (run["kind"], run["profile"], run["stages"], run["temperature"]) == ("real", "none", "0+2+2", 0.0)
     letters = {str(token) for answer in answers for token in answer} & set(run["tokens"])
-    assert letters and all(len(run["tokens"][token]) == 1 or run["tokens"][token].startswith("<") for token in letters)
+    assert letters
+    assert all(len(run["tokens"][token]) == 1
+               or run["tokens"][token].startswith("<") for token in letters)
 
 
 def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path, capsys):
@@ -100,10 +104,12 @@ def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path,
     assert timeline.main([str(folder), "-o", str(tmp_path / "page.html"), "--requests", "1"]) == 0
     html = (tmp_path / "page.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S)[1])
-    assert [request["answer"] for request in data["requests"]] == answers[1:] and data["left_out"] == 1
+    assert [request["answer"] for request in data["requests"]] == answers[1:]
+    assert data["left_out"] == 1
     assert data["segments"][data["nodes"][0]["segment"]]["nodes"][0] == data["nodes"][0]["id"]
     assert not re.search(r"https?://|src=|<link|@import|url\((?!#)", html.replace(json.dumps(data), ""))
-    assert timeline.main([str(folder), "--requests", "7:"]) == 2 and "2 requests" in capsys.readouterr().err
+    assert timeline.main([str(folder), "--requests", "7:"]) == 2
+    assert "2 requests" in capsys.readouterr().err
     assert timeline.main([str(tmp_path)]) == 2 and "trace=FOLDER" in capsys.readouterr().err
 
 
@@ -132,7 +138,8 @@ def test_a_last_line_that_is_cut_does_not_count(spoilt, capsys):
 
 
 @pytest.mark.parametrize("ran", ["continuous"], indirect=True)
-@pytest.mark.parametrize("more", [{"nodes": 5}, {"nodes": None}, {"parents": [1 << 40] * 99}, {"tokens": []}, {}],
+@pytest.mark.parametrize("more", [{"nodes": 5}, {"nodes": None},
+                                  {"parents": [1 << 40] * 99}, {"tokens": []}, {}],
                          ids=str)
 def test_spans_that_do_not_belong_together_are_one_sentence(spoilt, more, capsys):
     path = spoilt / "rank_0.jsonl"
@@ -169,7 +176,8 @@ def test_a_run_json_that_is_junk_is_named(spoilt, capsys):
 
 
 def test_clocks_of_other_machines_are_set_by_rank_0s(tmp_path):
-    store, traces = dist.HashStore(), [Trace(str(tmp_path), rank) for rank in range(3)]
+    store = dist.HashStore()
+    traces = [Trace(str(tmp_path), rank) for rank in range(3)]
     others = [threading.Thread(target=learn_time, args=(store, rank, name, traces[rank]))
               for rank, name in ((1, "same"), (2, "other"))]
     for thread in others:
@@ -183,7 +191,8 @@ def test_clocks_of_other_machines_are_set_by_rank_0s(tmp_path):
         trace.close()
     spans = {span["rank"]: span for span in read(tmp_path)}
     assert CLOCK not in {span["name"] for span in spans.values()}
-    assert (spans[0]["t0"], spans[1]["t0"]) == (now, now) and abs(spans[2]["t0"] - now - 1000) < 0.5
+    assert (spans[0]["t0"], spans[1]["t0"]) == (now, now)
+    assert abs(spans[2]["t0"] - now - 1000) < 0.5
 
 
 def body(page, profile, mark=""):
@@ -209,19 +218,24 @@ def test_in_a_browser_the_page_runs_and_steps_through_time(ran, tmp_path):
     page = tmp_path / "page.html"
     assert timeline.main([str(folder), "-o", str(page)]) == 0
     found, nodes = story(folder)
-    request, settles = found["requests"][1], [event for event in found["events"] if event["kind"] == "settle"]
+    request = found["requests"][1]
+    settles = [event for event in found["events"] if event["kind"] == "settle"]
     at = [event for event in settles if event["at"] > request["from"]][1]["at"]
     got = body(page, tmp_path / "one", f"#t={at}")
     assert got["ready"] == "yes" and "error" not in got
     assert (int(got["segments"]), int(got["nodes"])) == (len(found["segments"]), len(nodes))
     settled = [node for node in nodes.values() if node["request"] == 1 and node["kind"] != "prompt"
                and node["settled"] is not None and node["settled"] <= at]
-    assert got["request"] == "1" and got["answer"] == ",".join(map(str, answers[1][:len(settled)]))
+    assert got["request"] == "1"
+    assert got["answer"] == ",".join(map(str, answers[1][:len(settled)]))
     page.write_text(page.read_text().replace("</body>", KEYS + "</body>"))
     seen = body(page, tmp_path / "two")
-    steps = [[int(number) for number in step.split(":")] for step in seen["seen"].split()]
+    steps = [[int(number) for number in step.split(":")]
+             for step in seen["seen"].split()]
     assert "error" not in seen and seen["lit"] != "null"
     moments = sorted({event["at"] for event in found["events"]})
-    indices = [max(i for i, event in enumerate(found["events"]) if event["at"] <= t) for t in moments[:3]]
-    assert [step[0] for step in steps[:4]] == [indices[0], indices[1], indices[2], indices[1]]
+    indices = [max(i for i, event in enumerate(found["events"]) if event["at"] <= t)
+               for t in moments[:3]]
+    assert [step[0] for step in steps[:4]] == [indices[0],
+                                               indices[1], indices[2], indices[1]]
     assert steps[4] == [len(found["events"]) - 1, len(answers[1])]

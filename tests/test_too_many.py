@@ -34,7 +34,8 @@ def test_a_split_that_cannot_be_is_refused_before_it_is_written(base, tmp_path, 
 
 
 def test_the_command_that_splits_refuses_it_too(base, tmp_path, capsys):
-    for words, said in ((["--tp", "99"], "99 ranks are too many"), (["--tp", str(10**30)], "is not possible"),
+    for words, said in ((["--tp", "99"], "99 ranks are too many"),
+                        (["--tp", str(10**30)], "is not possible"),
                         (["--stages", "0+2+2", "--tp", "5"], "5 ranks are too many"),
                         (["--stages", str(10**30)], "or the number of stages")):
         assert split_and_save_models.main([str(base), str(tmp_path / "out"), *words]) == 2
@@ -53,5 +54,6 @@ def test_the_command_of_tensor_parallelism_hands_on_what_it_does_not_know(tmp_pa
     (tmp_path / "scripts").mkdir()
     (tmp_path / "tp" / "run_tp.sh").write_bytes((ROOT / "tp" / "run_tp.sh").read_bytes())
     (tmp_path / "scripts" / "env.sh").write_text("make_env() { :; }\nPY=echo\n")
-    done = subprocess.run(["bash", str(tmp_path / "tp" / "run_tp.sh"), *words], text=True, capture_output=True)
+    done = subprocess.run(["bash", str(tmp_path / "tp" / "run_tp.sh"), *words],
+                          text=True, capture_output=True)
     assert done.returncode == code and said in done.stdout + done.stderr

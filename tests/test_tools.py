@@ -50,8 +50,10 @@ def parts(dialect, pieces):
 @given(st.sampled_from(CASES), st.data())
 def test_a_text_has_its_calls_however_it_is_cut(case, data):
     dialect, text, said, calls = case
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)),
+                                    max_size=6)))
+    pieces = [text[a:b]
+              for a, b in zip([0, *cuts], [*cuts, len(text)])]
     assert joined(parts(dialect, pieces)) == (said, calls)
     assert joined(parts(dialect, text)) == (said, calls)
 
@@ -59,7 +61,8 @@ def test_a_text_has_its_calls_however_it_is_cut(case, data):
 def test_arguments_come_as_they_are_made():
     reader = CallReader(HERMES)
     assert reader.read('<tool_call>{"name": "add", "arguments": {"a": 1') == [("add", ""), ("", '{"a": 1')]
-    assert reader.read('0, "b": "') == [("", '0, "b": "')] and reader.read('x"}') == [("", 'x"}')]
+    assert reader.read('0, "b": "') == [("", '0, "b": "')]
+    assert reader.read('x"}') == [("", 'x"}')]
     assert reader.read("}</tool_call>") == [] and reader.finish() == []
 
 

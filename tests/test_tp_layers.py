@@ -19,7 +19,8 @@ from tp.shares import ranges, shares
 
 SHARDED = [name for name, family in FAMILIES.items() if not family.wide_norms]
 COMMS: dict[str, Callable[[Any], Any]] = {
-    "tp": lambda group: Comm(group, CONFIG.hidden), "galaxy": lambda group: Galaxy(group, CONFIG.hidden, tile=0)}
+    "tp": lambda group: Comm(group, CONFIG.hidden),
+    "galaxy": lambda group: Galaxy(group, CONFIG.hidden, tile=0)}
 
 
 def config(family: str, **sizes: int) -> LlamaConfig:
@@ -37,20 +38,25 @@ class Twins:
         self.tensors = weights(Slice(c, 0, c.layers), seed=1)
         for name, x in self.tensors.items():
             if name.endswith("bias") or "norm" in name:
-                x += torch.randn(x.shape, generator=torch.Generator().manual_seed(len(name)), dtype=x.dtype) / 4
+                x += torch.randn(x.shape,
+                                 generator=torch.Generator().manual_seed(len(name)), dtype=x.dtype) / 4
         self.whole, self.cache = Slice(c, 0, c.layers), c.cache(c.layers, 64, torch.empty(0, dtype=torch.float64))
         fill(self.whole, self.tensors, torch.float64, "cpu")
         self.members, self.caches = [], []
         for member, share in enumerate(shares(c, speeds)):
             part = hollow(c, share, 0, c.layers)
             cuts = {name: share.cut(name, c.head_dim) for name in self.tensors}
-            fill(part, {name: cut(self.tensors[name]) for name, cut in cuts.items() if cut}, torch.float64, "cpu")
+            fill(part, {name: cut(self.tensors[name])
+                        for name, cut in cuts.items() if cut},
+                 torch.float64, "cpu")
             self.members.append(ShardedSlice(part, COMMS[comm](ThreadGroup(self.table, member))))
-            self.caches.append(share.sizes(c).cache(c.layers, 64, torch.empty(0, dtype=torch.float64)))
+            self.caches.append(share.sizes(c).cache(c.layers,
+                                                    64, torch.empty(0, dtype=torch.float64)))
 
     def feed(self, nodes: list[int]) -> None:
         """The next rows of a chain through both; all members must answer what the whole slice does."""
-        tokens, pos = torch.tensor([node % self.c.vocab for node in nodes]), torch.tensor(nodes)
+        tokens = torch.tensor([node % self.c.vocab for node in nodes])
+        pos = torch.tensor(nodes)
         for cache in (self.cache, *self.caches):
             cache.admit(nodes, [node - 1 for node in nodes], text=len(nodes))
         kept: dict[int, Tensor] = {0: tokens, 1: tokens}
@@ -61,7 +67,8 @@ class Twins:
             inner: dict[int, Tensor] = {0: tokens, 1: tokens}
             answers[member] = self.members[member](tokens, pos, self.caches[member], inner), inner
 
-        threads = [threading.Thread(target=compute, args=(member,)) for member in range(len(self.members))]
+        threads = [threading.Thread(target=compute, args=(member,))
+                   for member in range(len(self.members))]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -76,7 +83,8 @@ class Twins:
 
 @pytest.mark.parametrize("comm", COMMS)
 @pytest.mark.parametrize("family, members", [
-    (family, members) for number, family in enumerate(SHARDED) for members in ((1, 3), (2, 4))[number % 2]])
+    (family, members) for number, family in enumerate(SHARDED)
+    for members in ((1, 3), (2, 4))[number % 2]])
 def test_a_sharded_slice_is_the_whole_one_for_any_number_of_rows(family, comm, members):
     twins = Twins(config(family), comm, [1.0] * members)
     start = 0
@@ -104,7 +112,8 @@ def test_whatever_does_not_divide_evenly_is_shared_unevenly(family, comm, heads,
 @pytest.mark.parametrize("heads", range(1, 17))
 def test_every_head_and_column_has_one_owner_and_its_own_key_value_head(heads):
     for kv_heads in (n for n in range(1, heads + 1) if heads % n == 0):
-        for speeds in ([1], [1, 1], [1, 1, 1], [3, 1, 1, 2.5]):
+        for speeds in ([1], [1, 1],
+                       [1, 1, 1], [3, 1, 1, 2.5]):
             held = shares(config("llama", heads=heads, kv_heads=kv_heads, intermediate=11), speeds)
             assert [h for s in held for h in range(*s.heads)] == list(range(heads))
             assert [i for s in held for i in range(*s.columns)] == list(range(11))
@@ -117,20 +126,26 @@ def test_every_head_and_column_has_one_owner_and_its_own_key_value_head(heads):
 
 @pytest.mark.parametrize(("heads", "kv_heads", "speeds", "expected"), [
     (32, 8, [1] * 4, [(8, 2)] * 4),  # whole groups
-    (32, 8, [1] * 3, [(12, 3), (8, 2), (12, 3)]),  # whole groups too: cutting them would repeat key/value heads
+    (32, 8, [1] * 3,
+     [(12, 3), (8, 2), (12, 3)]),  # whole groups too: cutting them would repeat key/value heads
     (8, 1, [1] * 4, [(2, 1)] * 4),
     (8, 2, [1] * 4, [(2, 1)] * 4),
-    (4, 4, [2, 1, 1], [(2, 2), (1, 1), (1, 1)]),
+    (4, 4, [2, 1, 1],
+     [(2, 2), (1, 1), (1, 1)]),
 ])
 def test_heads_that_share_keys_stay_together_where_that_is_the_least_work(heads, kv_heads, speeds, expected):
     held = shares(config("llama", heads=heads, kv_heads=kv_heads), speeds)
-    assert [(share.heads[1] - share.heads[0], len(share.kv)) for share in held] == expected
+    assert [(share.heads[1] - share.heads[0], len(share.kv))
+            for share in held] == expected
 
 
 def test_ranges_are_as_long_as_the_weights_say_to_within_one():
-    assert ranges(10, [1, 1, 1, 1]) == [(0, 3), (3, 5), (5, 8), (8, 10)]
-    assert ranges(2, [1, 1, 1, 1]) == [(0, 1), (1, 1), (1, 2), (2, 2)]
-    assert ranges(100, [2, 1, 1]) == [(0, 50), (50, 75), (75, 100)]
+    assert ranges(10, [1, 1, 1, 1]) == [(0, 3),
+                                        (3, 5), (5, 8), (8, 10)]
+    assert ranges(2, [1, 1, 1, 1]) == [(0, 1),
+                                       (1, 1), (1, 2), (2, 2)]
+    assert ranges(100, [2, 1, 1]) == [(0, 50),
+                                      (50, 75), (75, 100)]
     assert ranges(0, [1, 2]) == [(0, 0), (0, 0)]
 
 

@@ -16,7 +16,8 @@ from tp.comm import Comm, Galaxy
 from tp.group import Table, ThreadGroup
 
 # 8 Mbit/s are 1 byte in a microsecond; no work but what is stated
-PROFILE = replace(PROFILES["jetson-7b"], layers=4, row_bytes=1000, model=80, row=1, free=0, token=0.1, mbps=8, step=2)
+PROFILE = replace(PROFILES["jetson-7b"], layers=4, row_bytes=1000, model=80,
+                  row=1, free=0, token=0.1, mbps=8, step=2)
 
 
 def test_a_ring_all_reduce_is_two_rounds_of_hops_with_a_piece_each():
@@ -32,7 +33,8 @@ def spent(make, rows: int, text: int) -> tuple[float, Tensor]:
     table, answers = Table(2), {}
 
     def compute(member: int) -> None:
-        comm = Paced(make(ThreadGroup(table, member)), Pace(PROFILE), layers=2, times=Times(PROFILE, 0.75, 2))
+        comm = Paced(make(ThreadGroup(table, member)), Pace(PROFILE),
+                     layers=2, times=Times(PROFILE, 0.75, 2))
         comm.open(rows, text)
         x = comm.scatter(torch.ones(rows, 4))
         for block in range(2):

@@ -28,7 +28,8 @@ ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "see
        "init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16",
        "threads_per_rank=1")
 ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
-FORMS = {"tp1": ("", (1,)), "tp2": ("", (1, 1)), "tp3": ("", (2, 1, 1)), "2x2": ("0+2+2", (1, 1))}
+FORMS = {"tp1": ("", (1,)), "tp2": ("", (1, 1)),
+         "tp3": ("", (2, 1, 1)), "2x2": ("0+2+2", (1, 1))}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,8 @@ def test_processes_that_share_layers_write_the_reference_text(saved, tmp_path):
     words = [f"model_dir={saved / 'tp3'}", f"output={tmp_path / 'out.json'}", "dtype=float64", *ASK]
     with ranks(tmp_path / "ranks", [*words, "pipeline_type=galaxy"], 3) as run:
         assert run.codes(120) == [0] * 3, run.text(0)
-        assert [run.text(rank) for rank in range(3)] == [""] * 3 and text(tmp_path / "out.json") == reference(0.0)
+        assert [run.text(rank) for rank in range(3)] == [""] * 3
+        assert text(tmp_path / "out.json") == reference(0.0)
 
 
 def test_processes_of_a_command_that_share_layers_write_the_reference_text(saved, tmp_path):
@@ -84,11 +86,15 @@ def test_processes_of_a_command_that_share_layers_write_the_reference_text(saved
 def test_a_group_follows_its_leader_and_leaders_make_the_ring():
     placement = Placement.of([0, 4, 4], 3)
     assert (list(placement.leaders), placement.world) == ([0, 1, 4], 7)
-    assert [list(group) for group in placement.groups] == [[0], [1, 2, 3], [4, 5, 6]]
-    assert placement.peers(0) == [(4, [1], [1, 4], None, False)] and placement.peers(4) == [(1, [0], (), 0, False)]
+    assert [list(group) for group in placement.groups] == [[0],
+                                                           [1, 2, 3], [4, 5, 6]]
+    assert placement.peers(0) == [(4, [1], [1, 4], None, False)]
+    assert placement.peers(4) == [(1, [0], (), 0, False)]
     assert placement.peers(5) == [(4, (), (), None, True)]
-    assert placement.fan(4) == (None, [5, 6], (), None, False) and placement.fan(0) is placement.fan(5) is None
-    alone, pipeline = Placement.of([8], 4), Placement.of([0, 1, 1], 1)
+    assert placement.fan(4) == (None, [5, 6], (), None, False)
+    assert placement.fan(0) is placement.fan(5) is None
+    alone = Placement.of([8], 4)
+    pipeline = Placement.of([0, 1, 1], 1)
     assert [list(group) for group in alone.groups] == [[0, 1, 2, 3]] and pipeline.groups == [range(1), range(1, 2),
                                                                                               range(2, 3)]
 
@@ -126,8 +132,10 @@ class Diary:
 
 def test_members_hear_everything_in_the_order_in_which_their_leader_obeys():
     prunes = [Prune(0, i, 0, 9, []) for i in range(5)]
-    segments = [Segment(0, [i], [0], [i], 0, torch.zeros(1)) for i in range(3)]
-    steps = [prunes[0], segments[0], *prunes[1:3], segments[1], segments[2], *prunes[3:], Reset(0), Stop()]
+    segments = [Segment(0, [i], [0], [i], 0, torch.zeros(1))
+                for i in range(3)]
+    steps = [prunes[0], segments[0], *prunes[1:3],
+             segments[1], segments[2], *prunes[3:], Reset(0), Stop()]
     leader, link, fan = Diary(), Script(steps), Script([])
     run_stage(leader, Leading(link, fan))  # type: ignore[arg-type]
     assert fan.sent == leader.obeyed and len(fan.sent) == len(steps)
@@ -152,7 +160,8 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     for name in ("gate_proj", "down_proj"):
         key = f"model.layers.1.mlp.{name}.weight"
         pieces = [held[key] for held in tensors]
-        assert torch.equal(torch.cat(pieces, int(name == "down_proj")), whole[key[len("model."):]])
+        assert torch.equal(torch.cat(pieces, int(name == "down_proj")),
+                           whole[key[len("model."):]])
         assert [piece.shape[name == "down_proj"] for piece in pieces] == [24, 12, 12]
     assert ["lm_head.weight" in held for held in tensors] == [True, False, False]
     assert all(torch.equal(held["model.norm.weight"], whole["norm.weight"]) for held in tensors)
@@ -192,13 +201,15 @@ def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path
 def test_when_a_member_of_a_command_dies_all_end_and_its_name_is_reported(saved, tmp_path):
     with command(tmp_path, "scripts.generate", f"model_dir={saved / 'tp3'}", "pipeline_type=tp", "timeout=2",
                  *ENDLESS) as run:
-        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr
+        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None,
+                          90), run.stderr
         os.kill(run.ranks()[2], signal.SIGKILL)
         assert run.end(15) == 75, run.stderr
     assert "rank 2 was " in run.stderr and "Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize(("number", "lost"), [(signal.SIGSTOP, 1), (signal.SIGKILL, 0)])
+@pytest.mark.parametrize(("number", "lost"),
+                         [(signal.SIGSTOP, 1), (signal.SIGKILL, 0)])
 def test_when_a_member_dies_or_falls_silent_all_others_end_and_note_its_name(saved, tmp_path, number, lost):
     words = [f"model_dir={saved / 'tp3'}", "pipeline_type=galaxy", "timeout=2", "threads_per_rank=1", *ENDLESS]
     with ranks(tmp_path / "ranks", words, 3) as run:

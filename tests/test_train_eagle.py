@@ -41,7 +41,8 @@ from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
 
 CPU = torch.device("cpu")
-TALK = json.dumps({"conversations": [{"from": "human", "value": "a\u2028b"}, {"from": "gpt", "value": "c"}]},
+TALK = json.dumps({"conversations": [{"from": "human", "value": "a\u2028b"},
+                                     {"from": "gpt", "value": "c"}]},
                   ensure_ascii=False)
 both = pytest.mark.parametrize("third", [False, True], ids=["eagle", "eagle3"])
 DEPTHS = ["0", "1", "2", "4", "8", "16", "32"]
@@ -97,12 +98,15 @@ def make_rows():
     for length in (27, 40):
         answers = torch.zeros(length, dtype=torch.bool)
         answers[ANSWERED] = True
-        rows.append(Row(torch.randint(3, CONFIG.vocab, (length,), generator=generator).int(), answers))
+        rows.append(Row(torch.randint(3, CONFIG.vocab,
+                                      (length,), generator=generator).int(),
+                        answers))
     return rows
 
 
 @both
-@pytest.mark.parametrize("starts", [None, [0, 3, 4, 7]], ids=["all", "some"])
+@pytest.mark.parametrize("starts",
+                         [None, [0, 3, 4, 7]], ids=["all", "some"])
 def test_every_pass_reads_what_the_draft_would_read_there(teacher, third, starts):
     head, _ = make_head(teacher, third)
     ids = make_rows()[0].ids.long()[:12]
@@ -118,18 +122,25 @@ def test_every_pass_reads_what_the_draft_would_read_there(teacher, third, starts
             rows = range(pair + 1) if step == 0 else [pair + step]
             new = [next(nodes) for _ in rows]
             cache.admit(new, [max(node - 1, 0) for node in new], len(new))
-            out = head(ids[1:][list(rows)], feature[:pair + 1] if step == 0 else out[-1:], torch.tensor(rows), cache)
+            out = head(ids[1:][list(rows)], feature[:pair + 1]
+                       if step == 0 else out[-1:], torch.tensor(rows), cache)
             torch.testing.assert_close(trained[step][row], out[-1], atol=1e-12, rtol=1e-9)
-    assert [len(out) for out in later] == [sum(pair + step < 11 for pair in starts or range(11)) for step in (1, 2, 3)]
+    assert [len(out) for out in later] == [sum(pair + step < 11
+                                               for pair in starts or range(11))
+                                           for step in (1, 2, 3)]
 
 
 def by_hand(task, row, third, likeliest=64, starts=None):
     """Losses of each pass as EAGLE's papers write them, summed over the row, from what the passes made."""
-    teacher, head, ids, method = task.teacher, task.head, row.ids.long(), task.method
+    teacher = task.teacher
+    head = task.head
+    ids = row.ids.long()
+    method = task.method
     last, inner, _ = teacher.read(ids)
     known = torch.arange(3, 43) if third else torch.arange(CONFIG.vocab)
     chosen = torch.arange(len(ids) - 1) if starts is None else starts
-    for number, out in enumerate(unroll(head, ids[1:], (inner if third else last)[:-1], method.passes, chosen)):
+    for number, out in enumerate(unroll(head, ids[1:],
+                                        (inner if third else last)[:-1], method.passes, chosen)):
         loss = right = 0.0
         for i in range(len(out)):
             place = i if starts is None or not number else int(starts[i])
@@ -164,7 +175,8 @@ def test_the_loss_is_that_of_the_papers(teacher, third):
 @both
 @torch.enable_grad()
 def test_later_passes_start_at_a_few_places_which_stand_for_all(teacher, third):
-    task, rows = make_task(teacher, third, own_part(1, passes=3, starts=2)), make_rows()
+    task = make_task(teacher, third, own_part(1, passes=3, starts=2))
+    rows = make_rows()
     found = task.learn(rows, (0, 7))
     loss = 0.0
     for number, row in enumerate(rows):
@@ -176,9 +188,11 @@ def test_later_passes_start_at_a_few_places_which_stand_for_all(teacher, third):
     assert found["loss"] == pytest.approx(float(loss.detach()) / size, abs=1e-6)
     assert task.learn(rows, (0, 7)) == found != task.learn(rows, (0, 8))
     task.method = Objective(3, starts=100, likeliest=2, word_weight=1.0)  # more than there are, so that all are drawn
-    marks = [mark for mark, _ in by_hand(task, rows[0], third, likeliest=2, starts=task.starts(rows[0], (1,)))]
+    marks = [mark for mark, _ in by_hand(task, rows[0], third,
+                                         likeliest=2, starts=task.starts(rows[0], (1,)))]
     found = task.learn(rows[:1], (0, 7))["loss"]
-    assert found == pytest.approx(float(sum(marks).detach()) / task.size(rows[0]), abs=1e-6)
+    assert found == pytest.approx(float(sum(marks).detach()) / task.size(rows[0]),
+                                  abs=1e-6)
 
 
 @both
@@ -188,7 +202,8 @@ def test_agreement_is_counted_by_the_guesses_that_the_head_stands_on(teacher, th
     task.method = Objective(4)
     right = [right for _, right in by_hand(task, row, third, starts=starts)]
     asked = [len(ANSWERED), 6, 4, 2]  # two runs of four words
-    assert task.agreement([row], [0, 1, 3]) == [right[i] / asked[i] for i in (0, 1, 3)]
+    assert task.agreement([row], [0, 1, 3]) == [right[i] / asked[i]
+                                                for i in (0, 1, 3)]
 
 
 def make_block_task(teacher, starts=100):
@@ -198,7 +213,8 @@ def make_block_task(teacher, starts=100):
 
 def drafted(task, ids, feature, tip):
     """Logits `[places, V]` of the block that a draft reads whose text ends in the token `tip`."""
-    tree, draft = TokenTree(ids[:tip + 1].tolist(), 99), Block(task.head, task.teacher.lm_head, 99)
+    tree = TokenTree(ids[:tip + 1].tolist(), 99)
+    draft = Block(task.head, task.teacher.lm_head, 99)
     tree.unsent.clear()
     for node, one in zip(tree.trunk[:-1], feature):
         tree.nodes[node].hidden = one
@@ -224,21 +240,25 @@ def test_a_block_reads_and_learns_what_the_draft_would_read_there(teacher):
                 loss -= math.exp(-(place + 1) / 2) * (said.softmax(-1) * logits[place].log_softmax(-1)).sum()
                 right[place].append(bool(logits[place].argmax() == said.argmax()))
     assert task.learn([row], (0,))["loss"] == pytest.approx(float(loss.detach()) / len(ANSWERED), abs=1e-6)
-    assert task.agreement([row], [0, 2]) == [sum(right[place]) / len(right[place]) for place in (0, 2)]
-    assert all(p.grad is not None and p.grad.any() for p in task.head.parameters() if p.requires_grad)
+    assert task.agreement([row], [0, 2]) == [sum(right[place]) / len(right[place])
+                                             for place in (0, 2)]
+    assert all(p.grad is not None and p.grad.any()
+               for p in task.head.parameters() if p.requires_grad)
     assert task.head.embed_tokens.weight.grad is None
 
 
 def test_a_block_at_the_end_of_the_context_learns(teacher):
     task, row = make_block_task(teacher), make_rows()[0]
     answers = torch.ones(512, dtype=torch.bool)
-    assert task.learn([Row(row.ids[:8].repeat(64), answers)], (0,))["loss"] > 0
+    assert task.learn([Row(row.ids[:8].repeat(64), answers)],
+                      (0,))["loss"] > 0
 
 
 def test_a_head_of_blocks_is_written_as_it_is_published_and_drafts(base_and_talks, tmp_path, monkeypatch):
     base, talks = base_and_talks
     monkeypatch.setattr(train_eagle, "NEW_TOKENS", 40)
-    command = [str(base), str(tmp_path / "whole"), "--data", str(talks), "--template", "vicuna", "--block", "4",
+    command = [str(base), str(tmp_path / "whole"),
+               "--data", str(talks), "--template", "vicuna", "--block", "4",
                "--epochs", "1", "--starts", "2", "--judged", "1", "--held-out", "0.2", "--threads", "1"]
     assert train_eagle.main(command) == 0
     written = json.loads((tmp_path / "whole" / "config.json").read_text())
@@ -255,7 +275,8 @@ def test_a_head_of_blocks_is_written_as_it_is_published_and_drafts(base_and_talk
 
 def test_the_rate_falls_in_each_part():
     plan = train_eagle.Hyperparameters("head", steps=12, rate=1.0, warm_up=2, own=4)
-    assert [rate_at(step, plan) for step in range(12)] == [0.5, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0.25, 0.5, 0.5, 0.25]
+    assert [rate_at(step, plan) for step in range(12)] == [0.5,
+                                                           1, 1, 1, 1, 0.75, 0.5, 0.25, 0.25, 0.5, 0.5, 0.25]
     assert [part_at(step, [own_part(2), own_part(1)]) for step in range(3)] == [0, 0, 1]
 
 
@@ -264,7 +285,8 @@ def test_noise_is_small_and_depends_on_the_step_alone(teacher):
         return make_task(teacher, False, Objective(1, noise=noise)).learn(make_rows(), seed)["loss"]
 
     assert loss(0.1, (0, 4)) == loss(0.1, (0, 4)) != loss(0.1, (0, 5))
-    assert loss(0.1, (0, 4)) == pytest.approx(loss(0.0, (0, 4)), rel=0.05)
+    assert loss(0.1, (0, 4)) == pytest.approx(loss(0.0, (0, 4)),
+                                              rel=0.05)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -273,12 +295,14 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
 
     kind, fields = MODELS[name]
     torch.manual_seed(1)
-    more = {key: (value * 2)[:7] for key, value in fields.items() if key in ("layer_types", "no_rope_layers")}
+    more = {key: (value * 2)[:7]
+            for key, value in fields.items() if key in ("layer_types", "no_rope_layers")}
     config = config_class(kind)(**{**fields, **more, "num_hidden_layers": 7})
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     model.save_pretrained(tmp_path / "base")
-    teacher, row = Teacher(Unfolded(tmp_path / "base"), torch.float32, CPU), make_rows()[0]
+    teacher = Teacher(Unfolded(tmp_path / "base"), torch.float32, CPU)
+    row = make_rows()[0]
     with torch.no_grad():
         hidden = model(row.ids.long()[None], output_hidden_states=True).hidden_states
     last, inner, _ = teacher.read(row.ids)
@@ -297,7 +321,8 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
         assert dict(read.config.scaling) == (dict(teacher.config.scaling) if usual else {})
 
 
-@pytest.mark.parametrize("third, course, halts", [(False, "--authors", [5]), (False, "", [11]), (True, "", [5, 11])],
+@pytest.mark.parametrize("third, course, halts", [(False, "--authors", [5]),
+                                                  (False, "", [11]), (True, "", [5, 11])],
                          ids=["eagle authors", "eagle", "eagle3"])
 def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_path, monkeypatch, third, course, halts):
     base, talks = base_and_talks
@@ -306,7 +331,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
     def command(out):
         return ["--data", str(talks), "--template", "vicuna", "--epochs", "2", "--batch", "2", "--save-every", "2",
                 "--judged", "1", "--held-out", "0.2", "--length", "400", "--passes", "2", "--threads", "1",
-                "--draft-vocab", "30", *["--eagle3"] * third, *course.split(), str(base), str(tmp_path / out)]
+                "--draft-vocab", "30", *["--eagle3"] * third, *course.split(),
+                str(base), str(tmp_path / out)]
 
     assert train_eagle.main(command("whole")) == 0
     advance = Course.advance
@@ -347,7 +373,8 @@ def test_a_dialect_is_written_as_it_is_published_and_read_again(base_and_talks, 
     assert ("fc_norm.2.weight" in names) == (dialect == "eagle3.1")
     assert ("input_norm.weight" in names) == ("transformer_layer_config" in written) == (dialect == "speculators")
     drafts_the_text_of_ar(base, tmp_path)
-    again = [str(base), str(tmp_path / "mended"), "--data", str(talks), "--from", str(tmp_path / "whole"),
+    again = [str(base), str(tmp_path / "mended"),
+             "--data", str(talks), "--from", str(tmp_path / "whole"),
              "--own-epochs", "0.3", "--judged", "0", "--threads", "1"]
     assert train_eagle.main(again) == 0
     mended = json.loads((tmp_path / "mended" / "config.json").read_text())
@@ -373,18 +400,21 @@ def test_a_given_head_is_mended_by_the_second_part_alone(base, teacher, talks, t
     for name in ("given", "wide"):
         (tmp_path / name).mkdir()
     heads.write(head, {**config, "bos_token_id": 7}, tmp_path / "given", torch.float16, borrows=False)
-    command = [str(base), "--data", str(talks), "--from", str(tmp_path / "given"), "--batch", "2", "--threads", "1",
+    command = [str(base), "--data", str(talks),
+               "--from", str(tmp_path / "given"), "--batch", "2", "--threads", "1",
                "--judged", "0", "--own-epochs", "2", "--epochs", "9", *["--eagle3"] * third]
     assert train_eagle.main([*command, str(tmp_path / "mended")]) == 0
     assert train_eagle.main([*command, "--rate", "1e-30", str(tmp_path / "same")]) == 0
     given, mended, same = (load_file(tmp_path / name / "model.safetensors") for name in ("given", "mended", "same"))
     for name, x in given.items():
         frozen = name in ("embed_tokens.weight", "d2t", "t2d")
-        assert x.dtype == mended[name].dtype and torch.equal(x, same[name]) and torch.equal(x, mended[name]) == frozen
+        assert x.dtype == mended[name].dtype and torch.equal(x, same[name])
+        assert torch.equal(x, mended[name]) == frozen
     assert json.loads((tmp_path / "mended" / "training.json").read_text())["steps"] == 8
     described = json.loads((tmp_path / "mended" / "config.json").read_text())
     assert described == {**config, "bos_token_id": 7, "unrolled_passes": 8}
-    drafts = [Eagle(fit_head(Checkpoint(tmp_path / name), teacher.source.config).to_empty(device="cpu"), None, 9)
+    drafts = [Eagle(fit_head(Checkpoint(tmp_path / name), teacher.source.config).to_empty(device="cpu"),
+                    None, 9)
               for name in ("given", "mended")]
     assert [draft.drifts for draft in drafts] == [not third, False]
     heads.write(head, {**config, "hidden_size": 64}, tmp_path / "wide", torch.float16)
@@ -408,9 +438,11 @@ def test_a_head_that_learnt_is_accepted_more_often(teacher, tmp_path):
     heads.write(head, config, tmp_path / "taught", torch.float64)
     before, after = (answered(open_decoder(teacher, tmp_path / name, 100), [prompt], frozenset(), 40)
                      for name in ("new", "taught"))
-    assert before[1] < after[1] and task.agreement([row], [0])[0] > 0.9
+    assert before[1] < after[1]
+    assert task.agreement([row], [0])[0] > 0.9
     for found, _ in (before, after):
-        assert [torch.equal(one.ids, ids) and torch.equal(one.answers, row.answers) for one in found] == [True]
+        assert [torch.equal(one.ids, ids) and torch.equal(one.answers, row.answers)
+                for one in found] == [True]
 
 
 @pytest.mark.parametrize("template", ["vicuna", "llama-2"])
@@ -418,24 +450,28 @@ def test_answers_and_their_end_tokens_count_and_nothing_else(base, template):
     text, talk = Text(base), ["what is a?", "a letter.", "and b?", "b, too!"]
     row = make_row(text, talk, template, 4096)
     ids = row.ids.tolist()
-    assert [i for i in ids if i in text.end_ids] == [2, 2] and ids[-1] == 2
+    assert [i for i in ids if i in text.end_ids] == [2, 2]
+    assert ids[-1] == 2
     assert ids[:len(text.prompt_ids(talk[:3], template))] == text.prompt_ids(talk[:3], template)
     said = text.tokenizer.decode(row.ids[row.answers])
     assert said.replace(" ", "").replace("</s>", "|") == "aletter.|b,too!|"
     short = make_row(text, talk, template, len(ids) - 3)
-    assert short.ids.tolist() == ids[:-3] and short.answers.tolist() == row.answers.tolist()[:-3]
+    assert short.ids.tolist() == ids[:-3]
+    assert short.answers.tolist() == row.answers.tolist()[:-3]
     assert make_row(text, talk, template, 5) is None
 
 
 def test_conversations_are_read_in_every_usual_form(tmp_path):
     share = {"conversations": [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "a"},
                                {"from": "gpt", "value": "b"}, {"from": "human", "value": "c"}]}
-    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    chat = [{"role": "system", "content": "s"},
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     bench = {"question_id": 1, "turns": ["a", "c"], "reference": ["b", "d"]}
     forms = [share, {"messages": chat}, chat, bench]
     (tmp_path / "lines").write_text("\n".join(map(json.dumps, forms)))
     (tmp_path / "list").write_text(json.dumps([share, {"messages": chat}]))
-    assert read_conversations(tmp_path / "lines") == [["a", "b"], ["a", "b"], ["a", "b"], ["a", "b", "c", "d"]]
+    assert read_conversations(tmp_path / "lines") == [["a", "b"], ["a", "b"],
+                                                      ["a", "b"], ["a", "b", "c", "d"]]
     assert read_conversations(tmp_path / "list") == [["a", "b"], ["a", "b"]]
     (tmp_path / "windows").write_bytes(b"\xef\xbb\xbf" + f"{TALK}\r\n\r\n{TALK}\r\n".encode())
     assert read_conversations(tmp_path / "windows") == [["a\u2028b", "c"]] * 2
@@ -446,11 +482,14 @@ def test_conversations_are_read_in_every_usual_form(tmp_path):
 def test_each_row_is_drawn_once_an_epoch():
     drawn = [draw(5, 0, first, 2) for first in range(0, 20, 2)]
     flat = sum(drawn, [])
-    assert all(sorted(flat[i:i + 5]) == list(range(5)) for i in range(0, 20, 5)) and flat[:5] != flat[5:10]
+    assert all(sorted(flat[i:i + 5]) == list(range(5))
+               for i in range(0, 20, 5))
+    assert flat[:5] != flat[5:10]
 
 
 def test_of_the_bundled_heads_one_drifts_and_one_does_not():
-    teacher, text = Teacher(Checkpoint(ROOT / "toy" / "llama"), torch.float32, CPU), Text(ROOT / "toy" / "llama")
+    teacher = Teacher(Checkpoint(ROOT / "toy" / "llama"), torch.float32, CPU)
+    text = Text(ROOT / "toy" / "llama")
     prompts = [text.prompt_ids([question], "vicuna") for question in (
         "Tell me a tale about a kind baker named Marta.", "What does a baker do?")]
     right = []
@@ -460,7 +499,8 @@ def test_of_the_bundled_heads_one_drifts_and_one_does_not():
         rows, _ = answered(decoder, prompts, frozenset(text.end_ids), 64)
         right.append(Task(teacher, decoder.draft.network, Objective(1)).agreement(rows, [0, 8]))
     drifting, deep = right
-    assert drifting[0] - drifting[1] > 0.1 > abs(deep[0] - deep[1]) and deep[1] > drifting[1] + 0.1
+    assert drifting[0] - drifting[1] > 0.1 > abs(deep[0] - deep[1])
+    assert deep[1] > drifting[1] + 0.1
 
 
 def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
@@ -469,11 +509,13 @@ def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
     bundled = corpus.bundled(tmp_path)
     corpus.write_questions(tmp_path / "data", tmp_path)
     written = [(tmp_path / "data" / f"{task}.jsonl").read_text().splitlines() for task in corpus.TASKS]
-    assert bundled == [json.loads(line)["turns"][0] for lines in written for line in lines] and len(bundled) == 120
+    assert bundled == [json.loads(line)["turns"][0] for lines in written for line in lines]
+    assert len(bundled) == 120
     with (tmp_path / "dialogues.jsonl").open("a") as file:
         file.write(json.dumps([[f"Please answer in a few sentences. {bundled[-1]}"], ["No."]]) + "\n")
     text = Text(ROOT / "toy" / "llama")
-    said = [text.decode(row.ids[row.answers].tolist()).strip() for row in dialogues(tmp_path, text.folder, 3)]
+    said = [text.decode(row.ids[row.answers].tolist()).strip()
+            for row in dialogues(tmp_path, text.folder, 3)]
     assert said == ["Red.", "Fox."]
 
 
@@ -486,7 +528,8 @@ def small_batches():
 
 
 def own_talks(out, count=6, template="vicuna"):
-    args = parser().parse_args([str(ROOT / "toy" / "llama"), str(out), "--own", str(count), "--template", template])
+    args = parser().parse_args([str(ROOT / "toy" / "llama"),
+                                str(out), "--own", str(count), "--template", template])
     return own.make_own(args, torch.float32, CPU).read_text()
 
 
@@ -506,9 +549,11 @@ def test_a_model_makes_the_same_conversations_after_an_interruption(tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         own_talks(tmp_path / "halves")
     assert own_talks(tmp_path / "halves") == whole
-    assert made[:3] == [0, 1, 1] and sorted(set(made[2:])) == made[2:]
+    assert made[:3] == [0, 1, 1]
+    assert sorted(set(made[2:])) == made[2:]
     count = len(made)
-    assert own_talks(tmp_path / "halves", 4).splitlines() == whole.splitlines()[:4] and len(made) == count
+    assert own_talks(tmp_path / "halves", 4).splitlines() == whole.splitlines()[:4]
+    assert len(made) == count
 
 
 def test_a_model_without_a_chat_template_is_not_asked_for_conversations(tmp_path):
@@ -522,7 +567,8 @@ def test_a_head_is_taught_what_the_model_said_itself_and_its_features_are_kept(t
     said = str(tmp_path / "kept" / "own.jsonl")
     for name, more in (("kept", ["--own", "8", "--keep-features"]), ("read", ["--data", said])):
         count.clear()
-        assert train_eagle.main([str(ROOT / "toy" / "llama"), str(tmp_path / name), "--epochs", "2", "--passes", "2",
+        assert train_eagle.main([str(ROOT / "toy" / "llama"),
+                                 str(tmp_path / name), "--epochs", "2", "--passes", "2",
                                  "--own-epochs", "1", "--template", "vicuna", "--judged", "0", "--threads", "1",
                                  "--dtype", "float32", *more]) == 0
         assert len(count) == (7 if name == "kept" else 4 * 4 + 2 * 4)
@@ -531,7 +577,8 @@ def test_a_head_is_taught_what_the_model_said_itself_and_its_features_are_kept(t
 
 
 def test_the_draft_vocabulary_is_what_answers_use_most():
-    ids, answers = torch.tensor([7, 7, 7, 4, 9, 9, 2]).int(), torch.tensor([0, 0, 0, 1, 1, 1, 1]).bool()
+    ids = torch.tensor([7, 7, 7, 4, 9, 9, 2]).int()
+    answers = torch.tensor([0, 0, 0, 1, 1, 1, 1]).bool()
     assert heads.vocabulary([Row(ids, answers)], 2, 10).tolist() == [2, 9]
     assert heads.vocabulary([Row(ids, answers)], 4, 10).tolist() == [0, 2, 4, 9]
 
@@ -574,7 +621,8 @@ def test_a_start_says_template_and_arithmetic_and_takes_what_is_faster_here(base
 
 def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path, capsys):
     def said(*words, out="new"):
-        code = train_eagle.main([str(base), str(tmp_path / out), "--data", str(talks), *words])
+        code = train_eagle.main([str(base),
+                                 str(tmp_path / out), "--data", str(talks), *words])
         assert code == 2
         return capsys.readouterr().err
 
@@ -582,9 +630,11 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
     (tmp_path / "head" / "pytorch_model.bin").write_bytes(b"")
     assert "holds pytorch_model.bin already" in said(out="head")
     assert "--batch 0 makes no sense" in said("--batch", "0")
-    for words in (("--epochs", "nan"), ("--epochs", "inf"), ("--limit", "1"), ("--threads", "0"), ("--threads", "-1"),
+    for words in (("--epochs", "nan"), ("--epochs", "inf"),
+                  ("--limit", "1"), ("--threads", "0"), ("--threads", "-1"),
                   ("--threads", "1000000"), ("--passes", "1000000000"), ("--noise", "nan"), ("--word-weight", "inf"),
-                  ("--judged", "-1"), ("--seed", str(1 << 70)), ("--rate", "nan"), ("--save-every", "0")):
+                  ("--judged", "-1"), ("--seed", str(1 << 70)),
+                  ("--rate", "nan"), ("--save-every", "0")):
         assert f"{words[0]} {words[1]} makes no sense; give" in said(*words)
     assert "--device cuda:99 is not here" in said("--device", "cuda:99")
     (tmp_path / "file").write_text("")
@@ -604,5 +654,6 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
     tensors = load_file(base / "model.safetensors")
     (small / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
     save_file({name: x for name, x in tensors.items() if ".6." not in name}, small / "model.safetensors")
-    assert train_eagle.main([str(small), str(tmp_path / "x"), "--data", str(talks), "--eagle3"]) == 2
+    assert train_eagle.main([str(small), str(tmp_path / "x"),
+                             "--data", str(talks), "--eagle3"]) == 2
     assert "needs a model of 7 layers or more" in capsys.readouterr().err

@@ -83,31 +83,36 @@ def whole(folder):
 def texts_to(folder, count=5):
     """Texts of that model to some prompts, of different lengths."""
     writer = Writer(whole(folder), [2], NEW, 0.0, 0)
-    return list(writer.write([[1, *range(5, 9 + i)] for i in range(count)], 0))
+    return list(writer.write([[1, *range(5, 9 + i)]
+                              for i in range(count)], 0))
 
 
 def row_of(text, left_N):
     """The row of a text of which only that is left to learn."""
     whole = answer_row(text.prompt, text.ids)
-    return Row(whole.ids, torch.cat([torch.zeros(len(text.prompt), dtype=torch.bool), left_N]))
+    return Row(whole.ids,
+               torch.cat([torch.zeros(len(text.prompt), dtype=torch.bool), left_N]))
 
 
 def test_texts_beside_each_other_are_those_that_the_target_writes_alone(pair):
     target = open_pair(str(pair[0]), Measured(dtype="float32", threads=1))
     found = texts_to(pair[0])
-    assert [text.ids for text in found] == [answer(target, text.prompt, NEW, Sampler()) for text in found]
+    assert [text.ids for text in found] == [answer(target, text.prompt, NEW, Sampler())
+                                            for text in found]
 
 
 def test_drawn_texts_depend_on_their_place_and_not_on_where_an_interruption_was(pair, tmp_path):
     prompts = [[1, *range(5, 9 + i)] for i in range(5)]
 
     def written(path):
-        return texts_of(Writer(whole(pair[0]), [2], NEW, 1.0, 7), prompts, path, {"seed": 7})
+        return texts_of(Writer(whole(pair[0]), [2], NEW, 1.0, 7),
+                        prompts, path, {"seed": 7})
 
     first = written(tmp_path / "texts.json")
     assert written(tmp_path / "texts.json") == first == written(tmp_path / "other.json")
     assert first != list(Writer(whole(pair[0]), [2], NEW, 0.0, 7).write(prompts, 0))
-    of_seeds = [Writer(whole(pair[0]), [2], NEW, 1.0, seed).write([[1, 5, 6]] * 4, 0) for seed in (7, 8)]
+    of_seeds = [Writer(whole(pair[0]), [2], NEW, 1.0, seed).write([[1, 5, 6]] * 4, 0)
+                for seed in (7, 8)]
     assert len({tuple(text.ids) for texts in of_seeds for text in texts}) == 8, "another seed, other texts"
 
 
@@ -121,7 +126,8 @@ def test_the_loss_is_the_mean_over_the_tokens_that_are_left(pair, taught):
     for text, left_N in zip(texts, left):
         ids = torch.tensor([[*text.prompt, *text.ids]])
         begin = len(text.prompt) - 1
-        mine, theirs = (held(input_ids=ids).logits[0, begin:-1][left_N] for held in (model, teacher))
+        mine, theirs = (held(input_ids=ids).logits[0, begin:-1][left_N]
+                        for held in (model, teacher))
         wanted = theirs.softmax(-1) if taught == "distributions" else ids[0, begin + 1:][left_N]
         each.append(F.cross_entropy(mine, wanted, reduction="none"))
     found = loss_of(model, rows, teacher if taught == "distributions" else None)
@@ -129,8 +135,10 @@ def test_the_loss_is_the_mean_over_the_tokens_that_are_left(pair, taught):
 
 
 def test_a_stretch_is_taken_out_when_every_token_of_it_is_right():
-    left = [torch.tensor([False] + [True] * 5), torch.tensor([False, False, True, True, False, False])]
-    ranked = [np.array([0, 0, 0, 1, 0]), np.array([2, 0, 1, 0])]
+    left = [torch.tensor([False] + [True] * 5),
+            torch.tensor([False, False, True, True, False, False])]
+    ranked = [np.array([0, 0, 0, 1, 0]),
+              np.array([2, 0, 1, 0])]
     rows = [Row(torch.arange(6), left_N) for left_N in left]
     assert [found.answers.int().tolist() for found in still_left(rows, ranked, 2)] == [
         [0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0]]
@@ -170,7 +178,8 @@ def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, que
     for shape in ("1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"):
         assert figures["ssm1 and ssm2, merged"][shape] >= max(figures["ssm1"][shape], figures["ssm2"][shape])
     assert "ssm1: " in printed and record["tokens_left"]["ssm2"] < record["tokens_left"]["ssm1"]
-    for name, source in (("ssm1", pair[1]), ("ssm2", pair[2]), ("single", pair[1])):
+    for name, source in (("ssm1", pair[1]),
+                         ("ssm2", pair[2]), ("single", pair[1])):
         new, old = (load_file(folder / "model.safetensors") for folder in (out / name, source))
         assert new.keys() == old.keys() and not same(new, old)
         assert {x.dtype for x in new.values()} == {torch.bfloat16}
@@ -197,12 +206,16 @@ def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_o
     measured = Measured(dtype="float32", threads=1)
     target = open_pair(str(pair[0]), measured)
     held = prompts_of(questions, 2000, 0)[:3]
-    found, tokens, passes = [open_pair(str(out / name), measured) for name in ("ssm1", "ssm2")], 0, 0
+    found = [open_pair(str(out / name), measured) for name in ("ssm1", "ssm2")]
+    tokens = 0
+    passes = 0
     for prompt in held:
         read = target.text.prompt_ids([prompt], "none")
         ids = answer(target, read, NEW, Sampler())
         before = [*read, *ids[:-1]]
-        rank_DN = [ranks(one.whole.logits(before, one.whole.cache(len(before)), len(ids)), ids) for one in found]
+        rank_DN = [ranks(one.whole.logits(before,
+                                          one.whole.cache(len(before)), len(ids)),
+                         ids) for one in found]
         tokens += len(ids) - 1
         passes += merged_passes(rank_DN, [2, 1, 1])
     assert record["tokens_per_pass"]["ssm1 and ssm2, merged"] == {"2,1,1": round(tokens / passes, 3)}
@@ -235,7 +248,8 @@ def test_an_interruption_changes_nothing(pair, questions, tmp_path, monkeypatch,
 
 def test_the_bundled_prompts_are_none_of_the_bundled_questions():
     found = prompts_of(None, 60, 0)
-    bundled = {json.loads(line)["turns"][0] for path in (TOY.parent / "eval" / "data").glob("*.jsonl")
+    bundled = {json.loads(line)["turns"][0]
+               for path in (TOY.parent / "eval" / "data").glob("*.jsonl")
                for line in path.read_text().splitlines()}
     assert 40 < len(found) == len(set(found)) <= 60 and not bundled & set(found)
     assert prompts_of(None, 60, 1) != found
@@ -254,7 +268,8 @@ def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsy
     other = tmp_path / "other"
     shutil.copytree(a, other)
     tensors = load_file(other / "model.safetensors")
-    tensors = {name: torch.cat([x, x[:3]]) if len(x) == VOCAB else x for name, x in tensors.items()}
+    tensors = {name: torch.cat([x, x[:3]])
+               if len(x) == VOCAB else x for name, x in tensors.items()}
     save_file(tensors, other / "model.safetensors")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB + 3}))

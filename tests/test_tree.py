@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from model.tree import TokenTree, verify
 
 DEEDS = ["add", "settle", "cut", "trim", "offer", "forget", "guess"]
-WORDS = st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 10**6)), max_size=60)
+WORDS = st.lists(st.tuples(st.sampled_from(DEEDS),
+                           st.integers(0, 10**6)), max_size=60)
 
 
 def play(words):
@@ -31,8 +32,10 @@ def play(words):
             tree.trim(rng.randrange(1, 12))
         elif word == "offer":
             parent = rng.choice([tree.tip, *sorted(tree.live)])
-            scores = sorted((tree.nodes[parent].score - rng.random() for _ in range(4)), reverse=True)
-            tree.offer([(parent, token, score) for token, score in enumerate(scores)], rng.randrange(1, 12), -3.0)
+            scores = sorted((tree.nodes[parent].score - rng.random()
+                             for _ in range(4)), reverse=True)
+            tree.offer([(parent, token, score) for token, score in enumerate(scores)],
+                       rng.randrange(1, 12), -3.0)
         elif word == "forget":
             tree.forget()
         else:
@@ -76,8 +79,10 @@ def test_what_lives_hangs_on_the_tip_and_what_died_is_forgotten(words):
 def test_adding_twice_is_merging():
     tree = TokenTree([1], limit=9)
     node = tree.add(tree.tip, 5, -1.0)
-    assert tree.add(tree.tip, 5, -2.0) == node and tree.nodes[node].score == -1.0
-    assert tree.add(tree.tip, 5, -0.5) == node and tree.nodes[node].score == -0.5
+    assert tree.add(tree.tip, 5, -2.0) == node
+    assert tree.nodes[node].score == -1.0
+    assert tree.add(tree.tip, 5, -0.5) == node
+    assert tree.nodes[node].score == -0.5
     assert len(tree.live) == 1
 
 
@@ -85,10 +90,13 @@ def test_an_offer_keeps_the_best_and_what_was_sent():
     tree = TokenTree([1], limit=9)
     sent = tree.add(tree.tip, 2, -4.0)
     tree.cut()
-    weak, strong = tree.add(tree.tip, 3, -3.0), tree.add(tree.tip, 4, -1.0)
-    guesses = [(tree.tip, 4, -0.5), (strong, 5, -0.6), (strong, 6, -2.0), (strong, 7, -2.5)]
+    weak = tree.add(tree.tip, 3, -3.0)
+    strong = tree.add(tree.tip, 4, -1.0)
+    guesses = [(tree.tip, 4, -0.5), (strong, 5, -0.6),
+               (strong, 6, -2.0), (strong, 7, -2.5)]
     taken = tree.offer(guesses, size=3, least=-9.0)
-    assert [tree.nodes[node].token for node in taken] == [4, 5, 6] and taken[0] == strong
+    assert [tree.nodes[node].token for node in taken] == [4, 5, 6]
+    assert taken[0] == strong
     assert tree.live == {sent, *taken} and weak not in tree.nodes
     assert tree.nodes[strong].score == -0.5
     assert tree.offer([(strong, 8, -0.7)], size=9, least=-0.65) == []
@@ -135,7 +143,8 @@ def test_cut_sends_text_in_chunks_and_then_the_best_guesses():
     assert tree.cut(5, 4) == [low] and tree.cut(5, 4) == []
 
 
-@pytest.mark.parametrize("length, rows", [(64, [64]), (65, [33, 32]), (77, [39, 38]), (130, [44, 43, 43])])
+@pytest.mark.parametrize("length, rows", [(64, [64]), (65, [33, 32]),
+                                          (77, [39, 38]), (130, [44, 43, 43])])
 def test_text_that_needs_several_chunks_is_cut_into_nearly_equal_ones(length, rows):
     tree, chunks = TokenTree(range(length), limit=200), []
     while chunk := tree.cut(1, 64):

@@ -49,7 +49,8 @@ def foreseen(network, text):
     return network.lm_head(network.network(torch.tensor(read), torch.tensor(nodes), cache))[-len(text):]
 
 
-@pytest.mark.parametrize(("rule", "count"), [(mss, by_mss), (naive, None)], ids=["mss", "naive"])
+@pytest.mark.parametrize(("rule", "count"),
+                         [(mss, by_mss), (naive, None)], ids=["mss", "naive"])
 @pytest.mark.parametrize("case", ONE)
 def test_the_probability_of_acceptance_is_that_of_all_that_can_happen(case, rule, count):
     target, [(theirs, most)] = ONE[case]
@@ -65,12 +66,16 @@ def test_the_probability_of_acceptance_is_that_of_all_that_can_happen(case, rule
         wanted = found[token + size] / (found[token] + found[token + size])
         places = np.array([target]), np.array([theirs]), [token]
         accepted = count(*places, most) if count else among_drawn(*places[1:], most)
-        assert accepted.shape == (most, 1) and float(accepted[-1, 0]) == pytest.approx(float(wanted))
+        assert accepted.shape == (most, 1)
+        assert float(accepted[-1, 0]) == pytest.approx(float(wanted))
 
 
-@pytest.mark.parametrize("widths", [[1], [2, 1, 3], [1, 1, 3, 1, 1]])
-@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7, seed=3, rule="naive")], ids=["greedy", "naive"])
-@pytest.mark.parametrize("noises", [(0.03,), (0.02, 0.05)], ids=["one", "merged"])
+@pytest.mark.parametrize("widths", [[1],
+                                    [2, 1, 3], [1, 1, 3, 1, 1]])
+@pytest.mark.parametrize("sampler",
+                         [Sampler(), Sampler(0.7, seed=3, rule="naive")], ids=["greedy", "naive"])
+@pytest.mark.parametrize("noises",
+                         [(0.03,), (0.02, 0.05)], ids=["one", "merged"])
 def test_the_passes_along_a_text_are_those_of_a_pipeline(noises, sampler, widths):
     networks = twins(*noises)
     text, taken = decode(networks, widths, sampler)
@@ -81,10 +86,12 @@ def test_the_passes_along_a_text_are_those_of_a_pipeline(noises, sampler, widths
 
 
 def test_with_several_drafters_a_path_counts_that_one_of_them_has_whole():
-    both = [np.array([0, 0, 0, 1, 1, 1, 1, 1]), np.array([0, 1, 1, 1, 0, 0, 1, 1])]
+    both = [np.array([0, 0, 0, 1, 1, 1, 1, 1]),
+            np.array([0, 1, 1, 1, 0, 0, 1, 1])]
     assert [merged_passes([row], [1, 1, 1]) for row in both] == [5, 5]
     assert merged_passes(both, [1, 1, 1]) == 3  # the first one's two guesses, the second one's two, and one place more
-    by_turns = [np.array([0, 0, 1, 0, 1]), np.array([0, 1, 0, 1, 0])]
+    by_turns = [np.array([0, 0, 1, 0, 1]),
+                np.array([0, 1, 0, 1, 0])]
     assert merged_passes(by_turns, [1, 1, 1, 1]) == 2  # each place is foreseen by one of them, but no path of two
 
 

@@ -26,9 +26,11 @@ from sim.stages import Work
 from sim.wires import Wire
 from tests.tiny import CONFIG, TINY
 
-PLAIN = Profile("a test", layers=4, row_bytes=1000, model=8, row=0, free=9, token=0, level=2, verdict=4, latency=1,
+PLAIN = Profile("a test", layers=4, row_bytes=1000, model=8, row=0,
+                free=9, token=0, level=2, verdict=4, latency=1,
                 mbps=1e9, step=1)
-HOT = replace(PROFILES["wifi"], free=0, factors=(1.0,), throttles=((1, 0.1, 2.0),))
+HOT = replace(PROFILES["wifi"], free=0,
+              factors=(1.0,), throttles=((1, 0.1, 2.0),))
 QUESTION = "What does a baker do?"
 
 
@@ -60,7 +62,8 @@ def test_memory_grows_with_the_paths_and_is_given_back():
             known.after(path, other)
         path = known.after(path, token)
     [row], _ = known.said([path])
-    torch.testing.assert_close(TINY.lm_head(row), TINY.logits(list(range(40)))[-1])
+    torch.testing.assert_close(TINY.lm_head(row),
+                               TINY.logits(list(range(40)))[-1])
     known.clear()
     assert known.after(known.root, 3) == 0
 
@@ -82,7 +85,8 @@ def segment(first: int, rows: int, request: int = 0) -> Segment:
 def cluster(stages: int = 2) -> tuple[Link, VirtualClock]:
     clock = VirtualClock()
     work = Work(lambda rows, text: 0.004, layers=4)
-    [link] = Cluster(PLAIN, clock, [[work] * stages], paths(), [OFF] * (stages + 1)).links
+    [link] = Cluster(PLAIN, clock, [[work] * stages],
+                     paths(), [OFF] * (stages + 1)).links
     return link, clock
 
 
@@ -92,8 +96,10 @@ def test_a_segment_takes_its_wires_and_its_stages_and_the_next_one_follows_a_sta
     link.send(segment(3, 1))
     assert not link.ready
     first = link.recv()
-    assert clock.now() == pytest.approx(3 * 0.001 + 2 * 0.004) and first.nodes == [0, 1, 2]
-    assert link.recv().nodes == [3] and clock.now() == pytest.approx(0.011 + 0.004)
+    assert clock.now() == pytest.approx(3 * 0.001 + 2 * 0.004)
+    assert first.nodes == [0, 1, 2]
+    assert link.recv().nodes == [3]
+    assert clock.now() == pytest.approx(0.011 + 0.004)
 
 
 def test_a_prune_overtakes_and_a_segment_that_dies_is_given_up_between_two_layers():
@@ -115,7 +121,8 @@ def test_rows_that_are_dead_when_they_come_cost_nothing():
     start = clock.now()
     clock.sleep_until(start + 0.001)
     link.send(segment(3, 1))
-    assert link.recv().nodes == [] and clock.now() == pytest.approx(start + 0.001 + 3 * 0.001)
+    assert link.recv().nodes == []
+    assert clock.now() == pytest.approx(start + 0.001 + 3 * 0.001)
 
 
 def test_rest_ends_with_a_message_or_at_its_moment():
@@ -203,5 +210,6 @@ def test_logprobs_are_the_same_in_virtual_time():
         with Pipeline.open("toy", dtype="float64", max_new_tokens=6, processes=False, **options) as pipeline:
             answer = pipeline.generate(QUESTION, logprobs=2, prompt_logprobs=True).answer
             lists = answer.logprobs, answer.prompt_logprobs
-            found.append([[one and (one.token, round(one.logprob, 9)) for one in each] for each in lists])
+            found.append([[one and (one.token, round(one.logprob, 9)) for one in each]
+                          for each in lists])
     assert found[0] == found[1] and len(found[0][0]) == 6

@@ -40,7 +40,8 @@ def test_every_layout_gives_the_same_tensors(tmp_path, options):
     whole = save_llama(tmp_path, **options)
     source = Checkpoint(tmp_path)
     assert same(tensors_of(source), whole)
-    assert all(source.form(name) == Form(whole[name].dtype, tuple(whole[name].shape)) for name in source.names())
+    assert all(source.form(name) == Form(whole[name].dtype, tuple(whole[name].shape))
+               for name in source.names())
     assert source.config["vocab_size"] == 40
     assert len(source.files) > 1 or "max_shard_size" not in options
 
@@ -59,8 +60,10 @@ def test_a_bin_file_that_cannot_be_mapped_is_read_whole(tmp_path, monkeypatch, l
 
 def test_every_type_and_shape_survives_the_writer(tmp_path):
     tensors = {f"x.{dtype}": torch.arange(6).reshape(2, 3).to(dtype) for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)}
-    tensors.update(number=torch.tensor(2.5), nothing=torch.empty(0, 4), turned=torch.rand(3, 5).t())
+        torch.float64, torch.float32, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.uint8, torch.bool)}
+    tensors.update(number=torch.tensor(2.5), nothing=torch.empty(0, 4),
+                   turned=torch.rand(3, 5).t())
     forms = {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
     with writing(tmp_path / "model.safetensors", forms) as file:
         for name, tensor in tensors.items():
@@ -75,7 +78,8 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
 def test_a_writer_that_is_interrupted_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_text("old")
-    with pytest.raises(RuntimeError), writing(path, {"a": Form(torch.float32, (2,))}) as file:
+    with pytest.raises(RuntimeError), writing(path,
+                                              {"a": Form(torch.float32, (2,))}) as file:
         file.write("a", torch.zeros(2))
         raise RuntimeError
     assert path.read_text() == "old"
@@ -145,13 +149,15 @@ def test_a_shard_that_is_missing_and_a_shard_that_lacks_a_tensor_are_refused(tmp
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 def test_a_tensor_that_is_not_finite_is_refused_with_its_name_and_file(tmp_path, monkeypatch, dtype, broken):
     monkeypatch.setattr(checkpoint, "BLOCK", 4)
-    tensors = {"good": torch.full((3, 3), torch.finfo(dtype).max, dtype=dtype), "bad": torch.zeros(3, 3, dtype=dtype),
+    tensors = {"good": torch.full((3, 3), torch.finfo(dtype).max, dtype=dtype),
+               "bad": torch.zeros(3, 3, dtype=dtype),
                "ids": torch.arange(3), "nothing": torch.zeros(0, 3, dtype=dtype)}
     tensors["bad"][2, 2] = broken
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     source = Checkpoint(tmp_path)
-    assert all(torch.equal(source.sound(name), tensors[name]) for name in ("good", "ids", "nothing"))
+    assert all(torch.equal(source.sound(name), tensors[name])
+               for name in ("good", "ids", "nothing"))
     with refused(f"bad in {tmp_path / 'model.safetensors'} is not finite (NaN or infinity); download the model again"):
         source.sound("bad")
 
@@ -200,7 +206,8 @@ def test_a_draft_head_that_does_not_fit_is_refused_with_both_numbers(model, tmp_
 
 
 @pytest.mark.parametrize(("text", "counts"), [
-    ("0+1+1+6", [0, 1, 1, 6]), ("0+8", [0, 8]), ("1", [0, 8]), ("4", [0, 2, 2, 2, 2]),
+    ("0+1+1+6", [0, 1, 1, 6]), ("0+8", [0, 8]),
+    ("1", [0, 8]), ("4", [0, 2, 2, 2, 2]),
     ("3", [0, 2, 3, 3]), ("8", [0] + [1] * 8),
 ])
 def test_a_split_is_written_as_layers_per_rank_or_as_a_number_of_stages(text, counts):
@@ -227,12 +234,14 @@ def test_near_equal_shares_use_every_layer_and_larger_ones_come_last(layers, dat
     assert shares == sorted(shares) and shares[-1] - shares[1] <= 1
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.data())
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9),
+       st.data())
 def test_a_split_by_bytes_has_the_smallest_largest_stage_that_is_possible(loads, data):
     shares = data.draw(st.integers(1, len(loads)))
 
     def largest(ends: Sequence[int]) -> int:
-        return max(sum(loads[a:b]) for a, b in zip((0, *ends), (*ends, len(loads))))
+        return max(sum(loads[a:b])
+                   for a, b in zip((0, *ends), (*ends, len(loads))))
 
     counts = balance(loads, [1] * shares)
     assert len(counts) == shares and min(counts) >= 1 and sum(counts) == len(loads)
@@ -240,7 +249,9 @@ def test_a_split_by_bytes_has_the_smallest_largest_stage_that_is_possible(loads,
 
 
 @pytest.mark.parametrize(("text", "counts"), [
-    ("auto:2", [0, 2, 4]), ("auto", [0, 1, 2, 2, 1]), ("auto:6", [0, 1, 1, 1, 1, 1, 1]), ("auto:1", [0, 6]),
+    ("auto:2", [0, 2, 4]), ("auto", [0, 1, 2, 2, 1]),
+    ("auto:6", [0, 1, 1, 1, 1, 1, 1]),
+    ("auto:1", [0, 6]),
     ("auto:1,3", [0, 1, 5]), ("auto:3,1", [0, 4, 2]),
     ("auto:0.5,0.25,8", [0, 1, 1, 4]), ("auto:8,8", [0, 2, 4]),
     ("2", [0, 3, 3]), ("0+1+5", [0, 1, 5])])
@@ -262,7 +273,8 @@ def test_every_tensor_has_one_holder_and_buffers_have_none():
     layer = "model.layers.{}.self_attn.q_proj.weight".format
     names = [HEAD, EMBED, NORM, "model.layers.0.self_attn.rotary_emb.inv_freq", *map(layer, range(3))]
     parts = assign(names, [0, 2, 1], tied=False)
-    assert [set(part) for part in parts] == [{HEAD}, {EMBED, layer(0), layer(1)}, {layer(2), NORM}]
+    assert [set(part) for part in parts] == [{HEAD},
+                                             {EMBED, layer(0), layer(1)}, {layer(2), NORM}]
     tied = assign(names, [0, 2, 1], tied=True)
     assert tied[0] == {HEAD: EMBED} and tied[1:] == parts[1:]
     for extra in ("vision.weight", layer(3)):

@@ -40,30 +40,38 @@ def same(a, b):
             assert value == other
 
 
-@given(st.lists(st.tuples(IDS, IDS, st.integers(0, 10**6)), max_size=70), st.sampled_from(DTYPES), st.integers(0, 9))
+@given(st.lists(st.tuples(IDS, IDS, st.integers(0, 10**6)),
+                max_size=70),
+       st.sampled_from(DTYPES), st.integers(0, 9))
 def test_segments_of_every_type_and_size_come_out_as_they_went_in(rows, dtype, width):
     shape = (len(rows), width) if width and rows else (len(rows),)
     nodes, parents, pos = ([row[i] for row in rows] for i in range(3))
-    segment = Segment(0, nodes, parents, pos, len(rows) // 2, (torch.randn(shape) * 9).to(dtype))
+    segment = Segment(0, nodes, parents, pos, len(rows) // 2,
+                      (torch.randn(shape) * 9).to(dtype))
     same(back(segment), segment)
 
 
 @given(st.integers(0, 40), st.sampled_from(DTYPES), st.integers(0, 9))
 def test_inner_features_travel_with_a_segment_that_asks_for_them(rows, dtype, width):
-    ids, x = list(range(rows)), (torch.randn(rows, 3) * 9).to(dtype)
+    ids = list(range(rows))
+    x = (torch.randn(rows, 3) * 9).to(dtype)
     for state in (x, x.reshape(-1)[:rows].clone()):
-        segment = Segment(0, ids, ids, ids, 0, state, (torch.randn(rows, width) * 9).to(dtype))
-        same(back(segment).take(range(0, rows, 2)), segment.take(range(0, rows, 2)))
+        segment = Segment(0, ids, ids, ids, 0, state,
+                          (torch.randn(rows, width) * 9).to(dtype))
+        same(back(segment).take(range(0, rows, 2)),
+             segment.take(range(0, rows, 2)))
     assert len(body_of(Segment(0, ids, ids, ids, 0, x))) == len(body_of(Segment(0, ids, ids, ids, 0, x, x[:, :0])))
 
 
 @given(IDS, IDS, IDS, st.lists(IDS, max_size=90))
 def test_prunes_come_out_as_they_went_in(tip, parent, horizon, keep):
-    same(back(Prune(0, tip, parent, horizon, keep)), Prune(0, tip, parent, horizon, keep))
+    same(back(Prune(0, tip, parent, horizon, keep)),
+         Prune(0, tip, parent, horizon, keep))
 
 
 def test_a_request_that_starts_behind_another_and_a_text_that_stays_come_out_as_they_went_in():
-    for msg in (Start(7, 30, 5, 12, 9), Reset(5, 12), Reset(0), Stop()):
+    for msg in (Start(7, 30, 5, 12, 9),
+                Reset(5, 12), Reset(0), Stop()):
         same(back(msg), msg)
 
 
@@ -79,7 +87,8 @@ def through(msg):
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5))
 def test_segments_of_several_requests_come_out_together(rows):
-    segments = [Segment(i, list(range(n)), list(range(n)), list(range(n)), n // 2, torch.randn(n, 3))
+    segments = [Segment(i, list(range(n)), list(range(n)),
+                        list(range(n)), n // 2, torch.randn(n, 3))
                 for i, n in enumerate(rows)]
     batch = through(messages.joined(segments))
     for mine, theirs in zip(messages.segments_of(batch), segments, strict=True):
@@ -97,7 +106,9 @@ def test_a_strided_view_is_sent_as_it_looks():
     same(back(segment), segment)
 
 
-@given(st.lists(st.one_of(st.integers(-2, 9), st.integers(-2**63, 2**63 - 1)), min_size=6, max_size=6))
+@given(st.lists(st.one_of(st.integers(-2, 9),
+                          st.integers(-2**63, 2**63 - 1)),
+                min_size=6, max_size=6))
 def test_a_header_of_any_numbers_is_read_or_refused_and_asks_for_no_more_memory_than_a_message_may(numbers):
     try:
         header = Header.read(torch.tensor(numbers))
@@ -110,7 +121,8 @@ def test_a_header_of_any_numbers_is_read_or_refused_and_asks_for_no_more_memory_
 
 
 def test_a_body_of_another_length_than_its_header_says_is_refused():
-    (header, body), = packets(Segment(0, [1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 3)))
+    (header, body), = packets(Segment(0, [1, 2],
+                                      [0, 1], [1, 2], 0, torch.zeros(2, 3)))
     with pytest.raises(ValueError, match="a body of 87 bytes where 88 belong"):
         receive(lambda: (Header.read(header), body[:-1]))
 
@@ -135,24 +147,28 @@ def test_numbers_of_another_count_or_that_contradict_each_other_are_refused(kind
 def test_a_segment_that_is_too_large_is_refused_where_it_is_sent(monkeypatch):
     monkeypatch.setattr(messages, "LARGEST", 100)
     with pytest.raises(ValueError, match="give a smaller prefill_chunk"):
-        packets(Segment(0, [1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 30)))
+        packets(Segment(0, [1, 2], [0, 1],
+                        [1, 2], 0, torch.zeros(2, 30)))
 
 
 def test_nothing_below_the_scripts_unpickles_what_a_peer_sent():
     for path in (Path(__file__).parents[1] / "pipeline").glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import)
+                   for alias in node.names}
         assert not modules & {"pickle", "marshal"} and not names & {"broadcast_object_list", "send_object_list"}, path
 
 
 def test_a_prune_overtakes_data_and_the_rest_stays_in_order():
     inbox = Inbox()
-    first, second = Segment(0, [1], [0], [1], 0, torch.tensor([5])), Reset(0)
+    first = Segment(0, [1], [0], [1], 0, torch.tensor([5]))
+    second = Reset(0)
     inbox.put(first)
     inbox.put(second)
     inbox.put(Prune(0, 1, 0, 2, []))
-    assert isinstance(inbox.get(), Prune) and inbox.get() is first and inbox.get() is second
+    assert isinstance(inbox.get(), Prune)
+    assert inbox.get() is first and inbox.get() is second
 
 
 def test_who_waits_for_a_lost_peer_learns_its_name():
@@ -174,6 +190,7 @@ def test_who_waits_for_a_lost_peer_learns_its_name():
 
 def test_what_stages_took_travels_with_a_segment():
     visits = messages.Visit(3, 0.25), messages.Visit(2, 1e-6)
-    segment = Segment(0, [1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 3), torch.zeros(2, 4), visits)
+    segment = Segment(0, [1, 2], [0, 1], [1, 2],
+                      0, torch.zeros(2, 3), torch.zeros(2, 4), visits)
     same(back(segment), segment)
     same(back(segment.take([])), segment.take([]))

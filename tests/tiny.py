@@ -32,10 +32,13 @@ from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
 from pipeline.transport import Inbox, LocalLink, PeerLost, Peers
 
-CONFIG = LlamaConfig(hidden=32, layers=4, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=53, context=256,
+CONFIG = LlamaConfig(hidden=32, layers=4, heads=4,
+                     kv_heads=2, head_dim=8, intermediate=48, vocab=53, context=256,
                      eps=1e-6, theta=10000.0)
-TREE = TreeConfig(init=Growth(20, 4, 4, 4), expand=Growth(16, 4, 4, None), idle=Growth(6, 1, 4),
-                  layer=Growth(25, 1000, 5, 5), stream=Growth(24, 12, 4, 4, anywhere=True), chunk=5)
+TREE = TreeConfig(init=Growth(20, 4, 4, 4),
+                  expand=Growth(16, 4, 4, None), idle=Growth(6, 1, 4),
+                  layer=Growth(25, 1000, 5, 5),
+                  stream=Growth(24, 12, 4, 4, anywhere=True), chunk=5)
 CAPACITY = 2048  # every guess of a request, for when all prunes are lost
 SIGNS = (string.ascii_letters + string.digits)[:CONFIG.vocab]
 PLACES = 8  # for requests that are under way at once
@@ -79,7 +82,8 @@ class Tiny:
 
     def slice(self, first: int, last: int) -> Slice:
         part = Slice(self.config, first, last)
-        fill(part, {name: self.tensors[name] for name, _ in part.named_parameters()}, torch.float64, "cpu")
+        fill(part, {name: self.tensors[name] for name, _ in part.named_parameters()},
+             torch.float64, "cpu")
         return part
 
     def eagle(self) -> Eagle:
@@ -105,8 +109,10 @@ class Tiny:
 
     def twin(self, noise: float = 0.0) -> ModelDraft:
         """A model as draft: this one itself, its weights a little off."""
-        model, off = Slice(self.config, 0, self.config.layers), weights(self.whole, seed=5, scale=noise)
-        fill(model, {name: x + off[name] if x.dim() > 1 else x for name, x in self.tensors.items()}, torch.float64,
+        model = Slice(self.config, 0, self.config.layers)
+        off = weights(self.whole, seed=5, scale=noise)
+        fill(model, {name: x + off[name] if x.dim() > 1 else x
+                     for name, x in self.tensors.items()}, torch.float64,
              "cpu")
         cache = self.config.cache(self.config.layers, CAPACITY, self.lm_head.weight)
         return ModelDraft(model, self.lm_head, cache)
@@ -186,10 +192,12 @@ class Oracle:
         frontier = [node for node in self._frontier if node in tree.live] or [tree.tip]
         node = tree.nodes[frontier[0]]
         deep = node.pos + 1
-        if len(tree.live) >= growth.nodes or deep >= min(tree.limit, tree.nodes[tree.tip].pos + growth.depth + 2):
+        if len(tree.live) >= growth.nodes or deep >= min(tree.limit,
+                                                         tree.nodes[tree.tip].pos + growth.depth + 2):
             return False
         right = self.tokens[deep] if deep < len(self.tokens) and deep % 7 else (node.token + 1) % self.vocab
-        self._frontier = [tree.add(frontier[0], (right + rank) % self.vocab, node.score - 0.1 * (rank + 1))
+        self._frontier = [tree.add(frontier[0],
+                                   (right + rank) % self.vocab, node.score - 0.1 * (rank + 1))
                           for rank in range(growth.width)]
         return True
 
@@ -209,7 +217,8 @@ def ring_of_threads(world: int) -> list[LocalLink]:
     """The links of ranks that are threads."""
     inboxes = [Inbox() for _ in range(world)]
     others = [[peer for peer in range(world) if peer != rank] for rank in range(world)]
-    return [LocalLink(rank, inboxes, Peers(None, [(rank + 1) % world], others[rank])) for rank in range(world)]
+    return [LocalLink(rank, inboxes, Peers(None, [(rank + 1) % world], others[rank]))
+            for rank in range(world)]
 
 
 def work(stage: Stage, link: Any) -> None:
@@ -225,8 +234,10 @@ def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
     """The model in so many stages."""
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
-    return [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), requests=PLACES,
-                  inner_layers=[i for i in usual_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
+    return [Stage(tiny.slice(a, b),
+                  partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), requests=PLACES,
+                  inner_layers=[i for i in usual_layers(layers) if a <= i < b])
+            for a, b in zip(bounds, bounds[1:])]
 
 
 @contextmanager
@@ -235,7 +246,8 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
     links = [wrap(link) for link in ring_of_threads(stages + 1)]
     workers = stages_of(tiny, stages)
-    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(workers, links[1:])]
+    threads = [threading.Thread(target=work, args=pair, daemon=True)
+               for pair in zip(workers, links[1:])]
     for thread in threads:
         thread.start()
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
