@@ -27,10 +27,10 @@ class Packed(nn.Module):
     Rows are padded to multiples of `unit`: oneDNN computes a lone row of some shapes by another kernel.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, unit: int = 1) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.unit = unit
+        self.unit = 1
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, ORDERED_FOR[weight.dtype])
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -44,34 +44,46 @@ class Packed(nn.Module):
 
 
 def packed(weight: Tensor, bias: Tensor | None = None) -> Packed | None:
-    """A plain weight packed, so that a row has the same bits in every batch; None where this machine cannot."""
-    if weight.dtype not in ORDERED_FOR or weight.device.type != "cpu":
-        return None
-    key = (weight.dtype, *weight.shape, torch.get_num_threads())
-    if key not in _units:
-        _units[key] = _unit(weight)
-    return Packed(weight, bias, _units[key]) if _units[key] else None
+    """A plain weight packed, so that a row has the same bits in every batch.
 
-
-def _unit(weight: Tensor) -> int:
-    """The least unit with which a row's bits do not depend on its batch, 1 if there is none.
-
-    0 if torch lacks the operators (it has them from 2.0 on), the processor does not run them, or the result is wrong.
+    None if torch lacks the operators (it has them from 2.0 on), this device does not run them, or the result is wrong.
     """
+    key = (weight.dtype, *weight.shape, torch.get_num_threads())
+    if weight.dtype not in ORDERED_FOR or weight.device.type != "cpu" or _units.get(key) == 0:
+        return None
+    try:
+        product = Packed(weight, bias)
+        if key not in _units:
+            _units[key] = _unit(product, weight)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        _units[key] = 0
+    if not _units[key]:
+        return None
+    product.unit = _units[key]
+    return product
+
+
+def _unit(product: Packed, weight: Tensor) -> int:
+    """The least unit with which a row's bits do not depend on its batch, 1 if there is none; 0: the result is wrong."""
     generator = torch.Generator().manual_seed(1)
     x_TK = torch.randn(ROWS, weight.shape[1], generator=generator).to(weight.dtype)
-    plain = F.linear(x_TK[:1], weight).float()
-    try:
-        product = Packed(weight)
-        found = product(x_TK)
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return 0
+    plain = F.linear(x_TK[:1], weight, product.bias).float()
+    found = product(x_TK)
     if not (found[:1].float() - plain).norm() < CLOSE * plain.norm():
         return 0
-    # What the first row's sums differ from numbers in bfloat16 is what would not be seen in them.
-    product.bias = nn.Parameter(-found[0], requires_grad=False)
-    found = product(x_TK)
-    for product.unit in UNITS:
-        if all(torch.equal(product(x_TK[:rows]), found[:rows]) for rows in TRIED):
-            return product.unit
+    # The last bits of the first row's sums would not be seen in bfloat16: they are, in what is left without the rest.
+    bias = product.bias
+    rest = found[0] if bias is None else found[0] - bias
+    product.bias = nn.Parameter(-rest, requires_grad=False)
+    unit = _least_unit(product, x_TK)
+    product.bias = bias
+    return unit
+
+
+def _least_unit(product: Packed, x_TK: Tensor) -> int:
+    whole = product(x_TK)
+    for unit in UNITS:
+        product.unit = unit
+        if all(torch.equal(product(x_TK[:rows]), whole[:rows]) for rows in TRIED):
+            return unit
     return 1
