@@ -109,7 +109,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_tree(family, dtype, kind, small)
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("outputs, inputs", [(160, 96),
-                                             (192, 1536), (576, 1536), (2048, 1024)])
+                                             (192, 1536), (1024, 1024)])
 def test_a_packed_product_gives_a_row_the_same_bits_beside_any_number_of_others(outputs, inputs, dtype):
     needs_packing(dtype)
     torch.manual_seed(0)
@@ -118,5 +118,5 @@ def test_a_packed_product_gives_a_row_the_same_bits_beside_any_number_of_others(
     product = packed(weight)
     product.bias = torch.nn.Parameter(-product(x_TD)[0], requires_grad=False)  # the last bits of the first row's sums
     whole = product(x_TD)
-    for rows in range(1, 131):
+    for rows in (*range(1, 18), 31, 32, 33, 63, 64, 65, 127, 129):
         assert torch.equal(product(x_TD[:rows]), whole[:rows]), rows
