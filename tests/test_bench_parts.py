@@ -10,7 +10,7 @@ from config.presets import ROOT
 from config.profiles import Profile
 from eval.bench import head, layers
 from eval.bench.spd import over_plain, right, spd
-from eval.bench.stage import Form
+from eval.bench.stage import Form, build, read
 
 TOY = str(ROOT / "toy" / "llama")
 
@@ -32,6 +32,14 @@ def test_a_layer_s_time_is_kernels_dispatch_and_python(monkeypatch, capsys):
     assert [row.split()[:3] for row in rows] == [["64,", "float32", "1"], ["64,", "float32", "16"]]
     whole, kernels, dispatch, _ = map(float, rows[0].split()[3:])
     assert whole > 0 and kernels > 0 and dispatch > 0
+
+
+def test_a_stage_in_another_form_is_made_of_the_same_weights():
+    forms = [Form(torch.float32, "none"), Form(torch.float32, "int4"), Form(torch.bfloat16, "none")]
+    sizes = "--hidden 64 --intermediate 96 --heads 2 --context 8 --rows 1".split()
+    plain, *others = (stage.segment(1).float() for stage in build(read(sizes, len(forms)), forms).values())
+    for other in others:
+        assert float((other - plain).norm() / plain.norm()) < 0.3
 
 
 def test_a_head_in_float32_agrees_with_itself_and_every_form_has_a_row(monkeypatch, capsys):

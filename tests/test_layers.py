@@ -27,11 +27,11 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
     "config": 2730,
-    "model": 6412,
+    "model": 6424,
     "pipeline": 4027,
     "tp": 887,
     "sim": 1114,
-    "launch": 6469,
+    "launch": 6470,
     "eval": 5542,
     "serve": 2682,
     "eval/dsi": 2698,

@@ -112,8 +112,8 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
     made: dict[Form, Stage] = {}
     for form in tqdm(forms, desc="quantizing", leave=False):
         like = torch.empty(0, dtype=form.dtype, device=args.device)
-        torch.manual_seed(1)
         body = random_stage(sizes, args.layers, like, form.kind, context).part
+        torch.manual_seed(1)  # behind what has drawn for its trials
         cache = sizes.cache(args.layers, context, like)
         cache.admit(text, [0, *text[:-1]], args.context)
         for stored in cache.slots[0].held:
