@@ -241,6 +241,7 @@ def test_a_torch_without_kernels_is_named_at_the_start(toy, monkeypatch, capsys)
     ("stages", ("temperature=0",), ("ar", "serial", "naive", "pruned", "continuous", "streaming", "pipedec")),
     ("stages", ("temperature=0", "quant_head=int4"), ("ar", "serial", "continuous", "streaming")),
     ("stages", ("temperature=0.8", "seed=3"), ("ar", "naive", "continuous", "streaming")),
+    ("stages", ("temperature=0.8", "quant_kv=int8"), ("ar", "serial", "continuous", "streaming")),
     ("shared", ("temperature=0",), ("tp", "continuous", "pruned")),
 ])
 def test_every_method_writes_one_text_by_the_kernel(form, words, methods, toy, tmp_path, capsys):
