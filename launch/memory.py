@@ -182,8 +182,9 @@ def _step(spec: RankSpec, sizes: LlamaConfig, kind: str, rows: int) -> int:
     tables = 2 * sizes.context * sizes.head_dim * (width + 4) if sizes.family.rotary else 0
     step = rows * (3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads) * wide
     summed = 8 if spec.device.type == "cpu" else width  # the type in which attention adds up
-    slots = min(spec.slots * sizes.kv_heads * sizes.head_dim, max(WIDENED, spec.slots * sizes.head_dim))
-    scores = rows * spec.slots * 2 * sizes.heads * max(summed, 4) + 2 * slots * summed
+    head = spec.slots * sizes.head_dim
+    widened = min(head * sizes.kv_heads, max(WIDENED, head))  # keys, and as many values
+    scores = rows * spec.slots * 2 * sizes.heads * max(summed, 4) + 2 * widened * summed
     masked = max(rows, spec.config.max_requests * _rows_of_one(spec))  # by the masks of all requests
     masks = masked * spec.slots * 2 * summed  # with room to grow
     unfolded = sizes.hidden * sizes.intermediate * wide if kind != "none" else 0

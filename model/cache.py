@@ -50,12 +50,12 @@ def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, look: Look = 
     """
     heads, group = len(held[0]), len(q_HTE) // len(held[0])
     at_once = heads if look.sinks is not None else max(1, WIDENED // held[0][0].numel())
-    made = []
+    mask, made = for_sums(mask_TS), []
     for first in range(0, heads, at_once):
         last = first + at_once
         q = for_sums(q_HTE[first * group:last * group])
         keys, values = unfolded([x[first:last] for x in held], q.dtype)
-        made.append(attention(q, keys, values, mask_TS.to(q.dtype), look))
+        made.append(attention(q, keys, values, mask, look))
     return torch.cat(made).to(q_HTE.dtype)
 
 

@@ -109,9 +109,12 @@ def random_stage(sizes: LlamaConfig, layers: int, like: Tensor, quant: str, cont
 def random_weights(body: Slice) -> dict[str, Tensor]:
     """Weights for layers, always the same: norms of ones, and matrices that keep a row's length about as it is."""
     generator = torch.Generator().manual_seed(1)
-    shapes = {name: parameter.shape for name, parameter in body.named_parameters()}
-    return {name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) / shape[-1] ** 0.5
-            for name, shape in shapes.items()}
+    made = {}
+    for name, parameter in body.named_parameters():
+        shape = parameter.shape
+        is_norm = len(shape) == 1
+        made[name] = torch.ones(shape) if is_norm else torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+    return made
 
 
 def answered(asked: Any) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _unit(product: Packed, weight: Tensor) -> int:
     found = product(x_TK)
     if not (found[:1].float() - plain).norm() < CLOSE * plain.norm():
         return 0
-    # The last bits of the first row's sums would not be seen in bfloat16: they are, in what is left without the rest.
+    # Rounding to bfloat16 hides the last bits of a sum. A bias that takes the rounded sum away leaves them to be seen.
     bias = product.bias
     rest = found[0] if bias is None else found[0] - bias
     product.bias = nn.Parameter(-rest, requires_grad=False)
