@@ -27,7 +27,7 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
 
 
 BLOCK = 256  # slots with which a cache begins
-WIDENED = 1 << 20  # numbers of keys that are widened at once
+WIDENED = 1 << 17  # numbers of keys that are widened at once, so that they stay in the processor's cache
 LEVELS = 127  # the largest number of 8 bits
 SMALLEST = 1e-20  # above which the largest number of a row is taken to be
 
@@ -46,17 +46,21 @@ PLAIN = Look()
 def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, look: Look = PLAIN) -> Tensor:
     """Attention to keys and values `[K, S, E]`, whose rows have the same bits in every batch (model/precision.py).
 
-    Held in 8 bits, they have their scales `[K, S, 1]` behind them. Few heads are widened at once.
+    Held in 8 bits, they have their scales `[K, S, 1]` behind them.
     """
+    q, mask = for_sums(q_HTE), for_sums(mask_TS)
+    if q.dtype == held[0].dtype:
+        return attention(q, held[0], held[1], mask, look)
     heads, group = len(held[0]), len(q_HTE) // len(held[0])
     at_once = heads if look.sinks is not None else max(1, WIDENED // held[0][0].numel())
-    mask, made = for_sums(mask_TS), []
+    made = torch.empty_like(q_HTE)
+    room = [torch.empty_like(x[:at_once], dtype=q.dtype) for x in held[:2]]  # of all turns: new memory is slow
     for first in range(0, heads, at_once):
-        last = first + at_once
-        q = for_sums(q_HTE[first * group:last * group])
-        keys, values = unfolded([x[first:last] for x in held], q.dtype)
-        made.append(attention(q, keys, values, mask, look))
-    return torch.cat(made).to(q_HTE.dtype)
+        some = [x[first:first + at_once] for x in held]
+        keys, values = unfolded(some, room)
+        asked = slice(first * group, (first + at_once) * group)
+        made[asked] = attention(q[asked], keys, values, mask, look)
+    return made
 
 
 def folded(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,12 +70,12 @@ def folded(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
     return (wide / scale).round().to(torch.int8), scale
 
 
-def unfolded(held: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values in a type."""
-    keys, values, *scales = (x.to(dtype) for x in held)
-    if scales:
-        return keys * scales[0], values * scales[1]
-    return keys, values
+def unfolded(held: Sequence[Tensor], room: Sequence[Tensor]) -> list[Tensor]:
+    """Keys and values in the type of `room`, which has at least as many heads and which they fill."""
+    wide = [into[:len(x)].copy_(x) for into, x in zip(room, held)]
+    for x, scale in zip(wide, held[2:]):
+        x *= scale
+    return wide
 
 
 def attention(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
@@ -356,7 +360,7 @@ class TreeCache:
         if kind not in self._masks:
             mask = self._mask[:self._rows, slots.first:end]
             seen = self._within(look.window, mask) if look.window else mask
-            self._masks[kind] = seen if group == 1 else seen.repeat(group, 1)
+            self._masks[kind] = for_sums(seen if group == 1 else seen.repeat(group, 1))
         return attend(q_HTE, slots.read(place, end), self._masks[kind], look)
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:
