@@ -69,8 +69,9 @@ def folded(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
 def unfolded(held: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Keys and values in a type."""
     keys, values, *scales = (x.to(dtype) for x in held)
-    if scales:
-        return keys * scales[0], values * scales[1]
+    if scales:  # then these are copies
+        keys *= scales[0]
+        values *= scales[1]
     return keys, values
 
 
