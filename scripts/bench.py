@@ -3,7 +3,7 @@
 Usage: python -m scripts.bench overhead|clocks|real_time|accidents|load|server|turns|conversation|acceptance|schema
                                [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
-       python -m scripts.bench stages|layers|head [--help]
+       python -m scripts.bench stages|layers|head|long [--help]
        python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench profiles [PRESET] [key=value ...]
@@ -37,6 +37,8 @@ stages      types and quantized weights side by side: a stage's time per segment
             bandwidth, and how often the bundled model still finds the same token likeliest
 layers      where a layer's time goes: kernels, torch's dispatch, Python; by width, form and rows
 head        a model's LM head in every form: the time of a verdict, and how often it finds the same token likeliest
+long        a model's layers on texts of 8,192 and 32,768 tokens, by prefill_chunk and quant_kv: time to read them and
+            write behind them, memory beside what is stated; and how often quant_kv=int8 finds the same token likeliest
 peers       llama.cpp, transformers and this project on one GGUF file, by turns: plain decoding, and prompts of 16 and
             64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers; --over 4: four processes
 planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
@@ -69,6 +71,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "stages": "eval.bench.forms:stages",
     "layers": "eval.bench.layers:layers",
     "head": "eval.bench.head:head",
+    "long": "eval.bench.long:long",
     "peers": "eval.bench.peers:peers",
     "load": "eval.load.pipeline:load",
     "server": "eval.load.server:server",

@@ -179,9 +179,9 @@ class Answer(Reports):
                 said.block.tokens += new.tokens
                 yield self.added(said, new)
         if isinstance(event, Ended):
+            said.ended = event
             if blocks:
                 yield self.closed(said)
-            said.ended = event
             yield self.ended(said)
 
 

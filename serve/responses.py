@@ -68,12 +68,13 @@ class ResponseAnswer(Answer):
     def facts(self) -> Facts:
         [said] = self.said
         cut = said.reason == "length"
-        status = "incomplete" if cut else "completed" if said.ended else "in_progress"
+        status = _status(said) if said.ended else "in_progress"
         return {"id": f"resp_{self.id}", "object": "response", "created_at": self.made, "model": self.model,
                 "status": status, "error": None, "instructions": None, "metadata": {}, "tools": [],
                 "incomplete_details": {"reason": "max_output_tokens"} if cut else None, "tool_choice": "auto",
                 "parallel_tool_calls": True, "temperature": None, "top_p": None,
-                "output": [_item(block, "completed") for block in said.blocks],
+                "output": [_item(block, _status(said) if block is said.blocks[-1] else "completed")
+                           for block in said.blocks],
                 "usage": self._used() if said.ended else None}
 
     def _used(self) -> Facts:
@@ -106,7 +107,7 @@ class ResponseAnswer(Answer):
         else:
             done = self._of_block("output_text.done", said, content_index=0, text=block.text, logprobs=[])
             done += self._of_block("content_part.done", said, content_index=0, part=_part(block.text))
-        return done + self._event("output_item.done", output_index=said.place, item=_item(block, "completed"))
+        return done + self._event("output_item.done", output_index=said.place, item=_item(block, _status(said)))
 
     def ended(self, said: Said) -> bytes:
         facts = self.facts()
@@ -126,6 +127,11 @@ class ResponseAnswer(Answer):
 
 def _id(block: Block) -> str:
     return f"{'fc' if block.name else 'msg'}_{block.id}"
+
+
+def _status(said: Said) -> str:
+    """What became of the answer, and of its last item."""
+    return "incomplete" if said.reason == "length" else "completed"
 
 
 def _part(text: str) -> Facts:

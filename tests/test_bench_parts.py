@@ -1,6 +1,8 @@
 """Measurements of layers and of LM heads: every form has a row, and the parts of a layer their times."""
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,9 +10,11 @@ import torch
 
 from config.presets import ROOT
 from config.profiles import Profile
-from eval.bench import head, layers
+from eval.bench import head, layers, long
 from eval.bench.spd import over_plain, right, spd
 from eval.bench.stage import Form, build, read
+from model.text import Text
+from tests.checkpoints import save_llama
 
 TOY = str(ROOT / "toy" / "llama")
 
@@ -64,3 +68,31 @@ def test_a_guess_for_each_step_costs_a_step_if_it_is_right_and_the_whole_way_if_
     assert spd([]) == 0
     _, _, _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[4] for row in rows] == ["2.26", "2.53", "1.86"]
+
+
+def test_long_texts_are_read_in_memory_that_was_stated_and_8_bits_are_compared(capsys):
+    words = [TOY, "--positions", "2100", "--chunks", "512", "--tokens", "300"]  # more than the 2048 that it has
+    assert long.long(words) == 0
+    title, heading, plain, small, said = capsys.readouterr().out.splitlines()
+    assert "all layers of llama, float32" in title and "stated" in heading
+    assert plain.split()[:3] == ["2100", "512", "none"] and small.split()[:3] == ["2100", "512", "int8"]
+    for row in (plain, small):
+        cache, of_cache, taken, of_all = map(int, row.split()[-4:])
+        assert cache <= of_cache and taken <= of_all
+    assert re.fullmatch(r"reading 300 tokens of text, quant_kv=int8 finds the same token likeliest after \S+ %", said)
+
+
+def test_a_model_that_learned_its_positions_is_not_given_more(tmp_path):
+    save_llama(tmp_path)
+    config = tmp_path / "config.json"
+    learned = {"model_type": "opt", "ffn_dim": 24, "hidden_act": None}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **learned}))
+    with pytest.raises(ValueError, match="has learned its 64 positions: give --positions 48 or less"):
+        long.long([str(tmp_path), "--positions", "8192"])
+
+
+def test_the_text_that_a_head_reads_is_what_people_asked_and_what_was_answered():
+    ids = head.text_of(ROOT / "toy" / "llama", 300)
+    said = Text(ROOT / "toy" / "llama").tokenizer.decode(ids)
+    assert len(ids) == 300 and "question_id" not in said
+    assert "Rewrite this sentence" in said and "Gladly: A more polite version" in said

@@ -129,6 +129,7 @@ def test_the_tokenizer_and_its_template_are_read(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens(tokenizer("hello")["input_ids"]) == ["he", "ll", "o"]
     assert tokenizer.chat_template == TEMPLATE
+    assert len(tokenizer) == len(TOKENS)
     assert read_config(folder)["eos_token_id"] == 0
 
 

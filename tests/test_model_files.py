@@ -414,3 +414,54 @@ def test_the_command_tells_it_in_one_sentence(model, tmp_path, capsys):
     printed = capsys.readouterr().err
     assert "says hidden_size=192.5, which should be a whole number" in printed and printed.count("\n") == 1
     assert set(GENERATION) <= set(CONFIG)
+
+
+# What people name by mistake
+
+
+def test_a_pointer_of_git_lfs_is_no_damaged_file(model, tmp_path):
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
+    with refused("is only a pointer of Git LFS to the file: type git lfs pull there"):
+        split(model, tmp_path / "split", "1", progress=False)
+
+
+HEADS = {  # how a head is named, or one that does not fit, and what is said
+    "a head as the model": ({}, True, "is a draft head, which is none without its model: name the model's folder"),
+    "of a larger vocabulary": ({"vocab": 50}, False, "has vocab_size 50, but the model has 40"),
+    "of a larger size": ({"hidden": 32}, False, "has hidden_size 32, but the model has 16"),
+}
+
+
+@pytest.mark.parametrize("what", HEADS)
+def test_a_head_in_the_place_of_a_model_or_of_another_model_is_refused(models, tmp_path, what):
+    sizes, is_model, said = HEADS[what]
+    save_head(tmp_path / "own", **sizes)
+    named = (tmp_path / "own", None) if is_model else (models / "whole", tmp_path / "own")
+    with refused(said):
+        split(named[0], tmp_path / "split", "1", named[1], progress=False)
+    assert not (tmp_path / "split").exists()
+
+
+def test_a_model_in_the_place_of_a_head_is_refused(models, tmp_path):
+    with refused("is not an EAGLE draft head (it has no fc.weight)"):
+        split(models / "whole", tmp_path / "split", "1", models / "whole", progress=False)
+
+
+ROTARY = {  # kinds of rotary positions, and what is said of them
+    "unknown": ({"rope_type": "su", "factor": 2.0}, "rope_scaling='su', which is not supported"),
+    "of an earlier NTK": ({"rope_type": "dynamic", "factor": 2.0}, "rope_scaling='dynamic', which is not supported"),
+    "yarn without a factor": ({"rope_type": "yarn"}, "does not give factor"),
+    "yarn that stretches too far": ({"rope_type": "yarn", "factor": 1e30}, "factor=1e+30, which should be a number"),
+    "yarn over equal waves": ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1}, "rope_theta=1, with which all"),
+    "longrope of another size": ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
+                                 "1 numbers in short_factor, but 8 dimensions turn in pairs"),
+}
+
+
+@pytest.mark.parametrize("what", ROTARY)
+def test_rotary_positions_that_nobody_can_turn_are_refused(model, tmp_path, what):
+    scaling, said = ROTARY[what]
+    change(model / "config.json", rope_scaling=None, rope_parameters=scaling)
+    with refused(said):
+        split(model, tmp_path / "split", "1", progress=False)
+    assert not (tmp_path / "split").exists()

@@ -52,6 +52,17 @@ def test_openais_client_of_responses_reads_texts_whole_and_streamed(sdk, text):
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
     assert [event.sequence_number for event in events] == [*range(len(events))]
     assert events[-1].response.output_text == text and events[-1].type == f"response.{whole.status}"
+    [done] = [event.item for event in events if event.type == "response.output_item.done"]
+    assert whole.output[-1].status == done.status == events[-1].response.output[-1].status == whole.status
+
+
+def test_an_item_of_responses_that_is_cut_by_length_is_incomplete(server):
+    asked = {"model": "toy", "input": QUESTION, "max_output_tokens": 3}
+    whole = server.post("/v1/responses", **asked).json()
+    assert whole["status"] == whole["output"][-1]["status"] == "incomplete"
+    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+    done = [facts["item"] for name, facts in events(server, "/v1/responses", **asked) if name.endswith("item.done")]
+    assert [item["status"] for item in done] == ["incomplete"]
 
 
 def test_openais_client_of_responses_goes_round_with_tools_and_schemas(sdk):

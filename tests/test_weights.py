@@ -102,7 +102,9 @@ def test_a_missing_folder_and_a_folder_without_weights_are_refused(tmp_path):
 @pytest.mark.parametrize(("name", "step"), [
     ("stage_0/manifest.json", "is a model that was split: name it with model_dir="), ("m.Q4_1.gguf", "name the file"),
     ("consolidated.00.pth", "convert_llama_weights_to_hf.py"), ("adapter_model.safetensors", "merge_and_unload"),
-    ("weights.safetensors", "save_pretrained"), ("model.onnx", "holds no weights; one of model.safetensors, model")])
+    ("weights.safetensors", "save_pretrained"), ("model.onnx", "holds a model in ONNX"),
+    ("checkpoint-5/model.safetensors", "name the folder of one of them"), ("model.pt", "save_pretrained"),
+    ("tf_model.h5", "holds no weights; one of model.safetensors, model")])
 def test_a_model_of_another_form_is_refused_with_the_step_from_there(tmp_path, name, step):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"")

@@ -181,6 +181,8 @@ def _misfits(given: Mapping[str, Any]) -> Iterator[str]:
         entries, layers = given.get(name) or (), given["num_hidden_layers"]
         if len(set(entries)) > 1 and len(entries) != layers:
             yield f"{len(entries)} entries in {name}, but num_hidden_layers={layers}"
+    if given["rope_type"] == "yarn" and given.get("rope_theta") == 1:
+        yield "rope_theta=1, with which all waves are alike, so that yarn cannot tell long ones from short ones"
     if given["rope_type"] == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
         yield (f"low_freq_factor={given['low_freq_factor']}, which is not below "
                f"high_freq_factor={given['high_freq_factor']}")

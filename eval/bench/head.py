@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from config.files import lines
 from config.presets import ROOT
 from eval.bench import by_turns, cost, number
 from eval.bench.stage import Form, size_of
@@ -38,7 +39,7 @@ def head(argv: list[str]) -> int:
     torch.set_grad_enabled(False)
     source = Unfolded(args.model)
     whole = Whole(source, torch.float32, "cpu")
-    x_TD = _read(whole, _text(args.model, args.tokens))
+    x_TD = _read(whole, text_of(args.model, args.tokens))
     exact_T = whole.lm_head(x_TD).argmax(-1)
     weight = whole.lm_head.product.weight
     heads = {form: _made(whole, weight, form)
@@ -72,12 +73,13 @@ def _made(whole: Whole, weight: Tensor, form: Form) -> Logits:
     return made
 
 
-def _text(folder: Path, tokens: int) -> list[int]:
-    """Token ids of questions of the bundled sets."""
+def text_of(folder: Path, tokens: int) -> list[int]:
+    """Token ids of questions of the bundled sets, with their answers."""
     text, found = Text(folder), []
     for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
-        for line in islice(path.read_text().splitlines(), tokens):
-            found += text.tokenizer(line)["input_ids"]
+        for _, entry in islice(lines(path), tokens):
+            said = [*entry["turns"], *entry["reference"]]
+            found += text.tokenizer("\n\n".join(said))["input_ids"]
             if len(found) >= tokens:
                 return found[:tokens]
     return found

@@ -312,7 +312,16 @@ class GgufFile:
             known = {} if begins is None else {"add_bos_token": bool(begins)}
             tokenizer = AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name, legacy=True, **known)
         tokenizer.save_pretrained(folder, legacy_format=False)
+        self._drop_surplus(folder / "tokenizer.json")
         replace(folder / "config.json", json.dumps(self.config, indent=1).encode())
+
+    def _drop_surplus(self, path: Path) -> None:
+        """Leave out the tokens that the file has not: transformers 5 adds GPT-2's end to every tokenizer of bytes."""
+        written, tokens = json.loads(path.read_bytes()), len(self._word("tokens"))
+        known = [token for token in written["added_tokens"] if token["id"] < tokens]
+        if known != written["added_tokens"]:
+            written["added_tokens"] = known
+            replace(path, json.dumps(written, ensure_ascii=False).encode())
 
     def _tokenizer(self) -> Any:
         """The tokenizer of an architecture of which transformers reads none, or not as it is."""

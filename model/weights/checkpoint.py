@@ -38,10 +38,14 @@ OTHERS = {
     "*.gguf": "holds a GGUF file: name the file itself, which is unpacked",
     "consolidated.*": "is in Meta's own form: convert it with convert_llama_weights_to_hf.py of transformers",
     "adapter_model.*": "is an adapter alone: merge it into its model with merge_and_unload of peft, and save that",
+    "checkpoint-*": "holds the checkpoints of a training: name the folder of one of them",
+    "*.onnx": "holds a model in ONNX: take the same one in safetensors",
+    "*.pt": "has weights under other names: save the model with save_pretrained of transformers",
     "*.safetensors": "has weights under other names: save the model with save_pretrained of transformers",
 }
 NO_WEIGHTS = f"holds no weights; one of {', '.join(SOURCES)} is needed"
 BLOCK = 1 << 22  # elements looked at in one go
+POINTER = b"version https://git-lfs"
 AGAIN = "copy or download it again"
 
 
@@ -71,6 +75,10 @@ def _header(path: Path) -> dict[str, tuple[Form, int]]:
             length = int.from_bytes(file.read(8), "little")
             table = json.loads(file.read(length))
     except SafetensorError as error:
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                raise ValueError(f"{path} is only a pointer of Git LFS to the file: type git lfs pull there, or "
+                                 "download the file itself") from None
         raise ValueError(f"{path} is cut off, damaged or no safetensors file ({shown(str(error))}); {AGAIN}") from None
     table.pop("__metadata__", None)
     entries = sorted(table.items(), key=lambda item: item[1]["data_offsets"])

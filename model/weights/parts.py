@@ -107,6 +107,9 @@ def read_sizes(source: Checkpoint) -> LlamaConfig:
 def check_model(source: Checkpoint) -> None:
     """Refuse a model that would be split or run wrongly: its tensors must be those that its config describes."""
     config = source.config
+    if "fc.weight" in source.names():
+        raise ValueError(f"{source.folder} is a draft head, which is none without its model: name the model's folder, "
+                         "and this one as its head (--eagle)")
     kind = str(config.get("model_type"))
     own = FAMILIES[kind].architecture if kind in FAMILIES else kind
     kinds = config.get("architectures") or [own]

@@ -1,0 +1,166 @@
+"""Long texts: what a model's layers take to read them by chunks and to write behind them, what their caches hold, and
+what 8 bits for keys and values do to the text.
+
+Times and memory follow from the sizes alone. So a model of few positions gets more of them, by yarn, and its text is
+any tokens.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Iterator, NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from config.run_config import RunConfig
+from eval.bench import Cost, cost, number
+from eval.bench.head import PIECE, text_of
+from eval.tables import in_columns
+from launch.build import build_stage
+from launch.memory import Need, check_memory, need
+from launch.spec import RankSpec
+from launch.split.write import split
+from model.cache import TreeCache
+from model.llama import LlamaConfig
+from model.weights.parts import Part
+from model.weights.unfold import Unfolded
+from model.whole import Whole
+from pipeline.trace import OFF
+
+KINDS = ("none", "int8")
+WRITTEN = 16  # tokens behind a text
+MB = 1e6
+COLUMNS = ("positions", "prefill_chunk", "quant_kv", "prefill, s", "of processor, s", "a token, ms", "cache, MB",
+           "stated", "all, MB", "stated")
+
+
+class Figures(NamedTuple):
+    """What one text takes: to read it, a token behind it, and bytes of the cache and of the process."""
+
+    prefill: Cost
+    token: float
+    cache: int
+    taken: int
+
+
+def long(argv: list[str]) -> int:
+    """The command `python -m scripts.bench long`."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench long")
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model in Hugging Face form")
+    parser.add_argument("--positions", type=number, nargs="+", default=[8192, 32768], metavar="N",
+                        help="tokens of the texts that are read (8192 32768)")
+    parser.add_argument("--chunks", type=number, nargs="+", default=[64, 256], metavar="N",
+                        help="prefill_chunk (64 256)")
+    parser.add_argument("--tokens", type=number, default=2000, metavar="N",
+                        help="tokens of the bundled questions, after which the likeliest is compared (2000)")
+    args = parser.parse_args(argv)
+    torch.set_grad_enabled(False)
+    source = Unfolded(args.model)
+    table = []
+    with tempfile.TemporaryDirectory(prefix="flowspec-") as place:
+        longest = max(args.positions) + WRITTEN
+        [_, folder] = split(_stretched(source, longest, Path(place)), Path(place) / "split", "1")
+        jobs = list(product(args.positions, args.chunks, KINDS))
+        for job in tqdm(jobs, desc="texts", leave=False):
+            stated, found = _measured(folder, *job)
+            table.append([*map(str, job), *_shown(found, stated)])
+    print(f"a stage with all layers of {args.model.name}, float32, {torch.get_num_threads()} thread(s), each text in a "
+          "process of its own; all: beside Python and torch")
+    print(in_columns(COLUMNS, table, names=0))
+    same = agreement(source, args.tokens)
+    print(f"reading {len(same)} tokens of text, quant_kv=int8 finds the same token likeliest after "
+          f"{100 * float(same.double().mean()):.2f} %")
+    return 0
+
+
+# --- times and memory -------------------------------------------------------------------------------------------------
+
+def _stretched(source: Unfolded, length: int, place: Path) -> Path:
+    """The model's folder; for more positions than it has, another one in `place` with the same weights."""
+    given = source.config
+    trained = given.get("max_position_embeddings") or RunConfig.max_length
+    if length <= trained:
+        return source.folder
+    if not LlamaConfig.read(given).family.rotary:
+        raise ValueError(f"{source.folder} has learned its {trained} positions: give --positions "
+                         f"{max(1, trained - WRITTEN)} or less")
+    folder = place / source.folder.name
+    folder.mkdir()
+    for path in source.folder.resolve().iterdir():
+        if path.name != "config.json":
+            (folder / path.name).symlink_to(path)
+    yarn = {"rope_type": "yarn", "factor": length / trained, "original_max_position_embeddings": trained}
+    changed = {**given, "max_position_embeddings": length, "rope_scaling": yarn, "rope_parameters": None}
+    (folder / "config.json").write_text(json.dumps(changed))
+    return folder
+
+
+def _measured(folder: Path, positions: int, chunk: int, kind: str) -> tuple[Need, Figures]:
+    """What is stated of a text, and what it takes in a process that did nothing before; ValueError for too little
+    memory."""
+    config = RunConfig("ar", dtype="float32", device="cpu", max_length=positions + WRITTEN, prefill_chunk=chunk,
+                       quant_kv=kind, draft="none", threads_per_rank=torch.get_num_threads())
+    spec = RankSpec(config, Part(folder))
+    check_memory([spec], [spec], report=False)
+    with get_context("spawn").Pool(1) as pool:
+        found: Figures = pool.apply(_read_and_written, (spec, positions, chunk))
+    return need(spec), found
+
+
+def _read_and_written(spec: RankSpec, positions: int, chunk: int) -> Figures:
+    """The figures of a text, of which it begins with nothing: weights and caches are what this process adds."""
+    before = _memory("VmRSS")
+    stage = build_stage(spec, OFF)
+    cache = stage.cache(0)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the most so far: files of weights were mapped
+
+    def read(first: int, last: int) -> None:
+        nodes = range(first, last)
+        cache.admit(nodes, [max(0, node - 1) for node in nodes], len(nodes))
+        stage.part(torch.tensor(nodes) % spec.sizes.vocab, torch.tensor(nodes), cache)
+
+    def prefill() -> None:
+        for first in range(0, positions, chunk):
+            read(first, min(first + chunk, positions))
+
+    whole = cost(prefill)
+    tokens = [cost(read, node, node + 1).wall for node in range(positions, positions + WRITTEN)]
+    return Figures(whole, median(tokens), cache.bytes, _memory("VmHWM") - before)
+
+
+def _memory(name: str) -> int:
+    """Bytes that this process has, or had at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def _shown(found: Figures, stated: Need) -> Iterator[str]:
+    yield f"{found.prefill.wall:.1f}"
+    yield f"{found.prefill.processor:.1f}"
+    yield f"{1e3 * found.token:.1f}"
+    for size in (found.cache, stated.cache, found.taken, stated.total):
+        yield f"{size / MB:.0f}"
+
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+def agreement(source: Unfolded, tokens: int) -> Tensor:
+    """Whether the token that is likeliest behind each of so many is the same with keys and values in 8 bits `[T]`."""
+    whole = Whole(source, torch.float32, "cpu", context=tokens)
+    ids = text_of(source.folder, tokens)
+    plain = whole.cache(len(ids))
+    small = TreeCache(plain.shape, plain.like.dtype, plain.like.device, small=True)
+    found = [_likeliest(whole, ids, cache) for cache in (plain, small)]
+    return found[0] == found[1]
+
+
+def _likeliest(whole: Whole, ids: Sequence[int], cache: TreeCache) -> Tensor:
+    pieces = (ids[begin:begin + PIECE] for begin in range(0, len(ids), PIECE))
+    return torch.cat([whole.logits(piece, cache, len(piece)).argmax(-1) for piece in pieces])
