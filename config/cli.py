@@ -15,7 +15,7 @@ from config.keys import HELP, Checked, Option, key_lines, listed, nearest, opene
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.profiles import is_file
-from config.run_config import RunConfig
+from config.run_config import RENAMED, RunConfig
 from config.schema.untrusted import read_json
 
 FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
@@ -271,6 +271,9 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     for word in words:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: it goes first and there is only one")
+        key = word.partition("=")[0]
+        if key in RENAMED.keys() - keys:
+            raise ValueError(f"there is no key {key} any more: write {RENAMED[key]}")
     found = parsed(words, keys, PATHS)
     found.update(_folders(found))
     if "ssm" in found:

@@ -52,7 +52,7 @@ RANGES = {  # of every key that is a number
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT), "max_requests": Range(1, 256),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
-    "timeout": PATIENCE, "wait": PATIENCE, "recover_seconds": PATIENCE, "slowdown": Range(0.001, 1_000_000),
+    "timeout": PATIENCE, "wait": PATIENCE, "slowdown": Range(0.001, 1_000_000),
 }
 SPEED = Range(0.001, 1000)  # of a rank beside those that share its layers
 MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
@@ -78,6 +78,7 @@ FORMS = {  # of keys that are texts, where they are given
         "([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?", "0 for as many as fill four ranks, a number of copies from 1 to 1024, "
         "or copies and stages of each, as 2x2", [COPIES, COPIES]),
     "lookahead": Form("auto|([0-9]{1,9})", f"auto or {GUESSES.advice}", [GUESSES]),
+    "recover": Form(f"(?i:true|false)|({POSITIVE})", f"false to end all, or seconds: {PATIENCE.advice}", [PATIENCE]),
     "device": Form("auto|cpu|cuda(:[0-9]{1,9})?", "auto, cpu, cuda or cuda:N"),
     "master": Form(
         "[^:]*(?::([0-9]{1,5}))?", "HOST:PORT, with a port from 1 to 65535, or HOST or :PORT alone", [PORTS]),
@@ -87,7 +88,11 @@ FORMS = {  # of keys that are texts, where they are given
 }
 DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
 MEASURED = 16  # rows per segment until it is measured how many there should be
+RECOVERY = 60.0  # seconds that recover=true means
 USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
+RENAMED = {  # keys that there were, and what to write instead
+    "recover_seconds": "recover=SECONDS",
+}
 
 
 @dataclass(frozen=True)
@@ -172,8 +177,7 @@ class RunConfig(Checked):
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
-    recover: bool = True  # start a rank that dies or hangs again, and go on with the answers; false: end all
-    recover_seconds: float = 60.0  # seconds for such a rank to come back
+    recover: str = "60"  # seconds for a rank that dies or hangs to be started again and come back; false: end all
     master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or HOST or :PORT alone
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
     keys: str = ""  # folder of the board's keys (scripts/make_keys.sh); empty: keys, if there
@@ -295,6 +299,13 @@ class RunConfig(Checked):
     def replica_stages(self) -> int:
         """The stages of each copy; 0 if the key `replicas` leaves them open."""
         return int(self.replicas.partition("x")[2] or 0)
+
+    @property
+    def recovery(self) -> float:
+        """Seconds for a lost rank to come back; 0: all end with it."""
+        word = self.recover.lower()
+        words = {"false": 0.0, "true": RECOVERY}
+        return words[word] if word in words else number(word)
 
     @property
     def meeting(self) -> tuple[str, int]:

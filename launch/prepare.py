@@ -37,12 +37,12 @@ class Prepared(NamedTuple):
     @property
     def recovers(self) -> bool:
         """Whether a rank that dies is started again; the sums of ranks that share a stage cannot be mended."""
-        return self.config.recover and not self.placement.shares
+        return bool(self.config.recovery) and not self.placement.shares
 
     @property
     def patience(self) -> float:
         """Seconds for a silent rank to come back; 0 where losses cannot be mended."""
-        return self.config.recover_seconds if self.recovers else 0.0
+        return self.config.recovery if self.recovers else 0.0
 
     @property
     def forks(self) -> bool:
