@@ -92,6 +92,7 @@ RECOVERY = 60.0  # seconds that recover=true means
 USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
 RENAMED = {  # keys that there were, and what to write instead
     "recover_seconds": "recover=SECONDS",
+    "revision": "model=NAME@REVISION",
 }
 
 
@@ -101,8 +102,7 @@ class RunConfig(Checked):
 
     # What runs
     pipeline_type: str = "continuous"  # the method, a row of config/methods.py, as serial; auto: what a plan says
-    model: str = ""  # a model by its name at the hub, as Qwen/Qwen3-4B, its folder, or a GGUF file
-    revision: str = ""  # branch, tag or commit of that name; empty: the newest one
+    model: str = ""  # a model by its name at the hub, as Qwen/Qwen3-4B or NAME@REVISION, its folder, or a GGUF file
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model

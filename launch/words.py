@@ -105,7 +105,7 @@ def with_model(words: Sequence[str]) -> list[str]:
     if {*HELP}.intersection(words):
         return words
     if raw.get("model"):
-        others = [word for word in words if not word.startswith(("model=", "revision="))]
+        others = [word for word in words if not word.startswith("model=")]
         words = others + words_of(raw)
         raw = raw_values(words)
     if is_one_rank(raw.get("hosts", "")):

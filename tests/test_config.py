@@ -92,6 +92,7 @@ MISTAKES = {
     "recover_seconds=9": "there is no key recover_seconds any more: write recover=SECONDS",
     "recover=0.5": "recover=0.5 is not possible: give false to end all, or seconds: a number from 1 to 2592000",
     "recover=soon": "give false to end all, or seconds: a number from 1 to 2592000",
+    "revision=v1": "there is no key revision any more: write model=NAME@REVISION",
     "zzz=1": "unknown key zzz: --help shows them all",
     "temperature=hot": "temperature=hot is not a number: write for example temperature=0.0",
     "max_new_tokens=1.5": "is not a whole number",
