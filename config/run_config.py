@@ -20,7 +20,6 @@ CHOICES = {
     "draft": ("eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm",
               "cascade", "cascade+suffix", "dflash", "dflash+suffix", "none"),
     "verify": ("match", "naive", "mss", "eagle1"),
-    "policy": ("auto", "eagle2", "static", "opt", "expansion"),
     "template": ("auto", "vicuna", "llama-2", "own", "none"),
     "profile": ("none", *PROFILES),
     "time": ("real", "virtual"),
@@ -47,13 +46,13 @@ RANGES = {  # of every key that is a number
     "seed": Range(0, (1 << 64) - 1), "max_new_tokens": Range(1, COUNT),
     "init_total_token": GUESSES, "init_depth": LEVELS, "expand_total_token": GUESSES, "expand_depth": LEVELS,
     "width": GUESSES, "subseq_token": ROWS,
-    "opt_threshold": Range(0.000001, 1, {0: "what pays, as measured"}),
     "init_topk_pipedec": GUESSES, "run_pipeinfer": GUESSES,
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT), "max_requests": Range(1, 256),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
     "timeout": PATIENCE, "wait": PATIENCE, "slowdown": Range(0.001, 1_000_000),
 }
+GAINS = Range(0.000001, 1)  # accepted guesses that a level of policy=opt brings
 SPEED = Range(0.001, 1000)  # of a rank beside those that share its layers
 MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
 PORTS, COPIES = Range(1, 65535), Range(0, 1024)
@@ -74,6 +73,9 @@ FORMS = {  # of keys that are texts, where they are given
         r"\s*[0-9]*\.?[0-9]+(\s*,\s*[0-9]*\.?[0-9]+)*\s*", "a speed for each rank of a stage, as 2,1,1,1"),
     "stages": STAGES,
     "logit_bias": BIASES,
+    "policy": Form(
+        f"auto|eagle2|static|expansion|opt(?::({POSITIVE}))?", "auto, eagle2, static, expansion or opt, or opt:X, X "
+        f"being the accepted guesses that a level must bring, {GAINS.advice}", [GAINS]),
     "replicas": Form(
         "([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?", "0 for as many as fill four ranks, a number of copies from 1 to 1024, "
         "or copies and stages of each, as 2x2", [COPIES, COPIES]),
@@ -92,6 +94,7 @@ RECOVERY = 60.0  # seconds that recover=true means
 USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
 RENAMED = {  # keys that there were, and what to write instead
     "recover_seconds": "recover=SECONDS",
+    "opt_threshold": "policy=opt:X",
     "revision": "model=NAME@REVISION",
 }
 
@@ -142,9 +145,8 @@ class RunConfig(Checked):
     stop: str = ""  # text that ends the answer; empty: none
 
     # The tree that serial, naive, pruned and specinfer draft, and continuous after a miss
-    policy: str = "auto"  # eagle2, opt (OPT-Tree), static (EAGLE-1), expansion; auto: the method's own, or eagle2
+    policy: str = "auto"  # eagle2, opt (OPT-Tree; opt:X: while levels bring X guesses), static (EAGLE-1), expansion
     expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, step by step: children of each guess of the step before
-    opt_threshold: float = 0.0  # accepted guesses that a level of opt must bring; 0: as many as pay, as measured
     init_total_token: int = 80  # guesses in the tree
     init_depth: int = 6  # levels after the first
 
@@ -333,7 +335,7 @@ class RunConfig(Checked):
     @property
     def tree(self) -> TreeConfig:
         """The hyperparameters that strategies and draft read; `min_probability` becomes a log-probability."""
-        policy, off = (self.growth_policy, self.expansion, self.opt_threshold), self.ablated
+        policy, off = (self.growth_policy, self.expansion, self.gain), self.ablated
         worth = math.log(self.min_probability) if self.min_probability else -math.inf
         segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED
         init = Growth(self.init_total_token, self.init_depth, self.width, segment, worth)
@@ -352,10 +354,15 @@ class RunConfig(Checked):
             forced="forced" not in off)
 
     @property
+    def gain(self) -> float:
+        """The accepted guesses that each level of policy=opt:X must bring; 0: as many as pay, as measured."""
+        return number(self.policy.partition(":")[2] or "0")
+
+    @property
     def growth_policy(self) -> str:
         """How the method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
         if self.policy != "auto":
-            return self.policy
+            return self.policy.partition(":")[0]
         return "expansion" if METHODS[self.pipeline_type].draft == "ssm" else "eagle2"
 
 
@@ -418,7 +425,7 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     if copies and c.policy in FIXED:
         yield f"policy={c.policy} asks networks for guesses, and suffix is none: leave it out of draft={c.draft}"
     models = len(c.small_models) if "ssm" in c.sources else 1
-    if c.policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
+    if c.growth_policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
         yield "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=DIR"
     strategy = METHODS[c.pipeline_type].strategy
     drawn = strategy == "autoregressive" or strategy == "serial" and c.growth_policy in FIXED

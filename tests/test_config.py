@@ -132,7 +132,7 @@ MISTAKES = {
     "question_begin=3 question_end=3": "leaves no question",
     "timeout=0": "give a number from 1 to 2592000",
     "verify=greedy": "verify=greedy is unknown: choose one of match, naive, mss, eagle1",
-    "policy=eagle": "policy=eagle is unknown: choose one of auto, eagle2, static, opt, expansion",
+    "policy=eagle": "policy=eagle is not possible: give auto, eagle2, static, expansion or opt, or opt:X",
     "verify=mss": "which continuous would choose by their worth: take pipeline_type=specinfer, or serial with policy",
     "verify=eagle1 pipeline_type=serial": "which serial would choose by their worth: take pipeline_type=specinfer",
     "verify=mss pipeline_type=naive policy=static": "which naive would choose by their worth",
@@ -140,7 +140,10 @@ MISTAKES = {
     "policy=static draft=eagle+suffix": "suffix is none: leave it out of draft=eagle+suffix",
     "policy=opt draft=eagle+model": "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=",
     "policy=opt pipeline_type=specinfer ssm=a,b": "policy=opt grows the tree of one network",
-    "opt_threshold=2": "give 0 for what pays, as measured or a number from 0.000001 to 1",
+    "policy=opt:2": "the accepted guesses that a level must bring, a number from 0.000001 to 1",
+    "policy=opt:": "policy=opt: is not possible",
+    "policy=static:1": "policy=static:1 is not possible",
+    "opt_threshold=0.3": "there is no key opt_threshold any more: write policy=opt:X",
     "expansion=": "is no list of widths: write numbers with commas between, as 1,1,3,1,1,1,1,1",
     "expansion=1,0": "is no list of widths",
     "expansion=1,,2": "is no list of widths",
@@ -182,7 +185,7 @@ def test_a_policy_shapes_the_trees_of_init_and_expand() -> None:
     assert tree.init.shape == tree.expand.shape == ((2,), (3, 3))
     assert (tree.init.nodes, tree.init.depth) == (8, 1)
     assert parse(["policy=expansion"]).tree.init.nodes == 20
-    assert parse(["policy=opt", "opt_threshold=0.3"]).tree.init.gain == 0.3
+    assert parse(["policy=opt:0.3"]).tree.init.gain == 0.3
     assert parse(["policy=static", "ablate=expand"]).tree.expand.nodes == 0
     assert parse(["policy=eagle2"]).tree == parse([]).tree
 
