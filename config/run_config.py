@@ -37,7 +37,6 @@ ADDED = r"\s*[0-9]{1,18}\s*:\s*-?[0-9]{1,9}(?:\.[0-9]{1,9})?\s*"
 BIASES = Form(f"{ADDED}(?:,{ADDED})*", "token ids and what is added to their logits, as 306:-100,626:2.5")
 PATIENCE = Range(1, 2_592_000)  # seconds; a rank says twice a second that it lives
 RANGES = {  # of every key that is a number
-    "tp": Range(1, 1024, {0: "those of the split"}),
     "question_begin": Range(0, COUNT), "question_end": Range(1, COUNT, {-1: "all"}),
     "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
     "top_p": Range(0.000001, 1), "top_k": Range(1, COUNT, {0: "all tokens"}),
@@ -69,8 +68,9 @@ STAGES = Form(
     "stages; or auto:4, 4 stages with bytes alike, or auto:8,8,16, as much for each as its memory allows")
 FORMS = {  # of keys that are texts, where they are given
     "prompt_ids": Form(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", "token ids with commas between, as 1,306,626"),
-    "tp_shares": Form(
-        r"\s*[0-9]*\.?[0-9]+(\s*,\s*[0-9]*\.?[0-9]+)*\s*", "a speed for each rank of a stage, as 2,1,1,1"),
+    "tp": Form(
+        r"([0-9]{1,9})|\s*[0-9]*\.?[0-9]+(?:\s*,\s*[0-9]*\.?[0-9]+)+\s*", "0 for those of the split, a number of ranks "
+        "from 1 to 1024, or a speed for each rank of a stage, as 2,1,1,1", [Range(0, 1024)]),
     "stages": STAGES,
     "logit_bias": BIASES,
     "policy": Form(
@@ -95,6 +95,7 @@ USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with rep
 RENAMED = {  # keys that there were, and what to write instead
     "recover_seconds": "recover=SECONDS",
     "opt_threshold": "policy=opt:X",
+    "tp_shares": "tp=2,1,1, a speed for each rank",
     "revision": "model=NAME@REVISION",
 }
 
@@ -115,8 +116,7 @@ class RunConfig(Checked):
     ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: all on rank 0, by turns
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
-    tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
-    tp_shares: str = ""  # speeds of those ranks, as 2,1,1,1, to which their shares are cut; empty: all alike
+    tp: str = "0"  # ranks that share a stage's layers, or a speed of each, as 2,1,1; 0: as split, or 4 for tp, galaxy
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
     replicas: str = "0"  # copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks
 
@@ -290,7 +290,9 @@ class RunConfig(Checked):
     def speeds(self) -> tuple[float, ...]:
         """The speeds of the ranks that share a stage, beside each other; a single one if nothing is shared."""
         usual = USUAL_RANKS if self.unpiped else 1
-        return tuple(map(number, listed(self.tp_shares))) or (1.0,) * (self.tp or usual)
+        if "," in self.tp:
+            return tuple(map(number, listed(self.tp)))
+        return (1.0,) * (int(self.tp) or usual)
 
     @property
     def replicated(self) -> bool:
@@ -368,10 +370,8 @@ class RunConfig(Checked):
 
 def _misfits(c: RunConfig) -> Iterator[str]:
     """Keys that are sound by themselves, but not together."""
-    if c.tp_shares and not all(map(SPEED.holds, c.speeds)):
-        yield f"tp_shares={c.tp_shares} is not possible: give {SPEED.advice} for each rank"
-    if c.tp_shares and c.tp not in (0, len(c.speeds)):
-        yield f"tp_shares={c.tp_shares} is for {len(c.speeds)} ranks, not for tp={c.tp}: give one number for each"
+    if not all(map(SPEED.holds, c.speeds)):
+        yield f"tp={c.tp} is not possible: give {SPEED.advice} for each rank"
     if c.virtual and c.slowdown != 1:
         yield f"slowdown={c.slowdown:g} means nothing where nobody waits: leave it out, or add time=real"
     if c.virtual and c.quant_kv != "none":

@@ -40,7 +40,7 @@ from model.weights.unfold import Unfolded
 from pipeline.failure import PeerLost
 
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
-LEFT = ("tp", "tp_shares", "replicas", *SIZES)  # to the plan, and not to be typed
+LEFT = ("tp", "replicas", *SIZES)  # to the plan, and not to be typed
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
 UNPLANNED = ("ssm_ranks=true", *(f"verify={rule}" for rule in DRAWN))  # of few methods, which no plan chooses
 # What no choice depends on: what is asked, where an answer goes, and who waits how long.

@@ -96,9 +96,8 @@ def _check_form(spec: RankSpec) -> None:
     piped = not (config.unpiped or config.replicated)
     if piped and config.stages and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, or {again}")
-    asked = f"tp_shares={config.tp_shares}" if config.tp_shares else f"tp={config.tp}"
-    if (config.tp or config.tp_shares) and config.speeds != tuple(part.shares):
-        raise ValueError(f"{held}, not with {asked}: leave tp and tp_shares out, or {again}")
+    if config.tp != "0" and config.speeds != tuple(part.shares):
+        raise ValueError(f"{held}, not with tp={config.tp}: leave tp out, or {again}")
     placement = spec.placement  # of a split that can be copied
     if int(os.environ.get("WORLD_SIZE", placement.world)) != placement.world:
         held += f", in {spec.copies} replicas" if spec.copies > 1 else ""
@@ -160,7 +159,7 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
     """The name of a split, by all that makes it: model, layers of each rank, members of a group, quantization, head."""
     ranks = len(config.speeds)
     shared = f"tp{ranks}" if config.unpiped or ranks > 1 else ""
-    speeds = config.tp_shares.replace(",", "+")
+    speeds = config.tp.replace(",", "+") if "," in config.tp else ""
     form = "" if quant == "none" else quant
     words = Path(config.base_dir).name, stages, shared, speeds, form, Path(config.eagle_dir).name
     return "-".join(filter(None, words))
