@@ -69,8 +69,8 @@ STAGES = Form(
 FORMS = {  # of keys that are texts, where they are given
     "prompt_ids": Form(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", "token ids with commas between, as 1,306,626"),
     "tp": Form(
-        r"([0-9]{1,9})|\s*[0-9]*\.?[0-9]+(?:\s*,\s*[0-9]*\.?[0-9]+)+\s*", "0 for those of the split, a number of ranks "
-        "from 1 to 1024, or a speed for each rank of a stage, as 2,1,1,1", [Range(0, 1024)]),
+        r"([0-9]{1,18})|\s*[0-9]*\.?[0-9]+(?:\s*,\s*[0-9]*\.?[0-9]+)+\s*", "0 for those of the split, a number of "
+        "ranks from 1 to 1024, or a speed for each rank of a stage, as 2,1,1,1", [Range(0, 1024)]),
     "stages": STAGES,
     "logit_bias": BIASES,
     "policy": Form(
@@ -106,7 +106,7 @@ class RunConfig(Checked):
 
     # What runs
     pipeline_type: str = "continuous"  # the method, a row of config/methods.py, as serial; auto: what a plan says
-    model: str = ""  # a model by its name at the hub, as Qwen/Qwen3-4B or NAME@REVISION, its folder, or a GGUF file
+    model: str = ""  # a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION; a folder; or a GGUF file
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
@@ -116,7 +116,7 @@ class RunConfig(Checked):
     ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: all on rank 0, by turns
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
-    tp: str = "0"  # ranks that share a stage's layers, or a speed of each, as 2,1,1; 0: as split, or 4 for tp, galaxy
+    tp: str = "0"  # ranks that share layers, or a speed of each, as 2,1,1; 0: as split, or 4 (tp, galaxy)
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
     replicas: str = "0"  # copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks
 
@@ -145,7 +145,7 @@ class RunConfig(Checked):
     stop: str = ""  # text that ends the answer; empty: none
 
     # The tree that serial, naive, pruned and specinfer draft, and continuous after a miss
-    policy: str = "auto"  # eagle2, opt (OPT-Tree; opt:X: while levels bring X guesses), static (EAGLE-1), expansion
+    policy: str = "auto"  # eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: what the method has
     expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, step by step: children of each guess of the step before
     init_total_token: int = 80  # guesses in the tree
     init_depth: int = 6  # levels after the first
@@ -179,7 +179,7 @@ class RunConfig(Checked):
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
-    recover: str = "60"  # seconds for a rank that dies or hangs to be started again and come back; false: end all
+    recover: str = "60"  # seconds for a rank that is started again to come back; false: end all with it
     master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or HOST or :PORT alone
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
     keys: str = ""  # folder of the board's keys (scripts/make_keys.sh); empty: keys, if there

@@ -12,7 +12,7 @@ from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVa
 
 from config.keys import options as keys_of
 from config.keys import parsed, written
-from config.run_config import RANGES, SAMPLING, RunConfig
+from config.run_config import GAINS, SAMPLING, RunConfig
 from config.trees import TreeConfig
 from launch.build import (
     LMHead,
