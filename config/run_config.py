@@ -6,6 +6,7 @@ The comment behind an option is also what `bash run_pipe.sh --help` prints.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Iterator
@@ -28,6 +29,7 @@ CHOICES = {
     "quant_head": ("none", "int8", "int4"),
     "quant_kv": ("none", "int8"),
 }
+JINJA = re.compile(r"[./]")  # in a template that is a file, and no name
 COUNT = 1_000_000_000  # the most of anything that is counted
 GUESSES = Range(1, MOST_GUESSES)
 LEVELS = Range(0, 65536)
@@ -93,6 +95,7 @@ MEASURED = 16  # rows per segment until it is measured how many there should be
 RECOVERY = 60.0  # seconds that recover=true means
 USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
 RENAMED = {  # keys that there were, and what to write instead
+    "chat_template": "template=FILE",
     "recover_seconds": "recover=SECONDS",
     "opt_threshold": "policy=opt:X",
     "tp_shares": "tp=2,1,1, a speed for each rank",
@@ -126,8 +129,7 @@ class RunConfig(Checked):
     question_file: str = ""  # questions in the format of MT-bench, one JSON object a line
     question_begin: int = 0  # first line of question_file that is asked, from 0
     question_end: int = -1  # line before which to stop; -1: ask all
-    template: str = "auto"  # around a question: own (the tokenizer's), vicuna, llama-2, none; auto: own or vicuna
-    chat_template: str = ""  # file of a chat template in Jinja, which is then the tokenizer's own
+    template: str = "auto"  # around a question: own (the tokenizer's), FILE in Jinja, vicuna, llama-2, none
 
     # How the answer is chosen, and when it ends
     temperature: float = 0.0  # 0: always the likeliest token; above: sampled
@@ -200,6 +202,8 @@ class RunConfig(Checked):
         values, choices = vars(self), dict(CHOICES)
         if is_file(self.profile):
             del choices["profile"]
+        if JINJA.search(self.template):
+            del choices["template"]
         yield from unknown(values, choices)
         yield from outside(values, RANGES)
         yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
@@ -232,6 +236,16 @@ class RunConfig(Checked):
     def small_models(self) -> tuple[str, ...]:
         """The folders that the key `ssm` lists."""
         return listed(self.ssm)
+
+    @property
+    def chat_template(self) -> str:
+        """The file of a chat template that the key `template` names; empty if it names none."""
+        return self.template if JINJA.search(self.template) else ""
+
+    @property
+    def own_template(self) -> bool:
+        """Whether a chat template in Jinja wraps questions, a file's or the tokenizer's."""
+        return self.template == "own" or bool(self.chat_template)
 
     @property
     def first_folder(self) -> Path:
@@ -381,8 +395,6 @@ def _misfits(c: RunConfig) -> Iterator[str]:
     given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(given) > 1:
         yield f"{' and '.join(given)} are both given: give only one of them"
-    if c.chat_template and c.template not in ("auto", "own"):
-        yield f"chat_template={c.chat_template} is not read with template={c.template}: leave one of them out"
     if 0 <= c.question_end <= c.question_begin:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
     if c.draft_dir and "model" not in (*c.sources, *c.draft.split("+")):

@@ -154,7 +154,7 @@ MISTAKES = {
     "pipeline_type=specinfer draft_dir=small": "is ignored with draft=ssm: name small models with ssm=DIR,DIR",
     "master=a:70000": "give HOST:PORT, with a port from 1 to 65535",
     "master=a:b": "give HOST:PORT",
-    "chat_template=a.jinja template=vicuna": "is not read with template=vicuna: leave one of them out",
+    "chat_template=a.jinja": "there is no key chat_template any more: write template=FILE",
     "lookahead=0": "give auto or a number from 1 to 65536",
     "lookahead=half": "give auto or a number from 1 to 65536",
     "replicas=-1": "0 for as many as fill four ranks",
