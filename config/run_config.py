@@ -47,7 +47,7 @@ RANGES = {  # of every key that is a number
     "seed": Range(0, (1 << 64) - 1), "max_new_tokens": Range(1, COUNT),
     "init_total_token": GUESSES, "init_depth": LEVELS, "expand_total_token": GUESSES, "expand_depth": LEVELS,
     "width": GUESSES, "subseq_token": ROWS,
-    "init_topk_pipedec": GUESSES, "run_pipeinfer": GUESSES,
+    "init_topk_pipedec": GUESSES,
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT), "max_requests": Range(1, 256),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
@@ -93,11 +93,13 @@ FORMS = {  # of keys that are texts, where they are given
 DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
 MEASURED = 16  # rows per segment until it is measured how many there should be
 RECOVERY = 60.0  # seconds that recover=true means
+RUN = 4  # guesses that pipeinfer sends at once, if nothing else is said
 USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
 RENAMED = {  # keys that there were, and what to write instead
     "chat_template": "template=FILE",
     "recover_seconds": "recover=SECONDS",
     "opt_threshold": "policy=opt:X",
+    "run_pipeinfer": "lookahead=N",
     "tp_shares": "tp=2,1,1, a speed for each rank",
     "revision": "model=NAME@REVISION",
 }
@@ -163,8 +165,7 @@ class RunConfig(Checked):
 
     # Other habits of the pipeline
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
-    run_pipeinfer: int = 4  # guesses in a run of pipeinfer
-    lookahead: str = "auto"  # guesses of dsi in a verification; auto: the fewest with which none waits, as measured
+    lookahead: str = "auto"  # guesses that pipeinfer or dsi sends at once; auto: 4, or of dsi as few as keep all busy
     min_probability: float = 0.0  # of a path of guesses, as the draft finds it, at least; 0: any (streaming: exp(-8))
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
@@ -338,7 +339,7 @@ class RunConfig(Checked):
 
     @property
     def guesses(self) -> int:
-        """How many guesses of dsi make a verification; 0 if that is to be measured."""
+        """How many guesses of a chain are sent at once; 0 if the method has its own number."""
         return 0 if self.lookahead == "auto" else int(self.lookahead)
 
     def copies(self, stages: int) -> int:
@@ -364,7 +365,7 @@ class RunConfig(Checked):
             init=by_policy(init, *policy), expand=init.nothing if "expand" in off else expand,
             idle=idle.nothing if "none_expand" in off else idle,
             layer=Growth(ENDLESS, ENDLESS, wide, wide, worth), chain=chain, stream=stream,
-            run=self.run_pipeinfer, coupled=replace(chain, anywhere=True),
+            run=self.guesses or RUN, coupled=replace(chain, anywhere=True),
             lookahead=self.guesses or 1, chunk=self.prefill_chunk,
             best_first="score_order" not in off, prunes="prune" not in off, thrifty="thrift" not in off,
             forced="forced" not in off)

@@ -39,7 +39,7 @@ from model.weights.parts import plan_stages
 from model.weights.unfold import Unfolded
 from pipeline.failure import PeerLost
 
-SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
+SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "init_topk_pipedec", "expansion")
 LEFT = ("tp", "replicas", *SIZES)  # to the plan, and not to be typed
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
 UNPLANNED = ("ssm_ranks=true", *(f"verify={rule}" for rule in DRAWN))  # of few methods, which no plan chooses

@@ -93,6 +93,7 @@ MISTAKES = {
     "recover=0.5": "recover=0.5 is not possible: give false to end all, or seconds: a number from 1 to 2592000",
     "recover=soon": "give false to end all, or seconds: a number from 1 to 2592000",
     "revision=v1": "there is no key revision any more: write model=NAME@REVISION",
+    "run_pipeinfer=2": "there is no key run_pipeinfer any more: write lookahead=N",
     "zzz=1": "unknown key zzz: --help shows them all",
     "temperature=hot": "temperature=hot is not a number: write for example temperature=0.0",
     "max_new_tokens=1.5": "is not a whole number",

@@ -41,7 +41,6 @@ LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
 DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}
 NARROW = {  # of every level the likeliest guess alone, however unlikely it is
     "width": "1", "init_topk_pipedec": "1", "min_probability": "0"}
-SEGMENTS = ("run_pipeinfer", "subseq_token")
 LEVELS = ("init_depth", "expand_depth")  # after the first
 OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
 WARM = 8  # tokens of an answer that is not measured
@@ -103,7 +102,7 @@ def words(argv: Sequence[str]) -> list[str]:
     lookahead = raw.get("lookahead", LOOKAHEAD)
     if not WHOLE.fullmatch(lookahead) or int(lookahead[:9]) < 1:
         lookahead = LOOKAHEAD  # what was typed is refused by its own name
-    defaults = {**DEFAULTS, **NARROW, "lookahead": lookahead, **dict.fromkeys(SEGMENTS, lookahead),
+    defaults = {**DEFAULTS, **NARROW, "lookahead": lookahead, "subseq_token": lookahead,
                 **dict.fromkeys(LEVELS, str(int(lookahead) - 1))}
     if preset_of(argv) in ("", "toy") and raw.get("draft", "model") == "model":
         defaults["draft_dir"] = str(TOY / "draft_a")
@@ -188,7 +187,7 @@ def closed_form(config: PredictConfig, method: str, known: Staged) -> float:
     elif method == "serial":
         cost = si_rate(known.latency, *known[1:4])
     elif method == "pipeinfer":
-        cost = known._replace(lookahead=config.run.run_pipeinfer).continuous()
+        cost = known._replace(lookahead=config.run.tree.run).continuous()
     else:
         cost = known.rate(method)
     return 1e3 / float(cost)
