@@ -39,7 +39,6 @@ ADDED = r"\s*[0-9]{1,18}\s*:\s*-?[0-9]{1,9}(?:\.[0-9]{1,9})?\s*"
 BIASES = Form(f"{ADDED}(?:,{ADDED})*", "token ids and what is added to their logits, as 306:-100,626:2.5")
 PATIENCE = Range(1, 2_592_000)  # seconds; a rank says twice a second that it lives
 RANGES = {  # of every key that is a number
-    "question_begin": Range(0, COUNT), "question_end": Range(1, COUNT, {-1: "all"}),
     "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
     "top_p": Range(0.000001, 1), "top_k": Range(1, COUNT, {0: "all tokens"}),
     "min_p": Range(0, 1), "repetition_penalty": Range(0.001, 1000),
@@ -73,6 +72,9 @@ FORMS = {  # of keys that are texts, where they are given
     "tp": Form(
         r"([0-9]{1,18})|\s*[0-9]*\.?[0-9]+(?:\s*,\s*[0-9]*\.?[0-9]+)+\s*", "0 for those of the split, a number of "
         "ranks from 1 to 1024, or a speed for each rank of a stage, as 2,1,1,1", [Range(0, 1024)]),
+    "questions": Form(
+        "([0-9]{1,18})|([0-9]{1,18})?:([0-9]{1,18})?", "a number of questions, as 5, or the first one, counted from 0, "
+        "and that before which to stop, as 30:50 or 30:", [Range(1, COUNT), Range(0, COUNT), Range(1, COUNT)]),
     "stages": STAGES,
     "logit_bias": BIASES,
     "policy": Form(
@@ -100,6 +102,8 @@ RENAMED = {  # keys that there were, and what to write instead
     "recover_seconds": "recover=SECONDS",
     "opt_threshold": "policy=opt:X",
     "run_pipeinfer": "lookahead=N",
+    "question_begin": "questions=BEGIN:END",
+    "question_end": "questions=END, or questions=BEGIN:END",
     "tp_shares": "tp=2,1,1, a speed for each rank",
     "revision": "model=NAME@REVISION",
 }
@@ -129,8 +133,7 @@ class RunConfig(Checked):
     prompt: str = ""  # the question
     prompt_ids: str = ""  # token ids with commas between, for models without a tokenizer
     question_file: str = ""  # questions in the format of MT-bench, one JSON object a line
-    question_begin: int = 0  # first line of question_file that is asked, from 0
-    question_end: int = -1  # line before which to stop; -1: ask all
+    questions: str = ""  # how many of them, as 5, or from which, counted from 0, up to which, as 30:50; empty: all
     template: str = "auto"  # around a question: own (the tokenizer's), FILE in Jinja, vicuna, llama-2, none
 
     # How the answer is chosen, and when it ends
@@ -219,6 +222,12 @@ class RunConfig(Checked):
     def ids(self) -> tuple[int, ...]:
         """The token ids that the key `prompt_ids` lists, in order; none if it is empty."""
         return tuple(map(int, listed(self.prompt_ids)))
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first question of a file or set that is asked, from 0, and that before which to stop; -1: none."""
+        begin, colon, end = self.questions.partition(":")
+        return (int(begin or 0), int(end or -1)) if colon else (0, int(begin or -1))
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -396,8 +405,9 @@ def _misfits(c: RunConfig) -> Iterator[str]:
     given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(given) > 1:
         yield f"{' and '.join(given)} are both given: give only one of them"
-    if 0 <= c.question_end <= c.question_begin:
-        yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
+    begin, end = c.span
+    if 0 <= end <= begin:
+        yield f"questions={c.questions} leaves no question: give more than {begin} behind the colon, or nothing for all"
     if c.draft_dir and "model" not in (*c.sources, *c.draft.split("+")):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"

@@ -192,7 +192,7 @@ def check_split(part: Part, split_id: str) -> None:
 def _check_files(config: RunConfig) -> None:
     """Refuse questions that cannot be read, and an output that cannot be written or destroys what the run reads."""
     if config.question_file:
-        read(config.question_file, config.question_begin, config.question_end)
+        read(config.question_file, *config.span)
     if not config.output:
         return
     output, other = Path(config.output).resolve(), "choose another output="

@@ -38,7 +38,7 @@ from pipeline.decode import Answer, Request
 
 CHAINS = ("ar", "serial", "naive", "pruned", "pipedec", "continuous", "pipeinfer", "dsi")
 LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
-DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}
+DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "questions": "1", "draft": "model"}
 NARROW = {  # of every level the likeliest guess alone, however unlikely it is
     "width": "1", "init_topk_pipedec": "1", "min_probability": "0"}
 LEVELS = ("init_depth", "expand_depth")  # after the first
@@ -61,7 +61,7 @@ class PredictConfig(AsksSets):
     EXAMPLES = f"""\
   {COMMAND} predict
   {COMMAND} predict profile=lan-1g slowdown=8 output=lan.json
-  {COMMAND} predict methods=serial,continuous,dsi sets=gsm8k question_end=4 temperature=1 seed=3
+  {COMMAND} predict methods=serial,continuous,dsi sets=gsm8k questions=4 temperature=1 seed=3
   {COMMAND} predict toy draft_dir=toy/draft_b lookahead=4"""
 
     # What is compared
@@ -138,7 +138,7 @@ class Pair:
         check_pair(target, self.drafter)
         prompts: list[list[int]] = []
         for name in config.chosen_sets:
-            for question in load(config.folder, name, run.question_begin, run.question_end):
+            for question in load(config.folder, name, *run.span):
                 prompts.append(target.text.prompt_ids(question.turns[:1], run.template))
         contexts = (model.whole.config.context for model in (target, self.drafter))
         check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
