@@ -60,11 +60,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of that model (safetensors or .bin)")
     parser.add_argument("--quant", choices=("none", *KINDS), default="none", help="quantize the layers' weights: "
                         "smaller folders, less exact text; LM head and draft head stay as they are")
-    parser.add_argument("--tp", metavar="N", type=int, default=0, help="ranks that share each layer; see below")
-    parser.add_argument("--tp-shares", metavar="SPEEDS", default="", help="their speeds, as 2,1,1,1, if not all alike")
+    parser.add_argument("--tp", metavar="N", default="0", help="ranks that share each layer; or their speeds, as "
+                        "2,1,1,1, if not all alike; see below")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
     args = parser.parse_args(argv)
-    layout_known = args.stages or args.tp or args.tp_shares
+    layout_known = args.stages or args.tp != "0"
     if not (args.check or (args.model_dir and args.out_dir and layout_known)):
         parser.error("MODEL_DIR, OUT_DIR and --stages or --tp are needed (or --check OUT_DIR alone); see --help")
     return args
@@ -73,9 +73,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def write(args: argparse.Namespace) -> list[Part]:
     """Split the model as it was typed; raises ValueError for what cannot work."""
     try:
-        keys = RunConfig("ar" if args.stages else "tp", tp=args.tp, tp_shares=args.tp_shares)
+        keys = RunConfig("ar" if args.stages else "tp", tp=args.tp)
     except ValueError as problem:
-        raise ValueError(str(problem).replace("tp_shares=", "--tp-shares ").replace("tp=", "--tp ")) from None
+        raise ValueError(str(problem).replace("tp=", "--tp ")) from None
     layout = Layout(args.quant, keys.speeds)
     stages = args.stages or ""
     folders = split(args.model_dir, args.out_dir, stages, args.eagle, layout=layout)

@@ -15,7 +15,7 @@ from config.keys import HELP, Checked, Option, key_lines, listed, nearest, opene
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.profiles import is_file
-from config.run_config import RunConfig
+from config.run_config import JINJA, RENAMED, RunConfig
 from config.schema.untrusted import read_json
 
 FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
@@ -26,7 +26,7 @@ Names = Sequence[str]
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
 RUN_PIPE = "bash run_pipe.sh"
-PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "chat_template", "trace",
+PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace",
          "output", "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "ablate")  # what a preset chooses for its model alone
@@ -271,6 +271,9 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     for word in words:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: it goes first and there is only one")
+        key = word.partition("=")[0]
+        if key in RENAMED.keys() - keys:
+            raise ValueError(f"there is no key {key} any more: write {RENAMED[key]}")
     found = parsed(words, keys, PATHS)
     found.update(_folders(found))
     if "ssm" in found:
@@ -278,6 +281,8 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         found["ssm"] = ",".join(folders) or found["ssm"]
     if is_file(found.get("profile", "")):
         found["profile"] = absolute(found["profile"])
+    if JINJA.search(found.get("template", "")):
+        found["template"] = absolute(found["template"])
     for key in QUESTIONS:
         if key in found and not found[key].strip():
             raise ValueError(f"{key} is empty: write the question behind {key}=")

@@ -49,7 +49,7 @@ METHODS = {
         sizes=("init_topk_pipedec",), look=("#8ccbea", "\\\\\\\\")),
     "pipeinfer": Method(
         "pipeinfer", "ring", "eagle", "PipeInfer: the tip alone, then short runs of one drafted chain",
-        tree="chain", sizes=("run_pipeinfer",), look=("#cfe8cf", "++"), planned=False),
+        tree="chain", sizes=("run",), look=("#cfe8cf", "++"), planned=False),
     "pearl": Method(
         "pearl", "ring", "eagle", "PEARL, AMUSD: one chain is drafted on while what there is of it is verified",
         tree="chain", look=("#e3b5a4", ".."), planned=False),

@@ -6,6 +6,7 @@ The comment behind an option is also what `bash run_pipe.sh --help` prints.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Iterator
@@ -20,7 +21,6 @@ CHOICES = {
     "draft": ("eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm",
               "cascade", "cascade+suffix", "dflash", "dflash+suffix", "none"),
     "verify": ("match", "naive", "mss", "eagle1"),
-    "policy": ("auto", "eagle2", "static", "opt", "expansion"),
     "template": ("auto", "vicuna", "llama-2", "own", "none"),
     "profile": ("none", *PROFILES),
     "time": ("real", "virtual"),
@@ -29,6 +29,7 @@ CHOICES = {
     "quant_head": ("none", "int8", "int4"),
     "quant_kv": ("none", "int8"),
 }
+JINJA = re.compile(r"[./]")  # in a template that is a file, and no name
 COUNT = 1_000_000_000  # the most of anything that is counted
 GUESSES = Range(1, MOST_GUESSES)
 LEVELS = Range(0, 65536)
@@ -38,8 +39,6 @@ ADDED = r"\s*[0-9]{1,18}\s*:\s*-?[0-9]{1,9}(?:\.[0-9]{1,9})?\s*"
 BIASES = Form(f"{ADDED}(?:,{ADDED})*", "token ids and what is added to their logits, as 306:-100,626:2.5")
 PATIENCE = Range(1, 2_592_000)  # seconds; a rank says twice a second that it lives
 RANGES = {  # of every key that is a number
-    "tp": Range(1, 1024, {0: "those of the split"}),
-    "question_begin": Range(0, COUNT), "question_end": Range(1, COUNT, {-1: "all"}),
     "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
     "top_p": Range(0.000001, 1), "top_k": Range(1, COUNT, {0: "all tokens"}),
     "min_p": Range(0, 1), "repetition_penalty": Range(0.001, 1000),
@@ -47,13 +46,13 @@ RANGES = {  # of every key that is a number
     "seed": Range(0, (1 << 64) - 1), "max_new_tokens": Range(1, COUNT),
     "init_total_token": GUESSES, "init_depth": LEVELS, "expand_total_token": GUESSES, "expand_depth": LEVELS,
     "width": GUESSES, "subseq_token": ROWS,
-    "opt_threshold": Range(0.000001, 1, {0: "what pays, as measured"}),
-    "init_topk_pipedec": GUESSES, "run_pipeinfer": GUESSES,
+    "init_topk_pipedec": GUESSES,
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT), "max_requests": Range(1, 256),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
-    "timeout": PATIENCE, "wait": PATIENCE, "recover_seconds": PATIENCE, "slowdown": Range(0.001, 1_000_000),
+    "timeout": PATIENCE, "wait": PATIENCE, "slowdown": Range(0.001, 1_000_000),
 }
+GAINS = Range(0.000001, 1)  # accepted guesses that a level of policy=opt brings
 SPEED = Range(0.001, 1000)  # of a rank beside those that share its layers
 MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
 PORTS, COPIES = Range(1, 65535), Range(0, 1024)
@@ -70,14 +69,22 @@ STAGES = Form(
     "stages; or auto:4, 4 stages with bytes alike, or auto:8,8,16, as much for each as its memory allows")
 FORMS = {  # of keys that are texts, where they are given
     "prompt_ids": Form(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", "token ids with commas between, as 1,306,626"),
-    "tp_shares": Form(
-        r"\s*[0-9]*\.?[0-9]+(\s*,\s*[0-9]*\.?[0-9]+)*\s*", "a speed for each rank of a stage, as 2,1,1,1"),
+    "tp": Form(
+        r"([0-9]{1,18})|\s*[0-9]*\.?[0-9]+(?:\s*,\s*[0-9]*\.?[0-9]+)+\s*", "0 for those of the split, a number of "
+        "ranks from 1 to 1024, or a speed for each rank of a stage, as 2,1,1,1", [Range(0, 1024)]),
+    "questions": Form(
+        "([0-9]{1,18})|([0-9]{1,18})?:([0-9]{1,18})?", "a number of questions, as 5, or the first one, counted from 0, "
+        "and that before which to stop, as 30:50 or 30:", [Range(1, COUNT), Range(0, COUNT), Range(1, COUNT)]),
     "stages": STAGES,
     "logit_bias": BIASES,
+    "policy": Form(
+        f"auto|eagle2|static|expansion|opt(?::({POSITIVE}))?", "auto, eagle2, static, expansion or opt, or opt:X, X "
+        f"being the accepted guesses that a level must bring, {GAINS.advice}", [GAINS]),
     "replicas": Form(
         "([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?", "0 for as many as fill four ranks, a number of copies from 1 to 1024, "
         "or copies and stages of each, as 2x2", [COPIES, COPIES]),
     "lookahead": Form("auto|([0-9]{1,9})", f"auto or {GUESSES.advice}", [GUESSES]),
+    "recover": Form(f"(?i:true|false)|({POSITIVE})", f"false to end all, or seconds: {PATIENCE.advice}", [PATIENCE]),
     "device": Form("auto|cpu|cuda(:[0-9]{1,9})?", "auto, cpu, cuda or cuda:N"),
     "master": Form(
         "[^:]*(?::([0-9]{1,5}))?", "HOST:PORT, with a port from 1 to 65535, or HOST or :PORT alone", [PORTS]),
@@ -87,7 +94,19 @@ FORMS = {  # of keys that are texts, where they are given
 }
 DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
 MEASURED = 16  # rows per segment until it is measured how many there should be
+RECOVERY = 60.0  # seconds that recover=true means
+RUN = 4  # guesses that pipeinfer sends at once, if nothing else is said
 USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
+RENAMED = {  # keys that there were, and what to write instead
+    "chat_template": "template=FILE",
+    "recover_seconds": "recover=SECONDS",
+    "opt_threshold": "policy=opt:X",
+    "run_pipeinfer": "lookahead=N",
+    "question_begin": "questions=BEGIN:END",
+    "question_end": "questions=END, or questions=BEGIN:END",
+    "tp_shares": "tp=2,1,1, a speed for each rank",
+    "revision": "model=NAME@REVISION",
+}
 
 
 @dataclass(frozen=True)
@@ -96,8 +115,7 @@ class RunConfig(Checked):
 
     # What runs
     pipeline_type: str = "continuous"  # the method, a row of config/methods.py, as serial; auto: what a plan says
-    model: str = ""  # a model by its name at the hub, as Qwen/Qwen3-4B, its folder, or a GGUF file
-    revision: str = ""  # branch, tag or commit of that name; empty: the newest one
+    model: str = ""  # a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION; a folder; or a GGUF file
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
@@ -107,8 +125,7 @@ class RunConfig(Checked):
     ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: all on rank 0, by turns
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
-    tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
-    tp_shares: str = ""  # speeds of those ranks, as 2,1,1,1, to which their shares are cut; empty: all alike
+    tp: str = "0"  # ranks that share layers, or a speed of each, as 2,1,1; 0: as split, or 4 (tp, galaxy)
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
     replicas: str = "0"  # copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks
 
@@ -116,10 +133,8 @@ class RunConfig(Checked):
     prompt: str = ""  # the question
     prompt_ids: str = ""  # token ids with commas between, for models without a tokenizer
     question_file: str = ""  # questions in the format of MT-bench, one JSON object a line
-    question_begin: int = 0  # first line of question_file that is asked, from 0
-    question_end: int = -1  # line before which to stop; -1: ask all
-    template: str = "auto"  # around a question: own (the tokenizer's), vicuna, llama-2, none; auto: own or vicuna
-    chat_template: str = ""  # file of a chat template in Jinja, which is then the tokenizer's own
+    questions: str = ""  # how many of them, as 5, or from which, counted from 0, up to which, as 30:50; empty: all
+    template: str = "auto"  # around a question: own (the tokenizer's), FILE in Jinja, vicuna, llama-2, none
 
     # How the answer is chosen, and when it ends
     temperature: float = 0.0  # 0: always the likeliest token; above: sampled
@@ -137,9 +152,8 @@ class RunConfig(Checked):
     stop: str = ""  # text that ends the answer; empty: none
 
     # The tree that serial, naive, pruned and specinfer draft, and continuous after a miss
-    policy: str = "auto"  # eagle2, opt (OPT-Tree), static (EAGLE-1), expansion; auto: the method's own, or eagle2
+    policy: str = "auto"  # eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: what the method has
     expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, step by step: children of each guess of the step before
-    opt_threshold: float = 0.0  # accepted guesses that a level of opt must bring; 0: as many as pay, as measured
     init_total_token: int = 80  # guesses in the tree
     init_depth: int = 6  # levels after the first
 
@@ -154,8 +168,7 @@ class RunConfig(Checked):
 
     # Other habits of the pipeline
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
-    run_pipeinfer: int = 4  # guesses in a run of pipeinfer
-    lookahead: str = "auto"  # guesses of dsi in a verification; auto: the fewest with which none waits, as measured
+    lookahead: str = "auto"  # guesses that pipeinfer or dsi sends at once; auto: 4, or of dsi as few as keep all busy
     min_probability: float = 0.0  # of a path of guesses, as the draft finds it, at least; 0: any (streaming: exp(-8))
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
@@ -172,8 +185,7 @@ class RunConfig(Checked):
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
-    recover: bool = True  # start a rank that dies or hangs again, and go on with the answers; false: end all
-    recover_seconds: float = 60.0  # seconds for such a rank to come back
+    recover: str = "60"  # seconds for a rank that is started again to come back; false: end all with it
     master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or HOST or :PORT alone
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
     keys: str = ""  # folder of the board's keys (scripts/make_keys.sh); empty: keys, if there
@@ -194,6 +206,8 @@ class RunConfig(Checked):
         values, choices = vars(self), dict(CHOICES)
         if is_file(self.profile):
             del choices["profile"]
+        if JINJA.search(self.template):
+            del choices["template"]
         yield from unknown(values, choices)
         yield from outside(values, RANGES)
         yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
@@ -208,6 +222,12 @@ class RunConfig(Checked):
     def ids(self) -> tuple[int, ...]:
         """The token ids that the key `prompt_ids` lists, in order; none if it is empty."""
         return tuple(map(int, listed(self.prompt_ids)))
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first question of a file or set that is asked, from 0, and that before which to stop; -1: none."""
+        begin, colon, end = self.questions.partition(":")
+        return (int(begin or 0), int(end or -1)) if colon else (0, int(begin or -1))
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -226,6 +246,16 @@ class RunConfig(Checked):
     def small_models(self) -> tuple[str, ...]:
         """The folders that the key `ssm` lists."""
         return listed(self.ssm)
+
+    @property
+    def chat_template(self) -> str:
+        """The file of a chat template that the key `template` names; empty if it names none."""
+        return self.template if JINJA.search(self.template) else ""
+
+    @property
+    def own_template(self) -> bool:
+        """Whether a chat template in Jinja wraps questions, a file's or the tokenizer's."""
+        return self.template == "own" or bool(self.chat_template)
 
     @property
     def first_folder(self) -> Path:
@@ -284,7 +314,9 @@ class RunConfig(Checked):
     def speeds(self) -> tuple[float, ...]:
         """The speeds of the ranks that share a stage, beside each other; a single one if nothing is shared."""
         usual = USUAL_RANKS if self.unpiped else 1
-        return tuple(map(number, listed(self.tp_shares))) or (1.0,) * (self.tp or usual)
+        if "," in self.tp:
+            return tuple(map(number, listed(self.tp)))
+        return (1.0,) * (int(self.tp) or usual)
 
     @property
     def replicated(self) -> bool:
@@ -295,6 +327,13 @@ class RunConfig(Checked):
     def replica_stages(self) -> int:
         """The stages of each copy; 0 if the key `replicas` leaves them open."""
         return int(self.replicas.partition("x")[2] or 0)
+
+    @property
+    def recovery(self) -> float:
+        """Seconds for a lost rank to come back; 0: all end with it."""
+        word = self.recover.lower()
+        words = {"false": 0.0, "true": RECOVERY}
+        return words[word] if word in words else number(word)
 
     @property
     def meeting(self) -> tuple[str, int]:
@@ -309,7 +348,7 @@ class RunConfig(Checked):
 
     @property
     def guesses(self) -> int:
-        """How many guesses of dsi make a verification; 0 if that is to be measured."""
+        """How many guesses of a chain are sent at once; 0 if the method has its own number."""
         return 0 if self.lookahead == "auto" else int(self.lookahead)
 
     def copies(self, stages: int) -> int:
@@ -322,7 +361,7 @@ class RunConfig(Checked):
     @property
     def tree(self) -> TreeConfig:
         """The hyperparameters that strategies and draft read; `min_probability` becomes a log-probability."""
-        policy, off = (self.growth_policy, self.expansion, self.opt_threshold), self.ablated
+        policy, off = (self.growth_policy, self.expansion, self.gain), self.ablated
         worth = math.log(self.min_probability) if self.min_probability else -math.inf
         segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED
         init = Growth(self.init_total_token, self.init_depth, self.width, segment, worth)
@@ -335,25 +374,28 @@ class RunConfig(Checked):
             init=by_policy(init, *policy), expand=init.nothing if "expand" in off else expand,
             idle=idle.nothing if "none_expand" in off else idle,
             layer=Growth(ENDLESS, ENDLESS, wide, wide, worth), chain=chain, stream=stream,
-            run=self.run_pipeinfer, coupled=replace(chain, anywhere=True),
+            run=self.guesses or RUN, coupled=replace(chain, anywhere=True),
             lookahead=self.guesses or 1, chunk=self.prefill_chunk,
             best_first="score_order" not in off, prunes="prune" not in off, thrifty="thrift" not in off,
             forced="forced" not in off)
 
     @property
+    def gain(self) -> float:
+        """The accepted guesses that each level of policy=opt:X must bring; 0: as many as pay, as measured."""
+        return number(self.policy.partition(":")[2] or "0")
+
+    @property
     def growth_policy(self) -> str:
         """How the method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
         if self.policy != "auto":
-            return self.policy
+            return self.policy.partition(":")[0]
         return "expansion" if METHODS[self.pipeline_type].draft == "ssm" else "eagle2"
 
 
 def _misfits(c: RunConfig) -> Iterator[str]:
     """Keys that are sound by themselves, but not together."""
-    if c.tp_shares and not all(map(SPEED.holds, c.speeds)):
-        yield f"tp_shares={c.tp_shares} is not possible: give {SPEED.advice} for each rank"
-    if c.tp_shares and c.tp not in (0, len(c.speeds)):
-        yield f"tp_shares={c.tp_shares} is for {len(c.speeds)} ranks, not for tp={c.tp}: give one number for each"
+    if not all(map(SPEED.holds, c.speeds)):
+        yield f"tp={c.tp} is not possible: give {SPEED.advice} for each rank"
     if c.virtual and c.slowdown != 1:
         yield f"slowdown={c.slowdown:g} means nothing where nobody waits: leave it out, or add time=real"
     if c.virtual and c.quant_kv != "none":
@@ -363,10 +405,9 @@ def _misfits(c: RunConfig) -> Iterator[str]:
     given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(given) > 1:
         yield f"{' and '.join(given)} are both given: give only one of them"
-    if c.chat_template and c.template not in ("auto", "own"):
-        yield f"chat_template={c.chat_template} is not read with template={c.template}: leave one of them out"
-    if 0 <= c.question_end <= c.question_begin:
-        yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
+    begin, end = c.span
+    if 0 <= end <= begin:
+        yield f"questions={c.questions} leaves no question: give more than {begin} behind the colon, or nothing for all"
     if c.draft_dir and "model" not in (*c.sources, *c.draft.split("+")):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
@@ -407,7 +448,7 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     if copies and c.policy in FIXED:
         yield f"policy={c.policy} asks networks for guesses, and suffix is none: leave it out of draft={c.draft}"
     models = len(c.small_models) if "ssm" in c.sources else 1
-    if c.policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
+    if c.growth_policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
         yield "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=DIR"
     strategy = METHODS[c.pipeline_type].strategy
     drawn = strategy == "autoregressive" or strategy == "serial" and c.growth_policy in FIXED

@@ -8,7 +8,7 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass
-from typing import Iterator
+from typing import ClassVar, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from config.cli import CommandKeys
@@ -26,7 +26,8 @@ class ServeConfig(CommandKeys):
     RANGES = {"port": Range(1, 65535, {0: "any that is free"}), "queue": Range(0, 100_000),
               "queue_seconds": Range(1, 86_400), "body_mb": Range(0.001, 1024)}
     USUAL = {"max_requests": 4, "reuse": True}
-    REFUSED = ("prompt", "prompt_ids", "question_file", "output")  # what requests bring, and where answers go
+    # what requests bring, and where answers go
+    REFUSED: ClassVar[Sequence[str]] = ("prompt", "prompt_ids", "question_file", "questions", "output")
 
     # The server
     host: str = "127.0.0.1"  # address to listen at; one that other machines reach needs api_key, or open=true
@@ -94,9 +95,9 @@ class WorkerConfig(ServeConfig):
             yield f"worker={self.worker} is no address: write http://NAME:PORT"
         if self.api_key:
             yield "api_key is not known to FastChat: leave it out, and keep host where only the controller's users are"
-        if self.run.template == "own":
-            yield "template=own cannot be passed to FastChat, which wraps prompts itself: use template=vicuna, " \
-                  "template=llama-2 or template=none"
+        if self.run.own_template:
+            yield f"template={self.run.template} cannot be passed to FastChat, which wraps prompts itself: use " \
+                  "template=vicuna, template=llama-2 or template=none"
 
     def _exposed(self) -> Iterator[str]:
         if not is_loopback(self.host) and not self.open:

@@ -69,7 +69,7 @@ class Growth:
 
 
 def by_policy(growth: Growth, policy: str, expansion: str, threshold: float) -> Growth:
-    """A tree that is grown by a policy, with the values of the keys `expansion` and `opt_threshold`."""
+    """A tree that is grown by a policy, with the key `expansion` and the X of `policy=opt:X`."""
     if policy == "opt":  # OPT-Tree's frontier is as wide as the tree, and deepens while that pays
         return replace(growth, width=growth.nodes, gain=threshold or GAIN)
     if policy not in FIXED:

@@ -76,8 +76,7 @@ def _check_pace(config: EvalConfig) -> None:
 
 def _sets(config: EvalConfig) -> dict[str, list[Question]]:
     """The questions of each data set."""
-    begin, end = config.run.question_begin, config.run.question_end
-    return {name: load(config.folder, name, begin, end) for name in config.chosen_sets}
+    return {name: load(config.folder, name, *config.run.span) for name in config.chosen_sets}
 
 
 def announce(config: EvalConfig) -> None:

@@ -137,7 +137,7 @@ class Evaluation:
             need = least + (len(question.turns) - 1) * self.config.run.max_new_tokens
             if need >= room:
                 raise ValueError(f"question {question.id} of {name} needs up to {need} tokens before its last answer, "
-                                 f"but the context has {room}: leave it out with question_begin and question_end, "
+                                 f"but the context has {room}: leave it out with questions=BEGIN:END, "
                                  "leave the set out with sets=, or give less max_new_tokens or more max_length")
 
     def _warm_up(self, jobs: Jobs) -> dict[Contender, float]:

@@ -22,8 +22,8 @@ TREES = {"min_probability": "0", "expand_depth": "6", "ablate": ""}
 PAPER = {**TREES, "methods": "naive,tp,galaxy,pipedec,continuous", "max_new_tokens": "256"}
 # Each board holds its part of a pipeline, so the methods that need the model split another way are left out.
 BOARDS = {**PAPER, "methods": "naive,pipedec,continuous"}
-HELD_OUT = {"question_begin": "30", "question_end": "50"}  # the paper's questions of the real data sets
-QUICK = {"profile": "jetson-7b", "time": "virtual", "question_end": "5", "max_new_tokens": "64"}
+HELD_OUT = {"questions": "30:50"}  # the paper's questions of the real data sets
+QUICK = {"profile": "jetson-7b", "time": "virtual", "questions": "5", "max_new_tokens": "64"}
 HURRY = "0.5"  # the slowdown of the same in real time, half an hour on a laptop
 RESULTS = ROOT / "results"
 # Of the models that run where none is named; the copies of the bundled one for dsi are small.
@@ -58,10 +58,10 @@ SETS = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the bundled data sets
 EXAMPLES = """\
   bash run_eval.sh
   bash run_eval.sh toy
-  bash run_eval.sh methods=ar,continuous sets=gsm8k,qa temperatures=0 question_end=2 results=quick
+  bash run_eval.sh methods=ar,continuous sets=gsm8k,qa temperatures=0 questions=2 results=quick
   bash run_eval.sh profile=jetson-13b wires=125 results=slow
   bash run_eval.sh toy methods=naive,continuous drafts=eagle,model:toy/draft_a results=drafts
-  bash run_eval.sh vicuna-7b data=DIR question_begin=30 question_end=50"""
+  bash run_eval.sh vicuna-7b data=DIR questions=30:50"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class AsksSets(CommandKeys):
     """The base of the keys of commands that ask the questions of data sets."""
 
     # Which questions are asked
-    sets: str = SETS  # the data sets; question_begin, question_end are of each
+    sets: str = SETS  # the data sets; questions= is of each
     data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json, or a file of categories; empty: the bundled
 
     @property

@@ -29,7 +29,7 @@ from eval.keys import Contender, EvalConfig
 from eval.metrics import ANSWER_FIELDS
 
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
-ASKED = ("methods", "draft", "drafts", "sets", "temperatures", "question_begin", "question_end", "repeats")
+ASKED = ("methods", "draft", "drafts", "sets", "temperatures", "questions", "repeats")
 FREE = frozenset((*ASKED, "baseline_draft", "max_requests", "results", "launch", "pipeline_type", "prompt", "slowdown",
                   "timeout", "master", "hosts", "wait", "trace", "output", "debug"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fschat")
@@ -154,7 +154,7 @@ def _temperatures(value: Any) -> bool:
 ENVIRONMENT = {  # what is read of env.json; see `fits` in config/files.py
     "machine": dict, "config": {"data": str, "draft": str, "drafts": str, "baseline_draft": str},
     "starts": [{"methods": str, "draft": str, "drafts": str, "sets": str, "temperatures": _temperatures,
-                "question_begin": int, "question_end": int, "repeats": int}]}
+                "questions": str, "repeats": int}]}
 
 
 def read_environment(folder: Path, remedy: str) -> Mapping[str, Any]:

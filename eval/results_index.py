@@ -10,6 +10,7 @@ from config.files import fits, lines
 from config.keys import listed
 from config.methods import METHODS
 from config.questions import BUNDLED, load
+from config.run_config import RunConfig
 from eval.keys import SETS, Contender, drafted
 from eval.metrics import Answer
 from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine, TallyLines, by_request
@@ -152,7 +153,7 @@ def _wanted(found: Found, name: str, start: Mapping[str, Any]) -> int:
     """How many answers to a set each method was asked for; where the set is gone, the most that one has given."""
     try:
         questions = load(found.env["config"]["data"] or BUNDLED,  # the toy's are as many
-                         name, start["question_begin"], start["question_end"])
+                         name, *RunConfig(questions=start["questions"]).span)
         return len(questions) * int(start["repeats"])
     except ValueError:
         return max((len(answers) for group, answers in found.groups.items()

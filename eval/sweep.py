@@ -25,7 +25,7 @@ from eval.tables import markdown, number, save
 from launch.console import EXIT_STOPPED, EXIT_WRONG, run, say
 
 # A head alone, whose trees grow as in the papers.
-QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "question_end": "5", "max_new_tokens": "64", "draft": "eagle",
+QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "questions": "5", "max_new_tokens": "64", "draft": "eagle",
          "baseline_draft": ""}
 COLUMNS = ("sweep", "point", *SUMMARY)
 Points = Mapping[str, Found]  # what there is at each point of a sweep

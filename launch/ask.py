@@ -81,7 +81,7 @@ def table(answers: list[Answer], whole: float | None = None) -> str:
 
 def questions(config: RunConfig) -> list[Question]:
     """The questions of `question_file` that the configuration chooses."""
-    return read(config.question_file, config.question_begin, config.question_end)
+    return read(config.question_file, *config.span)
 
 
 def save(path: str, data: Any) -> None:

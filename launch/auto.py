@@ -39,17 +39,17 @@ from model.weights.parts import plan_stages
 from model.weights.unfold import Unfolded
 from pipeline.failure import PeerLost
 
-SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
-LEFT = ("tp", "tp_shares", "replicas", *SIZES)  # to the plan, and not to be typed
+SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "init_topk_pipedec", "expansion")
+LEFT = ("tp", "replicas", *SIZES)  # to the plan, and not to be typed
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
 UNPLANNED = ("ssm_ranks=true", *(f"verify={rule}" for rule in DRAWN))  # of few methods, which no plan chooses
 # What no choice depends on: what is asked, where an answer goes, and who waits how long.
 APART = frozenset({
-    "prompt", "prompt_ids", "question_file", "question_begin", "question_end", "seed", "verify", "max_new_tokens",
+    "prompt", "prompt_ids", "question_file", "questions", "seed", "verify", "max_new_tokens",
     "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait", "master", "hosts", "time", "trace",
     "output", "debug", "answers"})
 KEPT = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
-RECORD = {"question_end": "1", "max_new_tokens": "32"}  # of each data set, and tokens of an answer
+RECORD = {"questions": "1", "max_new_tokens": "32"}  # of each data set, and tokens of an answer
 CHECK = 3  # of the best candidates, those that answer on this machine
 PLAN = "scripts.plan"  # the command that makes plans
 OURS = "flowspec: "  # begins a sentence of it

@@ -159,7 +159,7 @@ class Opening(Epochs):
             reason = self._meeting.attend()
             if not reason and time.monotonic() > until:
                 names = "rank " + " and rank ".join(map(str, missing))
-                reason = f"{names} did not come" if first else f"{names} did not come back within recover_seconds"
+                reason = f"{names} did not come" if first else f"{names} did not come back within recover="
             if reason:
                 raise PeerLost(reason)
             time.sleep(LOOK)

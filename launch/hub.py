@@ -15,7 +15,7 @@ from config.schema.untrusted import reason, shown
 from launch.console import say
 from launch.split.gguf import is_gguf
 
-NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\S+))?")  # and a branch, tag or commit
 WANTED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 HALF = ".incomplete"  # in a folder while it is being filled
 
@@ -30,11 +30,13 @@ def words_of(raw: Mapping[str, str]) -> list[str]:
     path = Path(asked).expanduser()
     if path.exists():
         return [f"base_dir={path}"]
-    if is_gguf(asked) or not NAME.fullmatch(asked):
+    named = NAME.fullmatch(asked)
+    if is_gguf(asked) or not named:
         raise ValueError(f"model={asked} is no file or folder here: give the path of a folder or of a GGUF file, or a "
-                         "name at the hub, as Qwen/Qwen3-4B")
-    words = [f"base_dir={fetched(asked, root, raw.get('revision') or None)}"]
-    head = known_head(asked)
+                         "name at the hub, as Qwen/Qwen3-4B or NAME@REVISION")
+    name, revision = named.groups()
+    words = [f"base_dir={fetched(name, root, revision)}"]
+    head = known_head(name)
     if head and not raw.keys() & {"eagle_dir", "draft", "drafts"}:
         try:
             words.append(f"eagle_dir={fetched(head, root)}")

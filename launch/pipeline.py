@@ -12,7 +12,7 @@ from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVa
 
 from config.keys import options as keys_of
 from config.keys import parsed, written
-from config.run_config import RANGES, SAMPLING, RunConfig
+from config.run_config import GAINS, SAMPLING, RunConfig
 from config.trees import TreeConfig
 from launch.build import (
     LMHead,
@@ -46,7 +46,6 @@ from tp.links import Loop
 KEYS = {option.name: option for option in keys_of(RunConfig)}
 Result = TypeVar("Result")
 ANSWER_KEYS = {*SAMPLING, "template", "seed", "verify", "max_new_tokens", "ignore_eos"}
-LEAST_GAIN = RANGES["opt_threshold"].least
 # A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
 
@@ -347,10 +346,10 @@ class Pipeline:
     def _tree(self, config: RunConfig, draft: Draft) -> TreeConfig:
         """The trees that the strategy grows with this draft. Sizes that were left open are measured, once."""
         tree = sized(config, lambda: self.round_trip, lambda: self.segment_rows)
-        if config.growth_policy == "opt" and not config.opt_threshold and draft.networks:
+        if config.growth_policy == "opt" and not config.gain and draft.networks:
             network, = draft.networks
             share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)
-            init, expand = (replace(growth, gain=max(share, LEAST_GAIN)) for growth in (tree.init, tree.expand))
+            init, expand = (replace(growth, gain=max(share, GAINS.least)) for growth in (tree.init, tree.expand))
             tree = replace(tree, init=init, expand=expand)
         if config.replicated:
             tree = replace(tree, lookahead=self._lookahead(config, draft))

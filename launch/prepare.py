@@ -37,12 +37,12 @@ class Prepared(NamedTuple):
     @property
     def recovers(self) -> bool:
         """Whether a rank that dies is started again; the sums of ranks that share a stage cannot be mended."""
-        return self.config.recover and not self.placement.shares
+        return bool(self.config.recovery) and not self.placement.shares
 
     @property
     def patience(self) -> float:
         """Seconds for a silent rank to come back; 0 where losses cannot be mended."""
-        return self.config.recover_seconds if self.recovers else 0.0
+        return self.config.recovery if self.recovers else 0.0
 
     @property
     def forks(self) -> bool:
@@ -96,9 +96,8 @@ def _check_form(spec: RankSpec) -> None:
     piped = not (config.unpiped or config.replicated)
     if piped and config.stages and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, or {again}")
-    asked = f"tp_shares={config.tp_shares}" if config.tp_shares else f"tp={config.tp}"
-    if (config.tp or config.tp_shares) and config.speeds != tuple(part.shares):
-        raise ValueError(f"{held}, not with {asked}: leave tp and tp_shares out, or {again}")
+    if config.tp != "0" and config.speeds != tuple(part.shares):
+        raise ValueError(f"{held}, not with tp={config.tp}: leave tp out, or {again}")
     placement = spec.placement  # of a split that can be copied
     if int(os.environ.get("WORLD_SIZE", placement.world)) != placement.world:
         held += f", in {spec.copies} replicas" if spec.copies > 1 else ""
@@ -160,7 +159,7 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
     """The name of a split, by all that makes it: model, layers of each rank, members of a group, quantization, head."""
     ranks = len(config.speeds)
     shared = f"tp{ranks}" if config.unpiped or ranks > 1 else ""
-    speeds = config.tp_shares.replace(",", "+")
+    speeds = config.tp.replace(",", "+") if "," in config.tp else ""
     form = "" if quant == "none" else quant
     words = Path(config.base_dir).name, stages, shared, speeds, form, Path(config.eagle_dir).name
     return "-".join(filter(None, words))
@@ -193,7 +192,7 @@ def check_split(part: Part, split_id: str) -> None:
 def _check_files(config: RunConfig) -> None:
     """Refuse questions that cannot be read, and an output that cannot be written or destroys what the run reads."""
     if config.question_file:
-        read(config.question_file, config.question_begin, config.question_end)
+        read(config.question_file, *config.span)
     if not config.output:
         return
     output, other = Path(config.output).resolve(), "choose another output="

@@ -138,7 +138,7 @@ class Member:
 
     def rejoin(self, loss: PeerLost) -> None:
         """Connect all ranks once more after a loss; raises PeerLost where that cannot be, or they do not come."""
-        number, seconds = self._rank, self._prepared.config.recover_seconds
+        number, seconds = self._rank, self._prepared.config.recovery
         if self._epochs is None or self.wires is None or not self._recovers:
             raise loss  # which may be the end of an earlier try
         try:

@@ -89,7 +89,7 @@ class RankSpec:
         tree = self.config.tree
         ranks = len(self.part.stages)
         grown = tree.expand.nodes + ranks * tree.idle.nodes
-        layers = ranks * max(self.config.init_topk_pipedec, self.config.run_pipeinfer)
+        layers = ranks * max(self.config.init_topk_pipedec, tree.run)
         return self.context + 8 * max(tree.init.nodes * self.trees_at_once, grown, layers)
 
     @property

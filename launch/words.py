@@ -81,9 +81,9 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[st
     found = {}
     here = any((folder / name).is_file() for name in VOCABULARIES)
     if here and not raw.keys() & {"template", "prompt_ids"}:
-        name = chosen(AUTO, folder, config.chat_template)
+        name = chosen(AUTO, folder)
         has = "a chat template" if name == OWN else "no chat template"
-        is_named = bool(raw.keys() & {"model_dir", "base_dir"}) and not config.chat_template
+        is_named = bool(raw.keys() & {"model_dir", "base_dir"})
         found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
     guesses = any(METHODS[name].draft == "eagle" for name in keys.asked_methods)
     is_planned = raw.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
@@ -105,7 +105,7 @@ def with_model(words: Sequence[str]) -> list[str]:
     if {*HELP}.intersection(words):
         return words
     if raw.get("model"):
-        others = [word for word in words if not word.startswith(("model=", "revision="))]
+        others = [word for word in words if not word.startswith("model=")]
         words = others + words_of(raw)
         raw = raw_values(words)
     if is_one_rank(raw.get("hosts", "")):

@@ -75,11 +75,11 @@ def shown(error: Exception) -> str:
     return f"{type(error).__name__}: {plain(reason(error)[:200])}"
 
 
-def chosen(template: str, folder: Name, file: str = "") -> str:
-    """The template that was named; for `auto` that in a file or of the tokenizer in `folder`, or else Vicuna's."""
+def chosen(template: str, folder: Name) -> str:
+    """The template that was named, a file being one's own; for `auto` that of the tokenizer, or else Vicuna's."""
     if template != AUTO:
-        return template
-    return OWN if own_template(folder, file) else USUAL
+        return template if template in TEMPLATES else OWN
+    return OWN if own_template(folder) else USUAL
 
 
 def own_template(folder: Name, file: str = "") -> str:
@@ -88,7 +88,7 @@ def own_template(folder: Name, file: str = "") -> str:
         try:
             return Path(file).expanduser().read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise ValueError(f"chat_template={file} cannot be read ({shown(error)}): give the path of a template in "
+            raise ValueError(f"template={file} cannot be read ({shown(error)}): give the path of a template in "
                              "Jinja, in UTF-8") from None
     path, alone = Path(folder) / "tokenizer_config.json", Path(folder) / ALONE
     inside = read_json(path).get("chat_template") if path.is_file() else None

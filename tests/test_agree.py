@@ -13,8 +13,8 @@ from launch.hosts.agreement import GIVEN, LOCAL, clean, judge_facts, settings
 from launch.hosts.board import Board
 
 BOARD = Board(0, "10.0.0.1", 1, "", 1, ())
-TYPED = {"stages": "0+2+2", "tp_shares": "2,1", "methods": "ar", "sets": "qa", "temperatures": "0",
-         "device": "cpu", "prompt_ids": "1,2", "tp": 2, "question_end": 9, "pipeline_type": "tp"}
+TYPED = {"stages": "0+2+2", "methods": "ar", "sets": "qa", "temperatures": "0",
+         "device": "cpu", "prompt_ids": "1,2", "tp": "2,1", "questions": "9", "pipeline_type": "tp"}
 
 
 def judged(own, other):

@@ -131,7 +131,7 @@ def test_an_answer_says_for_each_turn_why_it_ended(run, tmp_path):
 
 
 def test_every_field_of_an_answer_stands_in_the_documentation(run, tmp_path):
-    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "question_end=1") == 0
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "questions=1") == 0
     ([line],) = lines(tmp_path / "a").values()
     table = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8").partition("| field |")[2]
     fields = {*line, *line["choices"][0]} - {"choices", "index"}
@@ -168,7 +168,7 @@ def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_files(run, tmp
 
 
 def test_more_methods_sets_questions_temperatures_and_repeats_may_be_asked_for_later(run, tmp_path):
-    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "question_end=1") == 0
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "questions=1") == 0
     before = lines(tmp_path / "a")
     assert run("a", "repeats=2") == 0
     after = lines(tmp_path / "a")
@@ -236,7 +236,7 @@ def test_the_first_difference_from_ar_is_shown_with_how_much_the_target_prefers_
 
 def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, saved, tmp_path):
     head, model = f"eagle:{saved / 'head'}", f"model:{saved / 'base'}"
-    asked = ("sets=chatbot", "temperatures=1", "question_end=1", f"drafts={head},eagle,{model},none")
+    asked = ("sets=chatbot", "temperatures=1", "questions=1", f"drafts={head},eagle,{model},none")
     assert run("a", "methods=naive,ar,continuous", *asked) == 0
     answers = [line for file in lines(tmp_path / "a").values() for line in file]
     drafts = (head, "eagle", model, "none")
@@ -299,7 +299,7 @@ def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_pa
 
 def test_every_method_is_evaluated_and_writes_the_text_of_plain_decoding(run, saved, tmp_path):
     model = f"base_dir={saved / 'base'}", f"eagle_dir={saved / 'head'}", f"ssm={saved / 'base'}", "stages=0+2+2"
-    asked = f"methods={','.join(METHODS)}", "sets=chatbot", "question_end=1", "temperatures=1"
+    asked = f"methods={','.join(METHODS)}", "sets=chatbot", "questions=1", "temperatures=1"
     assert run("a", *asked, *model, "max_new_tokens=4") == 0
     written = lines(tmp_path / "a")
     assert [*written] == sorted(f"answers/{method}/chatbot-t1.jsonl" for method in METHODS)
@@ -327,20 +327,20 @@ def test_specinfer_has_a_start_and_a_draft_of_its_own():
 
 
 @pytest.mark.parametrize(("protocol", "given", "expected"), [
-    ("emulated", [], {"profile": "jetson-7b", "question_end": 5, "max_new_tokens": 64, "stages": "0+2+2+2+2"}),
-    ("emulated", ["smollm2"], {"profile": "jetson-7b", "question_end": 5, "max_new_tokens": 128, "stages": "0+7+7+8+8",
+    ("emulated", [], {"profile": "jetson-7b", "questions": "5", "max_new_tokens": 64, "stages": "0+2+2+2+2"}),
+    ("emulated", ["smollm2"], {"profile": "jetson-7b", "questions": "5", "max_new_tokens": 128, "stages": "0+7+7+8+8",
                                "drafts": "", "baseline_draft": "", "results": str(ROOT / "results" / "smollm2")}),
-    ("emulated", ["smollm2", "base_dir=there"], {"profile": "none", "question_end": -1, "max_new_tokens": 256}),
-    ("emulated", ["profile=wifi"], {"profile": "wifi", "question_end": 5}),
-    ("emulated", ["vicuna-7b"], {"profile": "none", "question_end": -1, "max_new_tokens": 256}),
+    ("emulated", ["smollm2", "base_dir=there"], {"profile": "none", "questions": "", "max_new_tokens": 256}),
+    ("emulated", ["profile=wifi"], {"profile": "wifi", "questions": "5"}),
+    ("emulated", ["vicuna-7b"], {"profile": "none", "questions": "", "max_new_tokens": 256}),
     ("emulated", ["toy", "seed=2"], {"profile": "jetson-7b", "seed": 2}),
-    ("tensor-parallel", ["data=there"], {"profile": "jetson-7b", "question_begin": 0, "question_end": 5}),
-    ("tensor-parallel", ["base_dir=there"], {"profile": "none", "question_end": -1, "methods": "naive,tp,galaxy"}),
-    ("paper-7b", [], {"question_begin": 0, "question_end": -1, "max_new_tokens": 256, "stages": "0+8+8+8+8"}),
-    ("paper-7b", ["data=there"], {"question_begin": 30, "question_end": 50}),
+    ("tensor-parallel", ["data=there"], {"profile": "jetson-7b", "questions": "5"}),
+    ("tensor-parallel", ["base_dir=there"], {"profile": "none", "questions": "", "methods": "naive,tp,galaxy"}),
+    ("paper-7b", [], {"questions": "", "max_new_tokens": 256, "stages": "0+8+8+8+8"}),
+    ("paper-7b", ["data=there"], {"questions": "30:50"}),
     ("boards-7b", ["hosts=there"], {"hosts": os.path.abspath("there"), "methods": "naive,pipedec,continuous"}),
     ("boards-13b", [], {"quant": "fp4", "stages": "0+10+10+10+10"}),
-    ("paper-13b", ["vicuna-13b", "data=there", "question_end=2"], {"question_begin": 0, "quant": "fp4"}),
+    ("paper-13b", ["vicuna-13b", "data=there", "questions=2"], {"questions": "2", "quant": "fp4"}),
 ])
 def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected):
     config = parse(words(protocol, given), kind=EvalConfig)
@@ -366,7 +366,7 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
     (["baseline_draft=eagle:nowhere"], "nowhere: name that of a draft head, or of a small model"),
     (["drafts=eagle", "draft=model", "draft_dir=x"], "is ignored with drafts=eagle: write model:DIR there"),
     (["pipeline_type=naive"], "write methods=NAME,NAME"),
-    (["question_begin=30", "question_end=50"], "leaves no question of"),
+    (["questions=30:50"], "leaves no question of"),
 ])
 def test_a_mistake_is_answered_by_one_sentence_before_anything_starts(tmp_path, capsys, words, sentence):
     assert evaluate("emulated", [f"results={tmp_path / 'r'}", *words]) == 2
@@ -443,7 +443,7 @@ def test_answers_of_an_earlier_version_go_into_another_folder(tmp_path):
 
 
 def test_an_answer_that_stands_twice_is_named(run, tmp_path):
-    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "question_end=1") == 0
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "questions=1") == 0
     path = next((tmp_path / "a" / "answers").glob("*/*.jsonl"))
     path.write_text(path.read_text() * 2)
     with pytest.raises(ValueError, match="line 2 of .* answers once more what line 1 does"):

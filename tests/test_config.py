@@ -89,6 +89,11 @@ MISTAKES = {
     "draft_dir=small": "is ignored with draft=eagle: add draft=model, or leave it out",
     "init_tokens=1": "init_total_token",
     "tyo": "did you mean toy",
+    "recover_seconds=9": "there is no key recover_seconds any more: write recover=SECONDS",
+    "recover=0.5": "recover=0.5 is not possible: give false to end all, or seconds: a number from 1 to 2592000",
+    "recover=soon": "give false to end all, or seconds: a number from 1 to 2592000",
+    "revision=v1": "there is no key revision any more: write model=NAME@REVISION",
+    "run_pipeinfer=2": "there is no key run_pipeinfer any more: write lookahead=N",
     "zzz=1": "unknown key zzz: --help shows them all",
     "temperature=hot": "temperature=hot is not a number: write for example temperature=0.0",
     "max_new_tokens=1.5": "is not a whole number",
@@ -125,10 +130,12 @@ MISTAKES = {
     **dict.fromkeys(("stages=auto:8,", "stages=auto:0,8", "stages=auto:8,0.0", "stages=auto:8,-8", "stages=auto:8,x",
                      "stages=auto:,8", "stages=auto:8GB,8GB"), "or auto:8,8,16, as much for each as its memory allows"),
     "subseq_token=-2": "-1 for no bound",
-    "question_begin=3 question_end=3": "leaves no question",
+    "questions=3:3": "leaves no question: give more than 3 behind the colon, or nothing for all",
+    "questions=0": "questions=0 is not possible: give a number of questions, as 5",
+    "question_end=5": "there is no key question_end any more: write questions=END, or questions=BEGIN:END",
     "timeout=0": "give a number from 1 to 2592000",
     "verify=greedy": "verify=greedy is unknown: choose one of match, naive, mss, eagle1",
-    "policy=eagle": "policy=eagle is unknown: choose one of auto, eagle2, static, opt, expansion",
+    "policy=eagle": "policy=eagle is not possible: give auto, eagle2, static, expansion or opt, or opt:X",
     "verify=mss": "which continuous would choose by their worth: take pipeline_type=specinfer, or serial with policy",
     "verify=eagle1 pipeline_type=serial": "which serial would choose by their worth: take pipeline_type=specinfer",
     "verify=mss pipeline_type=naive policy=static": "which naive would choose by their worth",
@@ -136,7 +143,10 @@ MISTAKES = {
     "policy=static draft=eagle+suffix": "suffix is none: leave it out of draft=eagle+suffix",
     "policy=opt draft=eagle+model": "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=",
     "policy=opt pipeline_type=specinfer ssm=a,b": "policy=opt grows the tree of one network",
-    "opt_threshold=2": "give 0 for what pays, as measured or a number from 0.000001 to 1",
+    "policy=opt:2": "the accepted guesses that a level must bring, a number from 0.000001 to 1",
+    "policy=opt:": "policy=opt: is not possible",
+    "policy=static:1": "policy=static:1 is not possible",
+    "opt_threshold=0.3": "there is no key opt_threshold any more: write policy=opt:X",
     "expansion=": "is no list of widths: write numbers with commas between, as 1,1,3,1,1,1,1,1",
     "expansion=1,0": "is no list of widths",
     "expansion=1,,2": "is no list of widths",
@@ -147,7 +157,7 @@ MISTAKES = {
     "pipeline_type=specinfer draft_dir=small": "is ignored with draft=ssm: name small models with ssm=DIR,DIR",
     "master=a:70000": "give HOST:PORT, with a port from 1 to 65535",
     "master=a:b": "give HOST:PORT",
-    "chat_template=a.jinja template=vicuna": "is not read with template=vicuna: leave one of them out",
+    "chat_template=a.jinja": "there is no key chat_template any more: write template=FILE",
     "lookahead=0": "give auto or a number from 1 to 65536",
     "lookahead=half": "give auto or a number from 1 to 65536",
     "replicas=-1": "0 for as many as fill four ranks",
@@ -178,7 +188,7 @@ def test_a_policy_shapes_the_trees_of_init_and_expand() -> None:
     assert tree.init.shape == tree.expand.shape == ((2,), (3, 3))
     assert (tree.init.nodes, tree.init.depth) == (8, 1)
     assert parse(["policy=expansion"]).tree.init.nodes == 20
-    assert parse(["policy=opt", "opt_threshold=0.3"]).tree.init.gain == 0.3
+    assert parse(["policy=opt:0.3"]).tree.init.gain == 0.3
     assert parse(["policy=static", "ablate=expand"]).tree.expand.nodes == 0
     assert parse(["policy=eagle2"]).tree == parse([]).tree
 

@@ -113,7 +113,7 @@ def test_a_list_of_texts_is_a_set_of_single_turns_which_may_repeat(tmp_path):
     ("a.json", '{"x": 1}', "is no list"),
     ("a.json", '["x", 1]', "entry 2 of the list"),
     ("b.jsonl", "", "there is no data set a in"),
-    ("a.jsonl", '{"question_id": 1, "turns": ["x"]}', "question_begin=1 leaves no question"),
+    ("a.jsonl", '{"question_id": 1, "turns": ["x"]}', "questions=1: leaves no question"),
 ])
 def test_what_is_wrong_with_a_set_is_reported_with_its_place_and_the_fix(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
@@ -138,7 +138,7 @@ def test_a_file_by_itself_is_read_by_the_same_rules_and_may_do_without_ids(tmp_p
     (tmp_path / "asked").write_text('{"turns": ["a"]}\n{"turns": "abc"}')
     with refused("line 2 of"):
         read(tmp_path / "asked")
-    with refused("question_begin=2 leaves no question of"):
+    with refused("questions=2: leaves no question of"):
         read(tmp_path / "asked.json", 2)
     with refused("there is no file"):
         read(tmp_path / "nowhere")

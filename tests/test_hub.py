@@ -46,7 +46,7 @@ def test_a_name_is_fetched_once_and_a_revision_is_asked_for(tmp_path, hub):
     assert words_of({"model": "a/toy", "models": str(tmp_path)}) == [f"base_dir={tmp_path / 'a' / 'toy'}"]
     assert words_of({"model": "a/toy", "models": str(tmp_path)}) == [f"base_dir={tmp_path / 'a' / 'toy'}"]
     assert hub == [("a/toy", None)] and not (tmp_path / "a" / "toy" / HALF).exists()
-    words_of({"model": "a/toy", "models": str(tmp_path), "revision": "v1"})
+    assert words_of({"model": "a/toy@v1", "models": str(tmp_path)}) == [f"base_dir={tmp_path / 'a' / 'toy'}"]
     assert hub[1:] == [("a/toy", "v1")]
 
 

@@ -82,7 +82,7 @@ def everything(bench: Bench, methods: list[str], drafts: list[str]) -> list[Tria
 
 @lru_cache(maxsize=None)
 def recorded(temperature: int) -> tuple[PlanConfig, Book]:
-    config = config_of("sets=gsm8k,humaneval", "question_end=1", "max_new_tokens=24", "drafts=eagle,suffix,ssm",
+    config = config_of("sets=gsm8k,humaneval", "questions=1", "max_new_tokens=24", "drafts=eagle,suffix,ssm",
                        f"temperature={temperature}")
     return config, made(config)
 

@@ -126,7 +126,7 @@ def test_the_threshold_is_a_level_in_the_time_of_a_pass_unless_it_is_given():
         seconds = _pass(opened.ring, 13)
         level = PROFILES["jetson-7b"].level / 1e3
         assert init.gain == expand.gain == pytest.approx(level / seconds) and 0 < init.gain < 1
-        given = replace(opened.config, opt_threshold=0.2)
+        given = replace(opened.config, policy="opt:0.2")
         assert opened.decoder_for(given).cfg.init.gain == 0.2
     assert (init.nodes, init.width) == (12, 12)
 

@@ -275,7 +275,7 @@ def sockets(pids):
 
 def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_nothing(saved, tmp_path):
     words = ["prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000",
-             "timeout=2", "recover_seconds=1",
+             "timeout=2", "recover=1",
              "draft=suffix"]  # a head of random weights is complained of, if it guesses for long enough
     with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+2+2'}", *words) as run:
         assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None,

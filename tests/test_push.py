@@ -111,7 +111,8 @@ def test_a_model_is_split_for_the_boards_first(saved, tmp_path, push):
     (("model=a/b", "replicas=true"), "leave split=, replicas= and ssm= out"),
     (("model=a/b", "ssm=x"), "leave split=, replicas= and ssm= out"),
     (("quant=int4",), "quant=int4 wants a model: give model=NAME"),
-    (("revision=v1", "split=x"), "revision=v1 wants a model: give model=NAME"),
+    (("stages=4", "split=x"), "stages=4 wants a model: give model=NAME"),
+    (("revision=v1",), "unknown word revision=v1: give hosts=FILE"),
     (("model=",), "unknown word model=: give hosts=FILE"),
     (("model=no-such-thing",), "model=no-such-thing is no file or folder here: give the path"),
 ], ids=str)

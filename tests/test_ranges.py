@@ -67,9 +67,9 @@ def test_numbers_are_read_as_people_write_them() -> None:
 
 @pytest.mark.parametrize(("words", "said"), [
     ("prompt_ids=１,2", "give token ids with commas"), ("prompt_ids=1_0", "give token ids with commas"),
-    ("prompt_ids=" + "9" * 5000, "give token ids with commas"), ("tp_shares=1,２", "give a speed for each rank"),
-    ("tp_shares=1," + "9" * 400, "give a number from 0.001 to 1000 for each rank"),
-    ("tp_shares=1,0." + "0" * 310 + "1", "give a number from 0.001 to 1000 for each rank"),
+    ("prompt_ids=" + "9" * 5000, "give token ids with commas"), ("tp=1,２", "or a speed for each rank"),
+    ("tp=1," + "9" * 400, "give a number from 0.001 to 1000 for each rank"),
+    ("tp=1,0." + "0" * 310 + "1", "give a number from 0.001 to 1000 for each rank"),
     ("stages=0+２", "give the layers of every rank"),
     ("stages=" + "9" * 5000, "give the layers of every rank"),
     ("device=cuda:１", "give auto, cpu, cuda"),

@@ -334,8 +334,8 @@ def test_a_stream_over_http_pauses_and_goes_on(saved):
 
 def test_a_rank_that_does_not_come_back_in_time_ends_all_with_its_name(saved, monkeypatch):
     monkeypatch.setattr(Ranks, "mend", lambda ranks, hung: None)
-    with opened(saved, recover_seconds=1.0) as pipeline:
-        with pytest.raises(PeerLost, match="rank 2 was lost: .*; rank 2 did not come back within recover_seconds"):
+    with opened(saved, recover=1.0) as pipeline:
+        with pytest.raises(PeerLost, match="rank 2 was lost: .*; rank 2 did not come back within recover="):
             struck(pipeline.stream(PROMPT, **ASK), 3, (2,))
 
 

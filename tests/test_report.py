@@ -14,7 +14,7 @@ from tests.test_metrics import answer, line
 
 CONFIG = {"data": "", "draft": "eagle", "drafts": "", "baseline_draft": ""}
 START = {"methods": "ar,naive,continuous", "draft": "eagle", "drafts": "", "sets": "qa,gsm8k",
-         "temperatures": "0,1", "question_begin": 0, "question_end": 2, "repeats": 1}
+         "temperatures": "0,1", "questions": "2", "repeats": 1}
 SECONDS = {"ar": 8.0, "naive": 4.0, "continuous": 2.0}
 
 

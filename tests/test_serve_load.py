@@ -45,7 +45,7 @@ def test_ranks_that_a_server_of_theirs_has_forked_are_held_too():
 
 
 def test_the_server_gets_its_own_keys_and_what_is_wrong_is_reported():
-    assert of_the_server(["toy", "clients=3", "minutes=1", "port=7", "queue=9"]) == ["toy", "queue=9"]
+    assert of_the_server(["toy", "clients=3", "minutes=1", "port=7", "questions=1", "queue=9"]) == ["toy", "queue=9"]
     for keys, message in (({"clients": "0"}, "clients=0: 0 is not possible"), ({"clients": ","}, "clients is empty"),
                           ({"minutes": 0.0}, "minutes=0.0 is not possible"), ({"sets": ""}, "sets is empty")):
         with pytest.raises(ValueError, match=message):

@@ -97,11 +97,11 @@ def test_every_point_of_a_sweep_is_a_different_evaluation_that_can_be_asked_for(
 
 
 def test_what_a_person_says_counts_but_for_what_is_varied(tmp_path):
-    argv = ["toy", "methods=continuous", "question_end=1", f"results={tmp_path}"]
+    argv = ["toy", "methods=continuous", "questions=1", f"results={tmp_path}"]
     folder, points = commands("bandwidth", SWEEPS["bandwidth"], argv)
     assert folder == tmp_path and list(points) == ["125", "250", "500", "1000"]
     config = parse(words("emulated", points["250"]), kind=EvalConfig)
-    assert (config.methods, config.run.question_end, config.run.wires) == ("continuous", 1, "250")
+    assert (config.methods, config.run.questions, config.run.wires) == ("continuous", "1", "250")
     assert config.results == str(tmp_path / "250") and config.sets == "mt_bench,gsm8k"
     with pytest.raises(ValueError, match="wires is what bandwidth varies: leave wires=5 out"):
         commands("bandwidth", SWEEPS["bandwidth"], ["wires=5"])

@@ -211,7 +211,7 @@ def test_a_template_in_a_file_is_read_in_place_of_the_tokenizers_own(folder, tmp
     assert text.tokenizer.decode(text.prompt_ids(["Hi"], "own")) == "HI!"
     assert chosen("auto", tmp_path, str(file)) == "own"
     assert own_template(base, str(file)) == file.read_text()
-    with refused("chat_template=nowhere cannot be read (FileNotFoundError"):
+    with refused("template=nowhere cannot be read (FileNotFoundError"):
         Text(base, "nowhere")
 
 

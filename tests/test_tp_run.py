@@ -55,7 +55,7 @@ def text(path) -> list[int]:
 @pytest.mark.parametrize("temperature", ["0", "1"])
 @pytest.mark.parametrize(("form", "words"), [
     ("tp1", ["pipeline_type=tp"]), ("tp2", ["pipeline_type=tp"]), ("tp2", ["pipeline_type=galaxy"]),
-    ("tp3", ["pipeline_type=tp"]), ("tp3", ["pipeline_type=galaxy", "tp_shares=2,1,1"]),
+    ("tp3", ["pipeline_type=tp"]), ("tp3", ["pipeline_type=galaxy", "tp=2,1,1"]),
     ("tp2", ["pipeline_type=continuous"]), ("tp2", ["pipeline_type=pruned"]),
     ("2x2", ["pipeline_type=continuous"]), ("2x2", ["pipeline_type=pruned", "tp=2"]),
     ("2x2", ["pipeline_type=pipedec"]), ("2x2", ["pipeline_type=ar", "stages=0+2+2"]),
@@ -169,12 +169,12 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
 
 @pytest.mark.parametrize(("form", "words", "message"), [
     ("2x2", ["pipeline_type=tp"], "is split as 0+2+2 tp=2, but pipeline_type=tp has no pipeline: split"),
-    ("2x2", ["tp=3"], "is split as 0+2+2 tp=2, not with tp=3: leave tp and tp_shares out"),
-    ("tp3", ["pipeline_type=tp", "tp_shares=1,1,1"], "is split as tp=3, not with tp_shares=1,1,1"),
+    ("2x2", ["tp=3"], "is split as 0+2+2 tp=2, not with tp=3: leave tp out"),
+    ("tp3", ["pipeline_type=tp", "tp=1,1,1"], "is split as tp=3, not with tp=1,1,1"),
     ("tp2", ["stages=0+2+2"], "is split as tp=2, not as stages=0+2+2: leave stages out"),
-    ("tp2", ["tp_shares=1,x"], "tp_shares=1,x is not possible: give a speed for each rank"),
-    ("tp2", ["tp_shares=1,0"], "tp_shares=1,0 is not possible: give a number from 0.001 to 1000 for each rank"),
-    ("tp2", ["tp=3", "tp_shares=1,1"], "tp_shares=1,1 is for 2 ranks, not for tp=3"),
+    ("tp2", ["tp=1,x"], "tp=1,x is not possible: give 0 for those of the split, a number of ranks"),
+    ("tp2", ["tp=1,0"], "tp=1,0 is not possible: give a number from 0.001 to 1000 for each rank"),
+    ("tp2", ["tp_shares=1,1"], "there is no key tp_shares any more: write tp=2,1,1"),
 ])
 def test_what_does_not_fit_a_split_is_refused_in_a_sentence(saved, capsys, form, words, message):
     assert here(f"model_dir={saved / form}", "prompt_ids=5", *words) == 2
@@ -185,12 +185,12 @@ def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path
     from split_and_save_models import main
 
     base = str(saved / "saved" / "base")
-    assert main([base, str(tmp_path / "a"), "--tp-shares", "2,1"]) == 0
+    assert main([base, str(tmp_path / "a"), "--tp", "2,1"]) == 0
     assert "stage_1: share 2 of 2 of layers 0 to 3" in capsys.readouterr().out
     assert main([base, str(tmp_path / "b"), "--stages", "0+1+3", "--tp", "2"]) == 0
     assert "stage_4: share 2 of 2 of layers 1 to 3" in capsys.readouterr().out
-    assert main([base, str(tmp_path / "c"), "--tp", "2", "--tp-shares", "2,x"]) == 2
-    assert "--tp-shares 2,x is not possible: give a speed" in capsys.readouterr().err
+    assert main([base, str(tmp_path / "c"), "--tp", "2,x"]) == 2
+    assert "--tp 2,x is not possible: give 0 for those of the split, a number of ranks" in capsys.readouterr().err
     with refused("is not whole; split again"):
         (tmp_path / "b" / "stage_3" / "manifest.json").unlink()
         Part(tmp_path / "b" / "stage_3")

@@ -27,7 +27,7 @@ from eval.tables import NOT_MEASURED, in_columns, save
 from launch.pipeline import Pipeline
 from pipeline.failure import PeerLost
 
-USUAL = {"max_new_tokens": "64", "max_length": "1024", "timeout": "3", "recover_seconds": "180", "temperature": "1",
+USUAL = {"max_new_tokens": "64", "max_length": "1024", "timeout": "3", "recover": "180", "temperature": "1",
          "threads_per_rank": "1", "dtype": "float64", "stages": "0+4+4"}
 MORE: dict[str, dict[str, str]] = {  # keys that a method needs
     "dsi": {"replicas": "2", "lookahead": "4"}, "specinfer": {"ssm": "toy/draft_a"}}

@@ -38,10 +38,9 @@ from pipeline.decode import Answer, Request
 
 CHAINS = ("ar", "serial", "naive", "pruned", "pipedec", "continuous", "pipeinfer", "dsi")
 LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
-DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}
+DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "questions": "1", "draft": "model"}
 NARROW = {  # of every level the likeliest guess alone, however unlikely it is
     "width": "1", "init_topk_pipedec": "1", "min_probability": "0"}
-SEGMENTS = ("run_pipeinfer", "subseq_token")
 LEVELS = ("init_depth", "expand_depth")  # after the first
 OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
 WARM = 8  # tokens of an answer that is not measured
@@ -62,7 +61,7 @@ class PredictConfig(AsksSets):
     EXAMPLES = f"""\
   {COMMAND} predict
   {COMMAND} predict profile=lan-1g slowdown=8 output=lan.json
-  {COMMAND} predict methods=serial,continuous,dsi sets=gsm8k question_end=4 temperature=1 seed=3
+  {COMMAND} predict methods=serial,continuous,dsi sets=gsm8k questions=4 temperature=1 seed=3
   {COMMAND} predict toy draft_dir=toy/draft_b lookahead=4"""
 
     # What is compared
@@ -103,7 +102,7 @@ def words(argv: Sequence[str]) -> list[str]:
     lookahead = raw.get("lookahead", LOOKAHEAD)
     if not WHOLE.fullmatch(lookahead) or int(lookahead[:9]) < 1:
         lookahead = LOOKAHEAD  # what was typed is refused by its own name
-    defaults = {**DEFAULTS, **NARROW, "lookahead": lookahead, **dict.fromkeys(SEGMENTS, lookahead),
+    defaults = {**DEFAULTS, **NARROW, "lookahead": lookahead, "subseq_token": lookahead,
                 **dict.fromkeys(LEVELS, str(int(lookahead) - 1))}
     if preset_of(argv) in ("", "toy") and raw.get("draft", "model") == "model":
         defaults["draft_dir"] = str(TOY / "draft_a")
@@ -139,7 +138,7 @@ class Pair:
         check_pair(target, self.drafter)
         prompts: list[list[int]] = []
         for name in config.chosen_sets:
-            for question in load(config.folder, name, run.question_begin, run.question_end):
+            for question in load(config.folder, name, *run.span):
                 prompts.append(target.text.prompt_ids(question.turns[:1], run.template))
         contexts = (model.whole.config.context for model in (target, self.drafter))
         check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
@@ -188,7 +187,7 @@ def closed_form(config: PredictConfig, method: str, known: Staged) -> float:
     elif method == "serial":
         cost = si_rate(known.latency, *known[1:4])
     elif method == "pipeinfer":
-        cost = known._replace(lookahead=config.run.run_pipeinfer).continuous()
+        cost = known._replace(lookahead=config.run.tree.run).continuous()
     else:
         cost = known.rate(method)
     return 1e3 / float(cost)

@@ -107,11 +107,11 @@ class ServeLoadConfig(ServeConfig, AsksSets):
     # Who asks (commas between)
     clients: str = "1,2,4,8"  # clients that ask at once, each again when its answer has ended; each number apart
     minutes: float = 1.0  # for so long each number of them begins to ask
-    questions: int = 12  # different questions, those of the sets by turns; each is asked once alone before
     port: int = 0  # at which the server listens; 0: any that is free
 
-    RANGES = {**ServeConfig.RANGES, "questions": Range(1, 100_000),
-              "minutes": Range(0.01, 100_000)}
+    RANGES = {**ServeConfig.RANGES, "minutes": Range(0.01, 100_000)}
+    USUAL = {**ServeConfig.USUAL, "questions": "2"}
+    REFUSED: ClassVar[Sequence[str]] = tuple(key for key in ServeConfig.REFUSED if key != "questions")
     EXAMPLES = """\
   python -m scripts.bench server
   python -m scripts.bench server clients=16 minutes=10
@@ -130,6 +130,6 @@ class ServeLoadConfig(ServeConfig, AsksSets):
 
 def of_the_server(words: Sequence[str]) -> list[str]:
     """Those of the words of a measurement that its server reads."""
-    own = {option.name for option in fields(ServeLoadConfig)}
+    own = {"questions", *(option.name for option in fields(ServeLoadConfig))}
     of_server = {option.name for option in fields(ServeConfig)} - {"port"}
     return [word for word in words if word.partition("=")[0] not in own - of_server]

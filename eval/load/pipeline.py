@@ -116,7 +116,7 @@ def loads_of(own: LoadConfig) -> list[Load]:
 def requests_of(pipeline: Pipeline, own: LoadConfig, count: int, temperature: float) -> list[Request]:
     """The first turns of so many questions, those of all sets by turns, and from the start again where they end."""
     config = replace(own.run, temperature=temperature)
-    asked = by_turns(own.folder, own.chosen_sets, config.question_begin, config.question_end)
+    asked = by_turns(own.folder, own.chosen_sets, *config.span)
     questions = islice(cycle(asked), count)
     prompts = [pipeline.prompt_ids(question, config.template) for question in questions]
     return [pipeline.request(prompt, config, config.stop) for prompt in prompts]

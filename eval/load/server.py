@@ -107,7 +107,7 @@ def server(argv: list[str]) -> int:
     words = over(argv, DEFAULTS, TOY_PRESET)
     config = parse(words, COMMAND, kind=ServeLoadConfig)
     run = config.run
-    said = by_turns(config.folder, config.chosen_sets)[:config.questions]
+    said = by_turns(config.folder, config.chosen_sets, *run.span)
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)

@@ -104,7 +104,7 @@ class EmulatedConfig(Drawn):
 def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -> PlanConfig:
     """A plan with the bundled models: so many questions of each set are recorded, and at most so many tokens of each.
     """
-    keys = (f"profile={profile}", f"question_end={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
+    keys = (f"profile={profile}", f"questions={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
     return parse(words(["toy", *keys]), COMMAND, kind=PlanConfig)
 
 
@@ -171,7 +171,7 @@ def planner(argv: list[str]) -> int:
     """The command `python -m scripts.bench planner`; its exit code."""
     grid = read_keys(argv, GridConfig, "python -m scripts.bench planner")
     config = plan_of(grid.questions, grid.tokens, grid.drafts)
-    later = replace(config.run, question_begin=grid.questions, question_end=grid.questions + grid.judges)
+    later = replace(config.run, questions=f"{grid.questions}:{grid.questions + grid.judges}")
     books = made(config), made(replace(config, run=later))
     jobs = [(site, config, *books) for site in clusters(grid.clusters, grid.seed)]
     rows = in_processes(grid.workers, judged, jobs, "cluster")

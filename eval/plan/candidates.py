@@ -20,11 +20,12 @@ EACH_NUMBER_TO = 8  # up to so many boards every number of them is tried …
 LARGER_NUMBERS = (12, 16, 24, 32, 48, 64, 96, 128)  # … and of more only these
 VALUES = {  # the first one is tried first
     "init_depth": ("6", "3", "1"), "depths": ("6", "3", "1"),
-    "rows": ("16", "32", "64", "8"), "run_pipeinfer": ("4", "2", "8"),
+    "rows": ("16", "32", "64", "8"), "run": ("4", "2", "8"),
     "stream_rows": ("16", "32", "64", "8", "4"), "init_topk_pipedec": ("16", "8", "4"),
     "lookahead": ("3", "1", "2", "5", "8", "12"),
     "expansion": ("1,1,3,1,1,1,1,1", "1,1,1,1", "3,2,1", "2,2", "1")}
-MEANT = {"rows": ("subseq_token",), "stream_rows": ("subseq_token",), "depths": ("init_depth", "expand_depth")}
+MEANT = {"rows": ("subseq_token",), "stream_rows": ("subseq_token",), "depths": ("init_depth", "expand_depth"),
+         "run": ("lookahead",)}
 COPIES = (2, 3, 4, 6, 8)  # of the model, for dsi
 
 

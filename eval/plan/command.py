@@ -19,7 +19,7 @@ from launch.auto import with_chosen
 from launch.console import run
 from launch.words import with_model
 
-APART = ("profile", "max_new_tokens", "question_begin", "question_end", "hosts")  # of the plan, and of no run
+APART = ("profile", "max_new_tokens", "questions", "hosts")  # of the plan, and of no run
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,8 +16,8 @@ from eval.keys import AsksSets, problems_of_files
 from eval.prompts import problems as problems_of_sets
 
 COMMAND = "python -m scripts.plan"
-DEFAULTS = {"max_new_tokens": "48", "question_end": "2"}
-OPEN = ("pipeline_type", "draft", "hosts", "question_begin", "question_end")  # keys that a single run has its own of
+DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
+OPEN = ("pipeline_type", "draft", "hosts", "questions")  # keys that a single run has its own of
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def tried(config: PlanConfig, sites: dict[str, Profile]) -> Iterator[Row]:
     book, run = book_of(config), config.run
     asked = []
     for name in config.chosen_sets:
-        questions = load(config.folder, name, run.question_begin, run.question_end)
+        questions = load(config.folder, name, *run.span)
         asked.append([name] * len(questions))
     turns = chain.from_iterable(zip_longest(*asked))
     sets = list(filter(None, turns))  # of the questions, in the order of the record

@@ -42,7 +42,7 @@ Listed = Sequence[Sequence[Any]]
 Table = Sequence[Sequence[Listed]]  # by place in the text, then by depth
 DEEPEST = 10  # guesses of its own on which a network's guesses are noted; beyond, they count as those
 WIDE = 16  # guesses at each place
-SETTINGS = ("base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "sets", "data", "question_begin", "question_end",
+SETTINGS = ("base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "sets", "data", "questions",
             "template", "max_new_tokens", "dtype", "temperature", *PENALTIES)  # the keys that decide a record …
 DRAWING = ("top_p", "top_k", "min_p", "seed")  # … and those that do above temperature 0
 OTHER = "name another traces="
@@ -154,7 +154,7 @@ def made(config: PlanConfig) -> Book:
         assert pipeline.text is not None, "questions are text"
         ends, sizes = frozenset(pipeline.text.end_ids), pipeline.spec.sizes
         readers = list(_readers(pipeline, config))
-        asked = by_turns(config.folder, config.chosen_sets, run.question_begin, run.question_end)
+        asked = by_turns(config.folder, config.chosen_sets, *run.span)
         prompts = [pipeline.prompt_ids(question, run.template) for question in asked]
         check_room(prompts, run.max_new_tokens, pipeline.spec.context)
         answers, sampler = [], sampler_of(run)

@@ -28,7 +28,7 @@ CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # what de
 LOCAL = frozenset({
     "model_dir", "base_dir", "eagle_dir", "draft_dir", "ssm", "models",  # its folders …
     "data", "output", "results", "hosts",  # … and files
-    "prompt", "prompt_ids", "question_file", "template", "chat_template",  # what rank 0 alone is asked
+    "prompt", "prompt_ids", "question_file", "template",  # what rank 0 alone is asked
     "device", "threads_per_rank", "debug",  # of one machine
     "master", "wait", "keys",  # how it comes to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0

@@ -370,7 +370,7 @@ class Spare(Participant):
         names = " and ".join(self.board.named(rank) for rank in able)
         say(f"waiting until {names} is lost; then this spare stands in")
         if self._client:
-            self._client.patience = max(PATIENCE, keys.run.recover_seconds)
+            self._client.patience = max(PATIENCE, keys.run.recovery)
         try:
             self._stand_by(able)
         except PeerLost:

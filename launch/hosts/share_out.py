@@ -18,7 +18,7 @@ from launch.hosts.board import read_hosts, stages_for
 from launch.prepare import split_of
 from launch.words import with_model
 
-PUSHED = ("model", "revision", "models", "eagle_dir", "quant", "stages")
+PUSHED = ("model", "models", "eagle_dir", "quant", "stages")
 
 
 def main(argv: Words) -> int:
