@@ -88,7 +88,8 @@ def _chosen(found: Sequence[Question], path: Path, begin: int, end: int) -> list
     if not chosen and not found:
         raise ValueError(f"{path} has no question: {FORM}")
     if not chosen:
-        raise ValueError(f"questions={begin}: leaves no question of {path}, which has {len(found)}: begin with a smaller number")
+        raise ValueError(f"questions={begin}: leaves no question of {path}, which has {len(found)}: "
+                         "begin with a smaller number")
     return list(chosen)
 
 

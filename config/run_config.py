@@ -367,14 +367,14 @@ class RunConfig(Checked):
         init = Growth(self.init_total_token, self.init_depth, self.width, segment, worth)
         expand = by_policy(replace(init, nodes=self.expand_total_token, depth=self.expand_depth), *policy)
         idle = replace(TreeConfig.idle, width=self.width)
-        wide = self.init_topk_pipedec
+        wide, run = self.init_topk_pipedec, self.guesses or RUN
         chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
         stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=max(worth, LEAST_SCORE))
         return TreeConfig(
             init=by_policy(init, *policy), expand=init.nothing if "expand" in off else expand,
             idle=idle.nothing if "none_expand" in off else idle,
             layer=Growth(ENDLESS, ENDLESS, wide, wide, worth), chain=chain, stream=stream,
-            run=self.guesses or RUN, coupled=replace(chain, anywhere=True),
+            run=run, coupled=replace(chain, anywhere=True),
             lookahead=self.guesses or 1, chunk=self.prefill_chunk,
             best_first="score_order" not in off, prunes="prune" not in off, thrifty="thrift" not in off,
             forced="forced" not in off)
