@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 from config.files import HALF
+from config.run_config import JINJA
 from config.schema.untrusted import Name, plain, read_json, reason
 from model.sandbox import Sandbox
 
@@ -78,7 +79,7 @@ def shown(error: Exception) -> str:
 def chosen(template: str, folder: Name) -> str:
     """The template that was named, a file being one's own; for `auto` that of the tokenizer, or else Vicuna's."""
     if template != AUTO:
-        return template if template in TEMPLATES else OWN
+        return OWN if JINJA.search(template) else template
     return OWN if own_template(folder) else USUAL
 
 

@@ -27,7 +27,7 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
     "config": 2780,
-    "model": 6439,
+    "model": 6440,
     "pipeline": 4027,
     "tp": 887,
     "sim": 1114,

@@ -209,7 +209,7 @@ def test_a_template_in_a_file_is_read_in_place_of_the_tokenizers_own(folder, tmp
     base = bytelevel(folder / "loud")
     text = Text(base, str(file))
     assert text.tokenizer.decode(text.prompt_ids(["Hi"], "own")) == "HI!"
-    assert chosen("auto", tmp_path, str(file)) == "own"
+    assert chosen(str(file), tmp_path) == "own"
     assert own_template(base, str(file)) == file.read_text()
     with refused("template=nowhere cannot be read (FileNotFoundError"):
         Text(base, "nowhere")
