@@ -324,6 +324,7 @@ class Participant(Rendezvous):
         board = self.board
         names = board.named(0), board.named(board.rank, self._host)
         since = time.monotonic()
+        late: Exception = PeerLost(LATE.format(names[0], board.wait))
         while True:
             wrong: Exception
             missing, patience = names[0], PATIENCE
@@ -335,6 +336,7 @@ class Participant(Rendezvous):
                 missing, patience = f"the end of a run in which {holder} is rank {board.rank}", SEAT
                 wrong = ValueError(f"rank {board.rank} is there already, from {holder}: end the run of which it is, or "
                                    "give this board a NODE_RANK of its own")
+                late = wrong  # still the reason if that run ends before this board gives up
             except ssl.SSLError:
                 wrong = PeerLost(f"{names[0]} at {board.master}:{board.port} has no keys, or not those of the cluster "
                                  f"of {names[1]}: bash scripts/make_keys.sh hosts=FILE makes them for all boards")
@@ -346,7 +348,7 @@ class Participant(Rendezvous):
                                  "firewall")
             now = time.monotonic()
             if now > self._deadline and missing == names[0]:
-                raise PeerLost(LATE.format(names[0], board.wait))
+                raise late
             if now > min(since + patience, self._deadline):
                 raise wrong
             self._wait_for(missing)
