@@ -13,9 +13,9 @@
 # each gets its own DIR as FOLDER/ssm/NAME, and the part of rank 0, whose tokens the small model has to have. With
 # code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
 #
-# model= is a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION, a folder or a GGUF file: it is fetched and split first, into parts of
-# like bytes for the boards behind rank 0's, or by memory= of their lines, in GB. eagle_dir=, quant=, stages= and
-# models= mean what they mean to run_pipe.sh.
+# model= is a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION, a folder or a GGUF file: it is fetched and split
+# first, into parts of like bytes for the boards behind rank 0's, or by memory= of their lines, in GB. eagle_dir=, quant=,
+# stages= and models= mean what they mean to run_pipe.sh.
 #
 # Needs rsync here and on the boards, and ssh, which asks for passwords itself: none is kept anywhere (ssh-copy-id saves
 # the asking). Options of ssh go into $SSH, as in SSH="ssh -p 2222". If it is interrupted, type it again: what is there

@@ -61,7 +61,7 @@ def test_a_question_file_that_is_wrong_is_reported_before_the_start(unstarted, t
 def test_questions_that_are_not_there_are_reported_before_the_start(unstarted, tmp_path):
     (tmp_path / "asked").write_text(GOOD * 2)
     assert "questions=2: leaves no question of" in unstarted(f"question_file={tmp_path / 'asked'}",
-                                                                 "questions=2:")
+                                                             "questions=2:")
     assert "there is no file" in unstarted(f"question_file={tmp_path / 'nowhere'}")
     assert "name a file" in unstarted(f"question_file={tmp_path}")
 
