@@ -15,7 +15,7 @@ from config.keys import HELP, Checked, Option, key_lines, listed, nearest, opene
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.profiles import is_file
-from config.run_config import JINJA, RENAMED, RunConfig
+from config.run_config import RENAMED, RunConfig, is_template_file
 from config.schema.untrusted import read_json
 
 FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
@@ -272,7 +272,7 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: it goes first and there is only one")
         key = word.partition("=")[0]
-        if key in RENAMED.keys() - keys:
+        if key in RENAMED and key not in keys:
             raise ValueError(f"there is no key {key} any more: write {RENAMED[key]}")
     found = parsed(words, keys, PATHS)
     found.update(_folders(found))
@@ -281,7 +281,7 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         found["ssm"] = ",".join(folders) or found["ssm"]
     if is_file(found.get("profile", "")):
         found["profile"] = absolute(found["profile"])
-    if JINJA.search(found.get("template", "")):
+    if is_template_file(found.get("template", "")):
         found["template"] = absolute(found["template"])
     for key in QUESTIONS:
         if key in found and not found[key].strip():

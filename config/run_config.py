@@ -6,7 +6,6 @@ The comment behind an option is also what `bash run_pipe.sh --help` prints.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Iterator
@@ -29,7 +28,6 @@ CHOICES = {
     "quant_head": ("none", "int8", "int4"),
     "quant_kv": ("none", "int8"),
 }
-JINJA = re.compile(r"[./]")  # in a template that is a file, and no name
 COUNT = 1_000_000_000  # the most of anything that is counted
 GUESSES = Range(1, MOST_GUESSES)
 LEVELS = Range(0, 65536)
@@ -94,7 +92,7 @@ FORMS = {  # of keys that are texts, where they are given
 }
 DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
 MEASURED = 16  # rows per segment until it is measured how many there should be
-RECOVERY = 60.0  # seconds that recover=true means
+RECOVERY = {"false": 0.0, "true": 60.0}  # seconds that a word means
 RUN = 4  # guesses that pipeinfer sends at once, if nothing else is said
 USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
 RENAMED = {  # keys that there were, and what to write instead
@@ -107,6 +105,11 @@ RENAMED = {  # keys that there were, and what to write instead
     "tp_shares": "tp=2,1,1, a speed for each rank",
     "revision": "model=NAME@REVISION",
 }
+
+
+def is_template_file(template: str) -> bool:
+    """Whether a value of the key `template` is the path of a file in Jinja, and no name."""
+    return "." in template or "/" in template
 
 
 @dataclass(frozen=True)
@@ -203,11 +206,9 @@ class RunConfig(Checked):
     debug: bool = False  # show the traceback of an error
 
     def problems(self) -> Iterator[str]:
-        values, choices = vars(self), dict(CHOICES)
-        if is_file(self.profile):
-            del choices["profile"]
-        if JINJA.search(self.template):
-            del choices["template"]
+        values = vars(self)
+        by_file = {"profile": is_file(self.profile), "template": bool(self.chat_template)}
+        choices = {name: known for name, known in CHOICES.items() if not by_file.get(name)}
         yield from unknown(values, choices)
         yield from outside(values, RANGES)
         yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
@@ -250,10 +251,10 @@ class RunConfig(Checked):
     @property
     def chat_template(self) -> str:
         """The file of a chat template that the key `template` names; empty if it names none."""
-        return self.template if JINJA.search(self.template) else ""
+        return self.template if is_template_file(self.template) else ""
 
     @property
-    def own_template(self) -> bool:
+    def uses_jinja(self) -> bool:
         """Whether a chat template in Jinja wraps questions, a file's or the tokenizer's."""
         return self.template == "own" or bool(self.chat_template)
 
@@ -332,8 +333,7 @@ class RunConfig(Checked):
     def recovery(self) -> float:
         """Seconds for a lost rank to come back; 0: all end with it."""
         word = self.recover.lower()
-        words = {"false": 0.0, "true": RECOVERY}
-        return words[word] if word in words else number(word)
+        return RECOVERY[word] if word in RECOVERY else number(word)
 
     @property
     def meeting(self) -> tuple[str, int]:

@@ -95,7 +95,7 @@ class WorkerConfig(ServeConfig):
             yield f"worker={self.worker} is no address: write http://NAME:PORT"
         if self.api_key:
             yield "api_key is not known to FastChat: leave it out, and keep host where only the controller's users are"
-        if self.run.own_template:
+        if self.run.uses_jinja:
             yield f"template={self.run.template} cannot be passed to FastChat, which wraps prompts itself: use " \
                   "template=vicuna, template=llama-2 or template=none"
 

@@ -158,8 +158,8 @@ class Opening(Epochs):
                 self._store.add(HUNG.format(peer), 1)
             reason = self._meeting.attend()
             if not reason and time.monotonic() > until:
-                names = "rank " + " and rank ".join(map(str, missing))
-                reason = f"{names} did not come" if first else f"{names} did not come back within recover="
+                when = "" if first else f" back within recover={self._patience:g} seconds"
+                reason = f"rank {' and rank '.join(map(str, missing))} did not come{when}"
             if reason:
                 raise PeerLost(reason)
             time.sleep(LOOK)

@@ -56,8 +56,7 @@ def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, look: Look = 
     made = torch.empty_like(q_HTE)
     room = [torch.empty_like(x[:at_once], dtype=q.dtype) for x in held[:2]]  # of all turns: new memory is slow
     for first in range(0, heads, at_once):
-        some = [x[first:first + at_once] for x in held]
-        keys, values = unfolded(some, room)
+        keys, values = unfolded([x[first:first + at_once] for x in held], room)
         asked = slice(first * group, (first + at_once) * group)
         made[asked] = attention(q[asked], keys, values, mask, look)
     return made

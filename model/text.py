@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 from config.files import HALF
-from config.run_config import JINJA
+from config.run_config import is_template_file
 from config.schema.untrusted import Name, plain, read_json, reason
 from model.sandbox import Sandbox
 
@@ -79,7 +79,7 @@ def shown(error: Exception) -> str:
 def chosen(template: str, folder: Name) -> str:
     """The template that was named, a file being one's own; for `auto` that of the tokenizer, or else Vicuna's."""
     if template != AUTO:
-        return OWN if JINJA.search(template) else template
+        return OWN if is_template_file(template) else template
     return OWN if own_template(folder) else USUAL
 
 

@@ -340,7 +340,7 @@ class Chat(Body):
         """The form of the calls that the answer may have, if any."""
         if not self.called:
             return None
-        dialect = _dialect_of(config.first_folder, config.chat_template) if config.own_template else None
+        dialect = _dialect_of(config.first_folder, config.chat_template) if config.uses_jinja else None
         if dialect is None:
             raise Refused("tools is not supported, since the template of this model has no place for them: leave it "
                           "out, or serve with template=FILE, a template that has one", "tools",
@@ -348,7 +348,7 @@ class Chat(Body):
         return dialect
 
     def asked(self, config: RunConfig) -> list[Choice]:
-        own = config.own_template
+        own = config.uses_jinja
         messages = [message.shown(f"messages.{number}", own) for number, message in enumerate(self.messages)]
         if not messages:
             raise Refused("messages is empty: say what to ask in one of the role user", "messages")
@@ -367,7 +367,7 @@ class Chat(Body):
         field = "chat_template_kwargs"
         if not self.chat_template_kwargs:
             return
-        if not config.own_template:
+        if not config.uses_jinja:
             raise Refused(f"{field} is not supported, since template={config.template} reads nothing but the messages: "
                           "leave it out, or start the server with template=own", field, "unsupported_parameter")
         for name in sorted(taken_variables().intersection(self.chat_template_kwargs)):

@@ -15,6 +15,7 @@ WORDING = Wording(
     fields={"max_output_tokens": "max_tokens", **{name: name for name in SAME}},
     system="instructions", form="text", part="part", texts=("input_text", "output_text", "text"),
     roles=("user", "assistant", "system", "developer"), tools=("function",), schema="parameters")
+CUT = {"reason": "max_output_tokens"}
 STORED = ("previous_response_id", "conversation", "background", "prompt")
 
 
@@ -67,14 +68,13 @@ class ResponseAnswer(Answer):
 
     def facts(self) -> Facts:
         [said] = self.said
-        cut = said.reason == "length"
-        status = _status(said) if said.ended else "in_progress"
+        outcome = _status(said)
+        status = outcome if said.ended else "in_progress"
         return {"id": f"resp_{self.id}", "object": "response", "created_at": self.made, "model": self.model,
                 "status": status, "error": None, "instructions": None, "metadata": {}, "tools": [],
-                "incomplete_details": {"reason": "max_output_tokens"} if cut else None, "tool_choice": "auto",
+                "incomplete_details": CUT if outcome == "incomplete" else None, "tool_choice": "auto",
                 "parallel_tool_calls": True, "temperature": None, "top_p": None,
-                "output": [_item(block, _status(said) if block is said.blocks[-1] else "completed")
-                           for block in said.blocks],
+                "output": [_item(block, outcome if block is said.block else "completed") for block in said.blocks],
                 "usage": self._used() if said.ended else None}
 
     def _used(self) -> Facts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -89,9 +90,14 @@ def process_tree(process: int) -> list[int]:
     return found
 
 
+def status(process: int | str) -> dict[str, int]:
+    """The numbers that Linux has of a process, or of this one (`self`), by name; sizes are in KiB."""
+    text = Path(f"/proc/{process}/status").read_text()
+    return {name: int(count) for name, count in re.findall(r"(\w+):[ \t]+(\d+)", text)}
+
+
 def of_one(process: int) -> tuple[float, int, int]:
     """What a process holds: MiB of memory, open files and threads."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    said = dict(line.split(":", 1) for line in lines)
+    numbers = status(process)
     files = len(os.listdir(f"/proc/{process}/fd"))
-    return int(said["VmRSS"].split()[0]) / MIB, files, int(said["Threads"])
+    return numbers["VmRSS"] / MIB, files, numbers["Threads"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from config.run_config import RunConfig
-from eval.bench import Cost, cost, number
+from eval.bench import Cost, cost, number, status
 from eval.bench.head import PIECE, text_of
 from eval.tables import in_columns
 from launch.build import build_stage
@@ -103,8 +103,7 @@ def _stretched(source: Unfolded, length: int, place: Path) -> Path:
 
 
 def _measured(folder: Path, positions: int, chunk: int, kind: str) -> tuple[Need, Figures]:
-    """What is stated of a text, and what it takes in a process that did nothing before; ValueError for too little
-    memory."""
+    """What is stated of a text, and what it takes in a fresh process; ValueError if there is too little memory."""
     config = RunConfig("ar", dtype="float32", device="cpu", max_length=positions + WRITTEN, prefill_chunk=chunk,
                        quant_kv=kind, draft="none", threads_per_rank=torch.get_num_threads())
     spec = RankSpec(config, Part(folder))
@@ -115,8 +114,8 @@ def _measured(folder: Path, positions: int, chunk: int, kind: str) -> tuple[Need
 
 
 def _read_and_written(spec: RankSpec, positions: int, chunk: int) -> Figures:
-    """The figures of a text, of which it begins with nothing: weights and caches are what this process adds."""
-    before = _memory("VmRSS")
+    """The figures of a text, where memory is what weights and caches add to a process that has loaded neither."""
+    before = status("self")["VmRSS"]
     stage = build_stage(spec, OFF)
     cache = stage.cache(0)
     Path("/proc/self/clear_refs").write_text("5")  # forget the most so far: files of weights were mapped
@@ -132,13 +131,8 @@ def _read_and_written(spec: RankSpec, positions: int, chunk: int) -> Figures:
 
     whole = cost(prefill)
     tokens = [cost(read, node, node + 1).wall for node in range(positions, positions + WRITTEN)]
-    return Figures(whole, median(tokens), cache.bytes, _memory("VmHWM") - before)
-
-
-def _memory(name: str) -> int:
-    """Bytes that this process has, or had at most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+    taken = 1024 * (status("self")["VmHWM"] - before)
+    return Figures(whole, median(tokens), cache.bytes, taken)
 
 
 def _shown(found: Figures, stated: Need) -> Iterator[str]:

@@ -33,6 +33,7 @@ CODES = {code: getattr(torch, name) for code, name in _TYPES.items() if hasattr(
 NAMES = {dtype: code for code, dtype in CODES.items()}
 SOURCES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # What a folder without those holds instead, by the names of its files: what it is then, and the step from there.
+SAVE_AGAIN = "has weights under other names: save the model with save_pretrained of transformers"
 OTHERS = {
     "stage_0": "is a model that was split: name it with model_dir=",
     "*.gguf": "holds a GGUF file: name the file itself, which is unpacked",
@@ -40,8 +41,8 @@ OTHERS = {
     "adapter_model.*": "is an adapter alone: merge it into its model with merge_and_unload of peft, and save that",
     "checkpoint-*": "holds the checkpoints of a training: name the folder of one of them",
     "*.onnx": "holds a model in ONNX: take the same one in safetensors",
-    "*.pt": "has weights under other names: save the model with save_pretrained of transformers",
-    "*.safetensors": "has weights under other names: save the model with save_pretrained of transformers",
+    "*.pt": SAVE_AGAIN,
+    "*.safetensors": SAVE_AGAIN,
 }
 NO_WEIGHTS = f"holds no weights; one of {', '.join(SOURCES)} is needed"
 BLOCK = 1 << 22  # elements looked at in one go
