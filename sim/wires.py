@@ -32,12 +32,13 @@ class Wire:
         self._jitter = random.Random(0)
 
     def arrival(self, msg: Message, asked: float) -> float:
-        """The moment at which a message arrives that is sent at `asked`, in seconds of one clock.
+        """The moment at which a message arrives that is sent at `asked`, in seconds of one clock."""
+        return self.carried(size(msg, self._profile), asked)
 
-        It leaves after earlier messages, and arrives a latency later, but not before them.
-        """
+    def carried(self, count: int, asked: float) -> float:
+        """The same of so many bytes: they leave after earlier ones, and arrive a latency later, but not before them."""
         profile = self._profile
-        self._free = max(self._free, asked) + profile.transfer(size(msg, profile))
+        self._free = max(self._free, asked) + profile.transfer(count)
         latency = (profile.latency + profile.jitter * self._jitter.random()) / 1e3
         self._arrived = max(self._arrived, self._free + max(0.0, latency - self._takes))
         return self._arrived

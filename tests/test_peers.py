@@ -1,16 +1,22 @@
 """The comparison with what people would take instead: everyone reads the same file, and missing ones are named."""
 from __future__ import annotations
 
+import socket
+import time
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from config.profiles import PROFILES, read
 from eval.bench import Cost, peers, rpc
 from eval.bench.peers import table, write_random
+from eval.bench.relay import HERE, wire
 from launch.split.gguf import unpack
 from model.weights.parts import read_sizes
 from model.weights.unfold import Unfolded
+from pipeline.failure import guarded
 from tests.test_gguf import TOKENS, write
 
 
@@ -62,8 +68,9 @@ def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(tmp_
 
 
 def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_said(tmp_path, monkeypatch, capsys):
-    args = Namespace(over=2, repeats=1, binaries=str(tmp_path), file=Path("m.gguf"))
-    monkeypatch.setattr(rpc, "ours", lambda folder, method: {"ar": 2.0, "streaming": 6.0}[method])
+    args = Namespace(over=2, repeats=1, binaries=str(tmp_path), wires=None, file=Path("m.gguf"))
+    speeds = {"pipeline_type=ar": 2.0, "pipeline_type=streaming": 6.0}
+    monkeypatch.setattr(rpc, "ours", lambda words, written: speeds[words[-1]])
     rpc.over(args, tmp_path / "m.gguf", tmp_path)
     said = capsys.readouterr()
     assert "llama-bench or ggml-rpc-server is not there" in said.err and "RPC" not in said.out
@@ -78,3 +85,44 @@ def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_sa
                                           ["2.0", "0.50"], ["6.0", "1.50"]]
     places = asked.read_text().split("-rpc ")[1].split()[0].split(",")
     assert len(set(places)) == 2 and all(place.startswith("127.0.0.1:") for place in places)
+
+
+def test_wires_of_a_cluster_carry_all_bytes_both_ways_and_not_sooner_than_their_latency_and_rate_allow():
+    cluster, sent = replace(PROFILES["jetson-7b"], latency=30.0, mbps=400), bytes(range(256)) * 4096
+    with socket.create_server((HERE, 0)) as door, wire(door.getsockname()[1], cluster) as port:
+        start = time.monotonic()
+        with socket.create_connection((HERE, port)) as here, door.accept()[0] as there:
+            writer = guarded("writer", lambda: (here.sendall(sent), here.shutdown(socket.SHUT_WR)), fail)
+            assert whole(there) == sent
+            assert time.monotonic() - start >= 0.030 + len(sent) * 8 / 400e6
+            start = time.monotonic()
+            there.sendall(b"answer")
+            there.shutdown(socket.SHUT_WR)
+            assert whole(here) == b"answer"
+            assert time.monotonic() - start >= 0.030
+            writer.join()
+
+
+def whole(connection):
+    """All that comes until the other end has ended."""
+    with connection.makefile("rb") as read:
+        return read.read()
+
+
+def fail(thread, error):
+    raise AssertionError(thread) from error
+
+
+def test_our_profile_of_wires_takes_no_time_to_compute(tmp_path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "config.json").write_text('{"hidden_size": 576}')
+    usual = PROFILES["wifi"]
+    found = read(str(rpc.write_wires(usual, tmp_path)))
+    assert (found.latency, found.mbps, found.jitter, found.row_bytes) == (usual.latency, usual.mbps, usual.jitter, 1152)
+    assert found.stage(1.0, 1024, 4096) <= 1e-8 and not found.draft([8]) and not found.verdict
+
+
+def test_wires_without_processes_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        peers.peers(["m.gguf", "--wires", "wifi"])
+    assert "give --over N" in capsys.readouterr().err

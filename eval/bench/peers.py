@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 
+from config.profiles import PROFILES
 from eval.bench import Cost, by_turns, cost, number
 from eval.bench.rpc import over
 from eval.tables import in_columns
@@ -51,8 +52,12 @@ def peers(argv: list[str]) -> int:
     parser.add_argument("--over", type=number, metavar="N",
                         help="compare plain decoding over N processes instead, by llama.cpp's llama-bench and "
                              "ggml-rpc-server, at 1 thread each, with quant=int4 of ours")
+    parser.add_argument("--wires", choices=PROFILES,
+                        help="with --over: the wires of this cluster, emulated, in place of loopback")
     parser.add_argument("--binaries", metavar="DIR", help="where they are, if not in PATH")
     args = parser.parse_args(argv)
+    if args.wires and not args.over:
+        parser.error("--wires are those between processes: give --over N, too")
     if find_spec("xllamacpp") is None and not args.over:
         say("llama.cpp is not there, and is left out: type pip install xllamacpp")
     with tempfile.TemporaryDirectory(prefix="flowspec-") as place:
@@ -63,7 +68,7 @@ def peers(argv: list[str]) -> int:
         whole = unpack(file, Path(place) / "whole")
         split(whole, Path(place) / "split", str(args.over or 1))
         if args.over:
-            over(args, file, Path(place) / "split")
+            over(args, file, Path(place))
             return 0
         for threads in args.threads:
             took = measured(file, Path(place), threads, args.repeats)

@@ -1,7 +1,7 @@
-"""Plain decoding over several processes: llama.cpp's RPC beside ours, on loopback.
+"""Plain decoding over several processes: llama.cpp's RPC beside ours, on loopback or over emulated wires.
 
 llama.cpp's servers and our stages compute with one thread each. Both have one process more, which samples. Times are
-those of the clock, behind the first token.
+those of the clock, behind the first token. llama.cpp's wires are relays, ours those of the emulation.
 """
 from __future__ import annotations
 
@@ -11,39 +11,62 @@ import subprocess
 import sys
 from argparse import Namespace
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Callable, Sequence
 
+from config import profiles
 from config.presets import ROOT
+from config.profiles import PROFILES, Profile
 from eval.bench import by_turns
 from eval.bench.places import free_port
+from eval.bench.relay import wire
 from eval.tables import in_columns
 from launch.console import say
 
 RPC = "llama.cpp, RPC"
 SERVERS = ("ggml-rpc-server", "rpc-server")  # the names of new and older builds
 HERE = "127.0.0.1"
+NO_TIME = 1e-6  # ms of a profile's model: only the wires are emulated
 WRITTEN = 64  # tokens of an answer
 PROMPT = "Write a short story about a cat who learns to fish."
 METHODS = ("ar", "streaming")
 HEAD = ("", "tokens/s", "over llama.cpp")
 
 
-def over(args: Namespace, file: Path, folder: Path) -> None:
-    """Print the table for a GGUF file, and for its split in `folder`, over as many processes as `args.over` says."""
+def over(args: Namespace, file: Path, place: Path) -> None:
+    """Print the table for a GGUF file over as many processes as `args.over` says.
+
+    `place` holds the same model as `whole` and as `split`.
+    """
     jobs: dict[str, Callable[[], float]] = {}
+    words, wires = [f"model_dir={place / 'split'}"], "loopback"
+    if args.wires:
+        usual = PROFILES[args.wires]
+        wires = f"emulated wires of {usual.latency} ms and {usual.mbps} Mbit/s"
+        words.append(f"profile={write_wires(usual, place)}")
     if tools := binaries(args.binaries):
         jobs[RPC] = partial(llama_cpp, args, file, *tools)
     for method in METHODS:
-        jobs[f"ours, {method}"] = partial(ours, folder, method)
+        jobs[f"ours, {method}"] = partial(ours, [*words, f"pipeline_type={method}"], place / "answer.json")
     best = {name: max(speeds)
             for name, speeds in by_turns(jobs, args.repeats).items()}
-    print(f"{args.file.name}, {args.over} processes and one that samples, one thread each, loopback; best of "
+    print(f"{args.file.name}, {args.over} processes and one that samples, one thread each, {wires}; best of "
           f"{args.repeats}, {WRITTEN} tokens, ours in bfloat16 with quant=int4 and draft=suffix")
     rows = [(name, f"{speed:.1f}", f"{speed / best[RPC]:.2f}" if RPC in best else "")
             for name, speed in best.items()]
     print(in_columns(HEAD, rows))
+
+
+def write_wires(usual: Profile, place: Path) -> Path:
+    """Write a profile that has the wires of another, and whose devices take the time that they take."""
+    sizes = json.loads((place / "whole" / "config.json").read_text())
+    written = place / "wires.json"
+    profiles.write(str(written), replace(
+        usual, about="this machine, with wires of another cluster", row_bytes=2 * sizes["hidden_size"],
+        model=NO_TIME, row=0.0, token=0.0, level=0.0, verdict=0.0))
+    return written
 
 
 def binaries(folder: str | None) -> tuple[str, str] | None:
@@ -62,11 +85,13 @@ def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
     with ExitStack() as under_way:
         servers = []
         for _ in range(args.over):
-            port = str(free_port())
-            command = [server, "-H", HERE, "-p", port, "-t", "1"]
+            port = free_port()
+            command = [server, "-H", HERE, "-p", str(port), "-t", "1"]
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             under_way.enter_context(process)
             under_way.callback(process.terminate)
+            if args.wires:
+                port = under_way.enter_context(wire(port, PROFILES[args.wires]))
             servers.append(f"{HERE}:{port}")
         model = "-m", str(file), "-rpc", ",".join(servers), "-ngl", "99", "-t", "1"
         asked = "-p", "0", "-n", str(WRITTEN), "-r", "1", "-o", "json", "--delay", "1"
@@ -74,14 +99,12 @@ def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
     return float(json.loads(said)[-1]["avg_ts"])
 
 
-def ours(folder: Path, method: str) -> float:
-    """Tokens per second behind the first, with this method."""
-    written = folder.parent / "answer.json"
+def ours(words: Sequence[str], written: Path) -> float:
+    """Tokens per second behind the first, with these keys; the answer is kept in the file `written`."""
     written.unlink(missing_ok=True)
-    words = [f"model_dir={folder}", f"pipeline_type={method}", "draft=suffix", "dtype=bfloat16", "quant=int4",
-             f"max_new_tokens={WRITTEN}", "ignore_eos=true", "threads_per_rank=1", "max_length=512",
-             f"prompt={PROMPT}", f"output={written}"]
-    _said(method, [sys.executable, "-m", "scripts.generate", *words])
+    usual = ["draft=suffix", "dtype=bfloat16", "quant=int4", f"max_new_tokens={WRITTEN}", "ignore_eos=true",
+             "threads_per_rank=1", "max_length=512", f"prompt={PROMPT}", f"output={written}"]
+    _said("ours", [sys.executable, "-m", "scripts.generate", *words, *usual])
     answer = json.loads(written.read_text())
     return float((answer["new_tokens"] - 1) / answer["decode_seconds"])
 
