@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence, TypeVar, overload
 
+from config.drafts import FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.files import absolute
 from config.keys import HELP, Checked, Option, key_lines, listed, nearest, opened, options, parsed
 from config.methods import METHODS
@@ -18,9 +19,7 @@ from config.profiles import is_file
 from config.run_config import RENAMED, RunConfig, is_template_file
 from config.schema.untrusted import read_json
 
-FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
-HEADS = {"eagle", "dflash"}  # the kinds that are the head of the split
-SEVERAL = ("ssm", "cascade")  # the kinds that are made of the models of the key ssm
+ALONE = [name for name, key in FOLDERS.items() if key in (HEAD_KEY, MODEL_KEY)]  # the sources that lie in one folder
 Keys = TypeVar("Keys", bound="CommandKeys")
 Names = Sequence[str]
 Values = Mapping[str, Any]
@@ -63,14 +62,13 @@ def parts(name: str) -> NamedDraft:
     for part in name.split("+"):
         kind, colon, folder = part.partition(":")
         kinds.append(kind)
-        if colon and kind not in FOLDERS:
-            raise ValueError(f"{part} names a folder, but only {' and '.join(FOLDERS)} lie in one: write {kind}")
+        if colon and kind not in ALONE:
+            raise ValueError(f"{part} names a folder, but only {', '.join(ALONE)} lie in one: write {kind}")
         if colon and not folder.strip():
             raise ValueError(f"{part} names no folder: write {kind}:DIR, or {kind} alone")
         if colon:
-            folders[kind] = _found(folder)
-    head, model = folders.get("eagle", ""), folders.get("model", "")
-    return NamedDraft("+".join(kinds), head, model)
+            folders[FOLDERS[kind]] = _found(folder)
+    return NamedDraft("+".join(kinds), folders.get(HEAD_KEY, ""), folders.get(MODEL_KEY, ""))
 
 
 def _found(folder: str) -> str:
@@ -93,7 +91,7 @@ def headless(config: RunConfig) -> bool:
 
 def needs_head(draft: str) -> bool:
     """Whether a draft of this name needs the head that belongs to the split."""
-    return not HEADS.isdisjoint(draft.split("+"))
+    return HEAD_KEY in reads(draft)
 
 
 def no_head(config: RunConfig) -> str:
@@ -170,7 +168,7 @@ class ComparedDrafts(CommandKeys):
     def with_draft(self, name: str, **changes: Any) -> RunConfig:
         """The configuration of a run with this draft alone. Raises ValueError for one that cannot be."""
         kind, _, model = parts(name)
-        if "model" in kind.split("+"):
+        if MODEL_KEY in reads(kind):
             model = model or self.run.draft_dir
         return replace(self.run, draft=kind, draft_dir=model, **changes)
 
@@ -256,7 +254,7 @@ def _check_drafts(run: RunConfig, methods: Names, drafts: Names, values: Values)
     if guesses and needs_head(values.get("draft", "")) and headless(run):
         raise ValueError(no_head(run))
     chosen = drafts or run.sources
-    named = any(source in SEVERAL for name in chosen for source in name.split("+"))
+    named = MODELS_KEY in reads("+".join(chosen))
     if "ssm" in values and not own and not named:
         raise ValueError(f"ssm={values['ssm']} is ignored by pipeline_type={run.pipeline_type} with "
                          f"draft={run.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
@@ -291,15 +289,15 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
 
 def _folders(found: Values) -> dict[str, str]:
     """A draft that names its folders, as cascade:DIR,DIR or model:DIR+suffix, as the keys that have them."""
-    keys = {"model": "draft_dir", "cascade": "ssm"}
     named: dict[str, str] = {}
     draft = found.get("draft", "")
     for part in draft.split("+"):
-        kind, colon, folder = part.partition(":")
-        if colon and kind in keys and folder.strip():
-            if keys[kind] in found:
-                raise ValueError(f"{part} and {keys[kind]}={found[keys[kind]]} both name folders: give one of them")
-            named[keys[kind]] = folder if kind == "cascade" else absolute(folder)
+        kind, _, folder = part.partition(":")
+        key = FOLDERS.get(kind)
+        if key and folder.strip():
+            if key in found:
+                raise ValueError(f"{part} and {key}={found[key]} both name folders: give one of them")
+            named[key] = folder if key == MODELS_KEY else absolute(folder)
             draft = draft.replace(part, kind)
     return {**named, "draft": draft} if named else {}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Iterator
 
+from config.drafts import DRAFTS, MODEL_KEY, reads
 from config.keys import POSITIVE, Checked, Form, Range, listed, number, outside, unknown
 from config.methods import METHODS, SHARINGS
 from config.profiles import PROFILES, Profile, is_file, read
@@ -17,8 +18,7 @@ from config.trees import ENDLESS, FIXED, LEAST_SCORE, MOST_GUESSES, Growth, Tree
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
-    "draft": ("eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm",
-              "cascade", "cascade+suffix", "dflash", "dflash+suffix", "none"),
+    "draft": DRAFTS,
     "verify": ("match", "naive", "mss", "eagle1"),
     "template": ("auto", "vicuna", "llama-2", "own", "none"),
     "profile": ("none", *PROFILES),
@@ -408,7 +408,7 @@ def _misfits(c: RunConfig) -> Iterator[str]:
     begin, end = c.span
     if 0 <= end <= begin:
         yield f"questions={c.questions} leaves no question: give more than {begin} behind the colon, or nothing for all"
-    if c.draft_dir and "model" not in (*c.sources, *c.draft.split("+")):
+    if c.draft_dir and MODEL_KEY not in reads("+".join((*c.sources, c.draft))):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
     if c.answers and "suffix" not in c.sources:

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Mapping, Optional, Type
 import torch
 
 from config.cli import CommandKeys, parse
+from config.drafts import MODEL_KEY, MODELS_KEY, reads
 from config.files import fits, open_lock, whole, write_json
 from config.keys import preset_of, raw_values
 from config.methods import METHODS
@@ -201,10 +202,7 @@ def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
     """The words of a run with the chosen keys, and without folders of drafts that it does not read."""
     own = METHODS[chosen["pipeline_type"]].draft
     draft = own if own == "ssm" else chosen.get("draft", raw_values(argv).get("draft", ""))
-    sources = draft.split("+")
-    gone = set(chosen)
-    folders = {"draft_dir": "model", "ssm": "ssm"}
-    gone.update(key for key, source in folders.items() if source not in sources)
+    gone = {*chosen, *({MODEL_KEY, MODELS_KEY} - reads(draft))}
     if own == "ssm":
         gone.add("draft")
     left = [word for word in argv if word.partition("=")[0] not in gone]

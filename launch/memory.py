@@ -13,7 +13,7 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 
-from config.cli import HEADS
+from config.drafts import FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY
 from launch.available import available
 from launch.spec import RankSpec
 from model.cache import BLOCK, WIDENED
@@ -97,13 +97,13 @@ def _head(spec: RankSpec) -> Need:
     sampled = 4 if spec.config.temperature == 0 else 32  # bytes for each logit: sampling is done in float64
     logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
     folders = {
-        **dict.fromkeys(HEADS, [spec.part.eagle] if spec.part.eagle else []),
-        "model": [spec.draft_folder],
-        "ssm": [] if spec.config.drafting_ranks else spec.small_models,
-        "cascade": spec.small_models,
+        HEAD_KEY: [spec.part.eagle] if spec.part.eagle else [],
+        MODEL_KEY: [spec.draft_folder],
+        MODELS_KEY: [] if spec.config.drafting_ranks else spec.small_models,
     }
-    drafts = [_network(spec, folder, name in HEADS)
-              for name in spec.sources for folder in folders.get(name, [])]
+    keys = (FOLDERS[source] for source in spec.sources if source in FOLDERS)
+    drafts = [_network(spec, folder, key == HEAD_KEY)
+              for key in keys for folder in folders[key]]
     return together([Need(vocab, 0, max(logits, vocab)), *drafts])
 
 

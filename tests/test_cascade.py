@@ -110,6 +110,8 @@ def test_folders_may_stand_in_the_name_of_the_draft():
     typed = parse(["draft=cascade:a,b+suffix"])
     assert (typed.draft, typed.ssm) == ("cascade+suffix", parse(["draft=ssm", "ssm=a,b"]).ssm)
     assert parse(["draft=model:small"]) == parse(["draft=model", "draft_dir=small"])
+    assert parse(["draft=eagle:head+suffix"]) == parse(["draft=eagle+suffix", "eagle_dir=head"])
+    assert parse(["draft=ssm:a,b"]) == parse(["draft=ssm", "ssm=a,b"])
     with refused("cascade:a,b and ssm=c both name folders: give one of them"):
         parse(["draft=cascade:a,b", "ssm=c"])
 

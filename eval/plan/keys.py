@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
 from config.cli import headless, needs_head, no_head
+from config.drafts import MODEL_KEY, reads
 from config.keys import NUMBER, Range, listed, over
 from config.methods import METHODS
 from config.run_config import CHOICES as OF_RUNS
@@ -88,7 +89,7 @@ class PlanConfig(AsksSets):
         """The configuration of a single run, with these keys in place of the plan's."""
         usual = {key: getattr(RunConfig, key) for key in OPEN}
         values = {**usual, **changes}
-        if "model" not in values["draft"].split("+"):
+        if MODEL_KEY not in reads(values["draft"]):
             values["draft_dir"] = ""
         return replace(self.run, **values)
 
