@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence, TypeVar, overload
 
-from config.drafts import FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
+from config.drafts import ALONE, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.files import absolute
 from config.keys import HELP, Checked, Option, key_lines, listed, nearest, opened, options, parsed
 from config.methods import METHODS
@@ -19,7 +19,6 @@ from config.profiles import is_file
 from config.run_config import RENAMED, RunConfig, is_template_file
 from config.schema.untrusted import read_json
 
-ALONE = [name for name, key in FOLDERS.items() if key in (HEAD_KEY, MODEL_KEY)]  # the sources that lie in one folder
 Keys = TypeVar("Keys", bound="CommandKeys")
 Names = Sequence[str]
 Values = Mapping[str, Any]

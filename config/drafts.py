@@ -6,6 +6,7 @@ from __future__ import annotations
 
 HEAD_KEY, MODEL_KEY, MODELS_KEY = "eagle_dir", "draft_dir", "ssm"  # a head of the model; one small model; several
 FOLDERS = {"eagle": HEAD_KEY, "dflash": HEAD_KEY, "model": MODEL_KEY, "ssm": MODELS_KEY, "cascade": MODELS_KEY}
+ALONE = tuple(name for name, key in FOLDERS.items() if key != MODELS_KEY)  # that lie in one folder
 DRAFTS = (  # that the key `draft` takes: sources alone, and the sums that make sense
     "eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm", "cascade",
     "cascade+suffix", "dflash", "dflash+suffix", "none")

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Iterator, Sequence, Tuple
 
 from config import files
+from config.drafts import ALONE
 from config.schema.fields import COUNT, Kind, list_of, number, one_of, whole
 from config.schema.untrusted import shown
 
@@ -172,8 +173,8 @@ def _rows(*columns: tuple[str, Kind]) -> Kind:
 TIME, RATE = number(0, LONGEST), number(0.001, 1e6)
 FACTOR = number(1 / SLOWEST, SLOWEST)
 TEXT = Kind("a text", lambda value: files.fits(value, str))
-SOURCE = Kind("eagle, dflash, model, ssm1, ssm2 or so on",
-              lambda value: TEXT.fits(value) and bool(re.fullmatch("eagle|dflash|model|ssm[1-9][0-9]{0,2}", value)))
+SOURCE = Kind(f"{', '.join(ALONE)}, ssm1, ssm2 or so on",
+              lambda value: value in ALONE or TEXT.fits(value) and bool(re.fullmatch("ssm[1-9][0-9]{0,2}", value)))
 END = "rank", whole(0, MOST)
 FORMS: dict[str, Kind] = {
     "like": one_of(*PROFILES), "about": TEXT, "model_of": TEXT, "layers": COUNT, "free": whole(0, MOST),

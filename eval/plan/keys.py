@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
 from config.cli import headless, needs_head, no_head
-from config.drafts import MODEL_KEY, reads
+from config.drafts import FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.keys import NUMBER, Range, listed, over
 from config.methods import METHODS
 from config.run_config import CHOICES as OF_RUNS
@@ -18,6 +18,7 @@ from eval.prompts import problems as problems_of_sets
 
 COMMAND = "python -m scripts.plan"
 DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
+NETWORKS = ("eagle", "model", "ssm")  # that a plan considers where it names no drafts
 OPEN = ("pipeline_type", "draft", "hosts", "questions")  # keys that a single run has its own of
 
 
@@ -103,12 +104,12 @@ class PlanConfig(AsksSets):
         """The kinds of networks that are there to draft."""
         run, asked = self.run, _sources(listed(self.drafts))
         head = "" if headless(run) else run.eagle_dir or run.model_dir or run.base_dir
-        blocks = head if "dflash" in asked else ""
-        there = {"eagle": head, "dflash": blocks, "model": run.draft_dir, "ssm": run.ssm}
+        folders = {HEAD_KEY: head, MODEL_KEY: run.draft_dir, MODELS_KEY: run.ssm}
         if "cascade" in asked or any(METHODS[name].draft == "ssm" for name in self.chosen_methods):
             asked += "ssm",
-        found = [kind for kind, folder in there.items() if folder]
-        return tuple(kind for kind in found if not self.drafts or kind in asked)
+        considered = asked if self.drafts else NETWORKS
+        there = (kind for kind, key in FOLDERS.items() if folders[key])
+        return tuple(kind for kind in there if kind in considered and kind != "cascade")  # made of those of ssm
 
     @property
     def chosen_drafts(self) -> tuple[str, ...]:
