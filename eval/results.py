@@ -77,11 +77,11 @@ class Results:
     def check(self, config: EvalConfig) -> None:
         """Read the answers that are there. Raises ValueError if they were made with another configuration."""
         env = read_environment(self.folder, OTHER)
-        if not env:
-            if self.has_answers:
-                raise ValueError(f"{self.folder} has answers, but its env.json is gone, and with it their "
-                                 "configuration: choose another results=")
+        if not self.has_answers:
             return
+        if not env:
+            raise ValueError(f"{self.folder} has answers, but its env.json is gone, and with it their configuration: "
+                             "choose another results=")
         usual = {option.name: option.default for option in all_options(EvalConfig)}
         former = sorted(env["config"].keys() - usual.keys())
         if former:
@@ -109,7 +109,7 @@ class Results:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         start = {"time": now, "launch": config.launch, "command": sys.argv, "scale": scale,
                  "target": target, "split": split, **asked}
-        before = read_environment(self.folder, OTHER).get("starts", [])
+        before = read_environment(self.folder, OTHER).get("starts", []) if self.has_answers else []
         others = {earlier.get("split") for earlier in before if earlier.get("target") == target}
         if split and others - {"", None, split}:
             raise ValueError(f"{self.folder} holds answers of another model, or of another split of it, than the one "

@@ -424,9 +424,26 @@ def test_an_env_json_that_is_junk_is_reported(run, tmp_path, junk, capsys):
     assert capsys.readouterr().err.startswith(f"flowspec: {tmp_path / 'a' / 'env.json'} is ")
 
 
+def begun(folder):
+    """A folder of results in which one file of answers was begun."""
+    path = Results(folder).path("ar", "qa", 0)
+    path.parent.mkdir(parents=True)
+    path.touch()
+    return folder
+
+
+def test_a_folder_without_answers_takes_another_configuration(tmp_path):
+    Results(tmp_path).open(EvalConfig.of(seed=1), 1.0, "split-a").close()
+    Results(tmp_path).open(EvalConfig.of(seed=2), 1.0, "split-b").close()
+    assert json.loads((tmp_path / "env.json").read_text())["config"]["seed"] == 2
+    with pytest.raises(ValueError, match="holds answers with seed=2, not 1"):
+        Results(begun(tmp_path)).check(EvalConfig.of(seed=1))
+
+
 def test_answers_of_another_model_go_into_another_folder(tmp_path):
     config = EvalConfig.of(pipeline_type="naive")
     Results(tmp_path).open(config, 1.0, "split-a").close()
+    begun(tmp_path)
     Results(tmp_path).open(EvalConfig.of(pipeline_type="tp"), 1.0, "split-of-tp").close()
     Results(tmp_path).open(config, 1.0, "split-a").close()
     with pytest.raises(ValueError, match="holds answers of another model"):
@@ -439,7 +456,7 @@ def test_answers_of_an_earlier_version_go_into_another_folder(tmp_path):
     env["config"]["none_expand"] = True
     (tmp_path / "env.json").write_text(json.dumps(env))
     with pytest.raises(ValueError, match="of an earlier version, with the key none_expand: choose another results="):
-        Results(tmp_path).check(EvalConfig.of())
+        Results(begun(tmp_path)).check(EvalConfig.of())
 
 
 def test_an_answer_that_stands_twice_is_named(run, tmp_path):
