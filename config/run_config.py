@@ -428,7 +428,7 @@ def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
         yield "ssm_ranks=true gives a rank to each small model, and none is named: add ssm=DIR,DIR, or leave it out"
     if c.max_requests > 1:
         yield (f"max_requests={c.max_requests} has no meaning with ssm_ranks=true, where small models draft for one "
-               "request at a time: leave one of them out")
+               "request at a time: add max_requests=1, or leave ssm_ranks out")
     method = METHODS[c.pipeline_type]
     shaped = method.tree in ("round", "whole") and c.growth_policy in FIXED
     if "ssm" in c.sources and method.draft != "none" and not shaped:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 from config import files
-from config.keys import ASKS, check_name, over, raw_values
+from config.keys import ASKS, HELP, check_name, over, raw_values
 from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import plain
 from eval import metrics
@@ -209,6 +209,10 @@ def commands(name: str, sweep: Sweep,
     return folder, points
 
 
+def _evaluate(words: Sequence[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words]).returncode
+
+
 def _sweep(words: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
     name, argv = "".join(words[:1]), words[1:]
@@ -217,13 +221,15 @@ def _sweep(words: Sequence[str]) -> int:
         print("\n".join(f"  {key:<18}{sweep.about}: {', '.join(sweep.points)}" for key, sweep in SWEEPS.items()))
         return 0
     check_name(name, SWEEPS, "sweep")
+    if not set(HELP).isdisjoint(argv):
+        print(f"{name}: {SWEEPS[name].about}: {', '.join(SWEEPS[name].points)}\n", flush=True)
+        return _evaluate(argv)
     folder, points = commands(name, SWEEPS[name], argv)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code says so
     code = 0
     for turn, (point, words) in enumerate(points.items(), 1):
         print(f"\n{name}: point {turn} of {len(points)}, {point}", flush=True)
-        evaluation = subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words])
-        code = evaluation.returncode
+        code = _evaluate(words)
         if code:
             code = code if code > 0 else EXIT_STOPPED - code
             break

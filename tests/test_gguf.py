@@ -174,6 +174,12 @@ def test_the_stretched_waves_of_llama_3_are_known_by_their_factors(tmp_path: Pat
     assert config["rope_scaling"]["factor"] == pytest.approx(32)
 
 
+def test_a_llama_with_windows_is_a_mistral(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", change=lambda writer: writer.add_sliding_window(16))
+    config = read_config(unpack(path, tmp_path / "whole", progress=False))
+    assert config["model_type"] == "mistral" and LlamaConfig.read(config).windows == (16,) * LAYERS
+
+
 def damaged(path: Path, keep: float) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:int(len(data) * keep)])

@@ -21,7 +21,7 @@ def out(tmp_path) -> Path:
 
 
 def test_a_folder_that_was_never_split_says_which_command_to_type(tmp_path):
-    with refused(f"split the model first: python split_and_save_models.py MODEL_DIR {tmp_path} --stages 0+2+2+2+2"):
+    with refused(f"split the model first: python split_and_save_models.py MODEL_DIR {tmp_path} --stages 4"):
         Part(tmp_path / "stage_1")
 
 
@@ -67,7 +67,7 @@ def test_a_manifest_that_does_not_match_is_refused(out, change, sentence):
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with refused(sentence) as found:
         Part(out / "stage_1")
-    assert str(found.value).endswith("--stages 0+2+2+2+2") and str(found.value).isprintable()
+    assert str(found.value).endswith("--stages 4") and str(found.value).isprintable()
 
 
 def test_weights_that_the_manifest_does_not_speak_of_are_refused(out):
@@ -126,3 +126,11 @@ def test_ranks_of_different_splits_are_refused_by_the_check(out, tmp_path):
         check(out)
     with refused("holds no split"):
         check(tmp_path / "nowhere")
+
+
+def test_a_folder_without_a_manifest_is_refused_by_the_check_and_one_that_is_elsewhere_is_not(out):
+    (out / "stage_2" / "manifest.json").unlink()
+    with refused(f"{out / 'stage_2'} has no manifest.json, so it is not whole"):
+        check(out)
+    shutil.rmtree(out / "stage_2")
+    assert [part.rank for part in check(out)] == [0, 1]

@@ -163,6 +163,13 @@ def test_a_sweep_that_cannot_be_is_reported_before_its_first_point(monkeypatch, 
     assert message in capsys.readouterr().err
 
 
+def test_the_help_of_a_sweep_is_that_of_the_evaluation_once(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr("eval.sweep._evaluate", lambda words: asked.append(words) or 0)
+    assert command.main(["prune", "toy", "--help"]) == 0
+    assert asked == [["toy", "--help"]] and capsys.readouterr().out.startswith("prune: pruning of what died")
+
+
 @pytest.mark.parametrize(("ended", "code"), [(2, 2), (-9, 137)])
 def test_a_point_that_fails_ends_the_sweep_and_alone_says_why(tmp_path, monkeypatch, capsys, ended, code):
     monkeypatch.setattr("eval.sweep.signal.signal", lambda *_: None)

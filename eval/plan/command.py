@@ -46,7 +46,7 @@ def report(config: PlanConfig, found: Plan) -> list[str]:
     bench, chosen = found.bench, found.chosen
     answers = bench.book.answers
     tokens = sum(len(one.text) for one in answers)
-    heading = (f"{bench.site.about}: {found.boards} boards and rank 0's; {len(answers)} texts of {tokens} tokens, "
+    heading = (f"{bench.site.about}: {found.boards} boards and rank 0's; {len(answers)} texts, {tokens} tokens, "
                f"{found.candidates} candidates, and {found.tried} trials of these and of other sizes; simulated")
     lines = [heading, "", table(bench, found.trials[:config.show]), ""]
     for one in found.checked:

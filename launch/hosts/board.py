@@ -237,7 +237,7 @@ def _rank(given: str, lines: Sequence[Line], path: str) -> int:
     if len(own) > 1:
         ranks = ", ".join(map(str, own))
         raise ValueError(f"the lines of ranks {ranks} in {path} are all this machine: say which is meant, as "
-                         "NODE_RANK=1")
+                         "in NODE_RANK=1 bash run_jetson.sh")
     return own[0]
 
 

@@ -290,4 +290,7 @@ def check(out_dir: Name) -> list[Part]:
         if part.split_id != parts[0].split_id:
             raise ValueError(f"{part.folder} belongs to another split than {parts[0].folder}; split again")
         part.verify()
+    folders = (Path(out_dir) / f"stage_{rank}" for rank in range(parts[0].world))
+    for folder in filter(Path.is_dir, folders):
+        Part(folder)  # which refuses one that has no manifest yet, or no more
     return parts

@@ -183,7 +183,7 @@ class Part:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        command = f"python split_and_save_models.py MODEL_DIR {self.folder.parent} --stages 0+2+2+2+2"
+        command = f"python split_and_save_models.py MODEL_DIR {self.folder.parent} --stages 4"
         again = f"split again: {command}"
         if not self.folder.is_dir():
             raise ValueError(_unsplit(self.folder.parent) or
