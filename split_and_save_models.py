@@ -46,6 +46,8 @@ def report(parts: list[Part]) -> None:
         if first < end and len(part.shares) > 1:
             held = f"share {part.member + 1} of {len(part.shares)} of {held}"
         print(f"{part.folder}: {held}, {size / 1e6:,.1f} MB")
+    if len(parts) < parts[0].world:
+        print(f"{len(parts)} of {parts[0].world} ranks are here")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

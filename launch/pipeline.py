@@ -86,6 +86,9 @@ class Generation:
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
+    def __next__(self) -> str:
+        return next(self._pieces)
+
     def close(self) -> None:
         """Give the answer up, even one that has not begun: no stage computes for it any more."""
         self._pieces.close()
@@ -254,6 +257,8 @@ class Pipeline:
         guide: Guide | None = options.pop("guide", None)
         if self.ring.stopped:
             raise RuntimeError("the pipeline is closed: ask inside its with")
+        if not isinstance(stops, (str, list, tuple)):
+            raise ValueError(f"stop is of type {type(stops).__name__}: give a text, or a list of texts")
         if not priority > 0:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
@@ -271,6 +276,8 @@ class Pipeline:
 
         Raises ValueError for ids that the model does not know.
         """
+        if not isinstance(prompt, Sequence):
+            raise ValueError(f"the prompt is of type {type(prompt).__name__}: give a text, messages or token ids")
         turns: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
         ids = [turn for turn in turns if isinstance(turn, int)]
         if len(ids) < len(turns):

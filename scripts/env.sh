@@ -12,7 +12,7 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}" GOMP_SPINCOUNT="${GOMP_SPIN
 
 fail() {
     echo "flowspec: $*" >&2
-    exit 1
+    exit 2
 }
 
 # The comment with which a script begins, if its first WORD asks for help.
@@ -128,7 +128,7 @@ install_cpu_torch() {
 # --clear: what is there cannot be used, or is half made. pip comes second, for venv does not say why pip failed.
 make_venv() {
     local python said
-    python="$(find_python)" || exit 1
+    python="$(find_python)" || exit 2
     echo "flowspec: making the environment .venv with $("$python" --version 2>&1) (once; some minutes) ..." >&2
     said="$("$python" -m venv --clear --without-pip "$ROOT/.venv" 2>&1)" ||
         fail "$python could not make $ROOT/.venv: ${said##*$'\n'}; mend that, then type the command again."
@@ -191,7 +191,7 @@ make_other_env() {
     local python sum reason list="$3" torch="${4:-}" PY="$1/bin/python"
     sum="$torch $(cksum <"$ROOT/$list")"
     if [ "$sum" = "$(cat "$1/.installed" 2>/dev/null)" ]; then return; fi
-    python="$("$2")" || exit 1
+    python="$("$2")" || exit 2
     echo "flowspec: making the environment ${1##*/} with $("$python" --version)${torch:+ and torch $torch} ..." >&2
     "$python" -m venv --clear "$1" >&2 || fail "$python could not make ${1##*/}: install its venv module."
     if [ -n "$torch" ] && ! pip_cpu_build "torch==$torch+cpu" >/dev/null; then

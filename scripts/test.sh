@@ -4,6 +4,7 @@
 # Several processes take the files of tests by turns (tests/conftest.py); `-n 0` runs all in one, as a debugger needs it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+show_help "$@"
 make_env serve/requirements.txt tests/requirements.txt
 cd "$ROOT"
 export PYTHONDONTWRITEBYTECODE=  # else each of the many processes that tests start would compile the project again

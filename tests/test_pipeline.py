@@ -57,9 +57,14 @@ def test_each_request_has_its_own_options(pipeline):
     assert first != second and first == pipeline.generate(PROMPT, temperature=1.0, seed=1).answer.token_ids
     for key, value, message in (("top_p", 2.0, "top_p=2"), ("temprature", 1, "unknown key temprature: did you mean"),
                                 ("pipeline_type", "ar", "give it to Pipeline.open"),
-                                ("seed", "x", "seed=x is not a whole number"), ("logprobs", -1, "logprobs=-1 is not")):
+                                ("seed", "x", "seed=x is not a whole number"), ("logprobs", -1, "logprobs=-1 is not"),
+                                ("stop", 5, "stop is of type int: give a text")):
         with pytest.raises(ValueError, match=message):
             pipeline.generate(PROMPT, **{key: value})
+    with pytest.raises(ValueError, match="the prompt is of type NoneType: give a text, messages or token ids"):
+        pipeline.generate(None)
+    pieces = pipeline.stream(PROMPT, max_new_tokens=3)
+    assert next(pieces) + "".join(pieces) == pieces.text
 
 
 def test_a_stop_text_ends_an_answer_and_is_not_shown(pipeline):

@@ -198,7 +198,7 @@ pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.
 def test_the_last_sentence_has_pips_own_reason_and_the_next_start_asks_again(clone, says, reason):
     (clone.top / "says").write_text(says)
     got = f"{reason}, then type the command again.".replace("ROOT", str(clone.root))
-    assert clone.start() == (1, f"flowspec: pip could not install requirements.txt: {got}")
+    assert clone.start() == (2, f"flowspec: pip could not install requirements.txt: {got}")
     (clone.top / "says").unlink()
     assert clone.start()[0] == 0 and len(clone.asked) == 2
 
@@ -206,7 +206,7 @@ def test_the_last_sentence_has_pips_own_reason_and_the_next_start_asks_again(clo
 def test_what_venv_complains_of_is_reported(clone):
     (clone.top / "venv_says").write_text("some words\nError: [Errno 28] No space left on device\n")
     code, said = clone.start()
-    assert code == 1 and "could not make" in said and "Error: [Errno 28] No space left on device; mend that" in said
+    assert code == 2 and "could not make" in said and "Error: [Errno 28] No space left on device; mend that" in said
 
 
 @pytest.mark.parametrize("lack", ["pip", "python"])
@@ -259,21 +259,21 @@ def reopen(folder: Path) -> None:
 
 def test_a_clone_that_may_only_be_read_serves_if_it_is_ready_and_else_says_what_to_do(clone):
     code, said = clone.start(**shut(clone.root))
-    assert code == 1 and f"you may not write to {clone.root}: let its owner" in said
+    assert code == 2 and f"you may not write to {clone.root}: let its owner" in said
     reopen(clone.root)
     assert clone.start()[0] == 0
     assert clone.start(**shut(clone.root)) == clone.ready
     code, said = clone.start("tests/requirements.txt", **shut(clone.root))
-    assert code == 1 and f"you may not write to {clone.root}/.venv: let its owner" in said
+    assert code == 2 and f"you may not write to {clone.root}/.venv: let its owner" in said
     reopen(clone.root)
 
 
 def test_a_python_that_cannot_make_environments_is_passed_over_or_refused(clone):
     (clone.bin / "python3" / "no_ensurepip").touch()
     code, said = clone.start()
-    assert code == 1 and "no Python 3.10 or newer with its venv module was found" in said and "python3-venv" in said
+    assert code == 2 and "no Python 3.10 or newer with its venv module was found" in said and "python3-venv" in said
     old = clone.python("python3.13", "old")
     code, said = clone.start(env={"PYTHON": str(old)})
-    assert code == 1 and f"PYTHON={old} is not Python 3.10 or newer with its venv module: name another" in said
+    assert code == 2 and f"PYTHON={old} is not Python 3.10 or newer with its venv module: name another" in said
     clone.python("python3.12")
     assert clone.start()[0] == 0
