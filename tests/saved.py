@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from config.presets import ROOT
+from launch.folder import MARK
 from launch.run import run
 from launch.split.write import split
 from scripts import generate
@@ -128,6 +129,11 @@ class Command:
                 if name.startswith("flowspec-") and state not in "ZX" and int(session) == self.process.pid:
                     found[int(name.partition("-")[2])] = int(path.parent.name)
         return found
+
+    def folder(self) -> Path:
+        """Where the ranks meet, which each of them holds."""
+        held = map(Path.resolve, Path(f"/proc/{self.ranks()[1]}/fd").iterdir())
+        return next(path.parent for path in held if path.name == MARK)
 
     def end(self, seconds: float) -> int | None:
         """The exit code, once all processes have ended; None if that takes too long."""

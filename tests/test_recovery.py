@@ -9,7 +9,6 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from eval.bench import places
 from eval.bench.accidents import accidents, cells, pauses
 from launch import processes
 from launch.epochs import EPOCH, LOOK, OPEN, Coming, Meeting
-from launch.folder import MARK as HELD
 from launch.folder import Folder
 from launch.pipeline import Pipeline
 from launch.processes import Ranks
@@ -301,8 +299,7 @@ def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path)
 def test_a_command_whose_rank_0_is_stopped_for_longer_than_the_others_wait_writes_its_text(saved, tmp_path):
     with writing(saved, tmp_path, 300, "timeout=1") as run:
         assert wait_until(lambda: len(run.stdout) > 50, 90), run.stderr
-        held = map(Path.resolve, Path(f"/proc/{run.ranks()[1]}/fd").iterdir())
-        folder = Folder(str(next(path.parent for path in held if path.name == HELD)))
+        folder = Folder(str(run.folder()))
         epoch = folder.add(OPEN, 0)
         os.kill(run.ranks()[0], signal.SIGSTOP)
         assert wait_until(lambda: folder.look(f"{LOSS_KEY}/{epoch}"), 60), "the others have noticed it"
