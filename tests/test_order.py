@@ -52,7 +52,7 @@ def figures(answers):
 def test_an_evaluation_that_is_resumed_after_any_answer_has_the_figures_of_one_that_was_not(ask, tmp_path):
     whole = ask("whole")
     assert len(whole) == 6
-    for count in range(1, len(whole)):
+    for count in (1, 3, 5):  # in a method, between two and before the last
         folder = copytree(tmp_path / "whole", tmp_path / f"cut{count}")
         for path in folder.glob("answers/*/*.jsonl"):
             kept = [line for line in whole[:count] if line["method"] == path.parent.name]
