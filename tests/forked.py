@@ -30,7 +30,7 @@ from scripts import generate
 from tests.saved import Command, leaving_nothing, wait_until
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.forked", "transformers.models.auto.tokenization_auto"])
+CONTEXT.set_forkserver_preload(["tests.preloaded"])
 Prepare = Callable[[int], Any]  # what a rank does before anything else
 
 

@@ -31,17 +31,12 @@ from launch.split.write import split
 from model.sample import Sampler
 from scripts import generate
 from tests.forked import CONTEXT
-from tests.saved import boards_of, here, models, wait_until
+from tests.saved import boards_of, here, wait_until
 from tests.tiny import TINY
 
 ASK = ("prompt_ids=5,17,40", "max_new_tokens=12", "seed=4", "temperature=0.7", "ignore_eos=true", "dtype=float64")
 LONG = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
 ENDLESS = (*LONG, "timeout=2", "recover=false")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.fixture(scope="module")

@@ -28,12 +28,7 @@ from pipeline.failure import LOSS_KEY, PeerLost
 from serve import running
 from serve.engine import Health
 from tests.forked import command
-from tests.saved import models, wait_until
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
+from tests.saved import wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, FolderD
 from pipeline.trace import rank_files, read
 from pipeline.transport import Peers, Wire
 from tests import forked
-from tests.saved import here, models, wait_until
+from tests.saved import here, wait_until
 from tests.serving import live
 from tests.tiny import TINY
 
@@ -42,11 +42,6 @@ OTHERS = [(MARK, 6, DATA, 0), (MARK, 8, DATA, 0),
           (MARK, 7, DATA, 2), (MARK, 7, 5, 0),
           (b"\x80" * 40,), (b"",)]  # greetings that door 7 of rank 1 does not let in
 PIPELINES = [method for method in METHODS if method not in SHARINGS]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 def opened(saved, split="0+2+2", **options):

@@ -28,7 +28,7 @@ from serve.auth import Guard
 from serve.engine import Health
 from serve.protocol import HARMLESS, REFUSED
 from tests.forked import command
-from tests.saved import models, wait_until
+from tests.saved import wait_until
 from tests.serving import QUESTION, Live, alive, live
 
 SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 40}
@@ -38,12 +38,6 @@ SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 40}
 def server():
     with live("processes=false", "max_requests=2", "queue=2", "body_mb=0.1") as started:
         yield started
-
-
-@pytest.fixture
-def sdk(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -130,16 +124,14 @@ def test_messages_may_be_parts_and_the_system_and_the_developer_are_heard(server
     assert counts[0] == counts[1] != server.post("/tokenize", messages=talk).json()["tokens"]
 
 
-def test_a_template_of_the_tokenizer_reads_variables_and_messages_of_tools(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("own")
-    saved = models(tmp_path_factory.getbasetemp() / "saved")
-    shutil.copytree(saved / "base", folder / "base")
-    settings = folder / "base" / "tokenizer_config.json"
+def test_a_template_of_the_tokenizer_reads_variables_and_messages_of_tools(saved, tmp_path):
+    shutil.copytree(saved / "base", tmp_path / "base")
+    settings = tmp_path / "base" / "tokenizer_config.json"
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}{% if brief %}brief {% endif %}"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
-    split(folder / "base", folder / "0+2+2", "0+2+2", saved / "head", progress=False)
+    split(tmp_path / "base", tmp_path / "0+2+2", "0+2+2", saved / "head", progress=False)
     talk = [{"role": "user", "content": "hi"}, {"role": "tool", "content": "sun"}]
-    with live("processes=false", f"model_dir={folder / '0+2+2'}", "template=own", "ignore_eos=true") as started:
+    with live("processes=false", f"model_dir={tmp_path / '0+2+2'}", "template=own", "ignore_eos=true") as started:
         ids = [started.post("/tokenize", messages=talk, **fields).json()["tokens"] for fields in (
             {}, {"chat_template_kwargs": {"brief": False}}, {"chat_template_kwargs": {"brief": True}})]
         text = started.engine.call(lambda pipeline: pipeline.text.decode(ids[2])).result(60)
@@ -324,8 +316,8 @@ def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_ev
 def test_a_reader_who_is_slow_stalls_nobody_and_loses_nothing(server):
     assert idle(server)
     asked = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 50, "seed": 4, "max_tokens": 100}
-    told = {"flowspec_tree": True, "logprobs": True, "top_logprobs": 20}  # more than all buffers hold
-    body = json.dumps({**asked, **told, "stream": True})
+    more = {"flowspec_tree": True, "logprobs": True, "top_logprobs": 20}  # more than all buffers hold
+    body = json.dumps({**asked, **more, "stream": True})
     address = httpx.URL(server.url)
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

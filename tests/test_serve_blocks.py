@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 
-import openai
 import pytest
 
 from tests.serving import QUESTION, live
@@ -22,12 +21,6 @@ MESSAGES_TOOL = {"name": "weather", "description": "Says.", "input_schema": WEAT
 def text(server):
     got = server.post("/v1/chat/completions", messages=ASKED["messages"], max_tokens=12, **SAMPLED)
     return got.json()["choices"][0]["message"]["content"]
-
-
-@pytest.fixture
-def sdk(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def events(server, path, **body):

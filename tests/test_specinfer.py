@@ -25,7 +25,7 @@ from model.sample import Sampler
 from model.weights.parts import Part
 from pipeline.decode import Request
 from tests.forked import ranks
-from tests.saved import FORM, here, models, save_tokenizer
+from tests.saved import FORM, here, save_tokenizer
 from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, TREE, pipeline, weights, write
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
@@ -88,15 +88,15 @@ def test_the_heads_of_eagle_1_and_3_may_draw_too():
 # --- whole commands ---------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(saved, tmp_path_factory):
     """The model, its splits over stages and over members of a group, and small models beside it."""
     folder = tmp_path_factory.mktemp("specinfer")
-    whole = models(folder / "saved")
+    folder.joinpath("saved").symlink_to(saved)
     for name, stages in (("tp2", ""), ("2x2", "0+2+2")):
-        split(whole / "base", folder / name, stages, whole / "head",
+        split(saved / "base", folder / name, stages, saved / "head",
               progress=False, layout=Layout(shares=(1, 1)))
     for name, noise in (("near", 0.02), ("far", 0.1)):
-        save_drafter(whole / "base", folder / name, noise)
+        save_drafter(saved / "base", folder / name, noise)
     save_opt(folder / "opt")
     return folder
 

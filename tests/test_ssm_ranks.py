@@ -26,7 +26,7 @@ from pipeline.messages import KINDS, Ask, Drafted, Header, packets, receive
 from pipeline.trace import OFF, read
 from sim.wires import size
 from tests.forked import ranks
-from tests.saved import here, models, wait_until
+from tests.saved import here, wait_until
 from tests.test_hosts import ends, meet_here, said, starting
 from tests.test_specinfer import ASK, NEW, PROMPT, SHAPED, TINY, save_drafter
 from tests.tiny import pipeline, write
@@ -174,12 +174,11 @@ def test_numbers_are_a_message_or_refused(kind, numbers):
 # --- whole commands ---------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(saved, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    whole = models(tmp_path_factory.getbasetemp() / "saved")
     for name, noise in (("near", 0.02), ("far", 0.1)):
-        save_drafter(whole / "base", folder / name, noise)
-    folder.joinpath("saved").symlink_to(whole)
+        save_drafter(saved / "base", folder / name, noise)
+    folder.joinpath("saved").symlink_to(saved)
     return folder
 
 
