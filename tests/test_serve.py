@@ -319,6 +319,7 @@ def test_a_reader_who_is_slow_stalls_nobody_and_loses_nothing(server):
     more = {"flowspec_tree": True, "logprobs": True, "top_logprobs": 20}  # more than all buffers hold
     body = json.dumps({**asked, **more, "stream": True})
     address = httpx.URL(server.url)
+    server.door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections from now on
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect((address.host, address.port))
