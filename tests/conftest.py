@@ -5,10 +5,12 @@ Processes that tests start hear every signal, also where a shell's background or
 """
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Generator, Iterator
 
 import pytest
 import torch
@@ -37,6 +39,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 2 * len(os.sched_getaffinity(0))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What modules make while they are imported stays, so the garbage collector need never look at it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files begin first, so that no process is left with one of them at the end."""
     place = {name: number for number, name in enumerate(SLOW)}
@@ -51,3 +64,28 @@ def ranks_are_forked() -> None:
     from tests.forked import serving_ranks
 
     processes.subprocess = SimpleNamespace(Popen=serving_ranks)
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with its head, and its splits."""
+    from tests.saved import models
+
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@pytest.fixture
+def sdk(server: Any) -> Iterator[Any]:
+    """OpenAI's own client of the module's server."""
+    import openai
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def unlearning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources are believed what they say, no matter who was right."""
+    from model.drafts.mixture import Blend
+
+    monkeypatch.setattr(Blend, "learn", lambda *message: None)

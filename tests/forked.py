@@ -15,12 +15,14 @@ import traceback
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from subprocess import Popen
 from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
 from config.presets import ROOT
 from launch import processes
 from launch.folder import RENDEZVOUS, Folder, private_folder
+from launch.hosts.board import BOARD
 from launch.processes import LAUNCHER
 from launch.run import run
 from pipeline.failure import LOSS_KEY
@@ -28,7 +30,7 @@ from scripts import generate
 from tests.saved import Command, leaving_nothing, wait_until
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.forked", "transformers.models.auto.tokenization_auto"])
+CONTEXT.set_forkserver_preload(["tests.preloaded"])
 Prepare = Callable[[int], Any]  # what a rank does before anything else
 
 
@@ -187,6 +189,19 @@ def command(folder: Path, module: str, *words: str) -> Iterator[ForkedCommand]:
     """A command that leaves nothing behind, however the test ends."""
     with leaving_nothing(ForkedCommand(folder, module, *words)) as started:
         yield started
+
+
+def _be_board(words: Sequence[str], environment: dict[str, str], log: str) -> None:
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), number)
+    _be_program(["scripts.generate", *words], {**environment, BOARD: "1", "TORCH_CPP_LOG_LEVEL": "ERROR"})
+
+
+def board(words: Sequence[str], **options: Any) -> Any:
+    """In place of subprocess.Popen in eval/bench/places.py: what run_jetson.sh starts; other programs as they are."""
+    if words[:2] != ["bash", str(ROOT / "run_jetson.sh")]:
+        return Popen(words, **options)
+    return Forked(_be_board, words[2:], options["env"], options["stdout"].name)
 
 
 # --- ranks of a pipeline that this process opens ----------------------------------------------------------------------

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from config.presets import ROOT
+from launch.folder import MARK
 from launch.run import run
 from launch.split.write import split
 from scripts import generate
@@ -44,6 +45,17 @@ def save_model(folder: Path, tiny: Tiny | None = None) -> None:
     tensors = {f"model.{name}": x for name, x in tiny.tensors.items()}
     save_file({**tensors, "lm_head.weight": tiny.lm_head.weight.detach()}, folder / "model.safetensors")
     save_tokenizer(folder)
+
+
+def save_drafter(base: Path, folder: Path, noise: float) -> None:
+    """The model in a folder of its own, its weights a little off."""
+    shutil.copytree(base, folder)
+    off = weights(Tiny().whole, seed=5, scale=noise)
+    tensors = load_file(folder / "model.safetensors")
+    for name, x in off.items():
+        if x.dim() > 1:
+            tensors[f"model.{name}"] += x
+    save_file(tensors, folder / "model.safetensors")
 
 
 def save_head(folder: Path) -> None:
@@ -76,10 +88,12 @@ def boards_of(saved: Path, folder: Path) -> Path:
 
 
 def models(folder: Path) -> Path:
-    """A folder with `base`, `head` and one for each of the SPLITS; written by the first who asks."""
+    """A folder with `base`, `head`, the small models `near` and `far`, and one for each of the SPLITS."""
     if not folder.is_dir():
         save_model(folder / "base")
         save_head(folder / "head")
+        for name, noise in (("near", 0.02), ("far", 0.1)):
+            save_drafter(folder / "base", folder / name, noise)
         for stages in SPLITS:
             split(folder / "base", folder / stages, stages, folder / "head", progress=False)
     return folder
@@ -128,6 +142,11 @@ class Command:
                 if name.startswith("flowspec-") and state not in "ZX" and int(session) == self.process.pid:
                     found[int(name.partition("-")[2])] = int(path.parent.name)
         return found
+
+    def folder(self) -> Path:
+        """Where the ranks meet, which each of them holds."""
+        held = map(Path.resolve, Path(f"/proc/{self.ranks()[1]}/fd").iterdir())
+        return next(path.parent for path in held if path.name == MARK)
 
     def end(self, seconds: float) -> int | None:
         """The exit code, once all processes have ended; None if that takes too long."""

@@ -23,6 +23,7 @@ class Live(NamedTuple):
     url: str
     engine: Engine
     client: httpx.Client
+    door: Any  # the socket at which it listens
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, content=json.dumps(body))
@@ -51,10 +52,10 @@ def alive(engine: Engine, listener: Listener) -> Iterator[Live]:
         thread.start()
     try:
         assert wait_until(lambda: listener.started and engine.health.status != "loading", 120)
-        port = listener.servers[0].sockets[0].getsockname()[1]
-        url = f"http://127.0.0.1:{port}"
+        door = listener.servers[0].sockets[0]
+        url = f"http://127.0.0.1:{door.getsockname()[1]}"
         with httpx.Client(base_url=url, timeout=600) as client:
-            yield Live(url, engine, client)
+            yield Live(url, engine, client, door)
     finally:
         listener.should_exit = True
         engine.stop()

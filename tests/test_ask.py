@@ -13,14 +13,9 @@ from config.files import whole
 from config.presets import ROOT
 from launch.spec import usable
 from tests.checkpoints import refused
-from tests.saved import here, models
+from tests.saved import here
 
 GOOD = '{"turns": ["who?"]}\n'
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.fixture

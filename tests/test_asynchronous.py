@@ -9,7 +9,6 @@ import pytest
 from launch.asynchronous import AsyncPipeline
 from launch.pipeline import Pipeline
 from pipeline.failure import PeerLost
-from tests.saved import models
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
 LONG = {"max_new_tokens": 1000}
@@ -20,8 +19,7 @@ ASKED = [("the first question", {}),
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory):
-    saved = models(tmp_path_factory.getbasetemp() / "saved")
+def options(saved):
     return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
             "max_new_tokens": 12, "threads_per_rank": 1, "processes": False, "max_requests": 2}
 

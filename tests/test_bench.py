@@ -22,16 +22,10 @@ from eval.results import Key, Results, read_answers
 from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.text import Text
-from tests.saved import models
 from tests.tiny import TINY
 
 TALK = {"question_id": 7, "category": "writing", "turns": ["who are you?", "why?"]}
 TIMES = ("tstamp", "ttft", "settled", "launch", "requests", "segments")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from config.cli import parse
 from config.run_config import Growth
 from model.drafts.cascade import AHEAD, Cascade
-from model.drafts.mixture import Blend, Mixture
+from model.drafts.mixture import Mixture
 from model.drafts.network import read_all
 from model.sample import Sampler
 from model.tree import TokenTree
@@ -15,13 +15,8 @@ from tests.saved import here, save_model
 from tests.test_mixture import grown
 from tests.tiny import CONFIG, TINY
 
+pytestmark = pytest.mark.usefixtures("unlearning")
 GROWTH = Growth(60, 99, 3, anywhere=True)
-
-
-@pytest.fixture(autouse=True)
-def unlearning(monkeypatch):
-    """Sources are believed what they say, no matter who was right."""
-    monkeypatch.setattr(Blend, "learn", lambda *message: None)
 
 
 def a_level(draft, tree, growth):

@@ -14,7 +14,7 @@ METHODS = ("ar", "serial", "naive", "pruned", "continuous", "streaming")
 def speeds(profile: str, methods: tuple[str, ...], **options) -> dict[str, float]:
     """Tokens/s of each method over a question."""
     found = {}
-    with Pipeline.open("toy", time="virtual", profile=profile, max_new_tokens=40, **PAPER, **options) as pipeline:
+    with Pipeline.open("toy", time="virtual", profile=profile, max_new_tokens=32, **PAPER, **options) as pipeline:
         for method, decoder in decoders_of(pipeline, methods).items():
             found[method] = speed([decoder.whole(request(pipeline, question)) for question in QUESTIONS[:1]])
     return found

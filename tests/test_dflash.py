@@ -14,7 +14,7 @@ from config.schema.heads import usual_layers
 from model.drafts.dflash import Block
 from model.drafts.eagle import fit_head, load_head
 from model.drafts.heads import DFlashHead
-from model.drafts.mixture import Blend, Mixture
+from model.drafts.mixture import Mixture
 from model.drafts.network import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
@@ -137,11 +137,6 @@ def test_a_block_ends_where_the_text_may():
 
 
 # The tree
-
-
-@pytest.fixture
-def unlearning(monkeypatch):
-    monkeypatch.setattr(Blend, "learn", lambda *message: None)
 
 
 @pytest.mark.parametrize("nodes, width", [(12, 3), (40, 5)])

@@ -14,18 +14,13 @@ from launch.prepare import open_part, prepare
 from launch.split.write import Layout, split
 from tests import test_run
 from tests.forked import command, ranks
-from tests.saved import here, models, wait_until
+from tests.saved import here, wait_until
 from tests.test_run import reference
 from tp.links import Placement
 
 ASK = ("pipeline_type=dsi", *test_run.ASK)
 BUNDLED = ("max_new_tokens=24", "seed=3", "temperature=1", "draft=model",
            f"draft_dir={ROOT / 'toy' / 'draft_a'}")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 def ids(path):

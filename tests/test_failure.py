@@ -20,15 +20,10 @@ from launch.split.write import split
 from launch.words import WITHOUT
 from model.cache import TreeCache
 from tests import forked
-from tests.saved import here, models, save_tokenizer, wait_until
+from tests.saved import here, save_tokenizer, wait_until
 
 FIVE = "0+1+1+1+1"
 ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from config.profiles import PROFILES
+from eval import bench
 from launch.ask import table
 from launch.pipeline import Pipeline
 from model.drafts.mixture import Mixture
@@ -118,11 +119,11 @@ def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tm
     site = replace(PROFILES["lan-1g"], row=50.0, free=0)
     (tmp_path / "site.json").write_text(json.dumps(asdict(site)))
     speeds = {}
-    for name in ("ar", "continuous", "streaming"):
-        with Pipeline.open("toy", pipeline_type=name, time="virtual", profile=str(tmp_path / "site.json"),
-                           draft="suffix", max_new_tokens=200, ignore_eos=True, temperature=1.0) as opened:
-            answer = opened.generate("What does a baker do?").answer
-        speeds[name] = answer.tokens_per_second
-        shown = f"decoded plainly       {answer.plain_tokens} tokens" in table([answer])
-        assert shown == (answer.plain_tokens > 100) == (name != "ar")
+    with Pipeline.open("toy", time="virtual", profile=str(tmp_path / "site.json"), draft="suffix", max_new_tokens=200,
+                       ignore_eos=True, temperature=1.0) as pipeline:
+        for name, decoder in bench.decoders_of(pipeline, ("ar", "continuous", "streaming")).items():
+            answer = decoder.whole(bench.request(pipeline, "What does a baker do?"))
+            speeds[name] = answer.tokens_per_second
+            shown = f"decoded plainly       {answer.plain_tokens} tokens" in table([answer])
+            assert shown == (answer.plain_tokens > 100) == (name != "ar")
     assert min(speeds.values()) >= 0.95 * speeds["ar"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import contextmanager
+from functools import cached_property
 
 import pytest
 import torch
@@ -134,10 +135,12 @@ class Saved:
         split(self.base, self.parts, "0+1+1+2", progress=False)
         self.sizes = LlamaConfig.read(Part(self.parts / "stage_0").config)
 
+    @cached_property
     @torch.no_grad()
-    def text(self, new=NEW):
+    def text(self):
+        """What `transformers` writes behind PROMPT."""
         ids = torch.tensor([PROMPT])
-        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new,
+        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW,
                                   pad_token_id=0)
         return out[0, len(PROMPT):].tolist()
 
@@ -174,14 +177,14 @@ def saved(request, tmp_path_factory):
 
 
 def test_greedy_text_over_three_stages_is_that_of_generate(saved):
-    text = saved.text()
+    text = saved.text
     assert len(set(text)) > 3, "a text that hardly changes proves little"
     with saved.decoder(METHODS["ar"].strategy, NoDraft()) as decoder:
         assert write(decoder, PROMPT, NEW) == text
 
 
 def test_greedy_text_is_the_same_with_guesses_in_trees(saved):
-    text = saved.text()
+    text = saved.text
     strategy = ["serial", "continuous"][saved.number % 2]
     with saved.decoder(strategy, Oracle([*PROMPT, *text], VOCAB)) as decoder:
         assert write(decoder, PROMPT, NEW) == text
@@ -191,7 +194,7 @@ def test_requests_side_by_side_write_what_each_writes_alone_where_windows_drop_t
     saved, prompts = Saved("gemma3", tmp_path), [PROMPT, PROMPT[9:60]]
     with saved.decoder("autoregressive", NoDraft()) as decoder:
         alone = [write(decoder, prompt, 12) for prompt in prompts]
-    assert alone[0] == saved.text(12)
+    assert alone[0] == saved.text[:12]
     with saved.decoder("streaming", Mixture([], Suffix())) as decoder:
         asked = [decoder.submit(Request(prompt, Sampler(), 12)) for prompt in prompts]
         for _, settled in asked:
@@ -269,7 +272,7 @@ def test_a_qwen2_is_drafted_for_by_its_head_that_has_biases_too(tmp_path):
     save_file({name: x.float() for name, x in weights(head, seed=3).items()},
               tmp_path / "head" / "model.safetensors")
     split(saved.base, tmp_path / "with_head", "auto:3", tmp_path / "head", progress=False)
-    assert generated(tmp_path, f"model_dir={tmp_path / 'with_head'}")["token_ids"] == saved.text()
+    assert generated(tmp_path, f"model_dir={tmp_path / 'with_head'}")["token_ids"] == saved.text
 
 
 @pytest.mark.parametrize("name", ["opt", "qwen3", "llama 3.2, tied"])
@@ -278,7 +281,7 @@ def test_a_small_model_of_any_family_drafts(tmp_path, name):
     # without thrift, which would decode plainly where drafting takes longer than the tiny target
     words = f"model_dir={saved.parts}", "draft=model", f"draft_dir={saved.base}", "ablate=thrift"
     got = generated(tmp_path, *words)
-    assert got["token_ids"] == saved.text()
+    assert got["token_ids"] == saved.text
     assert got["mean_accepted_length"] > 2, "it drafts for itself, so it is right"
 
 

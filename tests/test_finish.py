@@ -15,16 +15,11 @@ from pipeline.decode import Request
 from pipeline.strategies import STRATEGIES
 from scripts import generate
 from tests.forked import command
-from tests.saved import here, models
+from tests.saved import here
 from tests.tiny import TINY, pipeline
 
 PROMPT = [6, 21, 44, 3]
 ASK = ("prompt_ids=5,17,40", "ignore_eos=true", "threads_per_rank=1")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.fixture(scope="module")

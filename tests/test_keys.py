@@ -18,7 +18,7 @@ from pipeline.keys import read_keys
 from pipeline.sockets import CONTROL, DATA, GREETING, MARK, BoardDoor, Connections
 from pipeline.transport import Peers
 from tests.checkpoints import refused
-from tests.saved import boards_of, models
+from tests.saved import boards_of
 from tests.test_hosts import ASK, ends, meet_here, reference, said, starting
 from tests.test_push import SSH
 
@@ -212,9 +212,8 @@ def test_a_start_that_somebody_has_captured_takes_no_seat_of_the_store(clusters,
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
-def start(tmp_path, tmp_path_factory):
-    own = boards_of(models(tmp_path_factory.getbasetemp() / "saved"), tmp_path / "own")
-    yield from starting(tmp_path, own)
+def start(tmp_path, saved):
+    yield from starting(tmp_path, boards_of(saved, tmp_path / "own"))
 
 
 def test_boards_with_keys_write_the_reference_text_and_one_without_cannot_join(start, tmp_path):

@@ -23,7 +23,7 @@ from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.stages import Work
 from tests.checkpoints import refused
-from tests.saved import here, models
+from tests.saved import here
 from tests.test_virtual import PLAIN, paths
 from tests.tiny import TINY, TREE, pipeline
 
@@ -32,11 +32,6 @@ NEW = 6
 TEXTS = [TINY.text(prompt, NEW, Sampler()) for prompt in PROMPTS]
 QUESTIONS = [{"question_id": 3, "turns": ["who are you?", "why?"]}, {"question_id": 5, "turns": ["hello"]},
              {"question_id": 4, "turns": ["where is it?", "and now?"]}]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.mktemp("load") / "saved")
 
 
 def job(decoder, prompt, under_way):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from config.run_config import Growth
 from model.cache import TreeCache
-from model.drafts.mixture import Blend, Mixture
+from model.drafts.mixture import Mixture
 from model.drafts.network import TreeDraft, at_once
 from model.drafts.suffix import Suffix
 from model.sample import Sampler
@@ -117,12 +117,6 @@ def best(table, text, limit, growth):
                 if loss - chance[token] <= -growth.worth:
                     heapq.heappush(open_paths, (loss - chance[token], (*above, token)))
     return found - {tuple(text)}
-
-
-@pytest.fixture
-def unlearning(monkeypatch):
-    """Sources are believed what they say, no matter who was right."""
-    monkeypatch.setattr(Blend, "learn", lambda *message: None)
 
 
 GROWTHS = st.builds(Growth, nodes=st.integers(1, 40),

@@ -18,15 +18,13 @@ from launch.split.write import Layout, split
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.failure import PeerLost
-from tests.saved import models
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
 NEW = 12
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory):
-    saved = models(tmp_path_factory.getbasetemp() / "saved")
+def options(saved):
     return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
             "max_new_tokens": NEW, "threads_per_rank": 1}
 

@@ -12,7 +12,7 @@ from eval.dsi.keys import COMMAND
 from eval.dsi.predict import CHAINS, NARROW, Pair, PredictConfig, closed_form, predicted, speed, staged, words
 from pipeline.decode import Answer
 
-SHORT = ("sets=gsm8k,qa", "max_new_tokens=20", "dtype=float64")
+SHORT = ("sets=gsm8k,qa", "max_new_tokens=12", "dtype=float64")
 
 
 def config_of(*given):

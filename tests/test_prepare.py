@@ -12,13 +12,12 @@ from config.run_config import RunConfig
 from launch import prepare
 from launch.hosts import share_out
 from model.weights.parts import MANIFEST, Part
-from tests.saved import models, wait_until
+from tests.saved import wait_until
 
 
 @pytest.fixture
-def board(monkeypatch, tmp_path, tmp_path_factory):
+def board(monkeypatch, tmp_path, saved):
     """What rank 1's board does in a fresh clone, and the folder in which it does that."""
-    saved = models(tmp_path_factory.getbasetemp() / "saved")
     monkeypatch.setattr(prepare, "ROOT", tmp_path)
     monkeypatch.setenv("RANK", "1")
     config = RunConfig(base_dir=str(saved / "base"), eagle_dir=str(saved / "head"), stages="0+2+2")
@@ -63,11 +62,10 @@ def test_runs_with_different_heads_do_not_write_into_one_folder():
     assert names == ["base-0+4", "base-0+4-deep", "base-0+4-flat"]
 
 
-def test_a_model_is_split_for_the_boards_of_a_hosts_file(monkeypatch, tmp_path, tmp_path_factory, capsys):
-    base = models(tmp_path_factory.getbasetemp() / "saved") / "base"
+def test_a_model_is_split_for_the_boards_of_a_hosts_file(monkeypatch, tmp_path, saved, capsys):
     monkeypatch.setattr(prepare, "ROOT", tmp_path)
     (tmp_path / "hosts").write_text("b0\nb1 memory=1\nb2 memory=8\n")
-    words = [f"hosts={tmp_path / 'hosts'}", f"model={base}"]
+    words = [f"hosts={tmp_path / 'hosts'}", f"model={saved / 'base'}"]
     assert share_out.main(words) == 0
     folder = tmp_path / "splits" / "base-0+1+3"
     assert capsys.readouterr().out == f"{folder}\n" and Part(folder / "stage_2").layers == (1, 4)

@@ -27,12 +27,8 @@ from pipeline import failure as loss
 from pipeline.failure import LOSS_KEY, PeerLost
 from serve import running
 from serve.engine import Health
-from tests.saved import command, models, wait_until
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
+from tests.forked import command
+from tests.saved import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -289,9 +285,7 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
         os.killpg(run.process.pid, signal.SIGCONT)
         assert wait_until(lambda: len(run.stdout) > printed + 2000 or run.process.poll() is not None, 30)
         assert run.process.poll() is None, run.stderr
-        folder = Path(next(word.split("=", 1)[1]
-                           for word in Path(f"/proc/{ranks[1]}/environ").read_text().split("\0")
-                           if word.startswith(processes.RENDEZVOUS)))
+        folder = run.folder()
         assert folder.is_dir()
         os.kill(ranks[0], signal.SIGSTOP)
         assert run.end(30) == 75

@@ -10,7 +10,6 @@ import pytest
 
 from config.presets import ROOT
 from launch.hosts.agreement import code_version
-from tests.saved import models
 
 SSH = """#!/bin/sh
 # ssh [-l USER] [--] HOST COMMAND, on this machine: each host is a folder beside this file
@@ -19,11 +18,6 @@ if [ "$1" = -- ]; then shift; fi
 cd "$(dirname "$0")/${1#*@}" && shift && exec sh -c "$*"
 """
 needs_rsync = pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.fixture

@@ -23,18 +23,13 @@ from model.weights.quant import BLOCK, KINDS, Int8, Quantized, compress, probe, 
 from pipeline.trace import OFF
 from scripts import generate
 from tests.checkpoints import refused, same
-from tests.saved import here, models
+from tests.saved import here
 from tests.test_families import Saved
 
 pytestmark = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="quantized weights need bitsandbytes")
 FAR = {"int8": 0.012, "int4": 0.09, "nf4": 0.11, "fp4": 0.14}  # relative error of outputs, random weights
 FAR_BEHIND = {"int8": 0.05, "int4": 0.6, "nf4": 0.6, "fp4": 0.6}  # and of a layer of large weights
 IDS = "prompt_ids=5,17,40,3,28,11,9,50,2,31,7,7,19"
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.mktemp("quant") / "saved")
 
 
 @pytest.fixture(scope="module")

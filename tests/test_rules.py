@@ -18,9 +18,10 @@ from config.trees import expanded
 from model.rules import RULES, Chance, Judging, apart, each, judged, mss, naive, residual, without_replacement
 from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream, warp
 from model.tree import Proposal, TokenTree
+from pipeline.decode import Request
 from tests.checkpoints import refused
 from tests.test_sample import ALPHA, p_value
-from tests.tiny import TREE, Tiny, pipeline, write
+from tests.tiny import TREE, Tiny, pipeline
 
 # --- all that can happen, with its probability ------------------------------------------------------------------------
 
@@ -275,8 +276,9 @@ def texts(rule, runs=RUNS):
     """The first two tokens with many seeds, both of them guessed by two drafters that are often wrong."""
     tree = replace(TREE, init=TREE.init.shaped(expanded("2,1")))
     with pipeline(TINY, 1, "serial", TINY.drafters(0.1, 0.2), tree) as decoder:
-        return [write(decoder, START, 2, Sampler(0.7, top_k=5, seed=seed, rule=rule))
-                for seed in range(runs)]
+        samplers = [Sampler(0.7, top_k=5, seed=seed, rule=rule) for seed in range(runs)]
+        asked = [decoder.submit(Request(START, sampler, 2)) for sampler in samplers]
+        return [[*settled] and answer.token_ids for answer, settled in asked]
 
 
 def p_values(found):

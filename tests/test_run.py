@@ -10,7 +10,7 @@ import pytest
 from model.sample import Sampler
 from model.text import Text
 from tests.forked import ranks
-from tests.saved import SPLITS, command, here, models
+from tests.saved import SPLITS, command, here
 from tests.tiny import TINY
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
@@ -20,11 +20,6 @@ KEYS = ["prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "prefill_s
         "acceptance_by_position", "config"]
 ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
 FAST = ("init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @lru_cache(maxsize=None)

@@ -7,8 +7,9 @@ import torch
 from scipy.special import chdtrc  # scipy.stats takes a second to import
 
 from model.sample import Sampler, gumbel, warp
+from pipeline.decode import Request
 from tests.checkpoints import refused
-from tests.tiny import TINY, pipeline, write
+from tests.tiny import TINY, pipeline
 
 DRAWS = 8_000
 ALPHA = 1e-4
@@ -139,7 +140,8 @@ def test_the_whole_pipeline_samples_the_models_distribution():
     prompt, runs = [4, 9, 13], 600
     law = (TINY.logits(prompt)[-1] / 0.6).softmax(-1)
     with pipeline(TINY, 2, "continuous", TINY.eagle()) as decoder:
-        texts = [write(decoder, prompt, 2, Sampler(0.6, seed=seed)) for seed in range(runs)]
+        asked = [decoder.submit(Request(prompt, Sampler(0.6, seed=seed), 2)) for seed in range(runs)]
+        texts = [[*settled] and answer.token_ids for answer, settled in asked]
     assert p_value([text[0] for text in texts], law.numpy()) > ALPHA
     first = int(law.argmax())
     after = (TINY.logits([*prompt, first])[-1] / 0.6).softmax(-1)

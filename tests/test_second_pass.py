@@ -17,14 +17,9 @@ from launch.split.write import split
 from model.weights.parts import Part
 from scripts import generate
 from tests.checkpoints import refused
-from tests.saved import here, models
+from tests.saved import here
 
 ASK = ("prompt_ids=5,17,40", "ignore_eos=true", "max_new_tokens=4")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.mark.parametrize("word", ["draft=\33[2J", "temprature\33=1", "seed=" + "9" * 5000, "stages=" + "1+" * 20000,

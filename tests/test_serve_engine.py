@@ -19,7 +19,7 @@ from pipeline.stage import Stage
 from serve.engine import Ended, Engine, Job, Limits
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
 from serve.text_chunks import Piece, fitting_ids, ids_of
-from tests.saved import models, wait_until
+from tests.saved import wait_until
 from tests.serving import live
 from tests.test_pipeline import worker_of
 
@@ -28,8 +28,7 @@ LONG = {"max_new_tokens": 1000}
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    saved = models(tmp_path_factory.getbasetemp() / "saved")
+def words(saved):
     return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
             "max_new_tokens": 12, "threads_per_rank": 1}
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from scripts.serve import main
-from tests.saved import boards_of, here, models, wait_until
+from tests.saved import boards_of, here, wait_until
 from tests.serving import live
 from tests.test_hosts import ends, meet_here, said, starting
 
@@ -22,11 +22,6 @@ SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
 RUN = ("recover=false", "template=none", "ignore_eos=true", "dtype=float64", "timeout=2")
 AGREED = ("max_requests=1", "reuse=true")  # what the server says of itself, and boards are sent
 HOST = socket.gethostname()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from eval.bench import process_tree
 from eval.load.arrivals import Served
 from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.load.server import Held, Measured, holds, server
-from tests.saved import models, wait_until
+from tests.saved import wait_until
 
 
 def test_texts_are_compared_with_what_their_question_gets_alone_and_errors_are_counted_apart():
@@ -52,8 +52,7 @@ def test_the_server_gets_its_own_keys_and_what_is_wrong_is_reported():
             ServeLoadConfig.of(**keys)
 
 
-def test_clients_of_a_live_server_get_the_texts_that_each_question_gets_alone(tmp_path_factory, capfd):
-    saved = models(tmp_path_factory.getbasetemp() / "saved")
+def test_clients_of_a_live_server_get_the_texts_that_each_question_gets_alone(saved, capfd):
     words = [f"model_dir={saved / '0+4'}", "template=none", "dtype=float64", "processes=false", "threads_per_rank=1"]
     assert server([*words, "max_new_tokens=6", "questions=2", "sets=mt_bench", "clients=1,3", "minutes=0.03"]) == 0
     table = capfd.readouterr().out.splitlines()

@@ -1,7 +1,6 @@
 """Log-probabilities over HTTP: those of the whole model, in OpenAI's shapes, streamed or not; tokens as bytes."""
 from __future__ import annotations
 
-import openai
 import pytest
 import torch
 
@@ -17,12 +16,6 @@ __all__ = ["server"]  # a fixture
 TALK = [{"role": "user", "content": QUESTION}]
 NEW, SEED, TEMPERATURE = 24, 5, 0.8
 SAMPLED = {"model": "toy", "temperature": TEMPERATURE, "seed": SEED, "max_tokens": NEW}
-
-
-@pytest.fixture(scope="module")
-def sdk(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

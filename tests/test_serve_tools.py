@@ -37,12 +37,6 @@ def server(tmp_path_factory):
         yield started
 
 
-@pytest.fixture
-def sdk(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def streamed(sdk, **asked):
     """The text, the calls and the reason of a stream."""
     text, calls, reason = "", {}, None

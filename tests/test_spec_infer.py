@@ -18,7 +18,6 @@ from eval.specinfer.parse import FLAGS, IGNORED, NAMES, OPTIONS, Parser, SpecInf
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
 from tests.checkpoints import refused
-from tests.saved import models
 
 LLM = str(TOY / "llama")
 SSM = str(TOY / "draft_a")
@@ -37,11 +36,6 @@ KNOWN = """
     max-output-length trace enable-streaming-cache baseline-latency-ms ssm-spec-latency-ms llm-verify-latency-ms
     request-per-second spec-infer-old-version greedy-schedule equal-schedule emission-file-path no-special-tokens
     slo-attainment-early-termination""".split()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from model.sample import Sampler
 from model.weights.parts import Part
 from pipeline.decode import Request
 from tests.forked import ranks
-from tests.saved import FORM, here, models, save_tokenizer
-from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, TREE, pipeline, weights, write
+from tests.saved import FORM, here, save_tokenizer
+from tests.tiny import CONFIG, DEEP, SPECULATIVE, TINY, TREE, pipeline, write
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 30
@@ -88,28 +88,16 @@ def test_the_heads_of_eagle_1_and_3_may_draw_too():
 # --- whole commands ---------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """The model, its splits over stages and over members of a group, and small models beside it."""
+def saved(saved, tmp_path_factory):
+    """Splits over members of a group, and a small OPT."""
     folder = tmp_path_factory.mktemp("specinfer")
-    whole = models(folder / "saved")
+    for name in ("saved", "near", "far"):
+        folder.joinpath(name).symlink_to(saved if name == "saved" else saved / name)
     for name, stages in (("tp2", ""), ("2x2", "0+2+2")):
-        split(whole / "base", folder / name, stages, whole / "head",
+        split(saved / "base", folder / name, stages, saved / "head",
               progress=False, layout=Layout(shares=(1, 1)))
-    for name, noise in (("near", 0.02), ("far", 0.1)):
-        save_drafter(whole / "base", folder / name, noise)
     save_opt(folder / "opt")
     return folder
-
-
-def save_drafter(base, folder, noise):
-    """The model in a folder of its own, its weights a little off."""
-    shutil.copytree(base, folder)
-    off = weights(TINY.whole, seed=5, scale=noise)
-    tensors = load_file(folder / "model.safetensors")
-    for name, x in off.items():
-        if x.dim() > 1:
-            tensors[f"model.{name}"] += x
-    save_file(tensors, folder / "model.safetensors")
 
 
 def save_opt(folder):

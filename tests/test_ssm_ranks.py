@@ -26,9 +26,9 @@ from pipeline.messages import KINDS, Ask, Drafted, Header, packets, receive
 from pipeline.trace import OFF, read
 from sim.wires import size
 from tests.forked import ranks
-from tests.saved import here, models, wait_until
+from tests.saved import here, wait_until
 from tests.test_hosts import ends, meet_here, said, starting
-from tests.test_specinfer import ASK, NEW, PROMPT, SHAPED, TINY, save_drafter
+from tests.test_specinfer import ASK, NEW, PROMPT, SHAPED, TINY
 from tests.tiny import pipeline, write
 
 JETSON = PROFILES["jetson-7b"]
@@ -173,19 +173,9 @@ def test_numbers_are_a_message_or_refused(kind, numbers):
 
 # --- whole commands ---------------------------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    whole = models(tmp_path_factory.getbasetemp() / "saved")
-    for name, noise in (("near", 0.02), ("far", 0.1)):
-        save_drafter(whole / "base", folder / name, noise)
-    folder.joinpath("saved").symlink_to(whole)
-    return folder
-
-
 def outcome(saved, tmp_path, *words, form="0+2+2"):
     """What a command with two small models writes into its output, but its times."""
-    first = ["pipeline_type=specinfer", f"model_dir={saved / 'saved' / form}", f"ssm={saved / 'near'},{saved / 'far'}",
+    first = ["pipeline_type=specinfer", f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}",
              f"output={tmp_path / 'out'}", *ASK]
     typed = dict(word.split("=", 1) for word in [*first, *words])
     assert here(*(f"{key}={value}" for key, value in typed.items() if value)) == 0
@@ -206,14 +196,14 @@ def test_small_models_have_ranks_beside_a_group_and_beside_one_target_rank(saved
     words = ("temperature=1", "verify=mss")
     alone = outcome(saved, tmp_path, *words)
     assert outcome(saved, tmp_path, *words, "ssm_ranks=true", form="0+4") == alone
-    shared = [f"base_dir={saved / 'saved/base'}", "model_dir=", "tp=2", "stages=0+2+2"]
+    shared = [f"base_dir={saved / 'base'}", "model_dir=", "tp=2", "stages=0+2+2"]
     assert outcome(saved, tmp_path, *words, *shared, "ssm_ranks=true")["token_ids"] == alone["token_ids"]
 
 
 def test_processes_write_the_same(saved, tmp_path):
     words = ("temperature=1", "verify=mss")
     alone = outcome(saved, tmp_path, *words)
-    typed = ["pipeline_type=specinfer", f"model_dir={saved / 'saved/0+2+2'}", f"ssm={saved / 'near'},{saved / 'far'}",
+    typed = ["pipeline_type=specinfer", f"model_dir={saved / '0+2+2'}", f"ssm={saved / 'near'},{saved / 'far'}",
              f"output={tmp_path / 'other'}", *ASK, *words, "ssm_ranks=true", "dtype=float64", "threads_per_rank=1"]
     with ranks(tmp_path, typed, 5) as run:
         assert run.codes() == [0] * 5, run.text(4)
@@ -222,7 +212,7 @@ def test_processes_write_the_same(saved, tmp_path):
 
 @pytest.mark.parametrize("sick", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_small_model_that_is_lost_ends_all_ranks_with_its_name(saved, tmp_path, sick):
-    typed = ["pipeline_type=specinfer", f"model_dir={saved / 'saved/0+4'}", f"ssm={saved / 'near'},{saved / 'far'}",
+    typed = ["pipeline_type=specinfer", f"model_dir={saved / '0+4'}", f"ssm={saved / 'near'},{saved / 'far'}",
              *ENDLESS, "ssm_ranks=true"]
     with ranks(tmp_path, typed, 4) as run:
         assert wait_until(lambda: run.text(0, 1), 60), run.text(0)
@@ -236,7 +226,7 @@ def test_a_small_model_that_is_lost_ends_all_ranks_with_its_name(saved, tmp_path
 def start(saved, tmp_path):
     """Starts boards of which the third has the part of rank 0 and a small model."""
     for board, stage in enumerate(("stage_0", "stage_1", "stage_0")):
-        shutil.copytree(saved / "saved/0+4" / stage, tmp_path / f"own/board{board}" / stage)
+        shutil.copytree(saved / "0+4" / stage, tmp_path / f"own/board{board}" / stage)
     yield from starting(tmp_path, tmp_path / "own")
 
 
@@ -305,7 +295,7 @@ def test_a_message_weighs_what_it_would_with_the_profiles_model():
 # --- memory, and what cannot be ---------------------------------------------------------------------------------------
 
 def test_a_rank_needs_the_memory_of_what_it_holds(saved):
-    folder = saved / "saved/0+2+2"
+    folder = saved / "0+2+2"
     small = f"ssm={saved / 'near'},{saved / 'far'}"
     words = ["toy", f"model_dir={folder}", "pipeline_type=specinfer", small, "max_length=200", "dtype=float32"]
     alone, own = parse(words), parse([*words, "ssm_ranks=true"])
@@ -334,7 +324,7 @@ def test_what_cannot_draft_on_ranks_of_its_own_is_refused_with_the_fix(words, se
 
 
 def test_a_small_model_that_is_not_there_is_named(saved, tmp_path, capsys):
-    code = here("pipeline_type=specinfer", f"model_dir={saved / 'saved/0+2+2'}", "ssm_ranks=true",
+    code = here("pipeline_type=specinfer", f"model_dir={saved / '0+2+2'}", "ssm_ranks=true",
                 f"ssm={saved / 'near'},{tmp_path / 'other'}", *ASK)
     [sentence] = capsys.readouterr().err.splitlines()
     assert code == 75 and f"rank 4: there is no folder {tmp_path / 'other'}: give ssm=FOLDER" in sentence

@@ -23,17 +23,12 @@ from pipeline.trace import Trace, merge, read
 from pipeline.transport import Peers, ProcessLink, Wire
 from sim import devices
 from tests.forked import ranks
-from tests.saved import here, models, wait_until
+from tests.saved import here, wait_until
 
 ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000", "timeout=5",
            "threads_per_rank=1", "device=cpu", "profile=server")
 ALL = ["data sender", "control sender", "data listener", "emulated wire", "heartbeat", "watch"]
 THREADS = {0: ALL, 1: [*ALL, "control listener"]}
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 def poison(sick: int, thread: str, rank: int) -> None:

@@ -15,7 +15,7 @@ from eval.observe import timeline_page as timeline
 from eval.observe.timeline import Story
 from launch.trace import learn_time, send_time
 from pipeline.trace import CLOCK, Trace, read
-from tests.saved import here, models
+from tests.saved import here
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -24,11 +24,6 @@ QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 SMALL = ("init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16",
          "subseq_token=4", "max_new_tokens=12", "ignore_eos=true", "template=none")
 QUESTIONS = ("what does a fox do?", "and a crow?")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return models(tmp_path_factory.getbasetemp() / "saved")
 
 
 @pytest.fixture(scope="module", params=["ar", "naive", "continuous", "pipedec"])

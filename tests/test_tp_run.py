@@ -18,7 +18,7 @@ from pipeline.stage import run_stage
 from pipeline.trace import OFF
 from tests.checkpoints import refused, tensors_of
 from tests.forked import command, ranks
-from tests.saved import here, models, wait_until
+from tests.saved import here, wait_until
 from tests.tiny import TINY
 from tp.links import Leading, Placement
 
@@ -33,12 +33,10 @@ FORMS = {"tp1": ("", (1,)), "tp2": ("", (1, 1)),
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp()
-    whole = models(folder / "saved")
+def saved(saved):
     for name, (stages, shares) in FORMS.items():
-        split(whole / "base", folder / name, stages, whole / "head", progress=False, layout=Layout(shares=shares))
-    return folder
+        split(saved / "base", saved.parent / name, stages, saved / "head", progress=False, layout=Layout(shares=shares))
+    return saved.parent
 
 
 @lru_cache(maxsize=None)

@@ -522,12 +522,12 @@ def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
 @pytest.fixture(scope="module")
 def small_batches():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own, "BATCH", 6)
-        patch.setattr(own, "ANSWER", 12)
+        patch.setattr(own, "BATCH", 4)
+        patch.setattr(own, "ANSWER", 8)
         yield
 
 
-def own_talks(out, count=6, template="vicuna"):
+def own_talks(out, count=5, template="vicuna"):
     args = parser().parse_args([str(ROOT / "toy" / "llama"),
                                 str(out), "--own", str(count), "--template", template])
     return own.make_own(args, torch.float32, CPU).read_text()
@@ -535,8 +535,8 @@ def own_talks(out, count=6, template="vicuna"):
 
 def test_a_model_makes_the_same_conversations_after_an_interruption(tmp_path, monkeypatch, small_batches):
     whole = own_talks(tmp_path / "whole")
-    assert len(set(whole.splitlines())) == len(whole.splitlines()) == 6
-    assert len(read_conversations(tmp_path / "whole" / "own.jsonl")) == 6
+    assert len(set(whole.splitlines())) == len(whole.splitlines()) == 5
+    assert len(read_conversations(tmp_path / "whole" / "own.jsonl")) == 5
     batch, made = own.Talker.talks, []
 
     def halting(talker, number):
