@@ -344,7 +344,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
                                                                                        loopback):
     with (tmp_path / "hosts").open("a") as hosts:
         hosts.write("127.0.0.4 spare\n127.0.0.1 spare=2\n")
-    words = ["prompt_ids=5,17,40", "seed=4", "temperature=0.7", "ignore_eos=true", "max_new_tokens=600"]
+    words = ["prompt_ids=5,17,40", "seed=4", "temperature=0.7", "ignore_eos=true", "max_new_tokens=1000"]
     assert here(f"model_dir={saved / '0+2+2'}", *words, f"output={tmp_path / 'alone.json'}") == 0
     common = [*loopback, *words, "dtype=float64", f"output={tmp_path / 'out.json'}"]
     keyed = make_keys(tmp_path)
@@ -372,7 +372,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     assert f"cannot stand in: there is no folder {own / 'board2' / 'stage_1'}" in err.read_text()
     found, alone = (json.loads((tmp_path / f"{name}.json").read_text())["token_ids"]
                     for name in ("out", "alone"))
-    assert found == alone and len(alone) == 600
+    assert found == alone and len(alone) == 1000
     assert err.read_text().count("; all ranks are connected again, and answers go on") == 2
 
 
