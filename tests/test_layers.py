@@ -26,23 +26,23 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3,
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
-    "config": 2780,
+    "config": 2795,
     "model": 6440,
     "pipeline": 4027,
     "tp": 887,
-    "sim": 1114,
-    "launch": 6488,
-    "eval": 5716,
+    "sim": 1115,
+    "launch": 6493,
+    "eval": 5814,
     "serve": 2688,
     "eval/dsi": 2697,
     "eval/load": 775,
-    "eval/plan": 2496,
+    "eval/plan": 2498,
     "eval/specinfer": 727,
     "train": 2163,
     "toy/corpus": 1585,
     "scripts": 747,
     "toy": 438,
-    "split_and_save_models": 98,
+    "split_and_save_models": 100,
 }
 FUNCTION, ARGUMENTS = 40, 6
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
