@@ -35,7 +35,7 @@ _pressed = -AT_ONCE * 1.0
 
 def say(sentence: str, before: str = "") -> None:
     """Print a sentence on stderr, as long as somebody reads there; `before` it an empty line, if that is "\\n"."""
-    with suppress(OSError):  # the terminal may be gone
+    with suppress(OSError, ValueError):  # the terminal may be gone, or the stream closed
         print(f"{before}flowspec: {sentence}", file=sys.stderr)
 
 
