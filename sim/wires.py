@@ -36,7 +36,7 @@ class Wire:
         return self.carried(size(msg, self._profile), asked)
 
     def carried(self, count: int, asked: float) -> float:
-        """The same of so many bytes: they leave after earlier ones, and arrive a latency later, but not before them."""
+        """The moment at which so many bytes arrive: they leave behind earlier ones, and take the latency more."""
         profile = self._profile
         self._free = max(self._free, asked) + profile.transfer(count)
         latency = (profile.latency + profile.jitter * self._jitter.random()) / 1e3

@@ -51,7 +51,7 @@ def _carry(caller: socket.socket, port: int, profile: Profile) -> None:
 
 
 def _leave(source: socket.socket, under_way: SimpleQueue[Parcel], way: Wire) -> None:
-    """Say of what comes out of one end when it arrives at the other; the last parcel is empty."""
+    """Read what one end sends, and note when it arrives at the other; the last parcel is empty."""
     data = b"?"
     while data:
         data = b""
@@ -67,4 +67,7 @@ def _arrive(under_way: SimpleQueue[Parcel], target: socket.socket) -> None:
         due, data = under_way.get()
         time.sleep(max(0.0, due - time.monotonic()))
         with suppress(OSError):
-            target.sendall(data) if data else target.shutdown(socket.SHUT_WR)
+            if data:
+                target.sendall(data)
+            else:
+                target.shutdown(socket.SHUT_WR)

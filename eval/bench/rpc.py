@@ -21,13 +21,12 @@ from config.presets import ROOT
 from config.profiles import PROFILES, Profile
 from eval.bench import by_turns
 from eval.bench.places import free_port
-from eval.bench.relay import wire
+from eval.bench.relay import HERE, wire
 from eval.tables import in_columns
 from launch.console import say
 
 RPC = "llama.cpp, RPC"
 SERVERS = ("ggml-rpc-server", "rpc-server")  # the names of new and older builds
-HERE = "127.0.0.1"
 NO_TIME = 1e-6  # ms of a profile's model: only the wires are emulated
 WRITTEN = 64  # tokens of an answer
 PROMPT = "Write a short story about a cat who learns to fish."
@@ -36,9 +35,7 @@ HEAD = ("", "tokens/s", "over llama.cpp")
 
 
 def over(args: Namespace, file: Path, place: Path) -> None:
-    """Print the table for a GGUF file over as many processes as `args.over` says.
-
-    `place` holds the same model as `whole` and as `split`.
+    """Print the table of a GGUF file over `args.over` processes; `place` holds the same model as `whole` and `split`.
     """
     jobs: dict[str, Callable[[], float]] = {}
     words, wires = [f"model_dir={place / 'split'}"], "loopback"
