@@ -57,13 +57,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 
 def test_random_weights_have_the_asked_shapes_and_the_tokenizer_of_the_file(tmp_path, monkeypatch):
-    sizes = {"embedding_length": 64, "feed_forward_length": 96, "block_count": 1, "attention.head_count": 2,
+    sizes = {"embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 2,
              "attention.head_count_kv": 2, "rope.dimension_count": 32, "attention.key_length": 32}
     monkeypatch.setattr(peers, "SEVEN_B", sizes)
     made = tmp_path / "random.gguf"
-    write_random(write(tmp_path / "model.gguf"), made)
+    write_random(write(tmp_path / "model.gguf"), made, 3)
     found = read_sizes(Unfolded(unpack(made, tmp_path / "whole", progress=False)))
-    assert (found.hidden, found.intermediate, found.layers, found.heads, found.kv_heads) == (64, 96, 1, 2, 2)
+    assert (found.hidden, found.intermediate, found.layers, found.heads, found.kv_heads) == (64, 96, 3, 2, 2)
     assert found.vocab == len(TOKENS) and found.tied
 
 

@@ -31,9 +31,10 @@ FORMS = (("float32", "none", "none"), ("bfloat16", "none", "none"),
 ROWS = (16, 64)  # tokens of the prompts that are read
 WRITTEN = 32  # tokens of an answer, behind the shorter prompt
 CONTEXT = 512
-SEVEN_B = {"embedding_length": 4096, "feed_forward_length": 11008, "block_count": 2, "attention.head_count": 32,
+SEVEN_B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.head_count": 32,
            "attention.head_count_kv": 32, "attention.key_length": 128, "attention.value_length": 128,
            "rope.dimension_count": 128}  # as GGUF calls the sizes
+LAYERS = 2  # of a model of those sizes in one process
 BLOCK = 32  # weights that share a scale and a least value in a GGUF file of kind Q4_1
 HEAD = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
 Ask = Callable[[List[int], int], None]  # reads a prompt of token ids, and writes so many tokens behind it
@@ -45,7 +46,7 @@ def peers(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.bench peers")
     parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
     parser.add_argument("--shapes", choices=("own", "7b"), default="own",
-                        help="7b: random weights in place of the file's, two layers of a 7B model's shapes (own)")
+                        help="7b: random weights of a 7B model's shapes, two layers or one for each process (own)")
     parser.add_argument("--threads", type=number, nargs="+", default=[1, 2],
                         metavar="N", help="of each (1 2)")
     parser.add_argument("--repeats", type=number, default=5, metavar="N", help="turns of all (5)")
@@ -64,7 +65,7 @@ def peers(argv: list[str]) -> int:
         file = args.file
         if args.shapes == "7b":
             file = Path(place) / "random.gguf"
-            write_random(args.file, file)
+            write_random(args.file, file, args.over or LAYERS)
         whole = unpack(file, Path(place) / "whole")
         split(whole, Path(place) / "split", str(args.over or 1))
         if args.over:
@@ -171,14 +172,15 @@ def table(took: Took) -> list[list[str]]:
 
 # --- a model of other shapes ------------------------------------------------------------------------------------------
 
-def write_random(like: Path, path: Path) -> None:
+def write_random(like: Path, path: Path, layers: int) -> None:
     """A GGUF file of kind Q4_1 with SEVEN_B's sizes and random weights, and the tokenizer of `like`."""
     import gguf
     import numpy as np
 
-    sizes, reader, kind = SEVEN_B, gguf.GGUFReader(like), gguf.GGMLQuantizationType.Q4_1
+    sizes = {**SEVEN_B, "block_count": layers}
+    reader, kind = gguf.GGUFReader(like), gguf.GGMLQuantizationType.Q4_1
     writer = gguf.GGUFWriter(path, "llama")
-    _copy_fields(reader, writer)
+    _copy_fields(reader, writer, sizes)
     wide, inner = sizes["embedding_length"], sizes["feed_forward_length"]
     words = len(reader.fields["tokenizer.ggml.tokens"].contents())
     chance = np.random.default_rng(1)
@@ -196,7 +198,7 @@ def write_random(like: Path, path: Path) -> None:
 
     matrix("token_embd.weight", words, wide)
     norm("output_norm.weight")
-    for layer in range(sizes["block_count"]):
+    for layer in range(layers):
         for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
             matrix(f"blk.{layer}.{part}.weight", wide, wide)
         for part in ("ffn_gate", "ffn_up"):
@@ -208,12 +210,12 @@ def write_random(like: Path, path: Path) -> None:
         step()
 
 
-def _copy_fields(reader: Any, writer: Any) -> None:
-    """What a file says of its model and its tokenizer, with the sizes of SEVEN_B."""
+def _copy_fields(reader: Any, writer: Any, sizes: Mapping[str, int]) -> None:
+    """What a file says of its model and its tokenizer, with these sizes."""
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
         of_sizes = name.removeprefix("llama.")
         element = field.types[-1] if len(field.types) > 1 else None
-        value = SEVEN_B.get(of_sizes, field.contents())
+        value = sizes.get(of_sizes, field.contents())
         writer.add_key_value(name, value, field.types[0], sub_type=element)
