@@ -41,7 +41,7 @@ EXAMPLES = """\
   bash run_pipe.sh
   bash run_pipe.sh "prompt=What does a baker do?"
   bash run_pipe.sh toy pipeline_type=naive temperature=1 seed=7 output=answer.json
-  bash run_pipe.sh stages=0+1+1+5+1 trace=timeline
+  bash run_pipe.sh toy stages=0+1+1+5+1 trace=timeline
   bash run_pipe.sh model_dir=FOLDER prompt_ids=1,306,626 ignore_eos=true"""
 
 

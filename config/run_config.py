@@ -154,7 +154,7 @@ class RunConfig(Checked):
     ignore_eos: bool = False  # go on after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none
 
-    # The tree that serial, naive, pruned and specinfer draft, and continuous after a miss
+    # The tree of methods that draft one whole, and of continuous after a miss
     policy: str = "auto"  # eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: what the method has
     expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, step by step: children of each guess of the step before
     init_total_token: int = 80  # guesses in the tree
@@ -362,18 +362,18 @@ class RunConfig(Checked):
     def tree(self) -> TreeConfig:
         """The hyperparameters that strategies and draft read; `min_probability` becomes a log-probability."""
         policy, off = (self.growth_policy, self.expansion, self.gain), self.ablated
-        worth = math.log(self.min_probability) if self.min_probability else -math.inf
+        least = math.log(self.min_probability) if self.min_probability else -math.inf
         segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED
-        init = Growth(self.init_total_token, self.init_depth, self.width, segment, worth)
+        init = Growth(self.init_total_token, self.init_depth, self.width, segment, least)
         expand = by_policy(replace(init, nodes=self.expand_total_token, depth=self.expand_depth), *policy)
         idle = replace(TreeConfig.idle, width=self.width)
         wide, run = self.init_topk_pipedec, self.guesses or RUN
-        chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
-        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=max(worth, LEAST_SCORE))
+        chain = Growth(ENDLESS, ENDLESS, 1, least_score=least)
+        stream = replace(TreeConfig.stream, width=self.width, segment=segment, least_score=max(least, LEAST_SCORE))
         return TreeConfig(
             init=by_policy(init, *policy), expand=init.nothing if "expand" in off else expand,
             idle=idle.nothing if "none_expand" in off else idle,
-            layer=Growth(ENDLESS, ENDLESS, wide, wide, worth), chain=chain, stream=stream,
+            layer=Growth(ENDLESS, ENDLESS, wide, wide, least), chain=chain, stream=stream,
             run=run, coupled=replace(chain, anywhere=True),
             lookahead=self.guesses or 1, chunk=self.prefill_chunk,
             best_first="score_order" not in off, prunes="prune" not in off, thrifty="thrift" not in off,

@@ -1,4 +1,4 @@
-"""How trees of guesses are grown: the hyperparameters that strategies and drafts read, and the shapes of fixed trees.
+"""How trees of guesses are grown and sent: what strategies and drafts read, and the shapes of fixed trees.
 
 It knows nothing about keys: `run_config.py` makes these values of them.
 """
@@ -39,9 +39,9 @@ class Growth:
     depth: int
     width: int
     segment: int | None = None
-    worth: float = -math.inf  # log-probability of a path, from the tip, below which a guess is not worth its row
+    least_score: float = -math.inf  # log-probability of a path, from the tip, below which a guess is not worth its row
     anywhere: bool = False  # whether the likeliest guesses are read wherever they stand, or level by level
-    fan: int = 0  # levels that may stand below the likeliest outcome of what was sent, fewer below others; 0: no bound
+    outcome_levels: int = 0  # below the likeliest outcome of what was sent, fewer below others; 0: no bound
     shape: Shape = ()
     gain: float = 0.0  # expected accepted guesses that a level must bring for another one to be drafted (OPT-Tree)
 
@@ -107,17 +107,17 @@ class TreeConfig:
     expand: Growth = Growth(64, 6, 10, 16)  # of continuous after a hit
     idle: Growth = Growth(48, 1, 10)  # what continuous adds when a segment came back and settled nothing
     layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)  # one more layer of PipeDec
-    chain: Growth = Growth(ENDLESS, ENDLESS, 1)  # one more guess of PipeInfer's chain
+    chain: Growth = Growth(ENDLESS, ENDLESS, 1)  # one more guess of a chain, as PipeInfer's and PEARL's
     stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST_SCORE, anywhere=True)  # of streaming
-    run: int = 4  # guesses of that chain in a segment
+    run: int = 4  # guesses of `chain` in a segment
     coupled: Growth = Growth(ENDLESS, ENDLESS, 1, anywhere=True)  # one more guess of DSI's chain, which knows the noise
-    lookahead: int = 1  # guesses of that chain in a verification
+    lookahead: int = 1  # guesses of `coupled` in a verification
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
     forced: bool = True  # whether tokens that a grammar forces are guessed by a source of their own
     thrifty: bool = True  # whether only what pays is sent and drafted, by recent measurements
-    plain: float = 0.0  # seconds of a token by plain decoding, to which thrift falls back; 0: never
+    plain_seconds: float = 0.0  # seconds of a token by plain decoding, to which thrift falls back; 0: never
 
     def in_segments(self, rows: int) -> TreeConfig:
         """The same trees, which go in segments of so many rows at most."""
@@ -127,4 +127,4 @@ class TreeConfig:
     @property
     def outcomes(self) -> Growth:
         """The tree of ssd: that of streaming below each outcome of what was sent, as deep as a first tree."""
-        return replace(self.stream, fan=self.init.depth + 1)
+        return replace(self.stream, outcome_levels=self.init.depth + 1)

@@ -1,13 +1,15 @@
 """A model by its name, folder or GGUF file: where it is, and how it gets here (`model=`).
 
 The hub is asked by the library `huggingface_hub`, which shows progress, goes on where it was interrupted, compares
-hashes and keeps the revision beside the files. Only weights in safetensors, JSON and tokenizers are fetched.
+hashes and keeps the revision beside the files. Only JSON, tokenizers and weights are fetched, the latter in safetensors
+where there are any.
 """
 from __future__ import annotations
 
+import fnmatch
 import re
 from pathlib import Path
-from typing import Mapping
+from typing import Iterable, Mapping
 
 from config.files import one_at_a_time
 from config.presets import MODELS, PRESETS
@@ -16,7 +18,8 @@ from launch.console import say
 from launch.split.gguf import is_gguf
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\S+))?")  # and a branch, tag or commit
-WANTED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+WANTED = ["*.json", "*.model", "*.txt", "*.jinja"]
+WEIGHTS = "*.safetensors", "pytorch_model*.bin"  # the first kind that there is
 HALF = ".incomplete"  # in a folder while it is being filled
 
 
@@ -59,7 +62,7 @@ def fetched(name: str, root: Path, revision: str | None = None) -> Path:
     mark = folder / HALF
     if (folder / "config.json").is_file() and not mark.is_file() and revision is None:
         return folder
-    bring = (f"bring its config.json, tokenizer files and *.safetensors into {folder}, as hf download {name} "
+    bring = (f"bring its config.json, tokenizer files and weights into {folder}, as hf download {name} "
              f"--local-dir {folder} does where the network allows it")
     try:
         from huggingface_hub import model_info, snapshot_download
@@ -71,9 +74,19 @@ def fetched(name: str, root: Path, revision: str | None = None) -> Path:
         mark.touch()
         say(f"fetching {name} into {folder}, once")
         try:
-            newest = model_info(name, revision=revision).sha  # where there is no hub, the next line would not mind
-            snapshot_download(name, revision=newest, local_dir=str(folder), allow_patterns=WANTED)
+            found = model_info(name, revision=revision)  # where there is no hub, the download would not mind
+            wanted = [*WANTED, *_weights(each.rfilename for each in found.siblings)]
+            snapshot_download(name, revision=found.sha, local_dir=str(folder), allow_patterns=wanted)
         except Exception as error:  # whatever the network, the hub and the library have to say
             raise ValueError(f"{name} cannot be fetched ({shown(reason(error))[1:-1]}): {bring}") from None
         mark.unlink()
     return folder
+
+
+def _weights(files: Iterable[str]) -> list[str]:
+    """The pattern of those of these files that hold the weights. Raises ValueError if none does."""
+    held = list(files)
+    for pattern in WEIGHTS:
+        if fnmatch.filter(held, pattern):
+            return [pattern]
+    raise ValueError(f"it has no {' or '.join(WEIGHTS)}")

@@ -34,7 +34,7 @@ def sized(config: RunConfig, plain: Callable[[], float],
     """The trees of a run. What its method needs is measured: seconds of a plain round, rows of a segment."""
     tree, method = config.tree, METHODS[config.pipeline_type]
     if tree.thrifty and method.falls_back:
-        tree = replace(tree, plain=plain())
+        tree = replace(tree, plain_seconds=plain())
     if method.measured and not config.subseq_token:
         tree = tree.in_segments(rows())
     return tree

@@ -29,7 +29,7 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
 BLOCK = 256  # slots with which a cache begins
 WIDENED = 1 << 17  # numbers of keys that are widened at once, so that they stay in the processor's cache
 LEVELS = 127  # the largest number of 8 bits
-SMALLEST = 1e-20  # above which the largest number of a row is taken to be
+SMALLEST = 1e-20  # bound of a row's largest number, so that a row of zeros divides by no zero
 
 
 class Look(NamedTuple):

@@ -1,7 +1,7 @@
 """The token tree: settled text is its trunk, guesses are its branches.
 
-It knows nothing about tensors, models or ranks. A node is an id that is handed out once and never changes its
-meaning; token, parent and position belong to the id, so nothing is ever renumbered.
+It computes with no tensor, and knows nothing about models or ranks. A node is an id that is handed out once and never
+changes its meaning; token, parent and position belong to the id, so nothing is ever renumbered.
 """
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from itertools import islice, takewhile
 from typing import Any, Callable, ContextManager, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar, Union
 
 from config.trees import Growth, TreeConfig
-from model.drafts.draft import Draft, Passes, Read, Reading, Spares, Steps, always
+from model.drafts.draft import Draft, Passes, Pays, Read, Reading, Steps, always
 from model.drafts.forced import ForcedDraft
 from model.drafts.network import at_once, read_all
 from model.grammar import Grammar
@@ -278,10 +278,10 @@ class RequestDraft(Draft):
     def refresh(self) -> None:
         self._draft.refresh()
 
-    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
         if self._target.guesses:
             with self._span(tree):
-                return (yield from self._draft.grow(tree, growth, spares))
+                return (yield from self._draft.grow(tree, growth, pays))
         if tree.tip == self._tip:
             return False
         self._tip = tree.tip
@@ -460,7 +460,7 @@ class Decoder:
     def _start(self, task: Task) -> None:
         """Begin a request, behind the tokens that it shares with a text that the stages hold."""
         request, cfg = task.request, self.cfg
-        terms = Terms(self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain, request.priority, request.logprobs)
+        terms = Terms(self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority, request.logprobs)
         target = self.ring.open(task.tree, request.sampler, terms)
         prefix, length = None, 0
         if self.reuses and not request.echo:

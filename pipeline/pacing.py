@@ -1,7 +1,7 @@
 """Pacing: when a segment leaves, with which rows, and whether a level is drafted before the next answer.
 
-Its inputs are the segments sent and the seconds that stages report. It knows nothing about strategies, or how guesses
-are made.
+Its inputs are the segments sent, the seconds that stages report and what guesses promise. It knows nothing about
+strategies, or how guesses are made.
 
 - `FirstStage`: when the first stage is free. A segment spends equal times in all stages, about, so the first one is
   busy for a share of the round trip of a segment that did not wait. This needs no message.
@@ -36,7 +36,7 @@ FADING = 1.02  # growth of the shortest time seen, of a segment or a level, with
 STEP = (0.5, 2.0)  # by which one new time may change the times for other numbers of rows
 POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows for which sums over stages are kept
 GOOD = math.log(0.1)  # the worth from which a guess may go beyond the rows of one request
-HALF = 0.5  # of the stages compute a wrong guess, in the mean
+WRONG_SHARE = 0.5  # of the stages, in the mean, compute a guess that proves wrong
 MESSAGE_ROWS = 256  # rows of a message of several segments
 LAST = 3.0  # seconds after which settled text counts 1 / e in its rate
 DOUBT = 0.97  # factor of a level's time whenever it prevents one, so that a level is tried now and then
@@ -55,7 +55,7 @@ class Terms(NamedTuple):
     inner: bool = False  # whether the draft needs inputs of inner layers
     prunes: bool = True  # whether dead guesses are dropped on their way, or only after they came back
     thrifty: bool = True  # whether only those guesses are drafted and sent that pay
-    plain: float = 0.0  # seconds of a token by plain decoding, to which a request alone falls back; 0: never
+    plain_seconds: float = 0.0  # seconds of a token by plain decoding, to which a request alone falls back; 0: never
     priority: float = 1.0  # the weight of its guesses beside those of others
     logprobs: LogprobRequest | None = None
 
@@ -306,7 +306,7 @@ class RowAllocator:
         by the time of one more row in all stages; both are weighted with the probability that a row becomes text.
         Without a last token a wrong guess dies half-way, in the mean.
         """
-        likely, passed = float(certain), 1.0 if certain else HALF
+        likely, passed = float(certain), 1.0 if certain else WRONG_SHARE
         for place, worth in enumerate(best):
             chance = math.exp(min(worth, 0.0))
             gained = chance * self._times.slowest(rows + place)
@@ -396,7 +396,7 @@ class DraftGate:
         self._since: float | None = None
         self._level: float | None = None
 
-    def holds(self, promise: float, likely: float, behind: float) -> bool:
+    def waits_for(self, promise: float, likely: float, behind: float) -> bool:
         """Whether a waiting segment, of `likely` expected tokens, should leave together with a level of `promise`.
 
         The segment leaves later by the level's time. Otherwise the level would wait for `behind` seconds, a segment's
@@ -405,6 +405,7 @@ class DraftGate:
         level = self._level or 0.0
         beside = int(behind / level) if level else 0
         chance = min(promise, SURE)
+        # the sum of chance ** n for n from 2 to beside: what those levels promise
         later = (chance ** 2 - chance ** (beside + 1)) / (1 - chance) if beside > 1 else 0.0
         return promise * (behind - level) > (likely + later) * level
 

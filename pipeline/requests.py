@@ -1,7 +1,7 @@
 """Rank 0's requests: the ring of stages, which all requests share, and the target of each one.
 
-A strategy sends segments through its target, which notes in the tree what follows each node. The ring knows nothing
-about trees; neither knows strategies, and strategies know nothing else of the pipeline.
+A strategy sends segments through its target, which notes in the tree what follows each node. The ring only
+passes trees on; strategies know nothing else of the pipeline.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RequestTarget(Target):
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments under way
         self._returned: deque[Returned] = deque()
         self._prompt = self._settled = len(tree.trunk)  # tokens: of the prompt; of the text at the last prune
-        self._gone = 0  # sent guesses of which no stage holds any
+        self._gone = 0  # guesses that were sent until no stage held any
         self.wakes: float | None = None  # moment at which the strategy advances without a message
         self.ended = False  # nothing is sent any more
         self.closed = False  # every stage has forgotten the request
@@ -107,16 +107,16 @@ class RequestTarget(Target):
             return size
         return self.ring.pacing.rows.share(self, running, size)
 
-    def holds(self, promise: float) -> bool:
+    def waits_for(self, promise: float) -> bool:
         self._level_is_done()
         if not self.terms.thrifty or len(self.tree.trunk) <= self._prompt + 1:  # a network still reads the prompt
             return False
         guesses = map(math.exp, worths(self, weighed=False))
         likely = len(self.tree.unsent) + sum(guesses)
         behind = self.ring.pacing.times.slowest(len(self.tree.waiting) + 1)
-        return self.ring.pacing.gate.holds(promise, likely, behind)
+        return self.ring.pacing.gate.waits_for(promise, likely, behind)
 
-    def spares(self, promise: float) -> bool:
+    def pays(self, promise: float) -> bool:
         self._level_is_done()
         pacing = self.ring.pacing
         pays = pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now())
@@ -125,7 +125,7 @@ class RequestTarget(Target):
     @property
     def guesses(self) -> bool:
         """Whether to guess at all: not if the request is alone and plain decoding is faster."""
-        alone = self.terms.plain and len(self.ring.running) == 1
+        alone = self.terms.plain_seconds and len(self.ring.running) == 1
         return not alone or self.ring.pacing.fallback.guesses
 
     def drafted(self, seconds: float) -> None:
@@ -159,7 +159,7 @@ class RequestTarget(Target):
         if len(self.ring.running) == 1:
             pacing.fallback.settled(text - self._settled, now)
         else:
-            pacing.fallback.begin(self.terms.plain)
+            pacing.fallback.begin(self.terms.plain_seconds)
         self._settled = text
         if self.tree.guessed == self._gone:
             return
@@ -389,7 +389,7 @@ class Ring:
         request = next(self._numbers)
         target = self.target_of(self, request, tree, sampler, terms)
         self._open[request] = target
-        self.pacing.fallback.begin(terms.plain)
+        self.pacing.fallback.begin(terms.plain_seconds)
         return target
 
     def forget(self, request: int) -> None:

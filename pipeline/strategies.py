@@ -49,10 +49,10 @@ class Target(Protocol):
     def ready(self) -> bool:
         """Take in what has arrived; whether a segment is back, so that `wait` would return at once."""
 
-    def spares(self, promise: float) -> bool:
+    def pays(self, promise: float) -> bool:
         """Whether a level of guesses, of `promise` expected tokens, is worth its time."""
 
-    def holds(self, promise: float) -> bool:
+    def waits_for(self, promise: float) -> bool:
         """Whether the waiting nodes should leave together with a level of `promise` expected tokens."""
 
     def send(self, nodes: Sequence[int]) -> None:
@@ -205,7 +205,7 @@ def ssd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
     """
     growth = cfg.outcomes
     while True:
-        levels = 0 if tree.waiting else growth.fan
+        levels = 0 if tree.waiting else growth.outcome_levels
         while levels and (yield from draft.grow(tree, growth)):
             levels -= 1
         while tree.unsent:
@@ -230,11 +230,11 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
                 target.prune()
                 draft.refresh()
                 yield new
-        elif len(tree.unsent) == 1 and target.free and (yield from draft.grow(tree, cfg.stream, target.holds)):
+        elif len(tree.unsent) == 1 and target.free and (yield from draft.grow(tree, cfg.stream, target.waits_for)):
             pass  # guesses that leave with a bare tip do not wait behind it
         elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
             target.send(segment)
-        elif not (yield from draft.grow(tree, cfg.stream, target.spares)):
+        elif not (yield from draft.grow(tree, cfg.stream, target.pays)):
             yield from target.rest()
 
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from config.cli import EXAMPLES
 from config.methods import METHODS
 from config.presets import ROOT
 from tests.test_layers import FLOORS
@@ -18,6 +19,12 @@ UNUSUAL = ("told", "foretold", "anew", "whoever", "dear", "thereof", "held to be
 def anchor(heading):
     """The name under which GitHub links to a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def needs_the_toy(command):
+    """Whether a command has folders of the toy, or a split of its eight layers."""
+    split = re.search(r"\bstages=(\d+(?:\+\d+)+)", command)
+    return bool(re.search("[=:,]toy/", command)) or bool(split) and sum(map(int, split[1].split("+"))) == 8
 
 
 def blocks(path, language):
@@ -57,6 +64,16 @@ def test_the_documentation_is_short():
 def test_the_documentation_keeps_to_ordinary_words(path):
     text = " ".join(path.read_text(encoding="utf-8").split())
     assert re.findall(rf"\b({'|'.join(UNUSUAL)})\b", text, re.I) == []
+
+
+def test_commands_for_the_toy_name_it():
+    """Else they would run the model that is there where none is named."""
+    texts = [EXAMPLES, *(path.read_text(encoding="utf-8") for path in DOCS)]
+    commands = [found for text in texts
+                for found in re.findall(r"bash (?:run_\w+|tp/run_tp)\.sh[^`#\n]*", text)]
+    asked = [command for command in commands if needs_the_toy(command)]
+    assert len(asked) >= 5
+    assert [command for command in asked if not re.search(r"\.sh toy\b|model(_dir)?=", command)] == []
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)

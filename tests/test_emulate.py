@@ -198,8 +198,8 @@ def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_
     assert (cluster.mbps, cluster.latency, cluster.step) == (62.5,
                                                              4.0, pytest.approx(2 * (2.9 + 0.5)))
     assert parse([]).cluster is None
-    assert parse(["profile=jetson-7b"]).tree.init.worth == -math.inf
-    assert parse(["profile=jetson-7b", "min_probability=0.5"]).tree.init.worth == math.log(0.5)
+    assert parse(["profile=jetson-7b"]).tree.init.least_score == -math.inf
+    assert parse(["profile=jetson-7b", "min_probability=0.5"]).tree.init.least_score == math.log(0.5)
 
 
 @pytest.mark.parametrize("words, sentence", [

@@ -94,7 +94,7 @@ def test_the_text_is_the_same_with_guesses_or_without(strategy, plain, monkeypat
     monkeypatch.setattr(pacing, "TRIAL", 1000)  # so that what this machine measures does not end the rest
     text = TINY.text(PROMPT, 60, Sampler())
     with pipeline(TINY, 3, strategy, Oracle([*PROMPT, *text]),
-                  replace(TREE, plain=plain)) as decoder:
+                  replace(TREE, plain_seconds=plain)) as decoder:
         assert write(decoder, PROMPT, 60) == text
         assert decoder.ring.pacing.fallback.guesses == (plain > 1)
 
@@ -106,7 +106,7 @@ def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeyp
     network, asked = TINY.twin(), []
     expand = network.expand
     draft = Mixture([network], Suffix([PROMPT + text], keep=list))
-    with pipeline(TINY, 3, strategy, draft, replace(TREE, plain=1e-12)) as decoder:
+    with pipeline(TINY, 3, strategy, draft, replace(TREE, plain_seconds=1e-12)) as decoder:
         fallback = decoder.ring.pacing.fallback
         monkeypatch.setattr(network, "expand", lambda *of: asked.append(fallback.guesses) or expand(*of))
         answer = decoder.whole(Request(PROMPT, Sampler(), 60))

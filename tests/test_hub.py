@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from config.presets import ROOT
-from launch.hub import HALF, fetched, known_head, words_of
+from launch.hub import HALF, WANTED, _weights, fetched, known_head, words_of
 from tests.checkpoints import refused
 from tests.saved import here
 
@@ -24,9 +24,11 @@ def hub(monkeypatch):
         asked.append((name, revision))
         if name != "a/toy":
             raise OSError("Cannot reach the hub\nand more")
-        return SimpleNamespace(sha=f"sha of {revision}")
+        files = [SimpleNamespace(rfilename=path.name) for path in (ROOT / "toy" / "llama").iterdir()]
+        return SimpleNamespace(sha=f"sha of {revision}", siblings=files)
 
     def download(name, revision, local_dir, allow_patterns):
+        assert allow_patterns == [*WANTED, "*.safetensors"]
         assert revision == f"sha of {asked[-1][1]}"
         shutil.copytree(ROOT / "toy" / "llama", local_dir, dirs_exist_ok=True)
 
@@ -61,9 +63,16 @@ def test_a_download_that_broke_off_goes_on(tmp_path, hub):
 
 def test_where_the_hub_cannot_be_reached_the_files_are_named(tmp_path, hub):
     with refused(f"b/other cannot be fetched (Cannot reach the hub): bring its config.json, tokenizer files and "
-                 f"*.safetensors into {tmp_path / 'b' / 'other'}, as hf download b/other --local-dir"):
+                 f"weights into {tmp_path / 'b' / 'other'}, as hf download b/other --local-dir"):
         fetched("b/other", tmp_path)
     assert (tmp_path / "b" / "other" / HALF).exists()
+
+
+def test_weights_are_fetched_in_one_form():
+    assert _weights(["a.json", "model-1-of-2.safetensors", "pytorch_model.bin"]) == ["*.safetensors"]
+    assert _weights(["config.json", "pytorch_model-00001-of-00002.bin", "training_args.bin"]) == ["pytorch_model*.bin"]
+    with refused("it has no *.safetensors or pytorch_model*.bin"):
+        _weights(["model.onnx", "training_args.bin"])
 
 
 def test_half_a_download_stays_half_where_the_library_finds_no_hub(tmp_path, monkeypatch):
@@ -72,7 +81,7 @@ def test_half_a_download_stays_half_where_the_library_finds_no_hub(tmp_path, mon
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / HALF).touch()
-    with refused(f"): bring its config.json, tokenizer files and *.safetensors into {folder}"):
+    with refused(f"): bring its config.json, tokenizer files and weights into {folder}"):
         fetched("b/half", tmp_path)
     assert (folder / HALF).exists()
 

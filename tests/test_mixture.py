@@ -114,14 +114,14 @@ def best(table, text, limit, growth):
         if len(above) < limit:
             chance = torch.log_softmax(table.after(list(above)), -1).tolist()
             for token in sorted(range(VOCAB), key=lambda token: -chance[token])[:growth.width]:
-                if loss - chance[token] <= -growth.worth:
+                if loss - chance[token] <= -growth.least_score:
                     heapq.heappush(open_paths, (loss - chance[token], (*above, token)))
     return found - {tuple(text)}
 
 
 GROWTHS = st.builds(Growth, nodes=st.integers(1, 40),
                     depth=st.just(99), width=st.integers(1, VOCAB),
-                    worth=st.sampled_from([-math.inf, -3.0, -6.0]), anywhere=st.just(True))
+                    least_score=st.sampled_from([-math.inf, -3.0, -6.0]), anywhere=st.just(True))
 
 
 @settings(max_examples=60)
@@ -131,7 +131,7 @@ def test_the_tree_is_that_of_a_brute_force_and_ends_at_the_limit_of_the_text_and
     grown(Mixture([table]), tree, growth)
     assert paths(tree) == best(table, PROMPT, limit, growth)
     assert all(tree.nodes[node].pos < limit
-               and tree.nodes[node].score >= growth.worth for node in tree.live)
+               and tree.nodes[node].score >= growth.least_score for node in tree.live)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -162,7 +162,7 @@ def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed
     for _ in range(8):
         grown(draft, tree, growth)
         dropped = best(table, tree.tokens, LIMIT,
-                       Growth(1000, 99, growth.width, worth=-7)) - paths(tree)
+                       Growth(1000, 99, growth.width, least_score=-7)) - paths(tree)
         follower = max(tree.nodes[tree.tip].children.values(),
                        key=lambda child: tree.nodes[child].score)
         tree.settle(tree.nodes[follower].token)

@@ -36,13 +36,13 @@ def test_levels_fall_by_the_depth_of_an_outcome_and_by_its_rank():
 def test_growth_with_a_fan_goes_on_below_every_outcome_as_deep_as_it_may(seed):
     tree = TokenTree([3, 1, 4], limit=64)
     draft = Mixture([Table(seed), Table(seed + 100, "other")])
-    growth = Growth(1000, 1000, 3, None, -9.0, anywhere=True, fan=3)
+    growth = Growth(1000, 1000, 3, None, -9.0, anywhere=True, outcome_levels=3)
     while at_once(draft.grow(tree, Growth(1000, 1, 3, None, -9.0, anywhere=True))):
         pass
     sent = tree.cut(4)
     while at_once(draft.grow(tree, growth)):
         pass
-    left = levels_left(tree, growth.fan)
+    left = levels_left(tree, growth.outcome_levels)
     assert min(left.values()) == 0, "nothing is drafted below what has no level left"
     read = set(draft._stands) & tree.live
     worthy = {node for node in tree.live
@@ -67,8 +67,8 @@ def traffic(strategy):
         return link
 
     class Noted(Oracle):
-        def grow(self, tree, growth, *spares):
-            grew = yield from super().grow(tree, growth, *spares)
+        def grow(self, tree, growth, *pays):
+            grew = yield from super().grow(tree, growth, *pays)
             events.append(("grow", grew))
             return grew
 

@@ -206,8 +206,8 @@ def _listed(network: TreeDraft, out_TD: Tensor,
             places: Sequence[int], sampler: Sampler) -> Iterator[Listed]:
     """What a network guesses after each row, whose last tokens are at these places of the text."""
     logits_TV = network.logits(out_TD)
-    gain_TW, token_TW = network.guess(logits_TV, WIDE)
-    columns = [token_TW.tolist(), gain_TW.tolist()]
+    logprob_TW, token_TW = network.guess(logits_TV, WIDE)
+    columns = [token_TW.tolist(), logprob_TW.tolist()]
     if sampler.temperature:
         network.begin(sampler)
         foreseen = network.predict(logits_TV, [place + 1 for place in places], WIDE)
@@ -262,8 +262,8 @@ class Replayed(TreeDraft):
 
     def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
         tokens, gains, *_ = zip(*self._listed(logits_TV))
-        token_TW, gain_TW = torch.tensor(tokens), torch.tensor(gains, dtype=torch.float64)
-        return gain_TW[:, :width], token_TW[:, :width]
+        token_TW, logprob_TW = torch.tensor(tokens), torch.tensor(gains, dtype=torch.float64)
+        return logprob_TW[:, :width], token_TW[:, :width]
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         found: list[Guesses] = []

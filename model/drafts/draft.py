@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Guesses = Sequence[Tuple[int, float]]  # token and probability
-Spares = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
+Pays = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
 
 
 class Reading(NamedTuple):
@@ -96,10 +96,10 @@ class Draft:
         for mine, theirs in zip(self.parts, other.parts):
             mine.copy(theirs, length)
 
-    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
         """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.
 
-        Who grows wherever the likeliest guess stands asks `spares` first, which hears what the level promises.
+        Who grows wherever the likeliest guess stands asks `pays` first, which hears what the level promises.
         `yield from` it: who runs the strategy lets networks read for several requests at once.
         """
         yield from ()

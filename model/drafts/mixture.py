@@ -16,7 +16,7 @@ from typing import Iterator, Mapping, Sequence, Tuple
 import torch
 
 from config.trees import Growth
-from model.drafts.draft import Draft, Guesses, Spares, Steps, always
+from model.drafts.draft import Draft, Guesses, Pays, Steps, always
 from model.drafts.network import Network
 from model.drafts.suffix import NOTHING, SUFFIX, Match, Suffix
 from model.sample import Sampler
@@ -25,7 +25,7 @@ from model.tree import Guess, TokenTree
 OFTEN, SELDOM = 16, 64  # tokens over which foresight is taken; and over which it is believed in again, untried
 EULER = 0.5772  # the mean of Gumbel noise
 HEARD = 64  # guesses at most whose children a level adds without reading them
-BY_DEPTH, BY_RANK = 0.95, 0.8  # of the levels that the outcome one place before may have: of one less deep, or likelier
+BY_DEPTH, BY_RANK = 0.95, 0.8  # factors of the levels below an outcome: for each one of depth, and of rank
 LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
 Given = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources that have guesses, and how long a match is
@@ -90,8 +90,8 @@ class Mixture(Draft):
             self._suffix.reset()
         self._tree = None
 
-    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
-        """Read the likeliest nodes anywhere, if `spares` grants what they promise in tokens, and offer what is said."""
+    def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
+        """Read the likeliest nodes anywhere, if `pays` grants what they promise in tokens, and offer what is said."""
         if growth.shape or not (growth.anywhere or self._mixes):  # trees of their own are merged (SpecInfer, section 3)
             grown = False
             for network in self.parts:
@@ -103,7 +103,7 @@ class Mixture(Draft):
         if moved:  # there is room again for guesses that were not among the best
             self._offer(tree, list(self._stands), growth)
         nodes = self._choose(tree, growth)
-        if nodes and not spares(self._promise(tree, nodes)):
+        if nodes and not pays(self._promise(tree, nodes)):
             return False
         read = yield from self._expand(tree, nodes, growth.width)
         if not read:
@@ -163,8 +163,8 @@ class Mixture(Draft):
 
     def _choose(self, tree: TokenTree, growth: Growth) -> list[int]:
         """The likeliest nodes that a source wants to read: the tip, and guesses below it."""
-        left = levels_left(tree, growth.fan) if growth.fan else {}
-        least = tree.nodes[tree.tip].score + growth.worth
+        left = levels_left(tree, growth.outcome_levels) if growth.outcome_levels else {}
+        least = tree.nodes[tree.tip].score + growth.least_score
         useful = (node for node in tree.live if left.get(node, 1) > 0)
         scores = {node: tree.nodes[node].score for node in useful}
         worthy = (node for node in scores if scores[node] >= least and self._wanted(tree, node))
@@ -246,7 +246,7 @@ class Mixture(Draft):
 
     def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth) -> None:
         """Add the children of these nodes that are among the best."""
-        least = tree.nodes[tree.tip].score + growth.worth
+        least = tree.nodes[tree.tip].score + growth.least_score
         known = [node for node in nodes if node in tree.nodes]
         guesses = [guess for node in known for guess in self._children(tree, node, least)]
         guesses.sort(key=lambda guess: -guess[2])

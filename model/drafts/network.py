@@ -18,7 +18,7 @@ from torch import Tensor
 
 from config.trees import Growth
 from model.cache import Admitted, TreeCache, together
-from model.drafts.draft import Draft, Guesses, Passes, Read, Reading, Result, Spares, Steps, always
+from model.drafts.draft import Draft, Guesses, Passes, Pays, Read, Reading, Result, Steps, always
 from model.rules import Proposed, drawing, drawn, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import Proposal, TokenTree
@@ -157,8 +157,8 @@ class TreeDraft(Network):
     def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The likeliest tokens after each row, in the target's vocabulary: log-probabilities and ids, `[T, W]`."""
         width = min(width, logits_TV.shape[-1])
-        gain_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
-        return gain_TW, self.tokens(place_TW)
+        logprob_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
+        return logprob_TW, self.tokens(place_TW)
 
     def begin(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -233,7 +233,7 @@ class TreeDraft(Network):
         if self.drifts:
             self.restart()
 
-    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
         """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
 
         The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
@@ -315,17 +315,17 @@ class TreeDraft(Network):
 
     def _offer(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Add the children that are good enough; the best `width` of all make the next frontier."""
-        gain_TW, token_TW = self.guess(logits_AV, growth.width)
-        path_TW = gain_TW.new_tensor([leaf.score for leaf in self._frontier])[:, None] + gain_TW
+        logprob_TW, token_TW = self.guess(logits_AV, growth.width)
+        path_TW = logprob_TW.new_tensor([leaf.score for leaf in self._frontier])[:, None] + logprob_TW
         score, order = path_TW.flatten().sort(descending=True, stable=True)
         tokens = token_TW.flatten()[order].tolist()
-        parents = order.div(gain_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
+        parents = order.div(logprob_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
         values = score.tolist()
         if math.isnan(values[0]):  # which sorts first
             raise self._damaged()
         guesses = [(self._frontier[parent].node, token, self._base + value)
                    for parent, token, value in zip(parents, tokens, values) if value > -math.inf]
-        least = tree.nodes[tree.tip].score + growth.worth
+        least = tree.nodes[tree.tip].score + growth.least_score
         taken = tree.offer(guesses, growth.nodes, least, self.source)
         leaves = enumerate(zip(taken[:growth.width], values))
         self._frontier = [Leaf(node, place, value) for place, (node, value) in leaves]
@@ -356,10 +356,10 @@ class TreeDraft(Network):
         """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
         sampler = self._sampler
         if drawing(sampler) is None:
-            gain_TW, token_TW = self.guess(logits_TV, max(counts))
-            if gain_TW.isnan().any():
+            logprob_TW, token_TW = self.guess(logits_TV, max(counts))
+            if logprob_TW.isnan().any():
                 raise self._damaged()
-            rows = (islice(zip(*row), count) for *row, count in zip(token_TW.tolist(), gain_TW.tolist(), counts))
+            rows = (islice(zip(*row), count) for *row, count in zip(token_TW.tolist(), logprob_TW.tolist(), counts))
             return [[(Proposal(self.source, token), gain) for token, gain in row if gain > -math.inf] for row in rows]
         law_TV = laws(sampler, logits_TV)
         if np.isnan(law_TV).any():
