@@ -75,7 +75,7 @@ def fetched(name: str, root: Path, revision: str | None = None) -> Path:
         say(f"fetching {name} into {folder}, once")
         try:
             found = model_info(name, revision=revision)  # where there is no hub, the download would not mind
-            wanted = [*WANTED, *_weights(each.rfilename for each in found.siblings)]
+            wanted = [*WANTED, *_weights(each.rfilename for each in found.siblings or ())]
             snapshot_download(name, revision=found.sha, local_dir=str(folder), allow_patterns=wanted)
         except Exception as error:  # whatever the network, the hub and the library have to say
             raise ValueError(f"{name} cannot be fetched ({shown(reason(error))[1:-1]}): {bring}") from None

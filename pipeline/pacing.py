@@ -94,15 +94,16 @@ class FirstStage:
         assert self._stays, "a segment is back, and none was under way"
         stay = self._stays.popleft()
         self._left = min(stay.ends, now)
-        begins = stay.begins if stay.ends <= now else stay.sent  # a late estimate was wrong
+        estimate_was_late = stay.ends > now
+        seconds = now - (stay.sent if estimate_was_late else stay.begins)
         if rows:
-            way = now - begins if self._way is None else self._way
-            self._way = way + NEWS * (now - begins - way)
+            way = seconds if self._way is None else self._way
+            self._way = way + NEWS * (seconds - way)
         if rows == len(stay.nodes):
-            took = (now - begins) * self._share
+            took = seconds * self._share
             known = self._seconds.get(rows, took)
             self._seconds[rows] = min(took, FADING * known)
-        return now - begins
+        return seconds
 
     def prune(self, dead: AbstractSet[int], now: float) -> None:
         """Note dead nodes: a segment without others is given up, and later ones enter the stage earlier."""
@@ -290,9 +291,11 @@ class RowAllocator:
         text = sum(len(bidder.tree.unsent) for bidder in bidders)
         served = max(1.0, len(bidders) / self._segments)
         everything = (worth for bidder in bidders for worth in worths(bidder, len(bidders) > 1))
-        best = heapq.nlargest(max(0, int(size * served) - text), everything)
+        room_for_all = max(0, int(size * served) - text)
+        best = heapq.nlargest(room_for_all, everything)
         good = sum(worth >= GOOD for worth in best)
-        best = best[:max(size - text, good)]
+        room_of_one = size - text
+        best = best[:max(room_of_one, good)]
         if all(bidder.terms.thrifty for bidder in bidders):
             tips = sum(bool(bidder.tree.unsent) for bidder in bidders)
             best = best[:self._paying(best, text, tips)]

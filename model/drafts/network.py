@@ -338,7 +338,9 @@ class TreeDraft(Network):
 
     def _branch(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Give every node of the frontier the children that the shape says; those with children are the next one."""
-        counts, following = [*growth.shape, ()][self._level - 1:self._level + 1]
+        counts = growth.shape[self._level - 1]
+        is_last = self._level == len(growth.shape)
+        following = () if is_last else growth.shape[self._level]
         begins = [0, *accumulate(counts)]
         children = self._children(tree, logits_AV, [counts[leaf.place] for leaf in self._frontier])
         leaves: dict[int, Leaf] = {}
