@@ -38,6 +38,7 @@ POLL_SECONDS = 0.05  # seconds between two looks at who has ended
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # what asks a command to end
 OPEN = 64, 8  # files that a rank may hold open: by itself, and for each other rank
 LAST = b"end"  # the last order to the process that forks the ranks
+REPORT = 64  # bytes of an order or a report, at most
 
 
 # --- the launcher: start ----------------------------------------------------------------------------------------------
@@ -56,8 +57,7 @@ class Ranks:
         self._ended: dict[int, int] = {}
         self.deaths: dict[int, int] = {}  # exit codes of ranks that were started again
         self._hung: dict[int, int] = {}  # how often each rank was killed since it hung
-        self._unread = b""
-        self._socket, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps reports apart
         self._socket.setblocking(False)
         listed = ",".join(map(str, numbers))
         words = [sys.executable, "-m", "launch.processes", f"{theirs.fileno()}", listed, *command]
@@ -95,7 +95,7 @@ class Ranks:
 
     def _order(self, word: bytes) -> None:
         with suppress(OSError):  # the server is gone, or was asked to end
-            self._socket.sendall(word + b"\n")
+            self._socket.send(word)
 
     @property
     def all_ended(self) -> bool:
@@ -127,14 +127,11 @@ class Ranks:
     def _read(self) -> None:
         """Take in what the server has reported since the last time."""
         with suppress(OSError):  # there is no more yet, or it was closed
-            while more := self._socket.recv(1 << 16):
-                self._unread += more
-        *lines, self._unread = self._unread.split(b"\n")
-        for line in lines:
-            rank, pid, *code = map(int, line.split())
-            self.pids[rank] = pid
-            if code:
-                self._ended[rank] = code[0]
+            while report := self._socket.recv(REPORT):
+                rank, pid, *code = map(int, report.split())
+                self.pids[rank] = pid
+                if code:
+                    self._ended[rank] = code[0]
 
 
 started: set[Ranks] = set()  # by this process, and not ended by `kill` yet
@@ -297,7 +294,6 @@ def note(loss: str) -> None:
     first_loss(Folder(os.environ[RENDEZVOUS]), loss)
 
 
-
 # --- the process that forks the ranks ---------------------------------------------------------------------------------
 
 def main(argv: Sequence[str]) -> None:
@@ -335,13 +331,14 @@ def _ordered(launcher: socket.socket, forked: dict[int, str]) -> Iterator[str]:
 
     It ends with the last order and the last rank, and early if the launcher is gone: then the ranks end, too.
     """
-    parent, unread, last = int(os.environ[LAUNCHER]), b"", False
+    parent, last = int(os.environ[LAUNCHER]), False
     while os.getppid() == parent and (forked or not last):
-        with suppress(OSError):  # there is no more yet, or the launcher is gone
-            unread += launcher.recv(1 << 10, socket.MSG_DONTWAIT)
-        *orders, unread = unread.split(b"\n")
-        last = last or LAST in orders
-        yield from (order.decode() for order in orders if not last)
+        order = b""
+        with suppress(OSError):  # there is none yet, or the launcher is gone
+            order = launcher.recv(REPORT, socket.MSG_DONTWAIT)
+        last = last or order == LAST
+        if order and not last:
+            yield order.decode()
         pid, status = os.waitpid(-1, os.WNOHANG) if forked else (0, 0)
         if pid:
             code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
@@ -351,9 +348,9 @@ def _ordered(launcher: socket.socket, forked: dict[int, str]) -> Iterator[str]:
 
 
 def _report(launcher: socket.socket, *facts: object) -> None:
-    """Send the launcher a line: a rank, its process and, if that has ended, its exit code."""
+    """Report to the launcher: a rank, its process and, if that has ended, its exit code."""
     with suppress(OSError):  # it is gone
-        launcher.sendall(" ".join(map(str, facts)).encode() + b"\n")
+        launcher.send(" ".join(map(str, facts)).encode())
 
 
 if __name__ == "__main__":
