@@ -20,7 +20,7 @@ from pipeline.failure import Heartbeat, PeerLost
 from pipeline.requests import final
 from pipeline.stage import run_stage
 from pipeline.trace import REAL, Clock, Meter, NoTrace
-from pipeline.transport import Inbox, LocalLink, Peers, ProcessLink, Wire
+from pipeline.transport import Inbox, LocalLink, Peers, ProcessLink
 from sim.clock import Pace
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup

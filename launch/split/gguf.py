@@ -231,9 +231,11 @@ class GgufFile:
     def write_weights(self, path: Path, progress: bool) -> None:
         """Write all tensors to a safetensors file."""
         forms = self._forms()
-        found = {name: self._find(name) for name in forms}
-        read = {tensor.name for tensor in found.values()}
-        left = self._tensors.keys() - read - {FACTORS, *LONG}
+        names = {name: self._theirs(name) for name in forms}
+        lacking = next((name for name in names.values() if name not in self._tensors), "")
+        if lacking:
+            raise ValueError(f"it lacks {lacking}")
+        left = self._tensors.keys() - names.values() - {FACTORS, *LONG}
         if left:
             raise ValueError(f"it holds {min(left)}, which no {self._name} model has")
         need, free = sum(form.bytes for form in forms.values()), shutil.disk_usage(path.parent).free
@@ -244,7 +246,7 @@ class GgufFile:
         theirs = {published(name, family): form for name, form in forms.items()}
         with bar, writing(path, theirs) as file:
             for name, form in forms.items():
-                weights = self._weights(name, found[name], form)
+                weights = self._weights(name, self._tensors[names[name]], form)
                 file.write(published(name, family), weights)
                 bar.update(form.bytes)
 
@@ -267,13 +269,6 @@ class GgufFile:
             rows = forms[name].shape[0] if name in forms else 0
             forms[name] = Form(torch.float32, (rows + shape[0], *shape[1:]))
         return forms
-
-    def _find(self, name: str) -> Any:
-        """The tensor that holds the one of this name in the decoder."""
-        theirs = self._theirs(name)
-        if theirs not in self._tensors:
-            raise ValueError(f"it lacks {theirs}")
-        return self._tensors[theirs]
 
     def _weights(self, name: str, tensor: Any, form: Form) -> Tensor:
         """A tensor as float32, dequantized, its rows in the order of Hugging Face."""
