@@ -235,11 +235,10 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
         _begin_groups()
     world = prepared.placement.world
     with private_folder() as place:
-        others = processes.start_ranks(["launch.run", *words], place, world, range(1, world))
-        others.recovers = prepared.recovers
+        others = processes.start_ranks(["launch.run", *words], place, world, range(1, world), prepared.recovers)
         try:
             meeting = join_beside(others, place, prepared.placement)
-            meeting = meeting._replace(attend=partial(processes.tend, others, place))
+            meeting = meeting._replace(attend=partial(processes.lost, others, place))
             with _in_group(Member(prepared, 0), meeting) as rank:
                 yield rank
             others.wait(GRACE)
