@@ -28,7 +28,7 @@ from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
 from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
-from pipeline.failure import Heartbeat, PeerLost, explain, guarded, noted
+from pipeline.failure import Heartbeat, PeerLost, explain, guarded
 from pipeline.sockets import FolderDoor
 from pipeline.trace import OFF, REAL, NoTrace, forget
 from tp.links import Placement
@@ -74,8 +74,7 @@ def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
             joining.join(POLL_SECONDS)
     if joined:
         return joined[0]
-    reason = processes.reason_of(others.ended(), noted(Folder(folder)))
-    raise PeerLost(reason or f"rank 0 could not connect to the others: {explain(failed[0])}")
+    raise PeerLost(processes.lost(others, folder) or f"rank 0 could not connect to the others: {explain(failed[0])}")
 
 
 def _end_with(launcher: int, folder: str) -> NoReturn:
