@@ -5,8 +5,8 @@ rendezvous is a private folder, and they talk over loopback, so nothing listens 
 
 The ranks are forked by one process, which imports what they need: once, and its memory is shared. Nothing is computed
 before they are forked, for threads of a library would not survive it. As a program it is that process: `python -m
-launch.processes SOCKET RANKS RECOVERS MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it
-reports `forked RANK PID`, and `ended RANK CODE`. If RECOVERS is true, a rank but 0 that was killed is reported as `died
+launch.processes SOCKET RANKS RETURNING MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it
+reports `forked RANK PID`, and `ended RANK CODE`. Of those that are RETURNING, one that was killed is reported as `died
 RANK CODE` and forked again; one that rank 0 has found hung is killed. Over the socket it is asked to end all.
 """
 from __future__ import annotations
@@ -47,19 +47,19 @@ REPORT = 64  # bytes of a report, at most
 class Ranks:
     """The ranks that a server forks for this process, until `kill`; raises OSError if the server cannot be started.
 
-    Where the run `recovers`, a rank but 0 that is killed is started again.
+    Of those that are `returning`, one that is killed is started again.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], numbers: Sequence[int],
-                 recovers: bool) -> None:
+                 returning: Sequence[int]) -> None:
         self.numbers = numbers
         self.pids: dict[int, int] = {}  # of the ranks that have been forked
         self._ended: dict[int, int] = {}
         self.deaths: dict[int, int] = {}  # exit codes of ranks that were started again
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps reports apart
         self._socket.setblocking(False)
-        about = [f"{theirs.fileno()}", ",".join(map(str, numbers)), str(recovers)]
-        words = [sys.executable, "-m", "launch.processes", *about, *command]
+        listed = (",".join(map(str, ranks)) for ranks in (numbers, returning))
+        words = [sys.executable, "-m", "launch.processes", f"{theirs.fileno()}", *listed, *command]
         with theirs:
             self._server = subprocess.Popen(words, env=environment, pass_fds=[theirs.fileno()])
         started.add(self)
@@ -115,8 +115,8 @@ class Ranks:
 started: set[Ranks] = set()  # by this process, and not ended by `kill` yet
 
 
-def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int], recovers: bool = False
-                ) -> Ranks:
+def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int],
+                returning: Sequence[int] = ()) -> Ranks:
     """Run `python -m command` for each of these ranks, whose rendezvous is a private folder.
 
     Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it without a traceback.
@@ -131,7 +131,7 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
     keep_on_loopback(environment)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return Ranks(command, environment, numbers, recovers)
+        return Ranks(command, environment, numbers, returning)
     except OSError as error:
         raise ValueError(f"the ranks could not be started: {explain(error)}") from error
     finally:
@@ -165,7 +165,7 @@ def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
     """
     allow_files(world)
     with private_folder() as folder, _noting_stops() as stops:
-        ranks = start_ranks(command, folder, world, range(world), recovers)
+        ranks = start_ranks(command, folder, world, range(world), range(1, world) if recovers else ())
         ended = _await(ranks, stops)
         loss = noted(Folder(folder))
     if stops:
@@ -266,12 +266,12 @@ def note(loss: str) -> None:
 # --- the process that forks the ranks ---------------------------------------------------------------------------------
 
 def main(argv: Sequence[str]) -> None:
-    file, ranks, recovers, module, *words = argv
+    file, ranks, returning, module, *words = argv
     importlib.import_module(module)
     gc.freeze()  # else the first collection in a rank would copy what it shares
     forked: dict[int, str] = {}
     launcher = socket.socket(fileno=int(file))
-    for rank in chain(ranks.split(","), _returning(launcher, forked, recovers == "True")):
+    for rank in chain(ranks.split(","), _returned(launcher, forked, returning.split(","))):
         try:
             pid = os.fork()
         except OSError as error:
@@ -295,8 +295,8 @@ def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _returning(launcher: socket.socket, forked: dict[int, str], recovers: bool) -> Iterator[str]:
-    """The ranks that are to be forked once more; meanwhile report which have ended.
+def _returned(launcher: socket.socket, forked: dict[int, str], returning: Sequence[str]) -> Iterator[str]:
+    """The ranks that are to be forked once more, of those that are `returning`; meanwhile report which have ended.
 
     It ends with the last rank once that is ordered, and early if the launcher is gone: then the ranks end, too.
     """
@@ -306,7 +306,7 @@ def _returning(launcher: socket.socket, forked: dict[int, str], recovers: bool) 
         with suppress(OSError):  # there is no order yet, or the launcher is gone
             last = last or launcher.recv(REPORT, socket.MSG_DONTWAIT) == LAST
         for pid, rank in forked.items():
-            times = store.add(HUNG.format(rank), 0) if recovers and not last else 0
+            times = store.add(HUNG.format(rank), 0) if rank in returning and not last else 0
             if last or times > found[rank]:
                 os.kill(pid, signal.SIGKILL)
             found[rank] = times
@@ -317,7 +317,7 @@ def _returning(launcher: socket.socket, forked: dict[int, str], recovers: bool) 
         rank, code = forked.pop(pid), os.WEXITSTATUS(status)
         if os.WIFSIGNALED(status):
             code = -os.WTERMSIG(status)
-        returns = recovers and not last and rank != "0" and code < 0
+        returns = rank in returning and not last and code < 0
         _report(launcher, "died" if returns else "ended", rank, code)
         if returns:
             yield rank

@@ -234,7 +234,8 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
         _begin_groups()
     world = prepared.placement.world
     with private_folder() as place:
-        others = processes.start_ranks(["launch.run", *words], place, world, range(1, world), prepared.recovers)
+        ranks = range(1, world)
+        others = processes.start_ranks(["launch.run", *words], place, world, ranks, ranks if prepared.recovers else ())
         try:
             meeting = join_beside(others, place, prepared.placement)
             meeting = meeting._replace(attend=partial(processes.lost, others, place))

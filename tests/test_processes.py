@@ -166,7 +166,7 @@ def test_ctrl_c_within_a_second_counts_once():
 def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
     found = []
 
-    def start(command, place, world, numbers, recovers):
+    def start(command, place, world, numbers, returning):
         folder = Path(place)
         found.extend([folder, stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid])
         return SimpleNamespace(deaths={})
