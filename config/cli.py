@@ -276,10 +276,9 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     if "ssm" in found:
         folders = map(absolute, listed(found["ssm"]))
         found["ssm"] = ",".join(folders) or found["ssm"]
-    if is_file(found.get("profile", "")):
-        found["profile"] = absolute(found["profile"])
-    if is_template_file(found.get("template", "")):
-        found["template"] = absolute(found["template"])
+    for key, is_path in (("profile", is_file), ("template", is_template_file)):
+        if is_path(found.get(key, "")):
+            found[key] = absolute(found[key])
     for key in QUESTIONS:
         if key in found and not found[key].strip():
             raise ValueError(f"{key} is empty: write the question behind {key}=")

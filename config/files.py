@@ -63,9 +63,11 @@ def _parse(text: str, where: str, remedy: str) -> Any:
 def fits(value: Any, form: Any) -> bool:
     """Whether a piece of JSON has this form.
 
-    A form is a type (`float` takes every number but those that are not finite), a dict of keys that must be there with
-    their forms, a list with the form of every element, a tuple with one for each element, or a function that judges.
+    A form is a type (`float`: every finite number), a dict of keys that must be there with their forms, a set with the
+    form of all values of an object, a list with that of all elements, a tuple with one for each, or a function.
     """
+    if isinstance(form, set):
+        return isinstance(value, dict) and fits([*value.values()], [*form])
     if isinstance(form, dict):
         held = isinstance(value, dict) and form.keys() <= value.keys()
         return held and all(fits(value[key], form[key]) for key in form)

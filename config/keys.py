@@ -35,8 +35,7 @@ def opened(argv: Sequence[str]) -> list[str]:
     if not argv or "=" in argv[0] or not argv[0].endswith(ENDING):
         return list(argv)
     found = files.whole(os.path.expanduser(argv[0]), "name a preset, or a file that a plan has written")
-    has_both = files.fits(found, {"preset": str, "keys": dict})
-    if not has_both or not files.fits(list(found["keys"].values()), [str]):
+    if not files.fits(found, {"preset": str, "keys": {str}}):
         raise ValueError(f"{argv[0]} is no preset: name a file that a plan has written with preset=FILE")
     return over([found["preset"], *argv[1:]], found["keys"])
 

@@ -68,9 +68,7 @@ def table(answers: list[Answer], whole: float | None = None) -> str:
     rates = by_position([length for answer in answers for length in answer.accepted_lengths])
     if rates:
         rows["accepted by position"] = ", ".join(f"{rate:.3f}" for rate in rates[:POSITIONS])
-    sources: Counter[str] = Counter()
-    for answer in answers:
-        sources.update(answer.sources)
+    sources = sum((Counter(answer.sources) for answer in answers), Counter())
     if sources:
         rows["guesses in the text"] = ", ".join(f"{count} of {source}" for source, count in sorted(sources.items()))
     plain = sum(answer.plain_tokens for answer in answers)

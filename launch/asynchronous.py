@@ -238,8 +238,6 @@ class AsyncPipeline:
         self._opened = opened
         self._requests = RequestLoop()
         self._requests.ended = RuntimeError("the pipeline is not open: ask inside its async with")
-        self._ready: Future[None] = Future()
-        self._over: Future[None] = Future()
 
     @staticmethod
     def open(preset: str = "", **options: Any) -> AsyncPipeline:
@@ -247,9 +245,11 @@ class AsyncPipeline:
         return AsyncPipeline(partial(Pipeline.open, preset, **options))
 
     async def __aenter__(self) -> AsyncPipeline:
-        guarded("pipeline", self._work, self._failed)
+        self._requests.ended = None
+        ready = self._requests.call(lambda pipeline: None)
+        self._thread = guarded("pipeline", self._work, lambda thread, error: self._requests.drop(error))
         try:
-            await asyncio.shield(asyncio.wrap_future(self._ready))
+            await asyncio.shield(asyncio.wrap_future(ready))
         except BaseException:
             self._requests.stop()
             raise
@@ -258,7 +258,7 @@ class AsyncPipeline:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
                         traceback: TracebackType | None) -> None:
         self._requests.stop()
-        await asyncio.shield(asyncio.wrap_future(self._over))
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._thread.join))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -296,20 +296,9 @@ class AsyncPipeline:
 
     def _work(self) -> None:
         with self._opened() as pipeline:
-            self._requests.ended = None
-            self._ready.set_result(None)
             try:
                 self._requests.work(pipeline)
             except PeerLost as error:
                 self._requests.drop(error)  # before the pipeline is closed, which may last
                 raise
-        self._end(RuntimeError("the pipeline is closed: ask inside its async with"))
-
-    def _failed(self, thread: str, error: BaseException) -> None:
-        if not self._ready.done():
-            self._ready.set_exception(error)
-        self._end(error)
-
-    def _end(self, why: BaseException) -> None:
-        self._requests.drop(why)
-        self._over.set_result(None)
+        self._requests.drop(RuntimeError("the pipeline is closed: ask inside its async with"))

@@ -59,9 +59,7 @@ STAGES = "4"  # if nothing says how many
 
 def _is_choice(keys: Any) -> bool:
     """Whether this is a method by its name, with other keys that a plan chooses."""
-    if not isinstance(keys, dict) or not fits(list(keys.values()), [str]):
-        return False
-    return keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
+    return fits(keys, {str}) and keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
 
 
 FORM = {"keys": _is_choice,
@@ -93,7 +91,7 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     """
     if missing := absent(config):
         raise ValueError(missing)
-    asked = question(words, config, *_split(config))
+    asked = question(words, config, _stages(config))
     path = _place(asked, words, config)
     with ExitStack() as alone:
         with suppress(OSError):  # where its folder takes no lock, nothing is waited for
@@ -171,11 +169,10 @@ def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
-def question(argv: Words, config: RunConfig, boards: int, drafts: str) -> list[str]:
+def question(argv: Words, config: RunConfig, boards: int) -> list[str]:
     """The words of the plan: what was typed, as far as the choice depends on it.
 
-    `boards` is how many stages the run has if nothing is chosen, `drafts` the drafts that there are; empty: all that
-    the plan finds.
+    `boards` is how many stages the run has if nothing is chosen.
     """
     raw = raw_values(argv)
     said = {key: value for key, value in raw.items() if key in KEPT}
@@ -188,11 +185,8 @@ def question(argv: Words, config: RunConfig, boards: int, drafts: str) -> list[s
     elif is_fixed or not is_file(config.profile):
         said["boards"] = str(boards)
     if "draft" in raw:
-        drafts = raw["draft"]
         named = (name for name, method in METHODS.items() if method.draft != "ssm")
-        said["methods"] = ",".join(named)
-    if drafts:
-        said["drafts"] = drafts
+        said.update(drafts=raw["draft"], methods=",".join(named))
     preset = preset_of(argv)
     words = [f"{key}={value}" for key, value in said.items()]
     return [preset, *words] if preset else words
@@ -209,17 +203,16 @@ def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
     return [*left, *(f"{key}={value}" for key, value in chosen.items())]
 
 
-def _split(config: RunConfig) -> tuple[int, str]:
-    """How many stages the run has as it is, and the drafts that its split brings; empty: all that the keys name."""
+def _stages(config: RunConfig) -> int:
+    """How many stages the run has as it is."""
     if not config.model_dir:
         stages = plan_stages(config.stages or STAGES, Unfolded(config.base_dir)) if config.base_dir else []
-        return max(1, len(stages) - 1), ""
+        return max(1, len(stages) - 1)
     part = open_part(Path(config.model_dir), 0)
     if len(part.stages) == 1 or len(part.shares) > 1:
         raise ValueError(f"{config.model_dir} is split as {part.form}, whose ranks share layers, and "
                          "pipeline_type=auto plans for pipelines: name the method")
-    drafts = "" if part.eagle else "suffix,model,model+suffix" if config.draft_dir else "suffix"
-    return len(part.stages) - 1, drafts
+    return len(part.stages) - 1
 
 
 def _planned(words: Words) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Epochs:
         self._meeting, self._store = meeting, meeting.store
         self._own, self._heartbeat, self._peers = own, heartbeat, peers
         self._patience, self._recovers = patience, patience > 0
-        self._made: Connections | None = None
+        self._made = Connections(own, ())
         self.number = self._came(own)
         if self.number:
             first_loss(self._store, f"rank {own} was lost: its process ended", self._suffix)
@@ -75,13 +75,11 @@ class Epochs:
 
     def cut(self) -> None:
         """Let threads that wait at a connection go on."""
-        if self._made is not None:
-            self._made.cut()
+        self._made.cut()
 
     def close(self) -> None:
         """Forget the connections, at which nobody waits any more."""
-        if self._made is not None:
-            self._made.close()
+        self._made.close()
 
     def _connect(self, made: Connections, door: Door) -> None:
         for kind, peer in sorted(made.to):

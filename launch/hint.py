@@ -47,10 +47,9 @@ def hint(spec: RankSpec) -> str:
 def _remembered(width: int) -> Shares:
     place = cached("types", [*machine(), torch.get_num_threads(), width, ROWS])
     with suppress(ValueError, OSError):
-        kept = whole(place, "delete it")
-        if fits(kept, {HALF: float}):
-            known = (words for words in (HALF, FOUR) if fits(kept.get(words), float))
-            return {words: kept[words] for words in known}
+        kept: Shares = whole(place, "delete it")
+        if fits(kept, {float}) and {HALF} <= kept.keys() <= {HALF, FOUR}:
+            return kept
     shares = measured(width)
     with suppress(ValueError):  # then it is measured again at the next start
         write_json(place, shares)

@@ -105,14 +105,6 @@ def pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, 
         yield reader.finish()
 
 
-def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the keys that one answer is asked with. Raises ValueError for a key of the whole pipeline."""
-    fixed = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
-    if fixed:
-        raise ValueError(f"{fixed[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
-    return parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)
-
-
 @dataclass(frozen=True)
 class Pipeline:
     """A split model on several ranks, ready to answer.
@@ -263,7 +255,11 @@ class Pipeline:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
-        config = replace(self.config, **_answer_values(options))
+        fixed = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
+        if fixed:
+            raise ValueError(f"{fixed[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
+        chosen = parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)
+        config = replace(self.config, **chosen)
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         grammar = self.grammar(guide) if guide else None
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)

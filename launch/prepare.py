@@ -57,7 +57,10 @@ class Prepared(NamedTuple):
 def prepare(config: RunConfig) -> Prepared:
     """A run whose model is split, which is done if need be; raises ValueError, with the fix, for what cannot work."""
     all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
-    _check_threads(config.threads_per_rank)
+    cores, asked = os.cpu_count() or 1, config.threads_per_rank
+    if asked > cores:  # they would only wait for each other, and very many end in a crash
+        raise ValueError(f"threads_per_rank={asked} is more than the {cores} cores of this machine: give {cores} or "
+                         "less, or 0 to share them out among the ranks")
     usable(config.device)
     if all_ranks:
         _check_files(config)
@@ -112,14 +115,6 @@ def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
     if wrong is not None:
         raise ValueError(f"{name} has {wrong}, but the model knows 0 to {vocab - 1} only: take ids of this "
                          "model's tokenizer")
-
-
-def _check_threads(asked: int) -> None:
-    """More threads than cores only wait for each other, and very many end in a crash."""
-    cores = os.cpu_count() or 1
-    if asked > cores:
-        raise ValueError(f"threads_per_rank={asked} is more than the {cores} cores of this machine: give {cores} or "
-                         "less, or 0 to share them out among the ranks")
 
 
 def _check_memory(prepared: Prepared) -> None:

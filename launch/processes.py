@@ -5,9 +5,9 @@ rendezvous is a private folder, and they talk over loopback, so nothing listens 
 
 The ranks are forked by one process, which imports what they need: once, and its memory is shared. Nothing is computed
 before they are forked, for threads of a library would not survive it. As a program it is that process: `python -m
-launch.processes SOCKET RANKS MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it reports
-`RANK PID` of each one that it forks, and `RANK PID CODE` once that has ended. Over it it is asked to fork ranks again
-that were killed, and at last to end.
+launch.processes SOCKET RANKS RETURNING MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it
+reports `forked RANK PID`, and `ended RANK CODE`. Of those that are RETURNING, one that was killed is reported as `died
+RANK CODE` and forked again; one that rank 0 has found hung is killed. Over the socket it is asked to end all.
 """
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -37,7 +38,8 @@ GRACE = 3  # seconds for a rank to end in good order, before it is killed
 POLL_SECONDS = 0.05  # seconds between two looks at who has ended
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # what asks a command to end
 OPEN = 64, 8  # files that a rank may hold open: by itself, and for each other rank
-LAST = b"end"  # the last order to the process that forks the ranks
+LAST = b"end"  # the order to the process that forks the ranks, which kills them and ends
+REPORT = 64  # bytes of a report, at most
 
 
 # --- the launcher: start ----------------------------------------------------------------------------------------------
@@ -45,22 +47,19 @@ LAST = b"end"  # the last order to the process that forks the ranks
 class Ranks:
     """The ranks that a server forks for this process, until `kill`; raises OSError if the server cannot be started.
 
-    Where it `recovers`, a rank but 0 that was killed is to be started again.
+    Of those that are `returning`, one that is killed is started again.
     """
 
-    recovers = False
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], numbers: Sequence[int]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], numbers: Sequence[int],
+                 returning: Sequence[int]) -> None:
         self.numbers = numbers
         self.pids: dict[int, int] = {}  # of the ranks that have been forked
         self._ended: dict[int, int] = {}
         self.deaths: dict[int, int] = {}  # exit codes of ranks that were started again
-        self._hung: dict[int, int] = {}  # how often each rank was killed since it hung
-        self._unread = b""
-        self._socket, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps reports apart
         self._socket.setblocking(False)
-        listed = ",".join(map(str, numbers))
-        words = [sys.executable, "-m", "launch.processes", f"{theirs.fileno()}", listed, *command]
+        listed = (",".join(map(str, ranks)) for ranks in (numbers, returning))
+        words = [sys.executable, "-m", "launch.processes", f"{theirs.fileno()}", *listed, *command]
         with theirs:
             self._server = subprocess.Popen(words, env=environment, pass_fds=[theirs.fileno()])
         started.add(self)
@@ -73,29 +72,6 @@ class Ranks:
             for rank in self.numbers:
                 self._ended.setdefault(rank, gone)
         return self._ended
-
-    def failed(self) -> Mapping[int, int]:
-        """The same without those that are to be started again."""
-        ended = self.ended().items()
-        return {rank: code for rank, code in ended if not self._can_return(rank, code)}
-
-    def _can_return(self, one: int, code: int) -> bool:
-        return self.recovers and one > 0 > code and self._server.poll() is None
-
-    def mend(self, hung: Mapping[int, int]) -> None:
-        """Start those again; kill ranks that were found `hung` more often than they were killed for it."""
-        for rank, times in hung.items():
-            if times > self._hung.get(rank, 0):
-                self._hung[rank] = times
-                self.send_signal(rank, signal.SIGKILL)
-        for rank, code in dict(self.ended()).items():
-            if self._can_return(rank, code):
-                self.deaths[rank] = self._ended.pop(rank)
-                self._order(b"%d" % rank)
-
-    def _order(self, word: bytes) -> None:
-        with suppress(OSError):  # the server is gone, or was asked to end
-            self._socket.sendall(word + b"\n")
 
     @property
     def all_ended(self) -> bool:
@@ -116,9 +92,10 @@ class Ranks:
         """End the ranks that are still there, at once."""
         for rank in self.numbers:
             self.send_signal(rank, signal.SIGKILL)
-        if len(self.pids) < len(self.numbers):
+        if len({*self.pids, *self.deaths}) < len(self.numbers):
             self._server.kill()  # else it would fork the others
-        self._order(LAST)
+        with suppress(OSError):  # the server is gone, or was asked to end
+            self._socket.send(LAST)
         self._server.wait()
         self.ended()
         self._socket.close()
@@ -126,21 +103,20 @@ class Ranks:
 
     def _read(self) -> None:
         """Take in what the server has reported since the last time."""
+        kinds = {b"forked": self.pids, b"died": self.deaths, b"ended": self._ended}
         with suppress(OSError):  # there is no more yet, or it was closed
-            while more := self._socket.recv(1 << 16):
-                self._unread += more
-        *lines, self._unread = self._unread.split(b"\n")
-        for line in lines:
-            rank, pid, *code = map(int, line.split())
-            self.pids[rank] = pid
-            if code:
-                self._ended[rank] = code[0]
+            while report := self._socket.recv(REPORT):
+                kind, rank, number = report.split()
+                kinds[kind][int(rank)] = int(number)
+                if kind == b"died":
+                    del self.pids[int(rank)]
 
 
 started: set[Ranks] = set()  # by this process, and not ended by `kill` yet
 
 
-def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int]) -> Ranks:
+def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int],
+                returning: Sequence[int] = ()) -> Ranks:
     """Run `python -m command` for each of these ranks, whose rendezvous is a private folder.
 
     Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it without a traceback.
@@ -155,7 +131,7 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
     keep_on_loopback(environment)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return Ranks(command, environment, numbers)
+        return Ranks(command, environment, numbers, returning)
     except OSError as error:
         raise ValueError(f"the ranks could not be started: {explain(error)}") from error
     finally:
@@ -189,9 +165,8 @@ def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
     """
     allow_files(world)
     with private_folder() as folder, _noting_stops() as stops:
-        ranks = start_ranks(command, folder, world, range(world))
-        ranks.recovers = recovers
-        ended = _await(ranks, stops, folder)
+        ranks = start_ranks(command, folder, world, range(world), range(1, world) if recovers else ())
+        ended = _await(ranks, stops)
         loss = noted(Folder(folder))
     if stops:
         return EXIT_STOPPED + stops[0]
@@ -216,16 +191,14 @@ def _noting_stops() -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_IGN if deaf else handler)
 
 
-def _await(ranks: Ranks, stops: Sequence[int], folder: str) -> dict[int, int]:
+def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
     """The exit codes of the ranks that end by themselves, the first one first.
 
     Once rank 0 has ended or a rank has failed, the others have `GRACE` seconds; then they are killed.
     """
     while not ranks.all_ended:
-        if not stops:
-            tend(ranks, folder)
-        failed = ranks.failed()
-        if stops or 0 in failed or any(failed.values()):
+        ended = ranks.ended()
+        if stops or 0 in ended or any(ended.values()):
             if stops:
                 ranks.send_signal(0, signal.SIGINT)  # it lets all end in good order
             ranks.wait(GRACE)
@@ -236,17 +209,10 @@ def _await(ranks: Ranks, stops: Sequence[int], folder: str) -> dict[int, int]:
     return by_themselves
 
 
-def tend(ranks: Ranks, folder: str) -> str:
-    """Start ranks again that were killed, and kill those that rank 0 has found hung; why the run is lost, or nothing.
-    """
-    failed = ranks.failed()
-    if failed:
-        return reason_of(failed, noted(Folder(folder)))
-    store = Folder(folder)
-    if ranks.recovers:
-        hung = {rank: store.add(HUNG.format(rank), 0) for rank in ranks.numbers}
-        ranks.mend(hung)
-    return ""
+def lost(ranks: Ranks, folder: str) -> str:
+    """Why a run is lost, if a rank has ended that is not started again; else nothing."""
+    ended = ranks.ended()
+    return reason_of(ended, noted(Folder(folder))) if ended else ""
 
 
 def kill_all() -> None:
@@ -297,16 +263,15 @@ def note(loss: str) -> None:
     first_loss(Folder(os.environ[RENDEZVOUS]), loss)
 
 
-
 # --- the process that forks the ranks ---------------------------------------------------------------------------------
 
 def main(argv: Sequence[str]) -> None:
-    file, ranks, module, *words = argv
+    file, ranks, returning, module, *words = argv
     importlib.import_module(module)
     gc.freeze()  # else the first collection in a rank would copy what it shares
     forked: dict[int, str] = {}
     launcher = socket.socket(fileno=int(file))
-    for rank in chain(ranks.split(","), _ordered(launcher, forked)):
+    for rank in chain(ranks.split(","), _returned(launcher, forked, returning.split(","))):
         try:
             pid = os.fork()
         except OSError as error:
@@ -317,7 +282,7 @@ def main(argv: Sequence[str]) -> None:
             _be_rank(rank, module, words)
             return
         forked[pid] = rank
-        _report(launcher, rank, pid)
+        _report(launcher, "forked", rank, pid)
 
 
 def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
@@ -330,30 +295,38 @@ def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _ordered(launcher: socket.socket, forked: dict[int, str]) -> Iterator[str]:
-    """The ranks that are to be forked once more; meanwhile report which have ended.
+def _returned(launcher: socket.socket, forked: dict[int, str], returning: Sequence[str]) -> Iterator[str]:
+    """The ranks that are to be forked once more, of those that are `returning`; meanwhile report which have ended.
 
-    It ends with the last order and the last rank, and early if the launcher is gone: then the ranks end, too.
+    It ends with the last rank once that is ordered, and early if the launcher is gone: then the ranks end, too.
     """
-    parent, unread, last = int(os.environ[LAUNCHER]), b"", False
+    parent, store, last = int(os.environ[LAUNCHER]), Folder(os.environ[RENDEZVOUS]), False
+    found: Counter[str] = Counter()  # how often each rank was found hung
     while os.getppid() == parent and (forked or not last):
-        with suppress(OSError):  # there is no more yet, or the launcher is gone
-            unread += launcher.recv(1 << 10, socket.MSG_DONTWAIT)
-        *orders, unread = unread.split(b"\n")
-        last = last or LAST in orders
-        yield from (order.decode() for order in orders if not last)
+        with suppress(OSError):  # there is no order yet, or the launcher is gone
+            last = last or launcher.recv(REPORT, socket.MSG_DONTWAIT) == LAST
+        for pid, rank in forked.items():
+            times = store.add(HUNG.format(rank), 0) if rank in returning and not last else 0
+            if last or times > found[rank]:
+                os.kill(pid, signal.SIGKILL)
+            found[rank] = times
         pid, status = os.waitpid(-1, os.WNOHANG) if forked else (0, 0)
-        if pid:
-            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-            _report(launcher, forked.pop(pid), pid, code)
-        else:
+        if not pid:
             time.sleep(POLL_SECONDS)
+            continue
+        rank, code = forked.pop(pid), os.WEXITSTATUS(status)
+        if os.WIFSIGNALED(status):
+            code = -os.WTERMSIG(status)
+        returns = rank in returning and not last and code < 0
+        _report(launcher, "died" if returns else "ended", rank, code)
+        if returns:
+            yield rank
 
 
 def _report(launcher: socket.socket, *facts: object) -> None:
-    """Send the launcher a line: a rank, its process and, if that has ended, its exit code."""
+    """Report to the launcher: what has happened, to which rank, and its process or exit code."""
     with suppress(OSError):  # it is gone
-        launcher.sendall(" ".join(map(str, facts)).encode() + b"\n")
+        launcher.send(" ".join(map(str, facts)).encode())
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
 from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
-from pipeline.failure import Heartbeat, PeerLost, explain, guarded, noted
+from pipeline.failure import Heartbeat, PeerLost, explain, guarded
 from pipeline.sockets import FolderDoor
 from pipeline.trace import OFF, REAL, NoTrace, forget
 from tp.links import Placement
@@ -74,8 +74,7 @@ def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
             joining.join(POLL_SECONDS)
     if joined:
         return joined[0]
-    reason = processes.reason_of(others.ended(), noted(Folder(folder)))
-    raise PeerLost(reason or f"rank 0 could not connect to the others: {explain(failed[0])}")
+    raise PeerLost(processes.lost(others, folder) or f"rank 0 could not connect to the others: {explain(failed[0])}")
 
 
 def _end_with(launcher: int, folder: str) -> NoReturn:
@@ -126,7 +125,8 @@ class Member:
         kind, peers = Coming if number else Opening, placement.reached(number)
         self._epochs = kind(meeting, number, self.heartbeat, peers, self._prepared.patience)
         self.heartbeat.start(self.fail if self._recovers else lost)
-        wires.begin(self._epochs.join(time.monotonic() + meeting.patience))
+        made = self._epochs.join(time.monotonic() + meeting.patience)
+        wires.each(lambda link: link.begin(made))
         spec = self._prepared.spec(number)
         store.set(f"split/{number}", spec.part.split_id)
         check_split(spec.part, store.get("split/0").decode())
@@ -143,9 +143,9 @@ class Member:
             raise loss  # which may be the end of an earlier try
         try:
             self._epochs.leave(loss)
-            self.wires.end()
+            self.wires.each(lambda link: link.end())
             self._epochs.close()
-            wires = self._epochs.join(time.monotonic() + seconds)
+            made = self._epochs.join(time.monotonic() + seconds)
         except BaseException as error:
             shown = explain(error)
             final = PeerLost(shown if shown == str(loss) else f"{loss}; {shown}")
@@ -154,14 +154,14 @@ class Member:
             if isinstance(error, (RuntimeError, OSError)):
                 raise final from error
             raise
-        self.wires.begin(wires)
+        self.wires.each(lambda link: link.begin(made))
         if number == 0:
             say(f"{loss}; all ranks are connected again, and answers go on", "\n")
 
     def leave(self, outlive: bool) -> None:
         """Say good-bye in good order; `outlive`: return when all others have done so."""
         assert self.wires and self._epochs and self.heartbeat, "a rank leaves that was not connected"
-        self.wires.close()
+        self.wires.each(lambda link: link.close())
         self._epochs.close()
         self.trace.close()
         self.heartbeat.stop(outlive)
@@ -174,14 +174,14 @@ class Member:
             if self._epochs is not None:
                 self._epochs.cut()
                 self._epochs.close()
-            self.wires.drop()
+            self.wires.each(lambda link: link.drop())
 
     # --- an end before its time ---------------------------------------------------------------------------------------
 
     def fail(self, loss: str) -> None:
         """Let those who wait for a message hear of a loss instead."""
         if self.wires is not None:
-            self.wires.fail(PeerLost(loss))
+            self.wires.each(lambda link: link.fail(PeerLost(loss)))
 
     def lose(self, loss: str) -> None:
         """End the process, since the heartbeat has heard of a loss; called on the heartbeat's thread."""
@@ -234,11 +234,11 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
         _begin_groups()
     world = prepared.placement.world
     with private_folder() as place:
-        others = processes.start_ranks(["launch.run", *words], place, world, range(1, world))
-        others.recovers = prepared.recovers
+        ranks = range(1, world)
+        others = processes.start_ranks(["launch.run", *words], place, world, ranks, ranks if prepared.recovers else ())
         try:
             meeting = join_beside(others, place, prepared.placement)
-            meeting = meeting._replace(attend=partial(processes.tend, others, place))
+            meeting = meeting._replace(attend=partial(processes.lost, others, place))
             with _in_group(Member(prepared, 0), meeting) as rank:
                 yield rank
             others.wait(GRACE)
@@ -326,7 +326,8 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
 
     def failed(name: str, error: BaseException) -> None:
         show(error, config.debug)
-        wires[0].fail(error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}"))
+        loss = error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}")
+        wires[0].each(lambda link: link.fail(loss))
 
     specs = map(prepared.spec, range(placement.world))
     connected = zip(specs, wires, traces)
@@ -337,6 +338,6 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
         for thread in threads:
             thread.join()
         for own, trace in zip(wires, traces):
-            own.close()
+            own.each(lambda link: link.close())
             trace.close()
         join_traces(rank_0.spec)

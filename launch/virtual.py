@@ -5,7 +5,7 @@ What a profile charges is the same as in the emulation in real time (`launch/bui
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 from config.profiles import Profile
 from launch.build import build_drafter, load_layers
@@ -15,29 +15,16 @@ from launch.trace import join_traces
 from launch.wiring import Rank, Wires
 from model.llama import Slice
 from sim.clock import EVEN_FROM, VirtualClock
-from sim.cluster import NO_OWN_TIME, Answers, Cluster, DrafterWay, Own
+from sim.cluster import NO_OWN_TIME, Cluster, DrafterWay, Own
 from sim.paths import Paths
 from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
 from tp.shares import Joined
 
-Groups = Sequence[Sequence[RankSpec]]
-
-
-def whole_model(stages: Groups) -> Paths:
-    """The whole model, out of the stages of one copy of it."""
-    leader = stages[0][0]
-    slices = [_whole(group) for group in stages]
-    return Paths(slices, leader.part.inner, leader.like)
-
 
 @contextmanager
-def as_virtual(prepared: Prepared, own: Own = NO_OWN_TIME,
-               answers: Callable[[Groups], Answers] = whole_model) -> Iterator[Rank]:
-    """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges.
-
-    `answers` makes what the target says out of the stages of one copy of the model.
-    """
+def as_virtual(prepared: Prepared, own: Own = NO_OWN_TIME) -> Iterator[Rank]:
+    """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges."""
     profile, placement = prepared.config.cluster, prepared.placement
     clock = VirtualClock(EVEN_FROM)
     clocks = {rank: VirtualClock(EVEN_FROM) for rank in placement.small_model_ranks}  # they draft beside the ring
@@ -50,8 +37,9 @@ def as_virtual(prepared: Prepared, own: Own = NO_OWN_TIME,
         stages = groups[1:] or groups
         copy = stages[:len(stages) // spec.copies]  # the stages of one copy
         works = [_work(group, profile, own) for group in copy]
+        paths = Paths([_whole(group) for group in copy], copy[0][0].part.inner, copy[0][0].like)
         led = [traces[rank] for rank in placement.leaders]
-        cluster = Cluster(profile, clock, [works] * spec.copies, answers(copy), led, own)
+        cluster = Cluster(profile, clock, [works] * spec.copies, paths, led, own)
         alone = ThreadGroup(Table(1), 0)
         drafters: list[Any] = []
         for rank, its_clock in clocks.items():

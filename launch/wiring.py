@@ -20,7 +20,7 @@ from pipeline.failure import Heartbeat, PeerLost
 from pipeline.requests import final
 from pipeline.stage import run_stage
 from pipeline.trace import REAL, Clock, Meter, NoTrace
-from pipeline.transport import Inbox, LocalLink, Peers, ProcessLink, Wire
+from pipeline.transport import Inbox, LocalLink, Peers, ProcessLink
 from sim.clock import Pace
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup
@@ -46,34 +46,11 @@ class Wires:
         """The first link, which hears what all of them bring."""
         return self.links[0]
 
-    def fail(self, failure: PeerLost) -> None:
-        """Let those who wait for a message get this failure instead."""
-        for link in self._all:
-            link.fail(failure)
-
-    def begin(self, wires: tuple[Wire, Wire]) -> None:
-        """Let all links send and hear over these wires, for data and for control."""
-        for link in self._all:
-            link.begin(wires)
-
-    def end(self) -> None:
-        """Let all links forget what is under way; their wires were cut."""
-        for link in self._all:
-            link.end()
-
-    def close(self) -> None:
-        for link in self._all:
-            link.close()
-
-    def drop(self) -> None:
-        """After a loss: end what would hold a rank that nobody needs any more."""
-        for link in self._all:
-            link.drop()
-
-    @property
-    def _all(self) -> Sequence[Any]:
+    def each(self, act: Callable[[Any], object]) -> None:
+        """Let all links do this."""
         fan = [] if self.fan is None else [self.fan]
-        return [*self.links, *self.drafter_links, *fan]
+        for link in (*self.links, *self.drafter_links, *fan):
+            act(link)
 
 
 class Rank(NamedTuple):

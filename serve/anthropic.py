@@ -23,11 +23,6 @@ KINDS = {  # of errors, by their status
     429: "rate_limit_error"}
 
 
-def as_chat_to_count(given: Facts) -> Facts:
-    """The same for a prompt whose tokens are counted."""
-    return as_chat({"max_tokens": 1, **given})
-
-
 def as_chat(given: Facts) -> Facts:
     """The body of a chat that asks the same."""
     if "max_tokens" not in given:

@@ -132,8 +132,12 @@ class Server(Service):
 
     GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
             "/v1/models/{name:path}": "one_model"}
-    POSTS = {"/v1/chat/completions": "chat", "/v1/completions": "complete", "/v1/responses": "respond",
-             anthropic.PATH: "message", f"{anthropic.PATH}/count_tokens": "count", "/tokenize": "tokenize"}
+    ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[Answer]]] = {  # the body of each, and the form of its answer
+        "/v1/chat/completions": (Chat, dict, ChatAnswer),
+        "/v1/completions": (Completion, dict, CompletionAnswer),
+        "/v1/responses": (Chat, responses.as_chat, responses.ResponseAnswer),
+        anthropic.PATH: (Chat, anthropic.as_chat, anthropic.MessageAnswer)}
+    POSTS = {**dict.fromkeys(ANSWERS, "reply"), f"{anthropic.PATH}/count_tokens": "count", "/tokenize": "tokenize"}
     ERRORS = {Refused: _refuse, NotServed: _not_served, Exception: _failed}
 
     def begun(self, url: str) -> None:
@@ -177,24 +181,14 @@ class Server(Service):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    async def chat(self, request: Request) -> Response:
-        return await self.answer(request, await self.read(request, Chat), ChatAnswer)
-
-    async def complete(self, request: Request) -> Response:
-        return await self.answer(request, await self.read(request, Completion), CompletionAnswer)
-
-    async def respond(self, request: Request) -> Response:
-        body = await self.read(request, Chat, responses.as_chat)
-        return await self.answer(request, body, responses.ResponseAnswer)
-
-    async def message(self, request: Request) -> Response:
-        body = await self.read(request, Chat, anthropic.as_chat)
-        return await self.answer(request, body, anthropic.MessageAnswer)
+    async def reply(self, request: Request) -> Response:
+        kind, renamed, form = self.ANSWERS[request.url.path]
+        return await self.answer(request, await self.read(request, kind, renamed), form)
 
     async def count(self, request: Request) -> Response:
         """How many tokens the prompt of a message has."""
-        ids = await self.ids(await self.read(request, Chat, anthropic.as_chat_to_count))
-        return as_json({"input_tokens": len(ids)})
+        body = await self.read(request, Chat, lambda given: anthropic.as_chat({"max_tokens": 1, **given}))
+        return as_json({"input_tokens": len(await self.ids(body))})
 
 
 class EventStream(StreamingResponse):

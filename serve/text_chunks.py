@@ -107,7 +107,9 @@ def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
 
     A text that cannot fit, however it falls into tokens, is Refused before time is spent on it.
     """
-    characters, text = _characters(choice), pipeline.text
+    given = [choice.prompt] if isinstance(choice.prompt, str) else choice.prompt
+    parts = (part["content"] if isinstance(part, dict) else part for part in given)
+    characters, text = sum(len(part) for part in parts if isinstance(part, str)), pipeline.text
     if text is not None and characters > pipeline.spec.context * _longest(text):
         raise _too_long(f"{characters} characters", choice, pipeline)
     return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
@@ -143,12 +145,6 @@ def _too_long(size: str, choice: Choice, pipeline: Pipeline) -> Refused:
 def _longest(text: Text) -> int:
     """The most characters that one token stands for."""
     return max(map(len, text.tokenizer.get_vocab()))
-
-
-def _characters(choice: Choice) -> int:
-    if isinstance(choice.prompt, str):
-        return len(choice.prompt)
-    return sum(len(part["content"]) for part in choice.prompt if isinstance(part, dict))
 
 
 # --- guesses ----------------------------------------------------------------------------------------------------------

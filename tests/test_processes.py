@@ -166,13 +166,13 @@ def test_ctrl_c_within_a_second_counts_once():
 def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
     found = []
 
-    def start(command, place, world, numbers):
+    def start(command, place, world, numbers, returning):
         folder = Path(place)
         found.extend([folder, stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid])
         return SimpleNamespace(deaths={})
 
     monkeypatch.setattr(processes, "start_ranks", start)
-    monkeypatch.setattr(processes, "_await", lambda ranks, stops, folder: {})
+    monkeypatch.setattr(processes, "_await", lambda ranks, stops: {})
     assert ends("0") == 0
     assert found[1:] == [0o700, os.getuid()]
     assert not found[0].exists()

@@ -20,7 +20,6 @@ from launch import processes
 from launch.epochs import EPOCH, LOOK, OPEN, Coming, Meeting
 from launch.folder import Folder
 from launch.pipeline import Pipeline
-from launch.processes import Ranks
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.failure import END, LOSS_KEY, Heartbeat, PeerLost, broken
@@ -322,11 +321,15 @@ def test_a_stream_over_http_pauses_and_goes_on(saved):
 
 # --- what does not come back ------------------------------------------------------------------------------------------
 
-def test_a_rank_that_does_not_come_back_in_time_ends_all_with_its_name(saved, monkeypatch):
-    monkeypatch.setattr(Ranks, "mend", lambda ranks, hung: None)
+def test_a_rank_that_does_not_come_back_in_time_ends_all_with_its_name(saved):
     with opened(saved, recover=1.0) as pipeline:
-        with pytest.raises(PeerLost, match="rank 2 was lost: .*; rank 2 did not come back within recover="):
-            struck(pipeline.stream(PROMPT, **ASK), 3, (2,))
+        [ranks] = processes.started
+        os.kill(ranks._server.pid, signal.SIGSTOP)  # which would start it again
+        try:
+            with pytest.raises(PeerLost, match="rank 2 was lost: .*; rank 2 did not come back within recover="):
+                struck(pipeline.stream(PROMPT, **ASK), 3, (2,))
+        finally:
+            os.kill(ranks._server.pid, signal.SIGCONT)
 
 
 def test_without_recovery_all_end_as_before(saved):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
-from config.files import fits
 from eval.metrics import NAN, Answer
 
 TallyLine = Mapping[str, Any]
@@ -17,18 +16,11 @@ TallyLines = Mapping[Place, Mapping[int, TallyLine]]  # by place and rank
 COMPUTING = ("forward", "grow", "judge")  # the spans in which a rank computes
 SHARES = ("drafting", "verdict", "waiting", "prefill", "other")  # of the time of a token; they add up to it
 SPANS = {"drafting": "grow", "verdict": "judge", "waiting": "wait"}  # of rank 0, after the first token
-
-
-def _has_spans(value: Any) -> bool:
-    """Whether a line of the tally has seconds for each kind of span."""
-    return isinstance(value, dict) and fits(list(value.values()), [float])
-
-
 TALLY_LINE = {  # what is read of a line; see `fits` in config/files.py
-    "rank": int, "request": int, "seconds": float, "spans": _has_spans, "late": float,
+    "rank": int, "request": int, "seconds": float, "spans": {float}, "late": float,
     "bytes": float, "control": float, "rows": float}
 FLIGHT_LINE = {  # what a line about flights has beside
-    "first": float, "decoding": _has_spans,
+    "first": float, "decoding": {float},
     "flight": {"rows": int, "stay": float, "aloft": float, "misses": int, "lost": float}}
 
 

@@ -71,13 +71,8 @@ def _is_address(value: Any) -> bool:
     return False
 
 
-def _is_settings(value: Any) -> bool:
-    """Whether it is the keys of a configuration, each with a value as a person types it."""
-    return isinstance(value, dict) and fits(list(value.values()), [str])
-
-
 RANK = whole(0, MOST_RANKS - 1).fits
-ALWAYS = {"host": str, "code": str, "settings": _is_settings}
+ALWAYS = {"host": str, "code": str, "settings": {str}}  # those as a person types them
 FACTS = {**ALWAYS, "world": whole(1, MOST_RANKS - 1).fits, "split": str,
          "address": _is_address, "interface": str, "port": whole(1, (1 << 16) - 1).fits}
 
@@ -137,7 +132,7 @@ KINDS = (  # of a name that a pattern fits as a whole, the first one counts
     (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
     (rf"{BEFORE}heartbeat/losses(?:/\d+)?", _count),
     (rf"{BEFORE}heartbeat/lost(?:/\d+)?", _line),
-    (rf"spare/{OWN}", _json({"host": str, "address": _is_address, "lacks": _is_settings})),
+    (rf"spare/{OWN}", _json({"host": str, "address": _is_address, "lacks": {str}})),
     (rf"door/{OWN}", _form_of(rb"\d{1,9} (\d{1,3}\.){3}\d{1,3}:\d{1,5}", "door")),
     (rf"{OF_ROOT}(?:epoch|open|hung/\d+)", _count),
     (rf"{BEFORE}split/{OWN}", _line),

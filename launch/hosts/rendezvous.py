@@ -72,7 +72,7 @@ class Rendezvous:
         config, host = keys.run, self._host
         judge = partial(judge_facts, board=self.board)
         facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
-        returns = self._client is not None and self._read("facts/verdict") is not None
+        returns = self._read("facts/verdict") is not None
         with ExitStack() as ends:
             try:
                 prepared = prepare(config)
@@ -311,6 +311,8 @@ class Coordinator(Rendezvous):
 class Participant(Rendezvous):
     """The side of every other rank."""
 
+    _client: StoreClient
+
     def __init__(self, board: Board) -> None:
         super().__init__(board)
         self._client = self._reach()
@@ -371,12 +373,11 @@ class Spare(Participant):
             raise ValueError("this spare can stand in for no rank, for the reasons above")
         names = " and ".join(self.board.named(rank) for rank in able)
         say(f"waiting until {names} is lost; then this spare stands in")
-        if self._client:
-            self._client.patience = max(PATIENCE, keys.run.recovery)
+        self._client.patience = max(PATIENCE, keys.run.recovery)
         try:
             self._stand_by(able)
         except PeerLost:
-            if self._client and self._client.ended:
+            if self._client.ended:
                 say(f"{self._client.names[0]} has ended, and this spare was not needed")
                 raise SystemExit(0) from None
             raise
@@ -411,9 +412,7 @@ class Spare(Participant):
 
     def _take(self, rank: int) -> bool:
         """Be this rank from now on, if its seat is free."""
-        board = self.board._replace(rank=rank)
-        before = self._client
-        assert before is not None, "a spare is in no store"
+        board, before = self.board._replace(rank=rank), self._client
         try:
             client = StoreClient((board.master, board.port), before.names, PATIENCE, board.keys)
             if client.greet(rank):

@@ -33,7 +33,7 @@ KEY = 300  # characters of a key
 ALL = 1 << 26  # bytes of all entries together
 NEAR = 0.3  # seconds in which the system of a board answers, whatever its programs do
 STAY = 30  # seconds that a rank waits for an entry at most, whatever torch's own patience
-PAUSES = 0.001, 0.05  # seconds between two looks: the first pause, and the longest
+PAUSE = 0.01  # seconds between two looks for an entry
 GREETING_BYTES = 256
 NAMED = 8  # strangers that are reported
 LOOK = 0.05  # seconds between two looks at who is connected
@@ -350,10 +350,8 @@ class Store(dist.Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         end = time.monotonic() + STAY
-        pause, longest = PAUSES
         while not self.check(keys):
             if time.monotonic() > end:
                 raise PeerLost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost in the "
                                "rendezvous, or has another version of torch")
-            time.sleep(pause)
-            pause = min(2 * pause, longest)
+            time.sleep(PAUSE)

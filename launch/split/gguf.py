@@ -40,16 +40,9 @@ FIELDS = {  # of a config.json, and where the metadata of an architecture have t
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}
 WORDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
-NAMES = {  # of the decoder's tensors, and llama.cpp's
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "after_attention": "post_attention_norm",
-    "after_mlp": "post_ffw_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.router": "ffn_gate_inp",
-    "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 TURNED = ("self_attn.q_proj", "self_attn.k_proj")
-EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)$")
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+KINDS = (".weight", ".bias")  # how names of tensors end
 ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 WORD = ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*" + REST
@@ -62,7 +55,6 @@ class Architecture(NamedTuple):
     turned: bool = False  # the two dimensions of a wave are neighbours, as they are not at Hugging Face
     fields: Mapping[str, str] = {}  # more of them
     says: Mapping[str, Any] = {}  # what files leave out
-    names: Mapping[str, str] = {}  # other ones
     larger: int = 0  # layers of the one size whose attention is scaled by the model's heads, not by their width
     bpe: bool = False  # its tokenizer is made here, as transformers does not read it
     pieces: bool = False  # and so it is if it is SentencePiece's, whose merges transformers gets wrong
@@ -83,7 +75,7 @@ ARCHITECTURES = {
     "smollm3": Architecture("smollm3", turned=True, bpe=True),
     "gpt-oss": Architecture(
         "gpt_oss", fields={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
-        names={"post_attention_layernorm": "post_attention_norm"}, bpe=True),
+        bpe=True),
 }
 MIXTRAL = Architecture("mixtral", turned=True, fields={"num_local_experts": "expert_count"})
 PIECES = {  # how a tokenizer's text is cut before its merges, by the name that a file gives
@@ -152,6 +144,8 @@ class GgufFile:
     """A GGUF file: its model's config, and its tensors under their names at Hugging Face."""
 
     def __init__(self, path: Path) -> None:
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
         self.path = path
         self._reader = _open(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
@@ -162,7 +156,8 @@ class GgufFile:
             ARCHITECTURES[self._name]
         self.config = self._read_config()
         self._sizes = LlamaConfig.read(self.config)
-        self._names = {**NAMES, **self._architecture.names}
+        numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+        self._names = get_tensor_name_map(numbers[self._name], self._sizes.layers)
 
     def _said(self, key: str, default: Any = None) -> Any:
         """What the metadata of the architecture say."""
@@ -236,9 +231,11 @@ class GgufFile:
     def write_weights(self, path: Path, progress: bool) -> None:
         """Write all tensors to a safetensors file."""
         forms = self._forms()
-        found = {name: self._find(name) for name in forms}
-        read = {tensor.name for tensor, _ in found.values()}
-        left = self._tensors.keys() - read - {FACTORS, *LONG}
+        names = {name: self._theirs(name) for name in forms}
+        lacking = next((name for name in names.values() if name not in self._tensors), "")
+        if lacking:
+            raise ValueError(f"it lacks {lacking}")
+        left = self._tensors.keys() - names.values() - {FACTORS, *LONG}
         if left:
             raise ValueError(f"it holds {min(left)}, which no {self._name} model has")
         need, free = sum(form.bytes for form in forms.values()), shutil.disk_usage(path.parent).free
@@ -249,19 +246,15 @@ class GgufFile:
         theirs = {published(name, family): form for name, form in forms.items()}
         with bar, writing(path, theirs) as file:
             for name, form in forms.items():
-                weights = self._weights(name, *found[name], form)
+                weights = self._weights(name, self._tensors[names[name]], form)
                 file.write(published(name, family), weights)
                 bar.update(form.bytes)
 
-    def _theirs(self, name: str) -> tuple[str, int | None]:
-        """The name at llama.cpp of a tensor of the decoder's, and the number of its expert in there, if it has any."""
-        layer = re.match(r"model\.layers\.(\d+)\.", name)
-        before, own = (f"blk.{layer[1]}.", name[layer.end():]) if layer else ("", name)
-        base, kind = (own, "weight") if own in self._names else own.rsplit(".", 1)
-        expert = EXPERT.match(base)
-        if expert:
-            return f"{before}{self._names['mlp.' + expert[2]]}_exps.{kind}", int(expert[1])
-        return f"{before}{self._names[base]}.{kind}", None
+    def _theirs(self, name: str) -> str:
+        """The name at llama.cpp of a tensor of the decoder's; all experts of a layer are one there."""
+        usual = EXPERT.sub(".experts.", published(name, self._sizes.family))
+        theirs: str = self._names.get_name(usual, KINDS) or usual
+        return theirs if theirs.endswith(KINDS) else f"{theirs}.weight"
 
     def _forms(self) -> dict[str, Form]:
         """The decoder's tensors, products together where the file has them so."""
@@ -271,25 +264,18 @@ class GgufFile:
             for together, parts in FUSED.items():
                 if "experts" in name or part not in parts:
                     continue
-                first, _ = self._theirs(name.replace(part, parts[0]))
-                if first not in self._tensors:
+                if self._theirs(name.replace(part, parts[0])) not in self._tensors:
                     name = name.replace(part, together)
             rows = forms[name].shape[0] if name in forms else 0
             forms[name] = Form(torch.float32, (rows + shape[0], *shape[1:]))
         return forms
 
-    def _find(self, name: str) -> tuple[Any, int | None]:
-        """The tensor that has this name in the decoder, and the number of its expert in there, if it has any."""
-        theirs, expert = self._theirs(name)
-        if theirs not in self._tensors:
-            raise ValueError(f"it lacks {theirs}")
-        return self._tensors[theirs], expert
-
-    def _weights(self, name: str, tensor: Any, expert: int | None, form: Form) -> Tensor:
+    def _weights(self, name: str, tensor: Any, form: Form) -> Tensor:
         """A tensor as float32, dequantized, its rows in the order of Hugging Face."""
         from gguf import dequantize
 
-        data = tensor.data if expert is None else tensor.data[expert]
+        expert = EXPERT.search(name)
+        data = tensor.data[int(expert[1])] if expert else tensor.data
         weights = torch.from_numpy(dequantize(data, tensor.tensor_type).copy())
         if tuple(weights.shape) != form.shape:
             raise ValueError(f"{tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
