@@ -89,10 +89,6 @@ FORMATS = {
 
 def problems(sets: Sequence[str]) -> Iterator[str]:
     """What is wrong with the names of sets, each in a sentence that names the fix."""
-    if not sets:
-        yield "sets is empty: name at least one"
-    if len(set(sets)) < len(sets):
-        yield "sets names something twice: leave one of them out"
     for name in sets:
         form, colon, path = name.partition(":")
         if colon and form not in FORMATS:

@@ -27,7 +27,6 @@ from eval.keys import AsksSets, problems_of_files
 from eval.metrics import NAN
 from eval.pair_keys import Measured
 from eval.pairs import check_pair, open_model, record
-from eval.prompts import problems as problems_of_sets
 from eval.recorded import check_room, sampler_of
 from eval.tables import in_columns, number
 from launch.pipeline import Pipeline
@@ -58,6 +57,7 @@ class PredictConfig(AsksSets):
     REFUSED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time", "trace",
                "hosts")
 
+    LISTS = {"methods": "chosen_methods", **AsksSets.LISTS}
     EXAMPLES = f"""\
   {COMMAND} predict
   {COMMAND} predict profile=lan-1g slowdown=8 output=lan.json
@@ -69,14 +69,11 @@ class PredictConfig(AsksSets):
     measure: bool = True  # run the methods, too, in the time that the cluster would need; false: predict only
 
     def problems(self) -> Iterator[str]:
-        chosen = listed(self.methods)
-        for name in chosen:
+        for name in listed(self.methods):
             if name not in CHAINS:
                 yield (f"methods={self.methods}: {name} drafts no chain, or is no method: choose among "
                        f"{', '.join(CHAINS)}")
-        if len(set(chosen)) < len(chosen):
-            yield f"methods={self.methods} names something twice: leave one of them out"
-        yield from problems_of_sets(self.chosen_sets)
+        yield from super().problems()
         yield from _problems_of_chains(self.run)
         if self.run.cluster is None:
             yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"

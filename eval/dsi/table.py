@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from config.keys import Range, listed, outside, read_keys
+from config.keys import Range, listed, read_keys
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import ACCOUNTINGS, dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND, COUNT
@@ -56,6 +56,8 @@ class TableConfig(Timed):
   {COMMAND} table sets=humaneval,qa num_examples=3 output=table.json
   {COMMAND} table target=DIR drafts=DIR,DIR sets=alpaca:alpaca.json num_target_servers=3"""
 
+    RANGES = {**Timed.RANGES, "num_target_servers": Range(1, COUNT)}
+
     # Which rows there are
     target: str = TARGET  # folder of the target
     drafts: str = ",".join(TOY_DRAFTS)  # folders of its drafters (commas between)
@@ -64,7 +66,6 @@ class TableConfig(Timed):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        yield from outside(vars(self), {"num_target_servers": Range(1, COUNT)})
         if not listed(self.drafts):
             yield "drafts is empty: name at least one folder"
         if self.output and Path(self.output).suffix != ".json":

@@ -14,7 +14,6 @@ from config.methods import METHODS
 from config.run_config import CHOICES as OF_RUNS
 from config.run_config import RunConfig
 from eval.keys import AsksSets, problems_of_files
-from eval.prompts import problems as problems_of_sets
 
 COMMAND = "python -m scripts.plan"
 DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
@@ -70,7 +69,6 @@ class PlanConfig(AsksSets):
         yield from super().problems()
         if headless(run) and any(map(needs_head, drafts)):
             yield no_head(run)
-        yield from problems_of_sets(self.chosen_sets)
         for number in listed(self.memory):
             if not NUMBER.fullmatch(number) or float(number) <= 0:
                 yield f"memory={self.memory} is no list of gigabytes: write numbers above 0, as 8,8,16"
