@@ -26,7 +26,7 @@ from launch.console import say
 from launch.pipeline import Pipeline
 from model.sample import Sampler, gumbel
 from model.text import Reader
-from pipeline.decode import Answer, Decoder, Job, Request, concurrent
+from pipeline.decode import Decoder, Job, Request, concurrent
 
 WARM_UP = 16  # tokens, at most
 Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
@@ -196,20 +196,16 @@ class Evaluation:
                 if not new:
                     yield None
                     continue
-                settled.append([self._seconds(answer), len(new)])
+                settled.append([answer.seconds / self.scale, len(new)])
                 reader.read(new)
         assert answer.finish_reason, f"the stream of {contender} ended before its answer, at {answer.new_tokens} tokens"
         reader.finish()
         turn = {name: getattr(answer, name) for name in OF_ANSWER}
         turn.update(prompt=request.prompt, turns=reader.text, requests=number, settled=settled)
-        turn.update(wall_time=self._seconds(answer), ttft=answer.prefill_seconds / self.scale)
+        turn.update(wall_time=answer.seconds / self.scale, ttft=answer.prefill_seconds / self.scale)
         turn.update(idxs=max(answer.target_passes, 1) - 1, tau=answer.mean_accepted_length,
                     accept_lengths=answer.accepted_lengths)
         return turn
-
-    def _seconds(self, answer: Answer) -> float:
-        """The modelled seconds of an answer so far, prefill included."""
-        return answer.seconds / self.scale
 
     def _line(self, key: Key, question: Question, turns: Sequence[Turn]) -> Line:
         """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""

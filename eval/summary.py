@@ -8,7 +8,7 @@ from eval import metrics
 from eval.keys import Contender
 from eval.metrics import Answer, Interval
 from eval.observe.time_breakdown import Account, account, utilization
-from eval.results_index import GROUP, Found, Group
+from eval.results_index import GROUP, Found, Group, provenance
 from eval.tables import save
 
 BASELINES = ("naive", "ar")  # what the first table and the plots compare with, if it is there
@@ -128,7 +128,7 @@ class View:
 
     def __init__(self, found: Found, rows: Mapping[Group, Row], temperature: float) -> None:
         self.found, self.temperature = found, temperature
-        self.where = f"({found.provenance})"  # at the end of every title
+        self.where = f"({provenance(found.answers)})"  # at the end of every title
         self.rows: dict[str, dict[str, Row]] = {}
         for contender in found.contenders:
             groups = {name: (*contender, name, temperature) for name in found.sets}

@@ -19,6 +19,7 @@ from config.methods import METHODS
 from config.presets import TOY
 from config.questions import load
 from config.run_config import RunConfig
+from eval.bench import speed
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import Pipeline as Staged
 from eval.dsi.formulas import dsi_rate, si_rate
@@ -154,12 +155,6 @@ def predicted(config: PredictConfig, method: str, requests: Sequence[Request]) -
     run = config.single(method, virtual=True)
     with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         return list(map(pipeline.decoder.whole, requests))
-
-
-def speed(answers: Answers) -> float:
-    """Tokens per second of all answers together, prefill included."""
-    seconds = sum(answer.seconds for answer in answers)
-    return sum(answer.new_tokens for answer in answers) / seconds
 
 
 # --- out of four numbers ----------------------------------------------------------------------------------------------

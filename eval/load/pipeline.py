@@ -132,7 +132,8 @@ def _report(own: LoadConfig, rows: Sequence[Row]) -> None:
         measured = [row for row in rows if varied in row]
         if measured:
             shown = table.columns[:-2]
-            cells = [[_cell(row[column]) for column in shown] for row in measured]
+            found = ([row[column] for column in shown] for row in measured)
+            cells = [[number(value) if isinstance(value, float) else str(value) for value in row] for row in found]
             print(f"\n{table.title} ({where}); seconds, and tokens/s of all requests together\n")
             print(in_columns(shown, cells, 2))
         if measured and own.results:
@@ -143,10 +144,6 @@ def _report(own: LoadConfig, rows: Sequence[Row]) -> None:
 
 def _who(row: Row) -> tuple[float, str]:
     return row["temperature"], row["method"]
-
-
-def _cell(value: Any) -> str:
-    return number(value) if isinstance(value, float) else str(value)
 
 
 def _write(folder: Path, varied: str, where: str, rows: Sequence[Row]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, repeat
-from typing import Any, Dict, Sequence
+from typing import Any, Dict
 
 Span = Dict[str, Any]
 # What a node has beside id, token, parent, kind, request and birth. Its kind: prompt, own (said by the target, guessed
@@ -229,14 +229,9 @@ class Story:
             "segments": [placed(self.segments[number]) for number in sent],
             "nodes": [placed(node) for node in self.nodes.values() if node["request"] in requests],
             "events": events,
-            "spans": [_bar(span) for span in meanwhile if span["name"] in self._shown(span)]}
-
-    def _shown(self, span: Span) -> Sequence[str]:
-        return SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES
-
-
-def _bar(span: Span) -> Span:
-    return {"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
+            "spans": [{"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
+                      for span in meanwhile
+                      if span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES)]}
 
 
 def _bounds(span: Span) -> Span:
