@@ -92,10 +92,6 @@ class Evaluation:
         assert pipeline.text, "an evaluation asks questions"
         self.text = pipeline.text
 
-    def _at_once(self, key: Key) -> Key:
-        """What jobs share that may be done at once: a method with one draft, a set, a temperature and a repeat."""
-        return key if self.config.concurrency == 1 else key._replace(question=0)
-
     def run(self, sets: Sets, results: Results,
             ready: Callable[[], None] = lambda: None) -> None:
         """Answer what `results` does not have yet, and write each answer as it is made.
@@ -117,7 +113,8 @@ class Evaluation:
         with tqdm(total=len(jobs), initial=len(jobs) - len(left),
                   unit="answer", file=sys.stderr) as bar:
             asked: Sequence[Question] = ()
-            for first, group in itertools.groupby(left, self._at_once):
+            several = self.config.concurrency > 1  # of a method with one draft, a set, a temperature and a repeat
+            for first, group in itertools.groupby(left, lambda key: key._replace(question=0) if several else key):
                 batch = list(group)
                 before, asked = asked, [left[key] for key in batch]
                 bar.set_description(f"{first.set} t={first.temperature:g} {' '.join(first.contender)}")

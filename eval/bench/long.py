@@ -13,7 +13,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -70,7 +70,9 @@ def long(argv: list[str]) -> int:
         jobs = list(product(args.positions, args.chunks, KINDS))
         for job in tqdm(jobs, desc="texts", leave=False):
             stated, found = _measured(folder, *job)
-            table.append([*map(str, job), *_shown(found, stated)])
+            times = found.prefill.wall, found.prefill.processor, 1e3 * found.token
+            sizes = found.cache, stated.cache, found.taken, stated.total
+            table.append([*map(str, job), *(f"{each:.1f}" for each in times), *(f"{size / MB:.0f}" for size in sizes)])
     print(f"a stage with all layers of {args.model.name}, float32, {torch.get_num_threads()} thread(s), each text in a "
           "process of its own; all: beside Python and torch")
     print(in_columns(COLUMNS, table, names=0))
@@ -133,14 +135,6 @@ def _read_and_written(spec: RankSpec, positions: int, chunk: int) -> Figures:
     tokens = [cost(read, node, node + 1).wall for node in range(positions, positions + WRITTEN)]
     taken = 1024 * (status("self")["VmHWM"] - before)
     return Figures(whole, median(tokens), cache.bytes, taken)
-
-
-def _shown(found: Figures, stated: Need) -> Iterator[str]:
-    yield f"{found.prefill.wall:.1f}"
-    yield f"{found.prefill.processor:.1f}"
-    yield f"{1e3 * found.token:.1f}"
-    for size in (found.cache, stated.cache, found.taken, stated.total):
-        yield f"{size / MB:.0f}"
 
 
 # --- the text ---------------------------------------------------------------------------------------------------------

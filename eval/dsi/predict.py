@@ -75,10 +75,21 @@ class PredictConfig(AsksSets):
                 yield (f"methods={self.methods}: {name} drafts no chain, or is no method: choose among "
                        f"{', '.join(CHAINS)}")
         yield from super().problems()
-        yield from _problems_of_chains(self.run)
-        if self.run.cluster is None:
+        run = self.run
+        if run.draft != "model":
+            yield f"draft={run.draft} drafts more than chains: add draft=model draft_dir=FOLDER, a small model"
+        elif not run.draft_dir:
+            yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
+        for key, value in NARROW.items():
+            if getattr(run, key) != float(value):
+                yield f"{key}={getattr(run, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
+        for key, open_value in OPEN.items():
+            if getattr(run, key) == open_value:
+                yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
+                       "number from 1")
+        if run.cluster is None:
             yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
-        yield from problems_of_files(self.run, "output")
+        yield from problems_of_files(run, "output")
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
@@ -105,20 +116,6 @@ def words(argv: Sequence[str]) -> list[str]:
     if preset_of(argv) in ("", "toy") and raw.get("draft", "model") == "model":
         defaults["draft_dir"] = str(TOY / "draft_a")
     return over(argv, defaults, "toy")
-
-
-def _problems_of_chains(c: RunConfig) -> Iterator[str]:
-    if c.draft != "model":
-        yield f"draft={c.draft} drafts more than chains: add draft=model draft_dir=FOLDER, a small model"
-    elif not c.draft_dir:
-        yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
-    for key, value in NARROW.items():
-        if getattr(c, key) != float(value):
-            yield f"{key}={getattr(c, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
-    for key, open_value in OPEN.items():
-        if getattr(c, key) == open_value:
-            yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
-                   "number from 1")
 
 
 # --- in virtual time --------------------------------------------------------------------------------------------------
