@@ -216,6 +216,8 @@ class Story:
         for event in events:
             event["what"] = places.get(event["kind"], {}).get(event["what"], event["what"])
         meanwhile = [span for span in self.spans if begin <= span["t1"] and span["t0"] <= end]
+        shown = [span for span in meanwhile
+                 if span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES)]
 
         def placed(entry: Span) -> Span:
             """A segment or a node, with the places of its request and segment."""
@@ -229,9 +231,11 @@ class Story:
             "segments": [placed(self.segments[number]) for number in sent],
             "nodes": [placed(node) for node in self.nodes.values() if node["request"] in requests],
             "events": events,
-            "spans": [{"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
-                      for span in meanwhile
-                      if span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES)]}
+            "spans": [_bar(span) for span in shown]}
+
+
+def _bar(span: Span) -> Span:
+    return {"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **_bounds(span)}
 
 
 def _bounds(span: Span) -> Span:
