@@ -42,8 +42,7 @@ Parcel = Tuple[float, bytes]  # when it arrives, and what it holds
 
 
 def over(args: Namespace, file: Path, place: Path) -> None:
-    """Print the table of a GGUF file over `args.over` processes; `place` holds the same model as `whole` and `split`.
-    """
+    """Print the table of a GGUF file over `args.over` processes; `place` holds its model as `whole` and `split`."""
     jobs: dict[str, Callable[[], float]] = {}
     words, wires = [f"model_dir={place / 'split'}"], "loopback"
     if args.wires:

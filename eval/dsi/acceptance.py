@@ -20,7 +20,7 @@ from eval.dsi.keys import COMMAND
 from eval.keys import problems_of_files
 from eval.metrics import NAN, Interval, bootstrap
 from eval.pair_keys import TARGET, TOY_DRAFTS, Measured
-from eval.pairs import answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
+from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.tables import in_columns, number
 
 Record = Sequence[int]
@@ -143,8 +143,8 @@ def _expected(size: Numbers, length: Numbers, chance: Numbers) -> Array:
 def main(argv: list[str]) -> int:
     config = read_keys(argv, AcceptanceConfig, f"{COMMAND} acceptance")
     check_sets(config.chosen_sets, config)
-    target, drafter = (open_model(folder, config) for folder in (config.target, config.draft))
-    check_pair(target, drafter)
+    target = open_model(config.target, config)
+    drafter = open_model(config.draft, config, target)
     asked = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
     sampler, found = sampler_of(config), dict[str, list[list[int]]]()
     for name, prompts in asked.items():

@@ -139,8 +139,7 @@ def summary(config: Heatmap, found: Bests) -> Iterator[str]:
 
 
 def table(config: Heatmap, found: Bests) -> str:
-    """The table as text: a line with the keys of the command, the names of the columns, a row for each cell and method.
-    """
+    """The table as text: the keys of the command, the names of the columns, a row for each cell and method."""
     drafters, acceptances, _ = grid(config)
     si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
     rows: list[Iterable[Any]] = [COLUMNS]

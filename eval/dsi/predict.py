@@ -27,7 +27,7 @@ from eval.dsi.keys import COMMAND
 from eval.keys import AsksSets, problems_of_files
 from eval.metrics import NAN
 from eval.pair_keys import Measured
-from eval.pairs import check_pair, open_model, record
+from eval.pairs import open_model, record
 from eval.recorded import check_room, sampler_of
 from eval.tables import in_columns, number
 from launch.pipeline import Pipeline
@@ -129,8 +129,8 @@ class Pair:
     def __init__(self, config: PredictConfig) -> None:
         run = config.run
         opened = Measured(dtype=run.dtype, device=run.device, threads=run.threads_per_rank)
-        target, self.drafter = open_model(run.base_dir, opened), open_model(run.draft_dir, opened)
-        check_pair(target, self.drafter)
+        target = open_model(run.base_dir, opened)
+        self.drafter = open_model(run.draft_dir, opened, target)
         prompts: list[list[int]] = []
         for name in config.chosen_sets:
             for question in load(config.folder, name, *run.span):

@@ -21,7 +21,7 @@ from eval.dsi.keys import COMMAND, COUNT
 from eval.dsi.latency import Timed, check_context, paces, passes
 from eval.keys import problems_of_files
 from eval.pair_keys import TARGET, TOY_DRAFTS
-from eval.pairs import answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
+from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import keep, kept
 from eval.tables import in_columns, number
 
@@ -142,8 +142,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
     single = took[1].median
     growth = {size: spread.median / single for size, spread in took.items()}
     for folder, rows in groupby(pairs, attrgetter("draft")):
-        drafter = open_model(folder, config)
-        check_pair(target, drafter)
+        drafter = open_model(folder, config, target)
         for pair in rows:
             prompts = prompts_of(pair.set, config, (target, drafter))
             texts = (answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts)

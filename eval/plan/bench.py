@@ -102,8 +102,7 @@ class EmulatedConfig(Drawn):
 
 
 def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -> PlanConfig:
-    """A plan with the bundled models: so many questions of each set are recorded, and at most so many tokens of each.
-    """
+    """A plan with the bundled models: so many questions of each set are recorded, with so many tokens at most."""
     keys = (f"profile={profile}", f"questions={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
     return parse(words(["toy", *keys]), COMMAND, kind=PlanConfig)
 

@@ -55,8 +55,7 @@ ROUNDS = 2  # of each answer, of which the shorter counts
 
 
 def measured(config: PlanConfig) -> Profile:
-    """The cluster as it was measured: out of the file, if it is there, or now. Raises ValueError for another model's.
-    """
+    """The cluster as it was measured: out of the file, if that is there, or now; ValueError for another model's."""
     model = Path(config.run.base_dir or config.run.model_dir).name
     if config.measured and Path(config.measured).is_file():
         found = read(config.measured)

@@ -46,8 +46,7 @@ class Spent(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A candidate, what its answers took, and who was busy for which share of the time, from 0 to 1, if that is known.
-    """
+    """A candidate, what its answers took, and who was busy for which share of the time, 0 to 1, if that is known."""
 
     candidate: Candidate
     spent: Sequence[Spent]
