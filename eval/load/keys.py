@@ -50,11 +50,6 @@ class LoadConfig(ComparesMethods):
     results: str = ""  # folder for load.csv, at_once.csv and plots; empty: none
 
     @property
-    def chosen_rates(self) -> tuple[float, ...]:
-        """Requests per second; none if the moments are given."""
-        return () if self.arrivals else tuple(map(number, listed(self.rates)))
-
-    @property
     def counts(self) -> tuple[int, ...]:
         """How many requests are under way at once, for the table of these."""
         return tuple(map(int, listed(self.at_once)))

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from tqdm import tqdm
 
 from config.files import check_folder
-from config.keys import over, preset_of
+from config.keys import listed, over, preset_of
 from config.presets import TOY_PRESET
 from config.questions import by_turns
 from eval.bench import decoders_of
@@ -111,10 +111,11 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
 
 def loads_of(own: LoadConfig) -> list[Load]:
     """Arrivals, by how many there are in a second on average, and numbers of requests at once."""
-    drawn = {rate: poisson(rate, own.requests, own.run.seed) for rate in own.chosen_rates}
     if own.arrivals:
         given = moments(own.arrivals)
-        drawn[len(given) / max(given[-1], 1e-9)] = given
+        drawn = {len(given) / max(given[-1], 1e-9): given}
+    else:
+        drawn = {rate: poisson(rate, own.requests, own.run.seed) for rate in map(float, listed(own.rates))}
     found = [Load("rate", *arrivals) for arrivals in drawn.items()]
     return [*found, *(Load("at_once", count) for count in own.counts)]
 
