@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
 from config.cli import CommandKeys, ComparedDrafts
-from config.files import check_output
 from config.keys import NUMBER, Range, check_name, listed, number, opened, over, preset_of, raw_values
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
@@ -220,17 +219,6 @@ def wrong_list(key: str, value: str, chosen: Sequence[Any]) -> Iterator[str]:
         yield f"{key} is empty: name at least one"
     if len(set(chosen)) < len(chosen):
         yield f"{key}={value} names something twice: leave one of them out"
-
-
-def problems_of_files(config: Any, *names: str) -> Iterator[str]:
-    """What is wrong with the files that a command shall write."""
-    for name in names:
-        path = getattr(config, name)
-        try:
-            if path:
-                check_output(path, f"choose another {name}=")
-        except ValueError as error:
-            yield str(error)
 
 
 def words(protocol: str, argv: Sequence[str]) -> list[str]:

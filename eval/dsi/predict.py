@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from config.cli import flat, parse
 from config.files import write_json
-from config.keys import WHOLE, listed, over, preset_of, raw_values
+from config.keys import WHOLE, listed, over, preset_of, raw_values, unwritable
 from config.methods import METHODS
 from config.presets import TOY
 from config.questions import load
@@ -24,7 +24,7 @@ from eval.dsi.acceptance import rate
 from eval.dsi.formulas import Pipeline as Staged
 from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.keys import COMMAND
-from eval.keys import AsksSets, problems_of_files
+from eval.keys import AsksSets
 from eval.metrics import NAN
 from eval.pair_keys import Measured
 from eval.pairs import open_model, record
@@ -89,7 +89,7 @@ class PredictConfig(AsksSets):
                        "number from 1")
         if run.cluster is None:
             yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
-        yield from problems_of_files(run, "output")
+        yield from unwritable(run, ["output"])
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ from eval.dsi.acceptance import rate
 from eval.dsi.formulas import ACCOUNTINGS, dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND, COUNT
 from eval.dsi.latency import Timed, check_context, paces, passes
-from eval.keys import problems_of_files
 from eval.pair_keys import TARGET, TOY_DRAFTS
 from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import keep, kept
@@ -56,6 +55,7 @@ class TableConfig(Timed):
   {COMMAND} table sets=humaneval,qa num_examples=3 output=table.json
   {COMMAND} table target=DIR drafts=DIR,DIR sets=alpaca:alpaca.json num_target_servers=3"""
 
+    WRITES = ("output",)
     RANGES = {**Timed.RANGES, "num_target_servers": Range(1, COUNT)}
 
     # Which rows there are
@@ -70,7 +70,6 @@ class TableConfig(Timed):
             yield "drafts is empty: name at least one folder"
         if self.output and Path(self.output).suffix != ".json":
             yield f"output={self.output} is no JSON file: name one that ends in .json"
-        yield from problems_of_files(self, "output")
 
     @property
     def pairs(self) -> list[Pair]:

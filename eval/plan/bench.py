@@ -15,7 +15,6 @@ from config.cli import parse
 from config.files import write_json
 from config.keys import Checked, Range, read_keys
 from config.profiles import Profile, write
-from eval.keys import problems_of_files
 from eval.plan.candidates import families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
@@ -43,7 +42,7 @@ ABOUT = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g},
 class Drawn(Checked):
     """Keys of what is done for drawn clusters."""
 
-    PATHS = ("output",)
+    PATHS = WRITES = ("output",)
     RANGES = {"seed": Range(0, 1 << 32), "tokens": TOKENS}
 
     # Drawn clusters and plans for them
@@ -51,10 +50,6 @@ class Drawn(Checked):
     tokens: int = 24  # of each answer, at most
     drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen; specinfer has its own
     output: str = ""  # JSON file for the figures of every cluster; empty: none
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        yield from problems_of_files(self, "output")
 
     def collect(self, rows: Iterable[Row], result: str) -> list[Row]:
         """Print a line for each row as it comes, with what came of it, and keep all in the file."""

@@ -35,7 +35,8 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
         prompt, = question.turns
         print(f"Prompt[{number}]: {harmless(prompt)}\n", flush=True)
         try:
-            result = answer_to(pipeline, Request(prompt), lambda piece: print(harmless(piece), end="", flush=True))
+            result = answer_to(pipeline, Request(prompt),
+                               lambda piece: print(harmless(piece), end="", flush=True))
         except ValueError as error:
             say(f"Prompt[{number}] is left out: {plain(str(error))}")
             continue
