@@ -15,6 +15,7 @@ from config.cli import parse
 from config.files import write_json
 from config.keys import Checked, Range, read_keys
 from config.profiles import Profile, write
+from eval.bench import speed
 from eval.plan.candidates import families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
@@ -240,7 +241,6 @@ def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book
         write(path, alone(site, one))
         run: dict[str, Any] = {"profile": path, "slowdown": slowdown, "timeout": 120}
         with Pipeline.open("toy", **one.keys, **run) as pipeline:
-            spent = answered(pipeline, book.answers, config.tokens)
-            speed = Trial(one, spent, {}).speed * pipeline.config.slowdown
-    speeds = {"simulated": chosen.speed, "emulated": speed, "reached": speed / chosen.speed}
+            took = speed(answered(pipeline, book.answers, config.tokens)) * pipeline.config.slowdown
+    speeds = {"simulated": chosen.speed, "emulated": took, "reached": took / chosen.speed}
     return {**facts(site), "chosen": one.keys, "slowdown": slowdown, **speeds}

@@ -26,7 +26,7 @@ from eval.plan.candidates import Candidate
 from eval.plan.hosts import boards_of, measured_boards
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Written
-from eval.plan.trial import Spent, Trial, values
+from eval.plan.trial import Trial, values
 from eval.recorded import sampler_of
 from launch.build import build_stage
 from launch.folder import private_folder
@@ -35,7 +35,7 @@ from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.spec import RankSpec
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.decode import Answer, Request
 from pipeline.failure import PeerLost
 from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
@@ -238,12 +238,12 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
     return found
 
 
-def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[Spent]:
-    """What answers to these questions take, of at most so many tokens each."""
+def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[Answer]:
+    """The answers to these questions, of at most so many tokens each."""
     assert pipeline.text is not None, "questions are text"
     ends, sampler = frozenset(pipeline.text.end_ids), sampler_of(pipeline.config)
     requests = [Request(one.prompt, sampler, tokens, ends) for one in asked]
-    return [Spent.on(pipeline.decoder.whole(request)) for request in requests]
+    return list(map(pipeline.decoder.whole, requests))
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:

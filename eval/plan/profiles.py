@@ -15,6 +15,7 @@ from config.keys import over, raw_values, read_keys
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.questions import load
+from eval.bench import speed
 from eval.plan.bench import plan_of
 from eval.plan.candidates import Candidate, evenly, families
 from eval.plan.keys import PlanConfig, words
@@ -74,8 +75,7 @@ def tried(config: PlanConfig, sites: Mapping[str, Profile]) -> Iterator[Row]:
             trial = bench.trial(replace(one, sizes=()), book.answers, run.max_new_tokens)
             speeds = []
             for asked_set in config.chosen_sets:
-                spent = [each for each, of in zip(trial.spent, sets) if of == asked_set]
-                speeds.append(trial._replace(spent=spent).speed)
+                speeds.append(speed([answer for answer, of in zip(trial.answers, sets) if of == asked_set]))
             yield Row(name, one.draft, one.method, speeds)
 
 
