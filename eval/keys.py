@@ -13,7 +13,7 @@ from config.cli import CommandKeys, ComparedDrafts
 from config.keys import NUMBER, Range, check_name, listed, number, opened, over, preset_of, raw_values
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
-from config.questions import bundled, categories
+from config.questions import Question, bundled, categories, load
 from config.run_config import RANGES
 
 # The trees of the paper, whatever a preset is tuned to.
@@ -83,6 +83,11 @@ class AsksSets(CommandKeys):
         """The sets by name: of a file, its categories, all of them if `sets` says nothing else."""
         every = self.sets == SETS and Path(self.data).is_file()
         return tuple(categories(self.data)) if every else listed(self.sets)
+
+    @property
+    def asked(self) -> dict[str, list[Question]]:
+        """The questions of each set."""
+        return {name: load(self.folder, name, *self.run.span) for name in self.chosen_sets}
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -90,16 +90,18 @@ def looks_of(names: Sequence[str]) -> dict[str, Look]:
 
 
 @contextmanager
-def drawn(path: str | Path, size: tuple[float, float],
-          places: tuple[int, int] = (1, 1), **options: Any) -> Iterator[Any]:
-    """The axes of a figure, a grid of them if it has several `places`; what is drawn there is written to a file."""
+def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1), forms: Sequence[str] = (),
+          **options: Any) -> Iterator[Any]:
+    """The axes of a figure, a grid of them if it has several `places`; what is drawn there is written to a file, or to
+    one of each of several `forms`."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(*places, figsize=size, **options)
         yield axes
-        picture = io.BytesIO()
-        figure.savefig(picture, format=Path(path).suffix[1:], bbox_inches="tight")
+        for form in forms or [Path(path).suffix[1:]]:
+            picture = io.BytesIO()
+            figure.savefig(picture, format=form, bbox_inches="tight")
+            write(Path(path).with_suffix(f".{form}"), picture.getvalue(), ROOM)
         plt.close(figure)
-    write(path, picture.getvalue(), ROOM)
 
 
 # --- kinds of plots ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 from tqdm import tqdm
@@ -17,7 +17,6 @@ from config.files import write_json
 from config.keys import WHOLE, listed, over, preset_of, raw_values, unwritable
 from config.methods import METHODS
 from config.presets import TOY
-from config.questions import load
 from config.run_config import RunConfig
 from eval.bench import speed
 from eval.dsi.acceptance import rate
@@ -131,10 +130,8 @@ class Pair:
         opened = Measured(dtype=run.dtype, device=run.device, threads=run.threads_per_rank)
         target = open_model(run.base_dir, opened)
         self.drafter = open_model(run.draft_dir, opened, target)
-        prompts: list[list[int]] = []
-        for name in config.chosen_sets:
-            for question in load(config.folder, name, *run.span):
-                prompts.append(target.text.prompt_ids(question.turns[:1], run.template))
+        prompts = [target.text.prompt_ids(question.turns[:1], run.template)
+                   for question in chain.from_iterable(config.asked.values())]
         contexts = (model.whole.config.context for model in (target, self.drafter))
         check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
         sampler, ends = sampler_of(run), target.text.end_ids

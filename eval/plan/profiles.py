@@ -14,7 +14,6 @@ from config.cli import parse
 from config.keys import over, raw_values, read_keys
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
-from config.questions import load
 from eval.bench import speed
 from eval.plan.bench import plan_of
 from eval.plan.candidates import Candidate, evenly, families
@@ -63,7 +62,7 @@ def tried(config: PlanConfig, sites: Mapping[str, Profile]) -> Iterator[Row]:
     """What each method of one pipeline over all boards reaches with each draft on these clusters; sizes that were left
     open are measured at the start."""
     book, run = book_of(config), config.run
-    asked = [[name] * len(load(config.folder, name, *run.span)) for name in config.chosen_sets]
+    asked = [[name] * len(questions) for name, questions in config.asked.items()]
     turns = chain.from_iterable(zip_longest(*asked))
     sets = list(filter(None, turns))  # of the questions, in the order of the record
     methods = [method for method in config.chosen_methods if METHODS[method].target == "ring"]
