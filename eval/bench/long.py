@@ -13,7 +13,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -145,10 +145,9 @@ def agreement(source: Unfolded, tokens: int) -> Tensor:
     ids = text_of(source.folder, tokens)
     plain = whole.cache(len(ids))
     small = TreeCache(plain.shape, plain.like.dtype, plain.like.device, small=True)
-    found = [_likeliest(whole, ids, cache) for cache in (plain, small)]
-    return found[0] == found[1]
-
-
-def _likeliest(whole: Whole, ids: Sequence[int], cache: TreeCache) -> Tensor:
-    pieces = (ids[begin:begin + PIECE] for begin in range(0, len(ids), PIECE))
-    return torch.cat([whole.logits(piece, cache, len(piece)).argmax(-1) for piece in pieces])
+    same = []
+    for begin in range(0, len(ids), PIECE):
+        piece = ids[begin:begin + PIECE]
+        exact, rough = (whole.logits(piece, cache, len(piece)).argmax(-1) for cache in (plain, small))
+        same.append(exact == rough)
+    return torch.cat(same)
