@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
+from itertools import chain
 from typing import Any, ClassVar, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from config import files
@@ -233,15 +234,27 @@ def unknown(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> 
             yield f"{name}={values[name]} is unknown: choose one of {', '.join(allowed)}"
 
 
+def unwritable(values: Any, names: Iterable[str]) -> Iterator[str]:
+    """Which of the files that a command shall write cannot be written."""
+    for name in names:
+        path = getattr(values, name)
+        try:
+            if path:
+                files.check_output(path, f"choose another {name}=")
+        except ValueError as error:
+            yield str(error)
+
+
 @dataclass(frozen=True)
 class Checked:
     """Keys that are what the tables say and fit together, or ValueError with the first of their `problems`."""
 
     RANGES: ClassVar[Mapping[str, Range | Form]] = {}
     CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
+    WRITES: ClassVar[Sequence[str]] = ()  # keys of files that will be written; that they can be is looked at last
 
     def __post_init__(self) -> None:
-        problem = next(self.problems(), "")
+        problem = next(chain(self.problems(), unwritable(self, self.WRITES)), "")
         if problem:
             raise ValueError(problem)
 

@@ -16,7 +16,6 @@ from typing import Sequence
 from config.cli import parts
 from config.files import check_folder
 from config.keys import ASKS
-from config.questions import Question, load
 from eval.evaluation import Evaluation, all_jobs
 from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
@@ -43,7 +42,7 @@ def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
         announce(own)
     evaluation, split = Evaluation(own, pipeline), pipeline.spec.part.split_id
     with closing(Results(own.results).open(own, pipeline.config.slowdown, split)) as results:
-        evaluation.run(_sets(own), results, lambda: _check_pace(own))
+        evaluation.run(own.asked, results, lambda: _check_pace(own))
 
 
 def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
@@ -74,14 +73,9 @@ def _check_pace(config: EvalConfig) -> None:
         raise SystemExit(TOO_FAST)
 
 
-def _sets(config: EvalConfig) -> dict[str, list[Question]]:
-    """The questions of each data set."""
-    return {name: load(config.folder, name, *config.run.span) for name in config.chosen_sets}
-
-
 def announce(config: EvalConfig) -> None:
     """Print what will be done. Raises ValueError if it cannot be."""
-    run, sets, results = config.run, _sets(config), Results(config.results)
+    run, sets, results = config.run, config.asked, Results(config.results)
     _check_drafts(config)
     check_folder(config.results, OTHER)
     results.check(config)

@@ -26,7 +26,7 @@ from launch.console import say
 from launch.pipeline import Pipeline
 from model.sample import Sampler, gumbel
 from model.text import Reader
-from pipeline.decode import Answer, Decoder, Job, Request, concurrent
+from pipeline.decode import Decoder, Job, Request, concurrent
 
 WARM_UP = 16  # tokens, at most
 Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
@@ -92,10 +92,6 @@ class Evaluation:
         assert pipeline.text, "an evaluation asks questions"
         self.text = pipeline.text
 
-    def _at_once(self, key: Key) -> Key:
-        """What jobs share that may be done at once: a method with one draft, a set, a temperature and a repeat."""
-        return key if self.config.concurrency == 1 else key._replace(question=0)
-
     def run(self, sets: Sets, results: Results,
             ready: Callable[[], None] = lambda: None) -> None:
         """Answer what `results` does not have yet, and write each answer as it is made.
@@ -117,7 +113,8 @@ class Evaluation:
         with tqdm(total=len(jobs), initial=len(jobs) - len(left),
                   unit="answer", file=sys.stderr) as bar:
             asked: Sequence[Question] = ()
-            for first, group in itertools.groupby(left, self._at_once):
+            several = self.config.concurrency > 1  # of a method with one draft, a set, a temperature and a repeat
+            for first, group in itertools.groupby(left, lambda key: key._replace(question=0) if several else key):
                 batch = list(group)
                 before, asked = asked, [left[key] for key in batch]
                 bar.set_description(f"{first.set} t={first.temperature:g} {' '.join(first.contender)}")
@@ -196,20 +193,16 @@ class Evaluation:
                 if not new:
                     yield None
                     continue
-                settled.append([self._seconds(answer), len(new)])
+                settled.append([answer.seconds / self.scale, len(new)])
                 reader.read(new)
         assert answer.finish_reason, f"the stream of {contender} ended before its answer, at {answer.new_tokens} tokens"
         reader.finish()
         turn = {name: getattr(answer, name) for name in OF_ANSWER}
         turn.update(prompt=request.prompt, turns=reader.text, requests=number, settled=settled)
-        turn.update(wall_time=self._seconds(answer), ttft=answer.prefill_seconds / self.scale)
+        turn.update(wall_time=answer.seconds / self.scale, ttft=answer.prefill_seconds / self.scale)
         turn.update(idxs=max(answer.target_passes, 1) - 1, tau=answer.mean_accepted_length,
                     accept_lengths=answer.accepted_lengths)
         return turn
-
-    def _seconds(self, answer: Answer) -> float:
-        """The modelled seconds of an answer so far, prefill included."""
-        return answer.seconds / self.scale
 
     def _line(self, key: Key, question: Question, turns: Sequence[Turn]) -> Line:
         """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""

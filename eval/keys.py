@@ -10,11 +10,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
 from config.cli import CommandKeys, ComparedDrafts
-from config.files import check_output
-from config.keys import NUMBER, Range, check_name, listed, number, opened, outside, over, preset_of, raw_values
+from config.keys import NUMBER, Range, check_name, listed, number, opened, over, preset_of, raw_values
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
-from config.questions import bundled, categories
+from config.questions import Question, bundled, categories, load
 from config.run_config import RANGES
 
 # The trees of the paper, whatever a preset is tuned to.
@@ -68,6 +67,8 @@ EXAMPLES = """\
 class AsksSets(CommandKeys):
     """The base of the keys of commands that ask the questions of data sets."""
 
+    LISTS: ClassVar[Mapping[str, str]] = {"sets": "chosen_sets"}  # keys of lists that must name something -> properties
+
     # Which questions are asked
     sets: str = SETS  # the data sets; questions= is of each
     data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json, or a file of categories; empty: the bundled
@@ -83,11 +84,29 @@ class AsksSets(CommandKeys):
         every = self.sets == SETS and Path(self.data).is_file()
         return tuple(categories(self.data)) if every else listed(self.sets)
 
+    @property
+    def asked(self) -> dict[str, list[Question]]:
+        """The questions of each set."""
+        return {name: load(self.folder, name, *self.run.span) for name in self.chosen_sets}
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        for key, chosen in self.LISTS.items():
+            yield from wrong_list(key, getattr(self, key), getattr(self, chosen))
+        for name in self.chosen_sets:
+            if "/" in name:
+                yield f"sets={self.sets}: {name} is no name of a data set: name its folder with data="
+
 
 class ComparesMethods(AsksSets):
     """The same where methods answer, at several temperatures."""
 
+    LISTS = {"methods": "chosen_methods", **AsksSets.LISTS, "temperatures": "chosen_temperatures"}
     methods = temperatures = ""  # keys of each command, with meanings of their own
+
+    def problems(self) -> Iterator[str]:
+        yield from wrong_numbers("temperatures", self.temperatures, RANGES["temperature"])
+        yield from super().problems()
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
@@ -114,6 +133,8 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
     """One evaluation. The comments are what `bash run_eval.sh --help` prints, as those of `RunConfig` are."""
 
     REFUSED = ("temperature", "prompt_ids", "question_file", "answers", "reuse")
+    RANGES = {"repeats": REPEATS, "concurrency": RANGES["max_requests"]}
+    LISTS = {**ComparesMethods.LISTS, "drafts": "asked_drafts"}
     EXAMPLES: ClassVar[str] = EXAMPLES
 
     # What is compared (commas between)
@@ -151,14 +172,8 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
         for name in listed(self.methods):
             if name not in METHODS:
                 yield f"methods={self.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
-        yield from wrong_numbers("temperatures", self.temperatures, RANGES["temperature"])
         yield from self.draft_problems()
-        lists = {"methods": self.chosen_methods, "drafts": self.asked_drafts, "sets": self.chosen_sets,
-                 "temperatures": self.chosen_temperatures}
-        yield from empty(lists)
-        for key, chosen in lists.items():
-            if len(set(chosen)) < len(chosen):
-                yield f"{key}={getattr(self, key)} names something twice: leave one of them out"
+        yield from super().problems()
         if self.baseline_draft and BASELINE not in self.chosen_methods:
             yield (f"baseline_draft={self.baseline_draft} is that of {BASELINE}, which is none of the methods: add it "
                    "there")
@@ -167,15 +182,11 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
                 self.with_draft(self.baseline_draft)
             except ValueError as error:
                 yield f"baseline_draft={self.baseline_draft}: {error}"
-        yield from outside(vars(self), {"repeats": REPEATS, "concurrency": RANGES["max_requests"]})
         at_once, latest = self.run.max_requests, RANGES["seed"].most - self.repeats + 1
         if at_once not in (1, self.concurrency):
             yield f"an evaluation has no max_requests={at_once}: write concurrency={at_once}"
         if self.run.seed > latest:
             yield f"seed={self.run.seed} leaves no seeds for repeats={self.repeats}: give seed={latest} or less"
-        for name in self.chosen_sets:
-            if "/" in name:
-                yield f"sets={self.sets}: {name} is no name of a data set: name its folder with data="
         if not self.results.strip():
             yield "results is empty: name a folder, as in results=DIR"
         yield from self.method_problems()
@@ -207,22 +218,12 @@ def wrong_numbers(key: str, value: str, allowed: Range, kind: Pattern[str] = NUM
             yield f"{key}={value}: {word} is not possible: give {allowed.advice}, with commas between"
 
 
-def empty(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """Which lists of keys name nothing."""
-    for key, chosen in lists.items():
-        if not chosen:
-            yield f"{key} is empty: name at least one"
-
-
-def problems_of_files(config: Any, *names: str) -> Iterator[str]:
-    """What is wrong with the files that a command shall write."""
-    for name in names:
-        path = getattr(config, name)
-        try:
-            if path:
-                check_output(path, f"choose another {name}=")
-        except ValueError as error:
-            yield str(error)
+def wrong_list(key: str, value: str, chosen: Sequence[Any]) -> Iterator[str]:
+    """What is wrong with a list of things that are chosen."""
+    if not chosen:
+        yield f"{key} is empty: name at least one"
+    if len(set(chosen)) < len(chosen):
+        yield f"{key}={value} names something twice: leave one of them out"
 
 
 def words(protocol: str, argv: Sequence[str]) -> list[str]:

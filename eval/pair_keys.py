@@ -4,21 +4,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
-from config.keys import Checked, Range, listed, outside, unknown
+from config.keys import Checked, Range, listed
 from config.presets import TOY
 from config.questions import bundled
-from config.run_config import CHOICES, COUNT, FORMS
+from config.run_config import CHOICES as CHOICES_OF_RUNS
+from config.run_config import COUNT, FORMS
 from config.run_config import RANGES as OF_RUNS
 from config.trees import wrong_widths
-from eval.keys import SETS
+from eval.keys import SETS, wrong_list
 from eval.prompts import problems as problems_of_sets
 
-RANGES = {  # of the keys of Measured that are numbers
-    "num_examples": Range(1, COUNT, {0: "all"}),
-    "max_new_tokens": Range(1, 1 << 20),
-    "temperature": Range(0, 1000), "top_p": Range(0, 1), "seed": OF_RUNS["seed"],
-    "threads": Range(1, 1024, {0: "as torch chooses"}),
-}
 TARGET = str(TOY / "llama")  # the bundled models
 TOY_DRAFTS = tuple(str(TOY / name) for name in ("draft_a", "draft_b"))
 MOST_CHILDREN = 5  # children of a guess in SpecInfer's tables
@@ -31,6 +26,11 @@ class Measured(Checked):
     PATHS: ClassVar[Sequence[str]] = (
         "target", "draft", "model", "data", "traces", "picture", "records", "output")
     ASKED: ClassVar[str] = "target"  # the key that names the model that is asked
+    RANGES = {
+        "num_examples": Range(1, COUNT, {0: "all"}), "max_new_tokens": Range(1, 1 << 20),
+        "temperature": Range(0, 1000), "top_p": Range(0, 1), "seed": OF_RUNS["seed"],
+        "threads": Range(1, 1024, {0: "as torch chooses"}), "device": FORMS["device"]}
+    CHOICES = {name: CHOICES_OF_RUNS[name] for name in ("template", "dtype")}
 
     # What the models are asked
     sets: str = SETS  # NAME, or FORMAT:FILE of cnn_dailymail, alpaca, mbpp, mbpp_docstring, openai_humaneval (commas)
@@ -61,10 +61,9 @@ class Measured(Checked):
         return self.data or str(bundled(getattr(self, self.ASKED)))
 
     def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), {**RANGES, "device": FORMS["device"]})
+        yield from super().problems()
+        yield from wrong_list("sets", self.sets, self.chosen_sets)
         yield from problems_of_sets(self.chosen_sets)
-        yield from unknown(vars(self),
-                           {name: CHOICES[name] for name in ("template", "dtype")})
         if self.do_sample and not self.temperature:
             yield "temperature=0 draws nothing: give a temperature above 0, or do_sample=false for the likeliest token"
         if self.do_sample and not self.top_p:

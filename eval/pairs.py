@@ -44,8 +44,12 @@ class Model(NamedTuple):
         return self.whole.logits(read, self.whole.cache(len(read)), len(text))
 
 
-def open_model(folder: str, config: Measured) -> Model:
-    """The model in a folder. Raises ValueError for one that is damaged, not supported or too large for the device."""
+def open_model(folder: str, config: Measured, target: Model | None = None) -> Model:
+    """The model in a folder, which is to draft for the target, if that is given.
+
+    Raises ValueError for one that is damaged, not supported or too large for the device, or whose tokens are not the
+    target's.
+    """
     if not folder or not Path(folder).is_dir():
         raise ValueError(f"there is no folder {shown(folder)}: name the folder of a model in Hugging Face form")
     place = usable(config.device)
@@ -60,7 +64,10 @@ def open_model(folder: str, config: Measured) -> Model:
         name = str(number)[len("torch."):]
         raise ValueError(f"the weights of {folder} take {need / GB:,.1f} GB in {name}, and {place} has "
                          f"{free(place) / GB:,.1f} GB free: choose a smaller model or another device=")
-    return Model(Whole(source, number, place), text)
+    model = Model(Whole(source, number, place), text)
+    if target:
+        check_pair(target, model)
+    return model
 
 
 def check_pair(target: Model, drafter: Model) -> None:

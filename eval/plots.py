@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections import Counter
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
@@ -22,7 +23,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.keys import Contender  # noqa: E402
-from eval.metrics import Answer, Interval  # noqa: E402
+from eval.metrics import NO_INTERVAL, Answer, Interval  # noqa: E402
 from eval.summary import BASELINES, MEAN, View  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
@@ -89,16 +90,18 @@ def looks_of(names: Sequence[str]) -> dict[str, Look]:
 
 
 @contextmanager
-def drawn(path: str | Path, size: tuple[float, float],
-          places: tuple[int, int] = (1, 1), **options: Any) -> Iterator[Any]:
-    """The axes of a figure, a grid of them if it has several `places`; what is drawn there is written to a file."""
+def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1), forms: Sequence[str] = (),
+          **options: Any) -> Iterator[Any]:
+    """The axes of a figure, a grid of them if it has several `places`; what is drawn there is written to a file, or to
+    one of each of several `forms`."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(*places, figsize=size, **options)
         yield axes
-        picture = io.BytesIO()
-        figure.savefig(picture, format=Path(path).suffix[1:], bbox_inches="tight")
+        for form in forms or [Path(path).suffix[1:]]:
+            picture = io.BytesIO()
+            figure.savefig(picture, format=form, bbox_inches="tight")
+            write(Path(path).with_suffix(f".{form}"), picture.getvalue(), ROOM)
         plt.close(figure)
-    write(path, picture.getvalue(), ROOM)
 
 
 # --- kinds of plots ---------------------------------------------------------------------------------------------------
@@ -187,7 +190,10 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
     if baseline is None or len(found.contenders) < 2:
         return False
     named = found.label(Contender(baseline, found.baseline_draft))
-    series = [Series(label, view.speed_ups(label, f"sr_{baseline}")) for label in view.rows]
+    series = []
+    for label, own in view.rows.items():
+        cells = view.cells(label, itemgetter(f"sr_{baseline}"), NO_INTERVAL)
+        series.append(Series(label, [*cells, own[MEAN][f"sr_{baseline}"]]))
     bars(path, series, [*found.sets, MEAN], f"Speed-up over {named}, {where}", ("data set", "SR"))
     return True
 

@@ -59,14 +59,6 @@ def _task(entry: Entry) -> str:
     return text
 
 
-def _mbpp(entry: Entry) -> str:
-    return SHOT + TASK.format(text=_task(entry), test=entry["test_list"][0])
-
-
-def _mbpp_docstring(entry: Entry) -> str:
-    return f'"""\n{_task(entry)}\n{entry["test_list"][0]}\n"""\n'
-
-
 def _is_task(entry: Any) -> bool:
     named = any(fits(entry, {name: _is_text}) for name in ("text", "prompt"))
     return named and fits(entry, {"test_list": [str]}) and bool(entry["test_list"])
@@ -81,18 +73,14 @@ FORMATS = {
     "cnn_dailymail": Format(lambda entry: f"Summarize:\n{entry['article']}\nSummary:\n",
                             {"article": _is_text}, 'an "article"'),
     "alpaca": Format(_alpaca, {"instruction": _is_text}, 'an "instruction", and perhaps an "input"'),
-    "mbpp": Format(_mbpp, _is_task, TESTED),
-    "mbpp_docstring": Format(_mbpp_docstring, _is_task, TESTED),
+    "mbpp": Format(lambda entry: SHOT + TASK.format(text=_task(entry), test=entry["test_list"][0]), _is_task, TESTED),
+    "mbpp_docstring": Format(lambda entry: f'"""\n{_task(entry)}\n{entry["test_list"][0]}\n"""\n', _is_task, TESTED),
     "openai_humaneval": Format(lambda entry: str(entry["prompt"]), {"prompt": _is_text}, 'a "prompt"'),
 }
 
 
 def problems(sets: Sequence[str]) -> Iterator[str]:
     """What is wrong with the names of sets, each in a sentence that names the fix."""
-    if not sets:
-        yield "sets is empty: name at least one"
-    if len(set(sets)) < len(sets):
-        yield "sets names something twice: leave one of them out"
     for name in sets:
         form, colon, path = name.partition(":")
         if colon and form not in FORMATS:

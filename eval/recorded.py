@@ -47,7 +47,9 @@ class Recorded:
     def after(self, path: int, token: int) -> int:
         """The number of a path with one more token."""
         position = path + 1
-        return position if path != ASIDE and self.stands(position, token) else ASIDE
+        place = position - len(self.prompt)
+        stands = place < 0 or place < len(self.text) and self.text[place] == token
+        return position if path != ASIDE and stands else ASIDE
 
     def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The token that follows each path, as a column `[T, 1]` for `lm_head`; there are no inner features."""
@@ -59,11 +61,6 @@ class Recorded:
         """Logits `[T, V]` that leave no choice, out of the tokens of `said`."""
         logits_TV = said_T1.new_full((len(said_T1), self.vocab), float("-inf"))
         return logits_TV.scatter(1, said_T1.long(), 0.0)
-
-    def stands(self, position: int, token: int) -> bool:
-        """Whether a token is that of the prompt or text at a position, where those before it are."""
-        place = position - len(self.prompt)
-        return place < 0 or place < len(self.text) and self.text[place] == token
 
     def next(self, position: int) -> int:
         """The token of the text behind a position; any, where there is none."""

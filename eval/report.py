@@ -17,7 +17,7 @@ from eval import summary
 from eval.keys import Contender
 from eval.metrics import Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
-from eval.results_index import Found, missing, read
+from eval.results_index import Found, missing, provenance, read
 from eval.summary import BASELINES, MEAN, Row, View
 from eval.tables import NOT_MEASURED, markdown, number
 from launch.console import run
@@ -73,7 +73,7 @@ def report(folder: str | Path) -> Path:
 
 
 def _text(found: Found, views: Sequence[View]) -> Lines:
-    where = f"({found.provenance})"
+    where = f"({provenance(found.answers)})"
     yield f"# Results {where}\n"
     yield from _about(found)
     for view in views:

@@ -85,10 +85,6 @@ class Found:
     def answers(self) -> list[Answer]:
         return [answer for group in self.groups.values() for answer in group]
 
-    @property
-    def provenance(self) -> str:
-        return provenance(self.answers)
-
     def of(self, contender: Contender, name: str, temperature: float) -> Sequence[Answer]:
         """The answers of a contender to the data set `name` at a temperature."""
         return self.groups.get((*contender, name, temperature), ())

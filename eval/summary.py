@@ -6,9 +6,9 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from eval import metrics
 from eval.keys import Contender
-from eval.metrics import Answer, Interval
+from eval.metrics import Answer
 from eval.observe.time_breakdown import Account, account, utilization
-from eval.results_index import GROUP, Found, Group
+from eval.results_index import GROUP, Found, Group, provenance
 from eval.tables import save
 
 BASELINES = ("naive", "ar")  # what the first table and the plots compare with, if it is there
@@ -128,7 +128,7 @@ class View:
 
     def __init__(self, found: Found, rows: Mapping[Group, Row], temperature: float) -> None:
         self.found, self.temperature = found, temperature
-        self.where = f"({found.provenance})"  # at the end of every title
+        self.where = f"({provenance(found.answers)})"  # at the end of every title
         self.rows: dict[str, dict[str, Row]] = {}
         for contender in found.contenders:
             groups = {name: (*contender, name, temperature) for name in found.sets}
@@ -146,8 +146,3 @@ class View:
         """For each data set what `value` makes of the contender's figures."""
         own = self.rows[label]
         return [value(own[name]) if name in own else otherwise for name in self.found.sets]
-
-    def speed_ups(self, label: str, column: str) -> Sequence[Interval]:
-        """A speed-up for each data set, and over all."""
-        cells = self.cells(label, lambda row: row[column], metrics.NO_INTERVAL)
-        return [*cells, self.rows[label][MEAN][column]]

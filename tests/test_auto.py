@@ -21,7 +21,7 @@ from eval.plan import plan as planning
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import check
-from eval.plan.trial import Spent, Trial
+from eval.plan.trial import Trial
 from launch import auto
 from launch.auto import question, with_chosen
 from launch.pipeline import Pipeline
@@ -29,7 +29,7 @@ from launch.run import run
 from launch.words import WITHOUT, resolve
 from scripts import generate
 from tests.checkpoints import refused
-from tests.test_plan import SITE, book, config_of
+from tests.test_plan import SITE, book, config_of, spent
 
 SERIAL = {"pipeline_type": "serial", "draft": "suffix", "stages": "0+8", "init_depth": "3"}
 CHOICE = {"keys": SERIAL, "kind": "measured", "tokens_per_second": 20.0, "plain_tokens_per_second": 10.0}
@@ -257,8 +257,7 @@ def test_candidates_answer_on_this_machine_and_the_fastest_is_chosen_if_it_is_fa
 
     def measured(speed):
         monkeypatch.setattr(planning, "check", lambda config, book, candidates: [
-            Trial(one, [Spent(100,
-                              100 / (speed if one.method == "serial" else 10.0), 1.0)], {})
+            Trial(one, [spent(100 / (speed if one.method == "serial" else 10.0))], {})
             for one in candidates])
         return planning.checked(here(config_here), found)
 

@@ -9,7 +9,7 @@ import pytest
 from eval.command import evaluate
 from eval.load.arrivals import Served, figures, poisson, serve, unequal
 from eval.load.keys import moments
-from eval.load.stopwatch import Stopwatch
+from eval.load.pipeline import Stopwatch
 from eval.metrics import total_speed
 from eval.report import report
 from model.drafts.draft import NoDraft

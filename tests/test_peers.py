@@ -12,7 +12,7 @@ import pytest
 from config.profiles import PROFILES, read
 from eval.bench import Cost, peers, rpc
 from eval.bench.peers import table, write_random
-from eval.bench.relay import HERE, wire
+from eval.bench.rpc import HERE, wire
 from launch.split.gguf import unpack
 from model.weights.parts import read_sizes
 from model.weights.unfold import Unfolded

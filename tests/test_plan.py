@@ -27,14 +27,14 @@ from eval.plan.plan import Plan, cluster, plan, planned
 from eval.plan.profiles import Row, compared, profiles, tried
 from eval.plan.record import SETTINGS, Book, Network, Written, book_of, made
 from eval.plan.search import WORTH, Search, choice
-from eval.plan.trial import Bench, Spent, Trial
+from eval.plan.trial import Bench, Trial
 from eval.recorded import ASIDE, Recorded, keep, settings_of
 from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.decode import Answer, Request
 
 VOCAB = 50
 SITE = Profile("a test", layers=8, row_bytes=4096, model=80, row=0.5,
@@ -117,7 +117,7 @@ def test_every_method_is_tried_with_a_record(method):
     bench = bench_of(SITE, book(answers=1, tokens=6))
     first = families(SITE, 8, [method], ["eagle"])[0][0]
     found = bench.trial(first, bench.book.answers, 99)
-    assert [one.tokens for one in found.spent] == [6] and found.candidate.method == method
+    assert [one.new_tokens for one in found.answers] == [6] and found.candidate.method == method
 
 
 def test_a_head_of_blocks_is_tried_with_its_record():
@@ -153,8 +153,8 @@ def test_a_slow_board_and_a_slow_link_take_their_time():
     candidate = Candidate(PLAIN_METHOD, "none", ((1,), (2,)), (2, 6))
     trial = bench_of(site).trial(candidate, book().answers[:1], 24)
     row = 20 + 180 + 1 + (1 + 11 + 1) + 1e3 * (SITE.transfer(4096 + 24) * 2 + SITE.transfer(24 + 8))
-    one, = trial.spent
-    assert 1e3 * (one.seconds - one.first) == pytest.approx(15 * row, rel=1e-6)
+    one, = trial.answers
+    assert 1e3 * one.decode_seconds == pytest.approx(15 * row, rel=1e-6)
     assert trial.busy["board 2"] == pytest.approx(180 / row, rel=0.05)
     assert limit(trial).startswith("board 2, busy 8")
 
@@ -186,13 +186,13 @@ def test_plain_decoding_is_chosen_if_the_best_is_hardly_faster():
     bench = bench_of(SITE)
     plain = bench.trial(Candidate(PLAIN_METHOD, "none", ((1,),), (8,)),
                         bench.book.answers, 9)
-    slower = tuple(one._replace(seconds=one.seconds / (WORTH - 0.01)) for one in plain.spent)
+    slower = [spent(one.seconds / (WORTH - 0.01), one.new_tokens) for one in plain.answers]
     near = Trial(Candidate("serial", "eagle", ((1,),),
                            (8,), (("init_depth", "6"),)),
                  slower, plain.busy)
     assert choice([near, plain]) is plain
-    faster = tuple(one._replace(seconds=one.seconds / (WORTH + 0.01)) for one in plain.spent)
-    assert choice([near._replace(spent=faster), plain]).candidate.method == "serial"
+    faster = [spent(one.seconds / (WORTH + 0.01), one.new_tokens) for one in plain.answers]
+    assert choice([near._replace(answers=faster), plain]).candidate.method == "serial"
 
 
 def test_a_slow_link_between_boards_3_and_4_leaves_three_boards_and_the_advice_says_so():
@@ -397,10 +397,15 @@ def test_a_record_with_something_missing_is_refused(tmp_path, damage):
         book_of(config)
 
 
+def spent(seconds, tokens=100):
+    """An answer that took so long, a second of it until its first token."""
+    return Answer(0, [0] * tokens, 1.0, seconds - 1.0)
+
+
 def trial_of(bench, method, groups, layers, speed_):
     """A trial whose speed is said, of boards that are not busy."""
     one = Candidate(method, "eagle", groups, layers, (("init_depth", "6"),))
-    return Trial(one, (Spent(100, 100 / speed_, 1.0),),
+    return Trial(one, [spent(100 / speed_)],
                  {"drafting": 0.6, "verdicts": 0.1, "board 1": 0.3})
 
 
@@ -508,7 +513,7 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
     assert lines[-1].startswith("pipeline_type=")
     chosen = plan(config).chosen
     assert lines[-1] == typed(chosen.candidate.keys)
-    found = speed([np.array(chosen.spent)])
+    found = speed([np.array([(one.new_tokens, one.seconds) for one in chosen.answers])])
     assert found.low <= found.value <= found.high and f"{found.low:.3g} to {found.high:.3g}" in lines[3]
     assert parse([str(preset)]).pipeline_type == chosen.candidate.method
     assert command.main([*given, "seed=1", "max_new_tokens=9"]) == 2
@@ -540,8 +545,8 @@ def test_profiles_compare_every_method_set_by_set(monkeypatch, capsys):
     trial = bench_of(on_wifi, book(answers=2)).trial(Candidate("ar", "none",
                                                                tuple(zip(range(1, 5))), (8,) * 4),
                                                      book(answers=2).answers, 16)
-    assert plain.speeds == [sum(one.tokens for one in trial.spent[place::2]) / sum(
-        one.seconds for one in trial.spent[place::2]) for place in (0, 1)]
+    assert plain.speeds == [sum(one.new_tokens for one in trial.answers[place::2]) / sum(
+        one.seconds for one in trial.answers[place::2]) for place in (0, 1)]
     rows = [Row("a", "none", "ar", (2.0, 2.0)),
             Row("a", "eagle", "pruned", (4.0, 1.0)),
             Row("a", "eagle", "streaming", (3.6, 3.0)),

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from eval.observe.replay import Flight, Span, replay
-from eval.observe.span_sums import Tally
+from eval.observe.span_sums import Flight, Span, Tally, replay
 from eval.observe.time_breakdown import Account, account, by_request
 from tests.test_metrics import answer, line
 

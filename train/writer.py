@@ -62,14 +62,13 @@ class Writer:
         ring = ring_of(self.model, length, requests=WRITTEN_AT_ONCE)
         limits = Limits(length, WRITTEN_AT_ONCE)
         decoder = Decoder(ring, NoDraft(), autoregressive, TreeConfig(), limits)
-        written = [decoder.submit(self._request(prompt, place)) for place, prompt in enumerate(prompts, first)]
+        written = []
+        for place, prompt in enumerate(prompts, first):
+            # not a sum: the texts of neighbouring seeds would be the same, moved by one place
+            own = np.random.SeedSequence((self.seed, place)).generate_state(1, np.uint64)
+            sampler = Sampler(self.temperature, seed=int(own[0]))
+            written.append(decoder.submit(Request(prompt, sampler, self.limit, self.ends)))
         for prompt, (answer, settled) in zip(prompts, written):
             for _ in settled:
                 pass
             yield Text(prompt, answer.token_ids)
-
-    def _request(self, prompt: list[int], place: int) -> Request:
-        # not a sum: the texts of neighbouring seeds would be the same, moved by one place
-        own = np.random.SeedSequence((self.seed, place)).generate_state(1, np.uint64)
-        sampler = Sampler(self.temperature, seed=int(own[0]))
-        return Request(prompt, sampler, self.limit, self.ends)

@@ -26,8 +26,8 @@ Key = TypeVar("Key", bound=Hashable)
 Figure = TypeVar("Figure")
 
 
-def request(pipeline: Pipeline, question: str) -> Request:
-    """The request of a question."""
+def request(pipeline: Pipeline, question: str | Sequence[str]) -> Request:
+    """The request of a question, or of the last one of a conversation."""
     config = pipeline.config
     return pipeline.request(pipeline.prompt_ids(question, config.template), config, config.stop)
 

@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 from tqdm import tqdm
 
 from config.keys import over
 from config.presets import TOY_PRESET
-from config.questions import bundled
-from launch.ask import questions
+from config.questions import bundled, read
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 
@@ -28,8 +26,7 @@ def answer_tasks(pipeline: Pipeline) -> None:
         raise ValueError("max_new_tokens=1 leaves nothing to be guessed: give 2 or more")
     means = []
     for path in sorted(bundled(pipeline.spec.part.folder).glob("*.jsonl")):
-        config = replace(pipeline.config, prompt="", question_file=str(path))
-        asked = tqdm(questions(config), desc=path.stem, leave=False)
+        asked = tqdm(read(path, *pipeline.config.span), desc=path.stem, leave=False)
         answers = [pipeline.generate(question.turns[:1]).answer for question in asked]
         tokens = sum(answer.new_tokens for answer in answers)
         passes = sum(answer.target_passes for answer in answers)

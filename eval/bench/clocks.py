@@ -17,7 +17,6 @@ from config.cli import parse
 from config.keys import over, raw_values
 from config.presets import TOY_PRESET
 from config.profiles import Profile
-from config.run_config import RunConfig
 from eval.bench import QUESTIONS, decoders_of, request, speed
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -50,16 +49,14 @@ def clocks(argv: list[str]) -> int:
     print(f"\n{config.profile}: Python's own time, measured: {1e3 * own.turn:.2f} ms a turn, "
           f"{1e3 * own.message:.2f} ms a message, {1e3 * own.segment:.2f} ms a segment")
     print("  tokens/s            emulated   simulated   with Python's time   simulated / emulated")
-    plain, whole = (_simulated(config, each) for each in (NO_OWN_TIME, own))
+    simulated = []
+    for each in (NO_OWN_TIME, own):
+        with as_virtual(prepare(config), own=each) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+            simulated.append(_speeds(pipeline, "virtual"))
     for (temperature, method), real in emulated.items():
-        without, own_too = plain[temperature, method], whole[temperature, method]
+        without, own_too = (speeds[temperature, method] for speeds in simulated)
         print(f"  T={temperature:g} {method:<14}{real:10.2f}{without:12.2f}{own_too:21.2f}{own_too / real:23.3f}")
     return 0
-
-
-def _simulated(config: RunConfig, own: Own) -> Speeds:
-    with as_virtual(prepare(config), own=own) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
-        return _speeds(pipeline, "virtual")
 
 
 def _speeds(pipeline: Pipeline, kind: str) -> Speeds:

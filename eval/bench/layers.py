@@ -7,7 +7,6 @@ counts, since other programs may take the processor away in the midst of any.
 from __future__ import annotations
 
 import argparse
-import time
 from argparse import Namespace
 from typing import Sequence
 
@@ -15,7 +14,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
-from eval.bench.stage import Form, Stage, build, number
+from eval.bench import cost, number
+from eval.bench.stage import Form, Stage, build
 from eval.tables import in_columns
 
 WIDTHS = {  # -> width of the MLP, heads of the attention
@@ -57,18 +57,12 @@ def measured(width: int, repeats: int) -> list[Sequence[str]]:
     made: list[Sequence[str]] = []
     for form, stage in build(sizes, FORMS).items():
         for rows in ROWS:
-            whole = min(_seconds(stage, rows) for _ in range(repeats + 1))
+            whole = min(cost(stage.segment, rows).processor for _ in range(repeats + 1))
             kernels, dispatch = _operators(stage, rows, repeats)
             parts = kernels, dispatch, max(0.0, whole - kernels - dispatch)
             cells = (f"{1e3 * whole / LAYERS:.3f}", *(f"{1e3 * part / LAYERS:.3f}" for part in parts))
             made.append((f"{width}, {form}", str(rows), *cells))
     return made
-
-
-def _seconds(stage: Stage, rows: int) -> float:
-    start = time.thread_time()
-    stage.segment(rows)
-    return time.thread_time() - start
 
 
 def _operators(stage: Stage, rows: int, repeats: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,7 +70,9 @@ def long(argv: list[str]) -> int:
         jobs = list(product(args.positions, args.chunks, KINDS))
         for job in tqdm(jobs, desc="texts", leave=False):
             stated, found = _measured(folder, *job)
-            table.append([*map(str, job), *_shown(found, stated)])
+            times = found.prefill.wall, found.prefill.processor, 1e3 * found.token
+            sizes = found.cache, stated.cache, found.taken, stated.total
+            table.append([*map(str, job), *(f"{each:.1f}" for each in times), *(f"{size / MB:.0f}" for size in sizes)])
     print(f"a stage with all layers of {args.model.name}, float32, {torch.get_num_threads()} thread(s), each text in a "
           "process of its own; all: beside Python and torch")
     print(in_columns(COLUMNS, table, names=0))
@@ -135,14 +137,6 @@ def _read_and_written(spec: RankSpec, positions: int, chunk: int) -> Figures:
     return Figures(whole, median(tokens), cache.bytes, taken)
 
 
-def _shown(found: Figures, stated: Need) -> Iterator[str]:
-    yield f"{found.prefill.wall:.1f}"
-    yield f"{found.prefill.processor:.1f}"
-    yield f"{1e3 * found.token:.1f}"
-    for size in (found.cache, stated.cache, found.taken, stated.total):
-        yield f"{size / MB:.0f}"
-
-
 # --- the text ---------------------------------------------------------------------------------------------------------
 
 def agreement(source: Unfolded, tokens: int) -> Tensor:
@@ -151,10 +145,9 @@ def agreement(source: Unfolded, tokens: int) -> Tensor:
     ids = text_of(source.folder, tokens)
     plain = whole.cache(len(ids))
     small = TreeCache(plain.shape, plain.like.dtype, plain.like.device, small=True)
-    found = [_likeliest(whole, ids, cache) for cache in (plain, small)]
-    return found[0] == found[1]
-
-
-def _likeliest(whole: Whole, ids: Sequence[int], cache: TreeCache) -> Tensor:
-    pieces = (ids[begin:begin + PIECE] for begin in range(0, len(ids), PIECE))
-    return torch.cat([whole.logits(piece, cache, len(piece)).argmax(-1) for piece in pieces])
+    same = []
+    for begin in range(0, len(ids), PIECE):
+        piece = ids[begin:begin + PIECE]
+        exact, rough = (whole.logits(piece, cache, len(piece)).argmax(-1) for cache in (plain, small))
+        same.append(exact == rough)
+    return torch.cat(same)

@@ -117,7 +117,8 @@ class Boards(Place):
         self._words, self._spaces = words, spaces
         self._running = {rank: self._start(rank) for rank in self.ranks}
         over = Event()
-        keeper = guarded("keeper", lambda: self._keep(over), self._failed)
+        keeper = guarded("keeper", lambda: self._keep(over), lambda thread, error: print(
+            f"the boards are not looked after any more: {error}", file=sys.stderr))
         try:
             yield
         finally:
@@ -168,9 +169,6 @@ class Boards(Place):
         finally:
             wrong.kill()
             self._running[rank] = wrong
-
-    def _failed(self, thread: str, error: BaseException) -> None:
-        print(f"the boards are not looked after any more: {error}", file=sys.stderr)
 
     def _keep(self, over: Event) -> None:
         while not over.wait(LOOK):

@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from argparse import Namespace
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import Callable, Iterator, Sequence, Tuple
 
 from config import profiles
 from config.presets import ROOT
 from config.profiles import PROFILES, Profile
 from eval.bench import by_turns
 from eval.bench.places import free_port
-from eval.bench.relay import HERE, wire
 from eval.tables import in_columns
 from launch.console import say
+from sim.wires import Wire
 
+HERE = "127.0.0.1"
+PIECE = 1 << 16  # bytes that a relay reads at once
 RPC = "llama.cpp, RPC"
 SERVERS = ("ggml-rpc-server", "rpc-server")  # the names of new and older builds
 NO_TIME = 1e-6  # ms of a profile's model: only the wires are emulated
@@ -32,11 +38,11 @@ WRITTEN = 64  # tokens of an answer
 PROMPT = "Write a short story about a cat who learns to fish."
 METHODS = ("ar", "streaming")
 HEAD = ("", "tokens/s", "over llama.cpp")
+Parcel = Tuple[float, bytes]  # when it arrives, and what it holds
 
 
 def over(args: Namespace, file: Path, place: Path) -> None:
-    """Print the table of a GGUF file over `args.over` processes; `place` holds the same model as `whole` and `split`.
-    """
+    """Print the table of a GGUF file over `args.over` processes; `place` holds its model as `whole` and `split`."""
     jobs: dict[str, Callable[[], float]] = {}
     words, wires = [f"model_dir={place / 'split'}"], "loopback"
     if args.wires:
@@ -112,3 +118,62 @@ def _said(name: str, command: Sequence[str]) -> str:
     if made.returncode:
         raise ValueError(f"{name} ended with {made.returncode}: {made.stderr.strip()[-300:]}")
     return made.stdout
+
+
+# --- a wire in front of a server at loopback, for programs that know no emulated wires --------------------------------
+
+@contextmanager
+def wire(port: int, profile: Profile) -> Iterator[int]:
+    """A port that leads to this one over a wire of the profile: its rate each way, and its latency."""
+    with socket.create_server((HERE, 0)) as door:
+        Thread(target=_let_in, args=(door, port, profile), daemon=True).start()
+        try:
+            yield int(door.getsockname()[1])
+        finally:
+            door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits at it
+
+
+def _let_in(door: socket.socket, port: int, profile: Profile) -> None:
+    """Carry what each caller and the server send each other, until nobody is let in any more."""
+    with suppress(OSError):
+        while True:
+            caller, _ = door.accept()
+            Thread(target=_carry, args=(caller, port, profile), daemon=True).start()
+
+
+def _carry(caller: socket.socket, port: int, profile: Profile) -> None:
+    """Carry what a caller and the server send each other, until both have ended."""
+    with caller, socket.create_connection((HERE, port)) as server:
+        threads = []
+        for source, target in ((caller, server), (server, caller)):
+            target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            under_way: SimpleQueue[Parcel] = SimpleQueue()
+            threads.append(Thread(target=_leave, args=(source, under_way, Wire(profile)), daemon=True))
+            threads.append(Thread(target=_arrive, args=(under_way, target), daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def _leave(source: socket.socket, under_way: SimpleQueue[Parcel], way: Wire) -> None:
+    """Read what one end sends, and note when it arrives at the other; the last parcel is empty."""
+    data = b"?"
+    while data:
+        data = b""
+        with suppress(OSError):
+            data = source.recv(PIECE)
+        under_way.put((way.carried(len(data), time.monotonic()), data))
+
+
+def _arrive(under_way: SimpleQueue[Parcel], target: socket.socket) -> None:
+    """Hand over each parcel when its time has come."""
+    data = b"?"
+    while data:
+        due, data = under_way.get()
+        time.sleep(max(0.0, due - time.monotonic()))
+        with suppress(OSError):
+            if data:
+                target.sendall(data)
+            else:
+                target.shutdown(socket.SHUT_WR)

@@ -37,12 +37,6 @@ def right(stages: int, theory: float) -> float:
     return 1 - (stages / theory - 1) / (stages - 1)
 
 
-def in_lock_step(line: Published) -> float:
-    """The speed over plain decoding where every step waits for the slowest part, and for what a step costs anyway."""
-    step = max(PLAIN / line.stages, LAYER * line.layers) + FIXED
-    return PLAIN * line.theory / line.stages / step
-
-
 def over_plain(site: Profile, stages: int, chance: float) -> float:
     """The speed over plain decoding of the same pipeline without lock step, where a guess is right with this chance.
 
@@ -61,8 +55,10 @@ def spd(words: Sequence[str]) -> int:
     print("stages  right  theory  wall (paper)  in lock step  without  " + "  ".join(SITES))
     for line in TABLE:
         chance = right(line.stages, line.theory)
+        step = max(PLAIN / line.stages, LAYER * line.layers) + FIXED  # in lock step it waits for the slowest part
+        locked = PLAIN * line.theory / line.stages / step
         theirs = replace(PROFILES["server"], model=PLAIN, level=LAYER * line.layers)
         sites = [theirs, *map(PROFILES.__getitem__, SITES)]
         speeds = "".join(f"{over_plain(site, line.stages, chance):>9.2f}" for site in sites)
-        print(f"{line.stages:>6}{chance:>7.3f}{line.theory:>8.2f}{line.wall:>14.2f}{in_lock_step(line):>14.2f}{speeds}")
+        print(f"{line.stages:>6}{chance:>7.3f}{line.theory:>8.2f}{line.wall:>14.2f}{locked:>14.2f}{speeds}")
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -17,10 +17,9 @@ from config.files import write_json
 from config.keys import read_keys
 from eval.dsi.formulas import Array, Numbers, doubles
 from eval.dsi.keys import COMMAND
-from eval.keys import problems_of_files
 from eval.metrics import NAN, Interval, bootstrap
 from eval.pair_keys import TARGET, TOY_DRAFTS, Measured
-from eval.pairs import answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
+from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.tables import in_columns, number
 
 Record = Sequence[int]
@@ -37,6 +36,7 @@ class AcceptanceConfig(Measured):
     target's. The rate has four definitions (docs/dsi.md).
     """
 
+    WRITES = ("traces",)
     EXAMPLES = f"""\
   {COMMAND} acceptance
   {COMMAND} acceptance draft=toy/draft_b sets=humaneval,qa num_examples=10
@@ -47,10 +47,6 @@ class AcceptanceConfig(Measured):
     target: str = TARGET  # folder of the target, a model in Hugging Face form
     draft: str = TOY_DRAFTS[0]  # folder of the drafter
     traces: str = ""  # JSON file for the matches of each text, lists of 0 and 1, which online reads; empty: none
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        yield from problems_of_files(self, "traces")
 
 
 class Runs(NamedTuple):
@@ -143,8 +139,8 @@ def _expected(size: Numbers, length: Numbers, chance: Numbers) -> Array:
 def main(argv: list[str]) -> int:
     config = read_keys(argv, AcceptanceConfig, f"{COMMAND} acceptance")
     check_sets(config.chosen_sets, config)
-    target, drafter = (open_model(folder, config) for folder in (config.target, config.draft))
-    check_pair(target, drafter)
+    target = open_model(config.target, config)
+    drafter = open_model(config.draft, config, target)
     asked = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
     sampler, found = sampler_of(config), dict[str, list[list[int]]]()
     for name, prompts in asked.items():

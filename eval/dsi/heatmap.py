@@ -4,7 +4,6 @@ They can be read without colour: slow-downs and cells without a value are hatche
 """
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from eval.dsi import heatmap_costs as costs
 from eval.dsi.formulas import Array
 from eval.dsi.heatmap_costs import ALGORITHMS, MAPS, ONE_COPY, Bests, Map, grid
 from eval.dsi.keys import COMMAND, Heatmap
-from eval.plots import STYLE, plt
+from eval.plots import drawn
 
 FORMS = ("png", "pdf")
 RARE = 0.005  # of the cells: a draw in fewer of them is left out
@@ -108,10 +107,9 @@ def draw(config: Heatmap, found: Bests, folder: Path) -> Iterator[str]:
 @contextmanager
 def _map(config: Heatmap, path: Path, title: str) -> Iterator[Axes]:
     """The axes of a map, under its title and what the costs depend on; what is drawn there is written to files."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
-        servers = config.num_target_servers
-        about = f"simulated; accounting: {config.accounting}, target servers: {servers}, hop: {config.hop:g}"
+    servers = config.num_target_servers
+    about = f"simulated; accounting: {config.accounting}, target servers: {servers}, hop: {config.hop:g}"
+    with drawn(path, (6.4, 5.4), forms=FORMS, layout="constrained", dpi=160) as axes:
         axes.set_title(f"{title}\n", loc="left", fontsize=12)
         axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=9, color="0.3")
         axes.set_xlabel("Drafter latency (fraction of the target's)")
@@ -121,12 +119,8 @@ def _map(config: Heatmap, path: Path, title: str) -> Iterator[Axes]:
         yield Axes(axes, _edges(drafters), _edges(acceptances), handles)
         if handles:
             columns = 1 if len(handles) > 2 else 2
-            figure.legend(handles=handles, ncols=columns, loc="outside lower left", handlelength=2.2, handleheight=1.2)
-        for form in FORMS:
-            picture = io.BytesIO()
-            figure.savefig(picture, format=form, dpi=160)
-            write(path.with_suffix(f".{form}"), picture.getvalue(), ROOM)
-        plt.close(figure)
+            axes.figure.legend(handles=handles, ncols=columns, loc="outside lower left", handlelength=2.2,
+                               handleheight=1.2)
 
 
 def _edges(middles: Array) -> Array:

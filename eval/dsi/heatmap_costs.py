@@ -21,14 +21,6 @@ ALGORITHMS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
 ONE_COPY = tuple(name for name in ALGORITHMS if name != "DSI")  # those that hold the target's weights once
 
 
-class Grid(NamedTuple):
-    """The axes of the maps: drafter forwards `[C]` in target forwards, acceptance rates `[A]`, and the lookaheads."""
-
-    drafters: Array
-    acceptances: Array
-    lookaheads: range
-
-
 class Best(NamedTuple):
     """The cost of a token in target forwards and the best lookahead of a method, both `[C, A]`.
 
@@ -65,18 +57,18 @@ MAPS = (Map("si_over_nonsi", "SI", ("non-SI",), 1, 10),
 Bests = Dict[str, Best]
 
 
-def grid(config: Heatmap) -> Grid:
-    """The axes that a configuration asks for.
+def grid(config: Heatmap) -> tuple[Array, Array, range]:
+    """The axes of the maps: drafter forwards `[C]` in target forwards, acceptance rates `[A]`, and the lookaheads.
 
     The paper's are 100 drafters, 101 acceptance rates and 200 lookaheads. Others have `ndim` steps from 0 to 1, and
     bounds in place of the least drafter and of both ends of the acceptance rates.
     """
     if config.grid == "paper":
         hundredths = np.arange(101) / 100
-        return Grid(hundredths[1:], hundredths, range(1, 201))
+        return hundredths[1:], hundredths, range(1, 201)
     steps = np.round(np.arange(config.ndim + 1) / config.ndim, DIGITS)
     acceptances = np.clip(steps, LOWEST_RATE, 1 - LOWEST_RATE)
-    return Grid(np.maximum(steps, LOWEST_RATE), acceptances, range(1, 1 + config.ndim))
+    return np.maximum(steps, LOWEST_RATE), acceptances, range(1, 1 + config.ndim)
 
 
 def legal(config: Heatmap, drafters: Array, lookahead: Numbers) -> Array:
@@ -139,8 +131,7 @@ def summary(config: Heatmap, found: Bests) -> Iterator[str]:
 
 
 def table(config: Heatmap, found: Bests) -> str:
-    """The table as text: a line with the keys of the command, the names of the columns, a row for each cell and method.
-    """
+    """The table as text: the keys of the command, the names of the columns, a row for each cell and method."""
     drafters, acceptances, _ = grid(config)
     si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
     rows: list[Iterable[Any]] = [COLUMNS]

@@ -7,7 +7,6 @@ from typing import ClassVar, Iterator, Sequence
 from config.keys import Checked, Range
 from config.run_config import COUNT
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
-from eval.keys import problems_of_files
 
 COMMAND = "python -m scripts.simulate"
 COST = Range(0.000000001, 1_000_000_000)
@@ -66,7 +65,7 @@ class Offline(Simulation):
     EXAMPLES = f"""\
   {COMMAND} offline
   {COMMAND} offline c=0.05 a=0.8 k=3 S=100 accounting=original picture=costs.png"""
-    PATHS = ("picture",)
+    PATHS = WRITES = ("picture",)
     CHOICES = {"accounting": ACCOUNTINGS}
 
     # How it is counted
@@ -77,7 +76,6 @@ class Offline(Simulation):
         yield from super().problems()
         if self.picture and not self.picture.endswith((".png", ".svg")):
             yield f"picture={self.picture} is no picture: name a file that ends in .png or .svg"
-        yield from problems_of_files(self, "picture")
 
 
 @dataclass(frozen=True)

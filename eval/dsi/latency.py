@@ -15,20 +15,21 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from config.keys import WHOLE, Range, listed, outside, read_keys
+from config.keys import WHOLE, Range, listed, read_keys
 from eval.dsi.keys import COMMAND
 from eval.pair_keys import TARGET, Measured
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
 from eval.tables import NAME_WIDTH, short
 from model.whole import Whole
 
-TIMED = {"repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
 ROWS = Range(1, 65536)
 
 
 @dataclass(frozen=True)
 class Timed(Measured):
     """What every measurement of times takes."""
+
+    RANGES = {**Measured.RANGES, "repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
 
     # How it is timed
     repeats: int = 5  # turns that count, behind one that warms up
@@ -42,7 +43,6 @@ class Timed(Measured):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        yield from outside(vars(self), TIMED)
         if self.max_new_tokens < 2:
             yield "max_new_tokens=1 leaves no later token to time: give 2 or more"
         words = listed(self.rows)

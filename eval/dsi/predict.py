@@ -7,27 +7,26 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 from tqdm import tqdm
 
 from config.cli import flat, parse
 from config.files import write_json
-from config.keys import WHOLE, listed, over, preset_of, raw_values
+from config.keys import WHOLE, listed, over, preset_of, raw_values, unwritable
 from config.methods import METHODS
 from config.presets import TOY
-from config.questions import load
 from config.run_config import RunConfig
+from eval.bench import speed
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import Pipeline as Staged
 from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.keys import COMMAND
-from eval.keys import AsksSets, problems_of_files
+from eval.keys import AsksSets
 from eval.metrics import NAN
 from eval.pair_keys import Measured
-from eval.pairs import check_pair, open_model, record
-from eval.prompts import problems as problems_of_sets
+from eval.pairs import open_model, record
 from eval.recorded import check_room, sampler_of
 from eval.tables import in_columns, number
 from launch.pipeline import Pipeline
@@ -58,6 +57,7 @@ class PredictConfig(AsksSets):
     REFUSED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time", "trace",
                "hosts")
 
+    LISTS = {"methods": "chosen_methods", **AsksSets.LISTS}
     EXAMPLES = f"""\
   {COMMAND} predict
   {COMMAND} predict profile=lan-1g slowdown=8 output=lan.json
@@ -69,18 +69,26 @@ class PredictConfig(AsksSets):
     measure: bool = True  # run the methods, too, in the time that the cluster would need; false: predict only
 
     def problems(self) -> Iterator[str]:
-        chosen = listed(self.methods)
-        for name in chosen:
+        for name in listed(self.methods):
             if name not in CHAINS:
                 yield (f"methods={self.methods}: {name} drafts no chain, or is no method: choose among "
                        f"{', '.join(CHAINS)}")
-        if len(set(chosen)) < len(chosen):
-            yield f"methods={self.methods} names something twice: leave one of them out"
-        yield from problems_of_sets(self.chosen_sets)
-        yield from _problems_of_chains(self.run)
-        if self.run.cluster is None:
+        yield from super().problems()
+        run = self.run
+        if run.draft != "model":
+            yield f"draft={run.draft} drafts more than chains: add draft=model draft_dir=FOLDER, a small model"
+        elif not run.draft_dir:
+            yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
+        for key, value in NARROW.items():
+            if getattr(run, key) != float(value):
+                yield f"{key}={getattr(run, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
+        for key, open_value in OPEN.items():
+            if getattr(run, key) == open_value:
+                yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
+                       "number from 1")
+        if run.cluster is None:
             yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
-        yield from problems_of_files(self.run, "output")
+        yield from unwritable(run, ["output"])
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
@@ -109,20 +117,6 @@ def words(argv: Sequence[str]) -> list[str]:
     return over(argv, defaults, "toy")
 
 
-def _problems_of_chains(c: RunConfig) -> Iterator[str]:
-    if c.draft != "model":
-        yield f"draft={c.draft} drafts more than chains: add draft=model draft_dir=FOLDER, a small model"
-    elif not c.draft_dir:
-        yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
-    for key, value in NARROW.items():
-        if getattr(c, key) != float(value):
-            yield f"{key}={getattr(c, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
-    for key, open_value in OPEN.items():
-        if getattr(c, key) == open_value:
-            yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
-                   "number from 1")
-
-
 # --- in virtual time --------------------------------------------------------------------------------------------------
 
 Answers = List[Answer]
@@ -134,12 +128,10 @@ class Pair:
     def __init__(self, config: PredictConfig) -> None:
         run = config.run
         opened = Measured(dtype=run.dtype, device=run.device, threads=run.threads_per_rank)
-        target, self.drafter = open_model(run.base_dir, opened), open_model(run.draft_dir, opened)
-        check_pair(target, self.drafter)
-        prompts: list[list[int]] = []
-        for name in config.chosen_sets:
-            for question in load(config.folder, name, *run.span):
-                prompts.append(target.text.prompt_ids(question.turns[:1], run.template))
+        target = open_model(run.base_dir, opened)
+        self.drafter = open_model(run.draft_dir, opened, target)
+        prompts = [target.text.prompt_ids(question.turns[:1], run.template)
+                   for question in chain.from_iterable(config.asked.values())]
         contexts = (model.whole.config.context for model in (target, self.drafter))
         check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
         sampler, ends = sampler_of(run), target.text.end_ids
@@ -157,12 +149,6 @@ def predicted(config: PredictConfig, method: str, requests: Sequence[Request]) -
     run = config.single(method, virtual=True)
     with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         return list(map(pipeline.decoder.whole, requests))
-
-
-def speed(answers: Answers) -> float:
-    """Tokens per second of all answers together, prefill included."""
-    seconds = sum(answer.seconds for answer in answers)
-    return sum(answer.new_tokens for answer in answers) / seconds
 
 
 # --- out of four numbers ----------------------------------------------------------------------------------------------

@@ -14,14 +14,13 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from config.keys import Range, listed, outside, read_keys
+from config.keys import Range, listed, read_keys
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import ACCOUNTINGS, dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND, COUNT
 from eval.dsi.latency import Timed, check_context, paces, passes
-from eval.keys import problems_of_files
 from eval.pair_keys import TARGET, TOY_DRAFTS
-from eval.pairs import answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
+from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import keep, kept
 from eval.tables import in_columns, number
 
@@ -56,6 +55,9 @@ class TableConfig(Timed):
   {COMMAND} table sets=humaneval,qa num_examples=3 output=table.json
   {COMMAND} table target=DIR drafts=DIR,DIR sets=alpaca:alpaca.json num_target_servers=3"""
 
+    WRITES = ("output",)
+    RANGES = {**Timed.RANGES, "num_target_servers": Range(1, COUNT)}
+
     # Which rows there are
     target: str = TARGET  # folder of the target
     drafts: str = ",".join(TOY_DRAFTS)  # folders of its drafters (commas between)
@@ -64,12 +66,10 @@ class TableConfig(Timed):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        yield from outside(vars(self), {"num_target_servers": Range(1, COUNT)})
         if not listed(self.drafts):
             yield "drafts is empty: name at least one folder"
         if self.output and Path(self.output).suffix != ".json":
             yield f"output={self.output} is no JSON file: name one that ends in .json"
-        yield from problems_of_files(self, "output")
 
     @property
     def pairs(self) -> list[Pair]:
@@ -141,8 +141,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
     single = took[1].median
     growth = {size: spread.median / single for size, spread in took.items()}
     for folder, rows in groupby(pairs, attrgetter("draft")):
-        drafter = open_model(folder, config)
-        check_pair(target, drafter)
+        drafter = open_model(folder, config, target)
         for pair in rows:
             prompts = prompts_of(pair.set, config, (target, drafter))
             texts = (answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts)

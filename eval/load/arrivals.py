@@ -80,8 +80,7 @@ def _job(decoder: Decoder, start: float, number: int,
 
 
 def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
-    """The figures of a load, which lasts from the first arrival to the last token; `scale` seconds are a modelled one.
-    """
+    """The figures of a load, from the first arrival to the last token; `scale` seconds are a modelled one."""
     if not served:
         return Figures(NAN, NAN, NAN, NAN, NAN)
     latencies = [(each.ended - each.arrived) / scale for each in served]

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle, islice
-from typing import Iterator, Sequence
 
 from tqdm import tqdm
 
 from config.keys import over, raw_values
 from config.presets import TOY_PRESET
 from config.questions import bundled, by_turns
-from eval.bench import QUESTIONS
+from eval.bench import QUESTIONS, request
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
@@ -32,8 +31,10 @@ def conversation(argv: list[str]) -> int:
         raise ValueError(f"context={given} is no number of tokens: give that of the tenth prompt, as context=8000")
     with Pipeline.open(preset, **{**options, "reuse": "true"}) as pipeline:
         prompts, reused = _held(pipeline, int(given))
-        again = [0, TURNS - 1] if int(given) else [*range(TURNS)]
-        fresh = dict(zip(again, _read_again(pipeline, [prompts[turn] for turn in again])))
+        again = [0, TURNS - 1] if int(given) else range(TURNS)
+        decoder = pipeline.decoder_for(replace(pipeline.config, reuse=False))  # with which nothing is held
+        fresh = {turn: decoder.whole(request(pipeline, prompts[turn]))
+                 for turn in tqdm(again, unit="turn", desc="reuse=false", leave=False)}
     timed = f"simulated, {options['profile']}" if options["time"] == "virtual" else "in real time"
     print(f"seconds to the first token of each turn ({timed}, {options['pipeline_type']})\n")
     rows = []
@@ -58,15 +59,6 @@ def _held(pipeline: Pipeline, context: int) -> tuple[list[list[str]], list[Answe
         found.append(generation.answer)
     pipeline.decoder.forget()
     return prompts, found
-
-
-def _read_again(pipeline: Pipeline, prompts: Sequence[Sequence[str]]) -> Iterator[Answer]:
-    """The answers to these prompts where nothing is held."""
-    config = replace(pipeline.config, reuse=False)
-    decoder = pipeline.decoder_for(config)
-    for prompt in tqdm(prompts, unit="turn", desc="reuse=false", leave=False):
-        ids = pipeline.prompt_ids(prompt, config.template)
-        yield decoder.whole(pipeline.request(ids, config, ""))
 
 
 def _questions(pipeline: Pipeline, context: int) -> list[str]:

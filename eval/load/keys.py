@@ -12,7 +12,7 @@ from config.methods import METHODS
 from config.run_config import RANGES as OF_RUNS
 from config.schema.untrusted import read_bytes
 from config.serve_config import ServeConfig
-from eval.keys import AsksSets, ComparesMethods, empty, wrong_numbers
+from eval.keys import AsksSets, ComparesMethods, wrong_numbers
 
 RATES = Range(0.000001, 1_000_000)  # requests per second
 LATEST = 1e9  # seconds
@@ -50,11 +50,6 @@ class LoadConfig(ComparesMethods):
     results: str = ""  # folder for load.csv, at_once.csv and plots; empty: none
 
     @property
-    def chosen_rates(self) -> tuple[float, ...]:
-        """Requests per second; none if the moments are given."""
-        return () if self.arrivals else tuple(map(number, listed(self.rates)))
-
-    @property
     def counts(self) -> tuple[int, ...]:
         """How many requests are under way at once, for the table of these."""
         return tuple(map(int, listed(self.at_once)))
@@ -71,11 +66,8 @@ class LoadConfig(ComparesMethods):
                 yield (f"{name} is unknown, or has a pipeline of its own: choose in methods= and alone= among "
                        f"{', '.join(one_target)}")
         yield from super().problems()
-        yield from wrong_numbers("temperatures", self.temperatures, OF_RUNS["temperature"])
         yield from wrong_numbers("rates", self.rates, RATES)
         yield from wrong_numbers("at_once", self.at_once, OF_RUNS["max_requests"], WHOLE)
-        yield from empty({"methods": self.chosen_methods, "sets": self.chosen_sets,
-                          "temperatures": listed(self.temperatures)})
         if not (listed(self.rates) or self.arrivals or listed(self.at_once)):
             yield "nothing is to be measured: give rates=, arrivals= or at_once="
         if self.run.profile == "none":
@@ -120,7 +112,8 @@ class ServeLoadConfig(ServeConfig, AsksSets):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         yield from wrong_numbers("clients", self.clients, CLIENTS, WHOLE)
-        yield from empty({"clients": listed(self.clients), "sets": self.chosen_sets})
+        if not self.counts:
+            yield "clients is empty: name at least one"
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -1,36 +1,42 @@
 """Methods under load: what requests take that arrive at random or at recorded moments, and how many at once bring how
 much.
 
-It knows nothing about how requests are served, see `eval/load/arrivals.py`. In virtual time nobody sleeps.
+It knows nothing about how requests are served, see `eval/load/arrivals.py`. In virtual time nobody sleeps. Rank 0's own
+time in a turn of the decoder, in which all requests that can go on do so once, is that of the processor in this thread,
+without models (LM head, networks of drafts) and without the simulated cluster.
 """
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import cycle, islice, product
 from pathlib import Path
-from typing import Any, Dict, Hashable, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, NamedTuple, Sequence
+from unittest.mock import patch
 
 from tqdm import tqdm
 
 from config.files import check_folder
-from config.keys import over, preset_of
+from config.keys import listed, over, preset_of
 from config.presets import TOY_PRESET
 from config.questions import by_turns
 from eval.bench import decoders_of
 from eval.load.arrivals import Figures, figures, poisson, serve, unequal
 from eval.load.keys import LoadConfig, moments
-from eval.load.stopwatch import own_time
 from eval.metrics import NAN, Interval
 from eval.plots import Series, lines
 from eval.tables import in_columns, number, save
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from pipeline.decode import Request
+from pipeline.decode import Decoder, Request
 
 DEFAULTS = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
 OF_TOY = {"draft": "eagle+suffix"}
 PLOTTED = {"latency": "seconds of a request, median", "latency_p95": "seconds of a request, 95th percentile",
            "ttft": "seconds to the first token, median", "tokens_per_second": "tokens/s of all requests"}
+LINK = ("send", "recv", "rest", "broadcast")
+NETWORK = ("guess", "predict")  # what a network does beside the passes
 Row = Dict[str, Any]
 
 
@@ -105,10 +111,11 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
 
 def loads_of(own: LoadConfig) -> list[Load]:
     """Arrivals, by how many there are in a second on average, and numbers of requests at once."""
-    drawn = {rate: poisson(rate, own.requests, own.run.seed) for rate in own.chosen_rates}
     if own.arrivals:
         given = moments(own.arrivals)
-        drawn[len(given) / max(given[-1], 1e-9)] = given
+        drawn = {len(given) / max(given[-1], 1e-9): given}
+    else:
+        drawn = {rate: poisson(rate, own.requests, own.run.seed) for rate in map(float, listed(own.rates))}
     found = [Load("rate", *arrivals) for arrivals in drawn.items()]
     return [*found, *(Load("at_once", count) for count in own.counts)]
 
@@ -132,7 +139,8 @@ def _report(own: LoadConfig, rows: Sequence[Row]) -> None:
         measured = [row for row in rows if varied in row]
         if measured:
             shown = table.columns[:-2]
-            cells = [[_cell(row[column]) for column in shown] for row in measured]
+            found = ([row[column] for column in shown] for row in measured)
+            cells = [[number(value) if isinstance(value, float) else str(value) for value in row] for row in found]
             print(f"\n{table.title} ({where}); seconds, and tokens/s of all requests together\n")
             print(in_columns(shown, cells, 2))
         if measured and own.results:
@@ -143,10 +151,6 @@ def _report(own: LoadConfig, rows: Sequence[Row]) -> None:
 
 def _who(row: Row) -> tuple[float, str]:
     return row["temperature"], row["method"]
-
-
-def _cell(value: Any) -> str:
-    return number(value) if isinstance(value, float) else str(value)
 
 
 def _write(folder: Path, varied: str, where: str, rows: Sequence[Row]) -> None:
@@ -166,3 +170,53 @@ def _write(folder: Path, varied: str, where: str, rows: Sequence[Row]) -> None:
         path = folder / f"{table.file}-{column}-t{temperature:g}.png"
         series = [Series(name, values[name]) for name in values]
         lines(path, series, places, f"{label}, temperature {temperature:g} ({where})", (table.axis, label))
+
+
+# --- rank 0's own time ------------------------------------------------------------------------------------------------
+
+class Stopwatch:
+    """The time of the processor that calls take; one inside of another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.calls = 0
+        self._inside = False
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, which is timed."""
+        def timed(*args: Any, **options: Any) -> Any:
+            if self._inside:
+                return call(*args, **options)
+            self._inside, begin = True, time.thread_time()
+            self.calls += 1
+            try:
+                return call(*args, **options)
+            finally:
+                self.seconds += time.thread_time() - begin
+                self._inside = False
+        return timed
+
+    @contextmanager
+    def on(self, places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+        """Time these calls, each an attribute of an object or of a class, until the end."""
+        with ExitStack() as watched:
+            for place, name in places:
+                watched.enter_context(patch.object(place, name, self.around(getattr(place, name))))
+            yield
+
+
+@contextmanager
+def own_time(decoder: Decoder, counted: bool) -> Iterator[dict[str, float]]:
+    """At the end, how many turns there were, and milliseconds of each that were rank 0's own, if they are `counted`."""
+    found = {"turns": NAN, "own_ms": NAN}
+    if not counted:
+        yield found
+        return
+    ring, models, turns = decoder.ring, Stopwatch(), Stopwatch()
+    networks = {type(network) for network in decoder.draft.networks}
+    places = [(ring, "lm_head"), (decoder, "passes")]
+    places += [*product(ring.links, LINK), *product(networks, NETWORK)]
+    with models.on(places), turns.on([(decoder, "turn")]):
+        yield found
+    own = turns.seconds - models.seconds
+    found.update(turns=turns.calls, own_ms=1e3 * own / turns.calls)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, repeat
-from typing import Any, Dict, Sequence
+from typing import Any, Dict
 
 Span = Dict[str, Any]
 # What a node has beside id, token, parent, kind, request and birth. Its kind: prompt, own (said by the target, guessed
@@ -216,6 +216,8 @@ class Story:
         for event in events:
             event["what"] = places.get(event["kind"], {}).get(event["what"], event["what"])
         meanwhile = [span for span in self.spans if begin <= span["t1"] and span["t0"] <= end]
+        shown = [span for span in meanwhile
+                 if span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES)]
 
         def placed(entry: Span) -> Span:
             """A segment or a node, with the places of its request and segment."""
@@ -229,10 +231,7 @@ class Story:
             "segments": [placed(self.segments[number]) for number in sent],
             "nodes": [placed(node) for node in self.nodes.values() if node["request"] in requests],
             "events": events,
-            "spans": [_bar(span) for span in meanwhile if span["name"] in self._shown(span)]}
-
-    def _shown(self, span: Span) -> Sequence[str]:
-        return SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES
+            "spans": [_bar(span) for span in shown]}
 
 
 def _bar(span: Span) -> Span:

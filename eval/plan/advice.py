@@ -34,7 +34,8 @@ def table(bench: Bench, trials: Sequence[Trial]) -> str:
     """A line for each candidate, as fast as it is."""
     lines = [COLUMNS]
     for trial in trials:
-        found, one = speed([np.array(trial.spent)]), trial.candidate
+        spent = np.array([(answer.new_tokens, answer.seconds) for answer in trial.answers])
+        found, one = speed([spent]), trial.candidate
         bounds = "-" if math.isnan(found.low) else f"{found.low:.3g} to {found.high:.3g}"
         memory = max(bench.memory(one).values())
         lines.append(f"{found.value:>9.3g} {bounds:>15} {trial.first:>8.3g} {memory:>6.2f}  {limit(trial):<26} "

@@ -15,7 +15,7 @@ from config.cli import parse
 from config.files import write_json
 from config.keys import Checked, Range, read_keys
 from config.profiles import Profile, write
-from eval.keys import problems_of_files
+from eval.bench import speed
 from eval.plan.candidates import families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
@@ -43,7 +43,7 @@ ABOUT = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g},
 class Drawn(Checked):
     """Keys of what is done for drawn clusters."""
 
-    PATHS = ("output",)
+    PATHS = WRITES = ("output",)
     RANGES = {"seed": Range(0, 1 << 32), "tokens": TOKENS}
 
     # Drawn clusters and plans for them
@@ -51,10 +51,6 @@ class Drawn(Checked):
     tokens: int = 24  # of each answer, at most
     drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen; specinfer has its own
     output: str = ""  # JSON file for the figures of every cluster; empty: none
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        yield from problems_of_files(self, "output")
 
     def collect(self, rows: Iterable[Row], result: str) -> list[Row]:
         """Print a line for each row as it comes, with what came of it, and keep all in the file."""
@@ -102,8 +98,7 @@ class EmulatedConfig(Drawn):
 
 
 def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -> PlanConfig:
-    """A plan with the bundled models: so many questions of each set are recorded, and at most so many tokens of each.
-    """
+    """A plan with the bundled models: so many questions of each set are recorded, with so many tokens at most."""
     keys = (f"profile={profile}", f"questions={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
     return parse(words(["toy", *keys]), COMMAND, kind=PlanConfig)
 
@@ -246,7 +241,6 @@ def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book
         write(path, alone(site, one))
         run: dict[str, Any] = {"profile": path, "slowdown": slowdown, "timeout": 120}
         with Pipeline.open("toy", **one.keys, **run) as pipeline:
-            spent = answered(pipeline, book.answers, config.tokens)
-            speed = Trial(one, spent, {}).speed * pipeline.config.slowdown
-    speeds = {"simulated": chosen.speed, "emulated": speed, "reached": speed / chosen.speed}
+            took = speed(answered(pipeline, book.answers, config.tokens)) * pipeline.config.slowdown
+    speeds = {"simulated": chosen.speed, "emulated": took, "reached": took / chosen.speed}
     return {**facts(site), "chosen": one.keys, "slowdown": slowdown, **speeds}

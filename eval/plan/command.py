@@ -11,7 +11,7 @@ from config.cli import DEFAULT_PRESET, parse
 from config.keys import preset_of, raw_values
 from config.profiles import write
 from eval.plan.advice import advice, table, to_do
-from eval.plan.candidates import Candidate, typed
+from eval.plan.candidates import typed
 from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
@@ -31,13 +31,23 @@ def _plan(argv: Sequence[str]) -> int:
     config = parse(words(argv), COMMAND, kind=PlanConfig)
     found = plan(config)
     print("\n".join(report(config, found)))
-    _write_boards(config, found)
+    one = found.chosen.candidate
+    if config.write_hosts:
+        write_hosts(config.write_hosts, config.run.hosts, one)
+        print(f"hosts: {config.write_hosts} has the chosen boards, rank 0's first")
+    if config.write_cluster:
+        write(config.write_cluster, alone(found.bench.site, one))
+        print(f"cluster: profile={config.write_cluster} has the chosen boards")
     if config.preset:
-        keys = _keys(argv, config, found.chosen.candidate)
+        cluster = {"profile": config.write_cluster} if config.write_cluster else {}
+        apart = [*APART, "wires", "slowdown"] if cluster else APART
+        known = vars(config.run).keys() - apart
+        typed_ones = [word for word in argv if word.partition("=")[0] in known]
+        keys = {**raw_values(with_chosen(typed_ones, one.keys)), **cluster}
         write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, keys, found)
         hosts = config.write_hosts or config.run.hosts or "FILE"
         print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts={hosts}")
-    print(typed(found.chosen.candidate.keys))
+    print(typed(one.keys))
     return 0
 
 
@@ -57,24 +67,3 @@ def report(config: PlanConfig, found: Plan) -> list[str]:
         lines.append(f"note: stages are counted in the {bench.site.layers} layers of the model that the profile stands "
                      f"for; the one that was recorded has {bench.book.layers}")
     return [*lines, *to_do(config, chosen.candidate)]
-
-
-def _write_boards(config: PlanConfig, found: Plan) -> None:
-    """Write the files of the chosen boards that were asked for."""
-    one = found.chosen.candidate
-    if config.write_hosts:
-        write_hosts(config.write_hosts, config.run.hosts, one)
-        print(f"hosts: {config.write_hosts} has the chosen boards, rank 0's first")
-    if config.write_cluster:
-        write(config.write_cluster, alone(found.bench.site, one))
-        print(f"cluster: profile={config.write_cluster} has the chosen boards")
-
-
-def _keys(argv: Sequence[str], config: PlanConfig, chosen: Candidate) -> dict[str, str]:
-    """The keys of a run that were typed, and those that were chosen; of a cluster that was written its name."""
-    apart = [*APART, "wires", "slowdown"] if config.write_cluster else APART
-    known = vars(config.run).keys() - apart
-    words = [word for word in argv if word.partition("=")[0] in known]
-    cluster = {"profile": config.write_cluster} if config.write_cluster else {}
-    return {**raw_values(with_chosen(words, chosen.keys)), **cluster}
-

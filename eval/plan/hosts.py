@@ -190,12 +190,8 @@ def alone(site: Profile, one: Candidate) -> Profile:
 
 def write_hosts(path: str, source: str, one: Candidate) -> None:
     """Write a hosts file with the lines of rank 0 and of the boards of a choice, out of that of all boards."""
-    lines = read_hosts(source)
-    write(path, "".join(f"{_text(lines[rank])}\n" for rank in (0, *one.others)), ROOM)
-
-
-def _text(line: Line) -> str:
-    """A board as a hosts file names it."""
-    keys = line._asdict()
-    address = keys.pop("address")
-    return f"{address} {typed({key: value for key, value in keys.items() if value})}"
+    lines, text = read_hosts(source), ""
+    for rank in (0, *one.others):
+        keys = {key: value for key, value in lines[rank]._asdict().items() if value}
+        text += f"{keys.pop('address')} {typed(keys)}\n"
+    write(path, text, ROOM)

@@ -13,8 +13,7 @@ from config.keys import NUMBER, Range, listed, over
 from config.methods import METHODS
 from config.run_config import CHOICES as OF_RUNS
 from config.run_config import RunConfig
-from eval.keys import AsksSets, problems_of_files
-from eval.prompts import problems as problems_of_sets
+from eval.keys import AsksSets
 
 COMMAND = "python -m scripts.plan"
 DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
@@ -33,6 +32,7 @@ class PlanConfig(AsksSets):
               "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),
               "check": Range(1, 64, {0: "none"})}
     CHOICES = {"splits": ("any", "first", "given")}
+    WRITES = ("measured", "traces", "preset", "write_hosts", "write_cluster")
     EXAMPLES = """\
   python -m scripts.plan profile=jetson-7b
   python -m scripts.plan profile=boards.json memory=8 preset=ours.json
@@ -70,7 +70,6 @@ class PlanConfig(AsksSets):
         yield from super().problems()
         if headless(run) and any(map(needs_head, drafts)):
             yield no_head(run)
-        yield from problems_of_sets(self.chosen_sets)
         for number in listed(self.memory):
             if not NUMBER.fullmatch(number) or float(number) <= 0:
                 yield f"memory={self.memory} is no list of gigabytes: write numbers above 0, as 8,8,16"
@@ -84,7 +83,6 @@ class PlanConfig(AsksSets):
             yield f"check={self.check} is for this machine as it is, and {others} for others: leave one of them out"
         if self.write_hosts and not run.hosts:
             yield f"write_hosts={self.write_hosts} wants the lines of a hosts file: add hosts=FILE"
-        yield from problems_of_files(self, "measured", "traces", "preset", "write_hosts", "write_cluster")
 
     def single(self, **changes: Any) -> RunConfig:
         """The configuration of a single run, with these keys in place of the plan's."""

@@ -141,7 +141,10 @@ def draw(config: MapConfig, cells: Sequence[Cell]) -> None:
     counts = Counter(one.method for one in cells)
     with drawn(f"{config.output}.png", (7.6, 6.0), layout="constrained", dpi=160) as axes:
         for one in cells:
-            _fill(axes, one, STAGES.index(one.stage_ms), along.index(one.along))
+            x, y = STAGES.index(one.stage_ms), along.index(one.along)
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **_look(one.method)))
+            axes.text(x, y, f"{one.boards}\n{one.gain:.1f}×", ha="center", va="center", fontsize=9,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9})
         for axis, places in ((axes.xaxis, STAGES), (axes.yaxis, along)):
             axis.set_ticks(range(len(places)), [f"{place:g}" for place in places])
             axis.set_view_interval(-0.5, len(places) - 0.5, ignore=True)
@@ -163,13 +166,6 @@ def _about(config: MapConfig) -> str:
     wire = f", a message {site.latency:g} ms" if config.axes == "row" else ""
     return (f"simulated; {config.boards} boards, drafts {config.drafts}; {site.free} rows of a segment are free,\n"
             f"a level takes {site.level:g} ms, a verdict {site.verdict:g} ms{wire}; {site.mbps:g} Mbit/s")
-
-
-def _fill(axes: Any, one: Cell, x: int, y: int) -> None:
-    corner = x - 0.5, y - 0.5
-    axes.add_patch(Rectangle(corner, 1, 1, **_look(one.method)))
-    axes.text(x, y, f"{one.boards}\n{one.gain:.1f}×", ha="center", va="center", fontsize=9,
-              bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9})
 
 
 def _look(method: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from eval.plan.candidates import Candidate
 from eval.plan.hosts import boards_of, measured_boards
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Written
-from eval.plan.trial import Spent, Trial, values
+from eval.plan.trial import Trial, values
 from eval.recorded import sampler_of
 from launch.build import build_stage
 from launch.folder import private_folder
@@ -35,7 +35,7 @@ from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.spec import RankSpec
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.decode import Answer, Request
 from pipeline.failure import PeerLost
 from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
@@ -55,8 +55,7 @@ ROUNDS = 2  # of each answer, of which the shorter counts
 
 
 def measured(config: PlanConfig) -> Profile:
-    """The cluster as it was measured: out of the file, if it is there, or now. Raises ValueError for another model's.
-    """
+    """The cluster as it was measured: out of the file, if that is there, or now; ValueError for another model's."""
     model = Path(config.run.base_dir or config.run.model_dir).name
     if config.measured and Path(config.measured).is_file():
         found = read(config.measured)
@@ -239,12 +238,12 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
     return found
 
 
-def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[Spent]:
-    """What answers to these questions take, of at most so many tokens each."""
+def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[Answer]:
+    """The answers to these questions, of at most so many tokens each."""
     assert pipeline.text is not None, "questions are text"
     ends, sampler = frozenset(pipeline.text.end_ids), sampler_of(pipeline.config)
     requests = [Request(one.prompt, sampler, tokens, ends) for one in asked]
-    return [Spent.on(pipeline.decoder.whole(request)) for request in requests]
+    return list(map(pipeline.decoder.whole, requests))
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:

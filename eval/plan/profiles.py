@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice, zip_longest
-from typing import Iterator, NamedTuple, Sequence
+from typing import Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -14,7 +14,7 @@ from config.cli import parse
 from config.keys import over, raw_values, read_keys
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
-from config.questions import load
+from eval.bench import speed
 from eval.plan.bench import plan_of
 from eval.plan.candidates import Candidate, evenly, families
 from eval.plan.keys import PlanConfig, words
@@ -58,38 +58,24 @@ def profiles(argv: list[str]) -> int:
     return 0
 
 
-def tried(config: PlanConfig, sites: dict[str, Profile]) -> Iterator[Row]:
-    """What each method reaches with each draft on these clusters; sizes that were left open are measured at the start.
-    """
+def tried(config: PlanConfig, sites: Mapping[str, Profile]) -> Iterator[Row]:
+    """What each method of one pipeline over all boards reaches with each draft on these clusters; sizes that were left
+    open are measured at the start."""
     book, run = book_of(config), config.run
-    asked = []
-    for name in config.chosen_sets:
-        questions = load(config.folder, name, *run.span)
-        asked.append([name] * len(questions))
+    asked = [[name] * len(questions) for name, questions in config.asked.items()]
     turns = chain.from_iterable(zip_longest(*asked))
     sets = list(filter(None, turns))  # of the questions, in the order of the record
-    jobs = [(name, one) for name, site in sites.items() for one in on_all_boards(config, site)]
-    for name, one in tqdm(jobs, unit="trial", leave=False):
-        bench = Bench(_with_boards(sites[name]), config, book)
-        trial = bench.trial(one, book.answers, run.max_new_tokens)
-        speeds = []
-        for asked_set in config.chosen_sets:
-            spent = [each for each, of in zip(trial.spent, sets) if of == asked_set]
-            speeds.append(trial._replace(spent=spent).speed)
-        yield Row(name, one.draft, one.method, speeds)
-
-
-def on_all_boards(config: PlanConfig, site: Profile) -> Iterator[Candidate]:
-    """The methods of one pipeline that holds the model evenly, each with all drafts that may be chosen."""
-    site = _with_boards(site)
-    split = evenly(len(site.factors), site.layers)
     methods = [method for method in config.chosen_methods if METHODS[method].target == "ring"]
-    for [one] in families(site, site.layers, methods, config.chosen_drafts, split):
-        yield replace(one, sizes=())
-
-
-def _with_boards(site: Profile) -> Profile:
-    return replace(site, factors=site.factors or BOARDS)
+    for name, site in tqdm(sites.items(), unit="cluster", leave=False):
+        site = replace(site, factors=site.factors or BOARDS)
+        split = evenly(len(site.factors), site.layers)
+        bench = Bench(site, config, book)
+        for [one] in families(site, site.layers, methods, config.chosen_drafts, split):
+            trial = bench.trial(replace(one, sizes=()), book.answers, run.max_new_tokens)
+            speeds = []
+            for asked_set in config.chosen_sets:
+                speeds.append(speed([answer for answer, of in zip(trial.answers, sets) if of == asked_set]))
+            yield Row(name, one.draft, one.method, speeds)
 
 
 def compared(rows: Sequence[Row]) -> Iterator[str]:

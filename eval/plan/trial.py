@@ -9,6 +9,7 @@ from config.methods import METHODS
 from config.profiles import Profile
 from config.run_config import RunConfig
 from config.trees import MOST_GUESSES, TreeConfig
+from eval.bench import speed
 from eval.plan.candidates import Candidate, hops
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, ReplayedBlock, Written, kind_of
@@ -33,36 +34,22 @@ from sim.stages import Held, Work, work_of
 SPARE = 8  # trees of the usual size for which a draft has room beside the text
 
 
-class Spent(NamedTuple):
-    """What an answer took, in seconds."""
-
-    tokens: int
-    seconds: float
-    first: float  # until the first token
-
-    @staticmethod
-    def on(answer: Answer) -> Spent:
-        return Spent(answer.new_tokens, answer.seconds, answer.prefill_seconds)
-
-
 class Trial(NamedTuple):
-    """A candidate, what its answers took, and who was busy for which share of the time, from 0 to 1, if that is known.
-    """
+    """A candidate, its answers, and who was busy for which share of the time, from 0 to 1, if that is known."""
 
     candidate: Candidate
-    spent: Sequence[Spent]
+    answers: Sequence[Answer]
     busy: Mapping[str, float]
 
     @property
     def speed(self) -> float:
         """Tokens per second of all answers together, prefill included."""
-        tokens, seconds, _ = map(sum, zip(*self.spent))
-        return tokens / seconds
+        return speed(self.answers)
 
     @property
     def first(self) -> float:
         """Mean seconds to the first token."""
-        return sum(one.first for one in self.spent) / len(self.spent)
+        return sum(one.prefill_seconds for one in self.answers) / len(self.answers)
 
 
 class Counted(Clock):
@@ -146,7 +133,7 @@ class Bench:
         passes = SlowPasses(read_all, Pace(self.site, drafting))
         strategy, limits = STRATEGIES[method.strategy], Limits(self._context)
         decoder = Decoder(ring, draft, strategy, tree, limits, passes)
-        spent = []
+        made = []
         for one in answers:
             recorded.prompt, recorded.text = one.prompt, one.text
             for network in networks:
@@ -155,10 +142,10 @@ class Bench:
             request = Request(one.prompt, self._sampler, len(text), self._ends)
             answer = decoder.whole(request)
             assert answer.token_ids == text, "the text of a trial is the recorded one"
-            spent.append(Spent.on(answer))
+            made.append(answer)
         busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}
         whole = clock.now()
-        return Trial(candidate, spent, {name: took / whole for name, took in busy.items()})
+        return Trial(candidate, made, {name: took / whole for name, took in busy.items()})
 
     def _works(self, candidate: Candidate) -> list[list[Work]]:
         """What the stages do, ring by ring."""

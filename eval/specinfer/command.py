@@ -35,7 +35,8 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
         prompt, = question.turns
         print(f"Prompt[{number}]: {harmless(prompt)}\n", flush=True)
         try:
-            result = answer_to(pipeline, Request(prompt), _show)
+            result = answer_to(pipeline, Request(prompt),
+                               lambda piece: print(harmless(piece), end="", flush=True))
         except ValueError as error:
             say(f"Prompt[{number}] is left out: {plain(str(error))}")
             continue
@@ -46,10 +47,6 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
         print(f"All {len(answers)} answers\n\n{table(answers)}")
     if len(answers) < len(asked):
         raise SystemExit(EXIT_WRONG)
-
-
-def _show(piece: str) -> None:
-    print(harmless(piece), end="", flush=True)
 
 
 START = Command(MODULE, answer_all, SpecInferConfig)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from config.keys import read_keys
 from eval.pair_keys import MOST_CHILDREN, SpecInferConfig
-from eval.pairs import Model, answer, check_pair, open_model, prompts_of
+from eval.pairs import Model, answer, open_model, prompts_of
 from eval.tokens_per_pass import Array, among_best, among_drawn, by_mss, passes, ranks
 from model.rules import laws
 from model.sample import Sampler
@@ -71,8 +71,8 @@ def published(table: int) -> dict[str, dict[str, Sequence[float]]]:
 def specinfer(argv: list[str]) -> int:
     """The command `python -m scripts.bench specinfer`; its exit code."""
     config = read_keys(argv, SpecInferConfig, COMMAND)
-    target, drafter = (open_model(folder, config) for folder in (config.target, config.draft))
-    check_pair(target, drafter)
+    target = open_model(config.target, config)
+    drafter = open_model(config.draft, config, target)
     by_set = {name: of_set(name, (target, drafter), config) for name in config.chosen_sets}
     kinds = list(next(iter(by_set.values())))
     if len(by_set) > 1:

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from config.files import write_json
 from eval.pair_keys import Measured
-from eval.pairs import check_pair
 from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import Array, merged_passes
 from launch.spec import usable
@@ -50,8 +49,7 @@ class Training:
         self.pair = open_pair(str(args.target), measured)
         room = self.pair.whole.config.context
         for folder in dict.fromkeys(args.drafts):
-            drafter = open_pair(str(folder), measured)
-            check_pair(self.pair, drafter)
+            drafter = open_pair(str(folder), measured, self.pair)
             room = min(room, drafter.whole.config.context)
         self.held, self.prompts = self._prompts(room - args.new_tokens)
         data = json.dumps([self.held, self.prompts]).encode()
