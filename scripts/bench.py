@@ -1,17 +1,22 @@
 """Measurements of one run: Python's own time, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench clocks|accidents|load|server|turns|conversation|acceptance|schema|profiles
+Usage: python -m scripts.bench overhead|clocks|real_time|accidents|load|server|turns|conversation|acceptance|schema
                                [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|layers|head|long [--help]
        python -m scripts.bench peers FILE.gguf [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
+       python -m scripts.bench profiles [PRESET] [key=value ...]
        python -m scripts.bench thrift|spd
 
-Where no PRESET is named, the bundled model is measured, and by schema SmolLM2.
+Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
 
+overhead    rank 0's own time per turn and a stage's per segment, outside models, and the time from send to receive per
+            link (medians), with trees of 64 nodes; with pipeline_type=serial ranks do not compute at the same time
 clocks      an emulated cluster in real time beside the same in virtual time: tokens/s of both, and of the latter with
             Python's own time for a turn, a message and a segment, measured in the former
+real_time   methods on this machine as it is, in 1, 2 and 4 stages by turns: tokens/s over plain decoding, time to the
+            first token, and the memory of all processes
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
             in a second, at random or at recorded moments, and by how many are under way at once (see --help)
 server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
@@ -56,7 +61,9 @@ from config.keys import ASKS, check_name
 from launch.console import run
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
+    "overhead": "eval.bench.overhead:overhead",
     "clocks": "eval.bench.clocks:clocks",
+    "real_time": "eval.bench.real_time:real_time",
     "accidents": "eval.bench.accidents:accidents",
     "acceptance": "eval.bench.acceptance:acceptance",
     "schema": "eval.bench.schema:schema",
