@@ -164,7 +164,7 @@ def _read(option: Option, text: str) -> Any:
         if kind == "bool":
             return TRUTH[text.lower()]
         if kind in ("int", "float"):
-            return whole(text) if kind == "int" else number(text)
+            return integer(text) if kind == "int" else number(text)
     except (ValueError, KeyError):
         raise ValueError(f'{key}={text} is not {KINDS[kind]}: write for example '
                          f'{key}={written(option.default)}') from None
@@ -270,7 +270,7 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(filter(None, words))
 
 
-def whole(text: str) -> int:
+def integer(text: str) -> int:
     """A whole number in plain digits; anything else is a ValueError."""
     if not WHOLE.fullmatch(text):
         raise ValueError(f"{text!r} is no whole number in plain digits")

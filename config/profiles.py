@@ -14,7 +14,7 @@ from typing import Any, Iterator, Sequence, Tuple
 
 from config import files
 from config.drafts import ALONE
-from config.schema.fields import COUNT, Kind, list_of, number, one_of, whole
+from config.schema.fields import COUNT, Kind, integer, list_of, number, one_of
 from config.schema.untrusted import shown
 
 ENDING = ".json"  # of a profile's name that is a file
@@ -175,16 +175,16 @@ FACTOR = number(1 / SLOWEST, SLOWEST)
 TEXT = Kind("a text", lambda value: files.fits(value, str))
 SOURCE = Kind(f"{', '.join(ALONE)}, ssm1, ssm2 or so on",
               lambda value: value in ALONE or TEXT.fits(value) and bool(re.fullmatch("ssm[1-9][0-9]{0,2}", value)))
-END = "rank", whole(0, MOST)
+END = "rank", integer(0, MOST)
 FORMS: dict[str, Kind] = {
-    "like": one_of(*PROFILES), "about": TEXT, "model_of": TEXT, "layers": COUNT, "free": whole(0, MOST),
+    "like": one_of(*PROFILES), "about": TEXT, "model_of": TEXT, "layers": COUNT, "free": integer(0, MOST),
     "model": number(1 / LONGEST, LONGEST), "mbps": RATE, **dict.fromkeys((*STRETCHED[1:], "weights"), TIME),
-    **dict.fromkeys(("row_bytes", "vocab"), whole(1, (1 << 30) - 1)),
-    **dict.fromkeys(("experts", "chosen"), whole(0, MOST)),
+    **dict.fromkeys(("row_bytes", "vocab"), integer(1, (1 << 30) - 1)),
+    **dict.fromkeys(("experts", "chosen"), integer(0, MOST)),
     "factors": list_of(FACTOR, MOST), "memory": list_of(TIME, MOST),
     "levels": _rows(("draft", SOURCE), ("ms", TIME)),
     "links": _rows(END, END, ("ms", TIME), ("Mbit/s", RATE)),
-    "throttles": _rows(("rank", whole(1, MOST)), ("seconds", TIME), ("factor", FACTOR))}
+    "throttles": _rows(("rank", integer(1, MOST)), ("seconds", TIME), ("factor", FACTOR))}
 
 
 def is_file(name: str) -> bool:

@@ -234,7 +234,7 @@ def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:
     header, body = packet()
     if KINDS[header.kind] is not Batch:
         return _decoded(header, body)
-    count, = _whole(header, body)
+    count, = _leading_numbers(header, body)
     return Batch([_part(*packet()) for _ in range(count)])
 
 
@@ -303,7 +303,7 @@ def _numbers(msg: Message) -> list[int]:
     return list(astuple(msg))
 
 
-def _whole(header: Header, body: Tensor) -> list[int]:
+def _leading_numbers(header: Header, body: Tensor) -> list[int]:
     """The whole numbers at the beginning of a body."""
     if len(body) != header.bytes:
         raise ValueError(f"a body of {len(body)} bytes where {header.bytes} belong")
@@ -314,7 +314,7 @@ def _whole(header: Header, body: Tensor) -> list[int]:
 
 def _decoded(header: Header, body: Tensor) -> Message:
     """The message in a packet, unless it is a batch; its tensors are views of the body."""
-    numbers = _whole(header, body)
+    numbers = _leading_numbers(header, body)
     kind: Any = KINDS[header.kind]
     rows, dtype = header.rows, DTYPES[header.dtype]
     payload = torch.empty(0, dtype=dtype)

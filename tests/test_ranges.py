@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from config.cli import all_options, parse
-from config.keys import Option, Range, number, whole
+from config.keys import Option, Range, integer, number
 from config.presets import PRESETS
 from config.run_config import RANGES, RunConfig
 from eval.keys import REPEATS, EvalConfig
@@ -58,7 +58,7 @@ def test_numbers_that_are_not_finite_are_refused_in_python_too() -> None:
 
 
 def test_numbers_are_read_as_people_write_them() -> None:
-    assert [whole(text) for text in ("0", "-1", "007", "18446744073709551615")] == [0, -1, 7, 2**64 - 1]
+    assert [integer(text) for text in ("0", "-1", "007", "18446744073709551615")] == [0, -1, 7, 2**64 - 1]
     assert [number(text) for text in ("1", ".5", "2.", "1e-3", "1E3", "-0.5")] == [1, 0.5, 2, 0.001, 1000, -0.5]
     assert str(number("-0")) == "0.0" and str(parse(["temperature=-0.0"]).temperature) == "0.0"
     assert Range(0.000001, 2**64 - 1, {-1: "all"}).advice == (

@@ -20,7 +20,7 @@ class Kind:
     fits: Callable[[Any], bool]
 
 
-def whole(low: int, high: int) -> Kind:
+def integer(low: int, high: int) -> Kind:
     """The whole numbers from one to another, both of them included."""
     return Kind(f"a whole number from {low} to {high}", lambda value: fits(value, int) and low <= value <= high)
 
@@ -51,16 +51,16 @@ NAME = Kind("a name", is_name)
 OBJECT = Kind("an object", lambda value: fits(value, dict))
 
 # What torch can still allot or multiply without an overflow; no model comes near.
-COUNT = whole(1, 1 << 16)
-WIDTH = whole(1, 1 << 20)
-ROWS = whole(1, 1 << 24)
-TOKEN = whole(0, (1 << 24) - 1)
+COUNT = integer(1, 1 << 16)
+WIDTH = integer(1, 1 << 20)
+ROWS = integer(1, 1 << 24)
+TOKEN = integer(0, (1 << 24) - 1)
 END_TOKENS = list_of(TOKEN, 1024)
 TOKENS = Kind("a token id or a list of them", lambda value: TOKEN.fits(value) or END_TOKENS.fits(value))
 WAVE = number(1, 1e12)  # below 1, the waves of rotary positions would be shorter than the step from one to the next
 SCALE, PART = number(1, 1e6), number(0, 1)
 CAP = number(1e-6, 1e6)
-ROWS_OR_NONE = whole(0, 1 << 24)
+ROWS_OR_NONE = integer(0, 1 << 24)
 STRETCHES = list_of(SCALE, 1 << 12)
 
 CONFIG = _by_name(
@@ -78,7 +78,7 @@ CONFIG = _by_name(
     (NAME, "model_type"), (list_of(NAME, 16), "architectures"), (TOKENS, "eos_token_id"),
     (number(1e-30, 1), "rms_norm_eps"), (SCALE, "query_pre_attn_scalar"), (PART, "partial_rotary_factor"),
     (list_of(one_of("full_attention", "sliding_attention"), 1 << 16), "layer_types"),
-    (list_of(whole(0, 1), 1 << 16), "no_rope_layers"))
+    (list_of(integer(0, 1), 1 << 16), "no_rope_layers"))
 ROPE = _by_name(  # of `rope_scaling` and `rope_parameters`
     (NAME, "rope_type type"), (WAVE, "rope_theta"), (SCALE, "factor beta_fast beta_slow"), (FLAG, "truncate"),
     (CAP, "low_freq_factor high_freq_factor attention_factor"), (number(0, 1e6), "mscale mscale_all_dim"),

@@ -16,7 +16,7 @@ import numpy as np
 
 from config.files import fits
 from config.keys import HELP, Checked, preset_of, read_keys
-from config.schema.fields import OBJECT, Kind, check, list_of, number, whole
+from config.schema.fields import OBJECT, Kind, check, integer, list_of, number
 from config.schema.untrusted import LARGEST, parse_object, plain, read_bytes, shown
 from eval.dsi import cost_model, formulas
 from eval.dsi.cost_model import counted
@@ -32,8 +32,8 @@ DRAWS = ("accept_draws", "pad_with")  # which stand beside the parameters of a c
 TOLERANCE = 1e-9  # relative, of a case that names none
 EXPECTED = ("nonsi", "si", "dsi", "ideal_dsi_cost", "expected", "required_at_k", "useful_max_SP", "nonsi_cost")
 POSITIVE, SHARE = number(1e-12, 1e12), number(0, 1)
-COUNT, TOKENS = whole(1, 1_000_000_000), whole(1, 1_000_000)
-DRAW = whole(0, 1_000_000_000)
+COUNT, TOKENS = integer(1, 1_000_000_000), integer(1, 1_000_000)
+DRAW = integer(0, 1_000_000_000)
 INPUTS = {
     "target_latency": POSITIVE, "drafter_latency": POSITIVE, "SP": COUNT, "lookahead": COUNT,
     "c": POSITIVE, "failure_cost": POSITIVE, "a": SHARE, "k": COUNT, "S": TOKENS,

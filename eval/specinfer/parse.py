@@ -13,7 +13,7 @@ from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
 from config.cli import CommandKeys
 from config.files import fits
 from config.files import whole as read_json
-from config.keys import nearest, number, raw_values, whole
+from config.keys import integer, nearest, number, raw_values
 from config.presets import MODELS
 
 SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"  # SpecInfer's two programs
@@ -40,7 +40,7 @@ def _const(value: str) -> Options:
     return {"action": "store_const", "const": value}
 
 
-N: Options = {"type": whole, "metavar": "N"}
+N: Options = {"type": integer, "metavar": "N"}
 X: Options = {"type": number, "metavar": "X"}
 NAME: Options = {"metavar": "NAME"}
 FILE: Options = {"metavar": "FILE"}

@@ -19,7 +19,7 @@ from config.files import fits
 from config.keys import written
 from config.presets import ROOT
 from config.run_config import RunConfig
-from config.schema.fields import whole
+from config.schema.fields import integer
 from config.schema.untrusted import plain
 from launch.hosts.board import Board
 
@@ -71,10 +71,10 @@ def _is_address(value: Any) -> bool:
     return False
 
 
-RANK = whole(0, MOST_RANKS - 1).fits
+RANK = integer(0, MOST_RANKS - 1).fits
 ALWAYS = {"host": str, "code": str, "settings": {str}}  # those as a person types them
-FACTS = {**ALWAYS, "world": whole(1, MOST_RANKS - 1).fits, "split": str,
-         "address": _is_address, "interface": str, "port": whole(1, (1 << 16) - 1).fits}
+FACTS = {**ALWAYS, "world": integer(1, MOST_RANKS - 1).fits, "split": str,
+         "address": _is_address, "interface": str, "port": integer(1, (1 << 16) - 1).fits}
 
 
 def _is_facts(value: Any) -> bool:

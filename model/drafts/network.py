@@ -339,8 +339,8 @@ class TreeDraft(Network):
     def _branch(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Give every node of the frontier the children that the shape says; those with children are the next one."""
         counts = growth.shape[self._level - 1]
-        is_last = self._level == len(growth.shape)
-        following = () if is_last else growth.shape[self._level]
+        is_deepest = self._level == len(growth.shape)
+        following = () if is_deepest else growth.shape[self._level]
         begins = [0, *accumulate(counts)]
         children = self._children(tree, logits_AV, [counts[leaf.place] for leaf in self._frontier])
         leaves: dict[int, Leaf] = {}

@@ -15,7 +15,7 @@ import torch
 from config.files import fits
 from config.run_config import CHOICES
 from config.schema.families import FAMILIES
-from config.schema.fields import NAME, Kind, check, list_of, number, one_of, whole
+from config.schema.fields import NAME, Kind, check, integer, list_of, number, one_of
 from config.schema.heads import usual_layers
 from config.schema.untrusted import read_json, stays_inside
 from model.llama import LlamaConfig, Slice
@@ -31,10 +31,10 @@ BLOCK = 1 << 24  # bytes hashed at once
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # what weights are stored in
 QUANTIZED = (torch.int8, torch.uint8)  # weights that have a scale beside them
 Shape = Tuple[int, ...]
-ENTRY = {"bytes": whole(0, 1 << 48).fits, "sha256": NAME.fits}  # of a file, in a manifest
-LAYERS = list_of(whole(0, 1 << 16), most=1024)
+ENTRY = {"bytes": integer(0, 1 << 48).fits, "sha256": NAME.fits}  # of a file, in a manifest
+LAYERS = list_of(integer(0, 1 << 16), most=1024)
 FIELDS = {  # of a manifest
-    "rank": whole(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
+    "rank": integer(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
     "quant": one_of(*(kind for kind in CHOICES["quant"] if kind != "auto")),
     "shares": list_of(number(1e-9, 1e9), most=1024),
     "inner": LAYERS,
