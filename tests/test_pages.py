@@ -29,7 +29,7 @@ from tests.test_docs import DOCS, blocks
 from tests.test_layers import FLOORS
 
 PAGES = [*DOCS, ROOT / "toy" / "README.md"]
-PYTHONS = ("python", "python3", ".venv/bin/python", "board/bin/python", "board/bin/pip")
+PYTHONS = ("python", "python3", ".venv/bin/python", "board/bin/python", "board/bin/pip", ".venv/bin/hf")
 FOREIGN = ("apt", "apt-get", "cmake", "curl", "docker", "git", "hf", "llm", "make", "open-webui", "pip", "sleep")
 TOOLS = ("cat", "cksum", "dirname", "env", "mkdir", "uname")
 LISTS = ("requirements.txt", "serve/requirements.txt", "tests/requirements.txt")

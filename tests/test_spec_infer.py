@@ -142,7 +142,7 @@ WRONG = {
     "--expansion-degre 3": "unknown flag --expansion-degre: did you mean expansion-degree?",
     "--qwertz": "unknown flag --qwertz: --help shows them all",
     "--expansion-degree": "--expansion-degree: expected one argument: --help shows every flag",
-    "--expansion-degree many": "--expansion-degree: invalid whole value: 'many': --help shows every flag",
+    "--expansion-degree many": "--expansion-degree: invalid integer value: 'many': --help shows every flag",
     "--do-sample --topp high": "--topp: invalid number value: 'high': --help shows every flag",
     "-prompt -output-file out": "-prompt/--prompt: expected one argument: --help shows every flag",
     "prompts.json": "prompts.json stands behind no flag: write -FLAG VALUE, or key=value",
