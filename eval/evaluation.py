@@ -113,7 +113,7 @@ class Evaluation:
         with tqdm(total=len(jobs), initial=len(jobs) - len(left),
                   unit="answer", file=sys.stderr) as bar:
             asked: Sequence[Question] = ()
-            several = self.config.concurrency > 1  # of a method with one draft, a set, a temperature and a repeat
+            several = self.config.concurrency > 1  # jobs at once: those that differ in the question alone
             for first, group in itertools.groupby(left, lambda key: key._replace(question=0) if several else key):
                 batch = list(group)
                 before, asked = asked, [left[key] for key in batch]

@@ -14,7 +14,7 @@ from config.keys import NUMBER, Range, check_name, listed, number, opened, over,
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
 from config.questions import Question, bundled, categories, load
-from config.run_config import RANGES
+from config.run_config import RANGES as OF_RUNS
 
 # The trees of the paper, whatever a preset is tuned to.
 TREES = {"min_probability": "0", "expand_depth": "6", "ablate": ""}
@@ -105,7 +105,7 @@ class ComparesMethods(AsksSets):
     methods = temperatures = ""  # keys of each command, with meanings of their own
 
     def problems(self) -> Iterator[str]:
-        yield from wrong_numbers("temperatures", self.temperatures, RANGES["temperature"])
+        yield from wrong_numbers("temperatures", self.temperatures, OF_RUNS["temperature"])
         yield from super().problems()
 
     @property
@@ -133,7 +133,7 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
     """One evaluation. The comments are what `bash run_eval.sh --help` prints, as those of `RunConfig` are."""
 
     REFUSED = ("temperature", "prompt_ids", "question_file", "answers", "reuse")
-    RANGES = {"repeats": REPEATS, "concurrency": RANGES["max_requests"]}
+    RANGES = {"repeats": REPEATS, "concurrency": OF_RUNS["max_requests"]}
     LISTS = {**ComparesMethods.LISTS, "drafts": "asked_drafts"}
     EXAMPLES: ClassVar[str] = EXAMPLES
 
@@ -182,7 +182,7 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
                 self.with_draft(self.baseline_draft)
             except ValueError as error:
                 yield f"baseline_draft={self.baseline_draft}: {error}"
-        at_once, latest = self.run.max_requests, RANGES["seed"].most - self.repeats + 1
+        at_once, latest = self.run.max_requests, OF_RUNS["seed"].most - self.repeats + 1
         if at_once not in (1, self.concurrency):
             yield f"an evaluation has no max_requests={at_once}: write concurrency={at_once}"
         if self.run.seed > latest:

@@ -90,8 +90,8 @@ def looks_of(names: Sequence[str]) -> dict[str, Look]:
 
 
 @contextmanager
-def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1), forms: Sequence[str] = (),
-          **options: Any) -> Iterator[Any]:
+def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1),
+          forms: Sequence[str] = (), **options: Any) -> Iterator[Any]:
     """The axes of a figure, a grid of them if it has several `places`; what is drawn there is written to a file, or to
     one of each of several `forms`."""
     with plt.rc_context(STYLE):
@@ -190,10 +190,10 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
     if baseline is None or len(found.contenders) < 2:
         return False
     named = found.label(Contender(baseline, found.baseline_draft))
-    series = []
+    series, ratio = [], itemgetter(f"sr_{baseline}")
     for label, own in view.rows.items():
-        cells = view.cells(label, itemgetter(f"sr_{baseline}"), NO_INTERVAL)
-        series.append(Series(label, [*cells, own[MEAN][f"sr_{baseline}"]]))
+        cells = view.cells(label, ratio, NO_INTERVAL)
+        series.append(Series(label, [*cells, ratio(own[MEAN])]))
     bars(path, series, [*found.sets, MEAN], f"Speed-up over {named}, {where}", ("data set", "SR"))
     return True
 

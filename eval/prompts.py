@@ -23,6 +23,7 @@ It must pass this test:
 Write the function between [PYTHON] and [/PYTHON]. [/INST]
 [PYTHON]
 """
+DOCSTRING = '"""\n{text}\n{test}\n"""\n'
 SHOT = TASK.format(text="Write a function that doubles a number.", test="assert double(4) == 8") + """\
 def double(number):
     return 2 * number
@@ -53,10 +54,9 @@ def _alpaca(entry: Entry) -> str:
     return "\n\n".join([*parts, "### Response:\n"])
 
 
-def _task(entry: Entry) -> str:
-    """What a task of MBPP asks; its sanitized half calls the field otherwise."""
-    text: str = entry.get("text") or entry["prompt"]
-    return text
+def _task(entry: Entry) -> dict[str, str]:
+    """Text and first test of a task of MBPP, whose sanitized half calls the text otherwise."""
+    return {"text": entry.get("text") or entry["prompt"], "test": entry["test_list"][0]}
 
 
 def _is_task(entry: Any) -> bool:
@@ -73,8 +73,8 @@ FORMATS = {
     "cnn_dailymail": Format(lambda entry: f"Summarize:\n{entry['article']}\nSummary:\n",
                             {"article": _is_text}, 'an "article"'),
     "alpaca": Format(_alpaca, {"instruction": _is_text}, 'an "instruction", and perhaps an "input"'),
-    "mbpp": Format(lambda entry: SHOT + TASK.format(text=_task(entry), test=entry["test_list"][0]), _is_task, TESTED),
-    "mbpp_docstring": Format(lambda entry: f'"""\n{_task(entry)}\n{entry["test_list"][0]}\n"""\n', _is_task, TESTED),
+    "mbpp": Format(lambda entry: SHOT + TASK.format(**_task(entry)), _is_task, TESTED),
+    "mbpp_docstring": Format(lambda entry: DOCSTRING.format(**_task(entry)), _is_task, TESTED),
     "openai_humaneval": Format(lambda entry: str(entry["prompt"]), {"prompt": _is_text}, 'a "prompt"'),
 }
 

@@ -1,8 +1,7 @@
 """A model by its name, folder or GGUF file: where it is, and how it gets here (`model=`).
 
 The hub is asked by the library `huggingface_hub`, which shows progress, goes on where it was interrupted, compares
-hashes and keeps the revision beside the files. Only JSON, tokenizers and weights are fetched, the latter in safetensors
-where there are any.
+hashes and keeps the revision beside the files. Only JSON, tokenizers and one form of the weights are fetched.
 """
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def fetched(name: str, root: Path, revision: str | None = None) -> Path:
         say(f"fetching {name} into {folder}, once")
         try:
             found = model_info(name, revision=revision)  # where there is no hub, the download would not mind
-            wanted = [*WANTED, *_weights(each.rfilename for each in found.siblings or ())]
+            wanted = [*WANTED, _weights(each.rfilename for each in found.siblings or ())]
             snapshot_download(name, revision=found.sha, local_dir=str(folder), allow_patterns=wanted)
         except Exception as error:  # whatever the network, the hub and the library have to say
             raise ValueError(f"{name} cannot be fetched ({shown(reason(error))[1:-1]}): {bring}") from None
@@ -83,10 +82,10 @@ def fetched(name: str, root: Path, revision: str | None = None) -> Path:
     return folder
 
 
-def _weights(files: Iterable[str]) -> list[str]:
+def _weights(files: Iterable[str]) -> str:
     """The pattern of those of these files that hold the weights. Raises ValueError if none does."""
     held = list(files)
     for pattern in WEIGHTS:
         if fnmatch.filter(held, pattern):
-            return [pattern]
+            return pattern
     raise ValueError(f"it has no {' or '.join(WEIGHTS)}")

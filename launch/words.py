@@ -21,7 +21,7 @@ from config.cli import RUN_PIPE, CommandKeys, headless, parse
 from config.files import one_at_a_time
 from config.keys import HELP, opened, preset_of, raw_values
 from config.methods import METHODS
-from config.presets import ROOT, SMOLLM2, TOY_PRESET
+from config.presets import MODELS, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch import auto
@@ -134,8 +134,8 @@ def _usual(raw: Mapping[str, str]) -> str:
 
 def _place(raw: Mapping[str, str]) -> Path:
     """The folder of SmolLM2, below the root of the presets' models."""
-    root = [f"models={raw['models']}"] if raw.get("models") else []
-    return Path(parse([SMOLLM2, *root]).base_dir)
+    root = Path(raw.get("models") or MODELS).expanduser()
+    return Path(under(PRESETS[SMOLLM2], str(root)).base_dir)
 
 
 def fetch(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Rank 0's requests: the ring of stages, which all requests share, and the target of each one.
 
-A strategy sends segments through its target, which notes in the tree what follows each node. The ring only
-passes trees on; strategies know nothing else of the pipeline.
+A strategy sends segments through its target, which notes in the tree what follows each node. The ring only passes
+trees on; strategies know nothing else of the pipeline.
 """
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
 
     A text that cannot fit, however it falls into tokens, is Refused before time is spent on it.
     """
-    given = [choice.prompt] if isinstance(choice.prompt, str) else choice.prompt
-    parts = (part["content"] if isinstance(part, dict) else part for part in given)
-    characters, text = sum(len(part) for part in parts if isinstance(part, str)), pipeline.text
+    prompt, text = choice.prompt, pipeline.text
+    texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
+    characters = sum(map(len, texts))
     if text is not None and characters > pipeline.spec.context * _longest(text):
         raise _too_long(f"{characters} characters", choice, pipeline)
     return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)

@@ -69,8 +69,8 @@ def test_where_the_hub_cannot_be_reached_the_files_are_named(tmp_path, hub):
 
 
 def test_weights_are_fetched_in_one_form():
-    assert _weights(["a.json", "model-1-of-2.safetensors", "pytorch_model.bin"]) == ["*.safetensors"]
-    assert _weights(["config.json", "pytorch_model-00001-of-00002.bin", "training_args.bin"]) == ["pytorch_model*.bin"]
+    assert _weights(["a.json", "model-1-of-2.safetensors", "pytorch_model.bin"]) == "*.safetensors"
+    assert _weights(["config.json", "pytorch_model-00001-of-00002.bin", "training_args.bin"]) == "pytorch_model*.bin"
     with refused("it has no *.safetensors or pytorch_model*.bin"):
         _weights(["model.onnx", "training_args.bin"])
 

@@ -70,9 +70,9 @@ def long(argv: list[str]) -> int:
         jobs = list(product(args.positions, args.chunks, KINDS))
         for job in tqdm(jobs, desc="texts", leave=False):
             stated, found = _measured(folder, *job)
-            times = found.prefill.wall, found.prefill.processor, 1e3 * found.token
-            sizes = found.cache, stated.cache, found.taken, stated.total
-            table.append([*map(str, job), *(f"{each:.1f}" for each in times), *(f"{size / MB:.0f}" for size in sizes)])
+            times = [f"{each:.1f}" for each in (found.prefill.wall, found.prefill.processor, 1e3 * found.token)]
+            sizes = [f"{size / MB:.0f}" for size in (found.cache, stated.cache, found.taken, stated.total)]
+            table.append([*map(str, job), *times, *sizes])
     print(f"a stage with all layers of {args.model.name}, float32, {torch.get_num_threads()} thread(s), each text in a "
           "process of its own; all: beside Python and torch")
     print(in_columns(COLUMNS, table, names=0))

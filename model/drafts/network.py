@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, takewhile
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -338,9 +338,8 @@ class TreeDraft(Network):
 
     def _branch(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
         """Give every node of the frontier the children that the shape says; those with children are the next one."""
-        counts = growth.shape[self._level - 1]
-        is_deepest = self._level == len(growth.shape)
-        following = () if is_deepest else growth.shape[self._level]
+        counts, *deeper = growth.shape[self._level - 1:]
+        following = deeper[0] if deeper else ()
         begins = [0, *accumulate(counts)]
         children = self._children(tree, logits_AV, [counts[leaf.place] for leaf in self._frontier])
         leaves: dict[int, Leaf] = {}
@@ -361,7 +360,8 @@ class TreeDraft(Network):
             logprob_TW, token_TW = self.guess(logits_TV, max(counts))
             if logprob_TW.isnan().any():
                 raise self._damaged()
-            rows = (islice(zip(*row), count) for *row, count in zip(token_TW.tolist(), logprob_TW.tolist(), counts))
+            columns = zip(token_TW.tolist(), logprob_TW.tolist(), counts)
+            rows = (zip(tokens[:count], scores) for tokens, scores, count in columns)
             return [[(Proposal(self.source, token), gain) for token, gain in row if gain > -math.inf] for row in rows]
         law_TV = laws(sampler, logits_TV)
         if np.isnan(law_TV).any():
