@@ -5,11 +5,12 @@ It knows nothing about how they guess (launch/build.py makes them).
 from __future__ import annotations
 
 HEAD_KEY, MODEL_KEY, MODELS_KEY = "eagle_dir", "draft_dir", "ssm"  # a head of the model; one small model; several
-FOLDERS = {"eagle": HEAD_KEY, "dflash": HEAD_KEY, "model": MODEL_KEY, "ssm": MODELS_KEY, "cascade": MODELS_KEY}
+HEADS = ("eagle", "dflash", "spd")  # the kinds of a head
+FOLDERS = {**dict.fromkeys(HEADS, HEAD_KEY), "model": MODEL_KEY, "ssm": MODELS_KEY, "cascade": MODELS_KEY}
 ALONE = tuple(name for name, key in FOLDERS.items() if key != MODELS_KEY)  # that lie in one folder
 DRAFTS = (  # that the key `draft` takes: sources alone, and the sums that make sense
     "eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm", "cascade",
-    "cascade+suffix", "dflash", "dflash+suffix", "none")
+    "cascade+suffix", "dflash", "dflash+suffix", "spd", "spd+suffix", "none")
 
 
 def reads(draft: str) -> set[str]:

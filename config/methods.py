@@ -59,6 +59,9 @@ METHODS = {
     "streaming": Method(
         "streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
         sizes=("stream_rows",), look=("#5b6fb5", "||"), measured=True, falls_back=True),
+    "spd": Method(
+        "spd", "ring", "eagle", "SPD: one guess for each step of a stage, out of what is known of those under way",
+        tree="chain", look=("#b7b7a4", "//"), planned=False),
     "dsi": Method(
         "dsi", "replicas", "eagle", "DSI: a drafter that never waits, copies of the model verify by turns",
         tree="chain", sizes=("lookahead",), look=("#20639b", "oo")),

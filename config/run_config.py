@@ -122,7 +122,7 @@ class RunConfig(Checked):
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
-    draft: str = "eagle"  # eagle or dflash (the head), model, ssm, cascade, suffix (copies), eagle+suffix, none
+    draft: str = "eagle"  # the head: eagle, dflash, spd; model, ssm, cascade, suffix (copies); eagle+suffix; none
     draft_dir: str = ""  # folder of a small whole model, for drafts with model; best with the target's vocabulary
     ssm: str = ""  # folders of such models, DIR,DIR, of specinfer, draft=ssm, cascade; empty: rank 0's draft
     ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: all on rank 0, by turns

@@ -4,6 +4,7 @@ It knows nothing about processes or rank numbers. A builder changes nothing but 
 """
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -23,9 +24,10 @@ from model.drafts.cascade import row
 from model.drafts.dflash import Block
 from model.drafts.draft import Draft, NoDraft, Passes
 from model.drafts.eagle import Eagle, Fit, load_head
-from model.drafts.heads import DFlashHead
+from model.drafts.heads import DFlashHead, Eagle3Head
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network, TreeDraft, read_all
+from model.drafts.partial import PartialDraft
 from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
 from model.llama import Logits, Slice, fill
@@ -75,7 +77,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     elif spec.config.cluster:
         of_model = (last - first) / sizes.layers
         computes = SlowSlice(body, Pace(spec.config.cluster.board(spec.part.rank), trace=trace), of_model)
-    return Stage(computes, new_cache, trace, spec.part.own_inner, spec.config.max_requests)
+    return Stage(computes, new_cache, trace, spec.part.own_inner, spec.config.max_requests, spec.reports)
 
 
 def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:
@@ -212,16 +214,17 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
         return Block(head, lm_head, spec.slots)
     fuse(head)
     pack(head)
-    return Eagle(head, lm_head, spec.slots, Fit(str(folder), say))
+    kind = PartialDraft if isinstance(head, Eagle3Head) and head.dialect.partial else Eagle
+    return kind(head, lm_head, spec.slots, Fit(str(folder), say))
 
 
-def _block_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
-    """The same, if it is one of DFlash."""
+def _draft_of(maker: str, kinds: Sequence[str], spec: RankSpec, lm_head: LMHead) -> list[TreeDraft]:
+    """The same, if it is of one of these kinds."""
     draft = _head_draft(spec, lm_head)
-    if not isinstance(draft, Block):
-        raise ValueError(f"draft={spec.config.draft} wants a head of DFlash, and that of this model is none: take "
-                         "draft=eagle, or name one with eagle_dir=DIR")
-    return draft
+    if draft.source not in kinds:
+        raise ValueError(f"draft={spec.config.draft} wants a head of {maker}, and that of this model is none: take "
+                         f"draft={draft.source}, or name one with eagle_dir=DIR")
+    return [draft]
 
 
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:
@@ -320,8 +323,9 @@ def _numbers(value: Any) -> set[int]:
 
 
 DRAFTS: dict[str, Callable[[RankSpec, LMHead], Sequence[Network]]] = {
-    "eagle": lambda spec, lm_head: [_head_draft(spec, lm_head)],
-    "dflash": lambda spec, lm_head: [_block_draft(spec, lm_head)],
+    "eagle": partial(_draft_of, "EAGLE or DFlash", ("eagle", "dflash")),
+    "dflash": partial(_draft_of, "DFlash", ("dflash",)),
+    "spd": partial(_draft_of, "SPD", ("spd",)),
     "cascade": lambda spec, lm_head: [row(_numbered_all(spec))],
     "model": lambda spec, lm_head: [_model_draft(spec)],
     "ssm": lambda spec, lm_head: _numbered_all(spec),

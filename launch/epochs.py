@@ -45,7 +45,7 @@ class Epochs:
         if self.number:
             first_loss(self._store, f"rank {own} was lost: its process ended", self._suffix)
 
-    def join(self, until: float = math.inf) -> tuple[Wire, Wire]:
+    def join(self, until: float = math.inf) -> list[Wire]:
         """The wires of the next epoch in which this rank is connected to all its peers; raises PeerLost.
 
         Rank 0 waits for the others `until` a moment of the monotonic clock.

@@ -98,9 +98,20 @@ class RankSpec:
         return self.config.copies(len(self.part.stages))
 
     @property
+    def partial(self) -> bool:
+        """Whether the draft reads features of rows that are still under way, which stages report to rank 0."""
+        return "spd" in self.sources and not self.config.replicated
+
+    @property
+    def reports(self) -> bool:
+        """Whether its own stage reports; behind the last layer the segment itself is as early."""
+        return self.partial and self.part.layers[1] < self.sizes.layers
+
+    @property
     def placement(self) -> Placement:
         """The placement of all ranks of the run."""
-        return Placement.of(self.part.stages, len(self.part.shares), self.copies, self.config.drafting_ranks)
+        part, config = self.part, self.config
+        return Placement.of(part.stages, len(part.shares), self.copies, config.drafting_ranks, self.partial)
 
     @cached_property
     def drafter(self) -> int | None:

@@ -78,5 +78,5 @@ def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
     speeds = spec.part.shares
     share, largest = (last - first) / spec.sizes.layers, max(speeds) / sum(speeds)
     tiles = spec.config.comm == "galaxy"
-    held = Held([member.part.rank for member in group], share, kept, largest, tiles)
+    held = Held([member.part.rank for member in group], share, kept, largest, tiles, spec.reports)
     return work_of(profile, held, own.segment)

@@ -36,6 +36,7 @@ class Node:
     drawn: Sequence[Proposal] = ()  # what was drawn after it, in this order, equal tokens apart
     target_token: int | None = None  # the token that the target says follows it
     hidden: Any = None  # the target's feature of it, until that is released
+    partial: Any = None  # what stages have said of it on its way, for a draft that reads that
     logprob: Any = None  # what the target says of the token behind it, where a request wants that
 
 
@@ -210,7 +211,7 @@ class TokenTree:
         """Let go of the features of the first `count` nodes of the text, since every draft has read them."""
         end = min(count, len(self.trunk) - 1)  # that of the tip may still come
         for node in self.trunk[self._released:end]:
-            self.nodes[node].hidden = None
+            self.nodes[node].hidden = self.nodes[node].partial = None
         self._released = max(self._released, end)
 
     def drop(self, node: int) -> None:

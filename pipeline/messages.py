@@ -2,7 +2,8 @@
 
 They know nothing about how they travel. Segments, alone or in a batch, Start, Reset and Stop go round the ring in
 order; only a Prune may overtake, since node ids never change their meaning. Messages of a request carry its number,
-which rises from request to request. Ask and Drafted go between rank 0 and small models on ranks of their own.
+which rises from request to request. Features go from a stage straight to rank 0, Ask and Drafted between rank 0 and
+small models on ranks of their own.
 
 On the wire a message is a header and a body: whole numbers, then up to two tensors; a batch is followed by its
 segments. No pickle: a peer can send wrong numbers, but no code, and impossible numbers are refused before memory is
@@ -85,6 +86,16 @@ class Batch:
 
 
 @dataclass
+class Features:
+    """What is known of rows that are still under way: the inputs `x` `[T, layers * D]` of so many inner layers."""
+
+    request: int
+    layers: int
+    nodes: list[int]
+    x: Tensor
+
+
+@dataclass
 class Prune:
     """The text ends in `tip` below `parent`; of the nodes older than `horizon` only these two and `keep` live."""
 
@@ -162,7 +173,7 @@ class Drafted:
     law_NV: Tensor
 
 
-Message = Union[Segment, Batch, Prune, Reset, Start, Stop, Ask, Drafted]
+Message = Union[Segment, Batch, Features, Prune, Reset, Start, Stop, Ask, Drafted]
 
 
 def joined(segments: Sequence[Segment]) -> Segment | Batch:
@@ -190,7 +201,7 @@ def facts_of(msg: Message) -> dict[str, Any]:
 
 # --- on the wire ------------------------------------------------------------------------------------------------------
 
-KINDS = (Segment, Prune, Reset, Stop, Batch, Start, Ask, Drafted)  # by their numbers on the wire
+KINDS = (Segment, Prune, Reset, Stop, Batch, Start, Ask, Drafted, Features)  # by their numbers on the wire
 
 
 class Header(NamedTuple):
@@ -286,6 +297,8 @@ def _numbers(msg: Message) -> list[int]:
         for rows, seconds in msg.visits:
             visits += rows, round(seconds * NANO)
         return [msg.request, msg.text, *visits, *msg.nodes, *msg.parents, *msg.pos]
+    if isinstance(msg, Features):
+        return [msg.request, msg.layers, *msg.nodes]
     if isinstance(msg, Prune):
         return [msg.request, msg.tip, msg.parent, msg.horizon, *msg.keep]
     if isinstance(msg, Batch):
@@ -331,6 +344,9 @@ def _decoded(header: Header, body: Tensor) -> Message:
         return _ask(numbers)
     if kind is Drafted:
         return _drafted(numbers, x)
+    if kind is Features and len(numbers) == rows + 2 and numbers[1] > 0 and header.width % numbers[1] == 0:
+        request, layers = numbers[:2]
+        return Features(request, layers, numbers[2:], x)
     if kind is Prune and len(numbers) > 3:
         request, tip, parent, horizon = numbers[:4]
         return Prune(request, tip, parent, horizon, numbers[4:])

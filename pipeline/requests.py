@@ -19,7 +19,7 @@ from model.rules import judged
 from model.sample import Sampler, logprobs
 from model.tree import TokenTree
 from pipeline.failure import PeerLost
-from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
+from pipeline.messages import NOBODY, Features, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
 from pipeline.pacing import USUAL, Pacing, Terms, worths
 from pipeline.strategies import WAIT, Progress, Target
 from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
@@ -214,6 +214,14 @@ class RequestTarget(Target):
         assert self._flying, f"a segment is back for request {self.request}, which has sent none"
         self._flying.popleft()
         self._hear(segment, message)
+
+    def learn(self, features: Features) -> None:
+        """Note what a stage says of rows that are still under way, unless a later one has said more."""
+        feature_TN = upload(features.x, self.ring.device)
+        for node, feature_N in zip(features.nodes, feature_TN):
+            known = self.tree.nodes.get(node)
+            if known and (known.partial is None or len(known.partial) < len(feature_N)):
+                known.partial = feature_N
 
     def reset(self, request: int) -> None:
         """A Reset with this request number came back."""
@@ -449,6 +457,10 @@ class Ring:
 
     def _hand_out(self, message: Message) -> None:
         """Give a message to its requests."""
+        if isinstance(message, Features):
+            if message.request in self._open:
+                self._open[message.request].learn(message)
+            return
         assert not isinstance(message, (Prune, Stop)), f"a {type(message).__name__} came back instead of a segment"
         self.heard += 1
         if isinstance(message, Reset) and message.request in self._open:  # else the text of an ended request, or a ping

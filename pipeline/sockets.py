@@ -13,15 +13,14 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from pipeline.failure import broken, guarded
 from pipeline.keys import Keys, encrypted
-from pipeline.transport import Peers, Wire
+from pipeline.transport import WIRES, Peers, Wire
 
 GREETING = struct.Struct("=8s3q")  # a mark, the epoch, the kind of the connection, and the sender's rank
 MARK = b"flowspec"
-DATA, CONTROL = 0, 1  # kinds
 LOOK = 0.02  # seconds to wait for a peer to connect
 BRIEF = 10.0  # seconds for a greeting, and to reach a board
 STRANGERS = 64  # connections without a greeting; of more the oldest is closed
@@ -185,17 +184,20 @@ def hang_up(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
+def _numbered(links: Iterable[Sequence[Sequence[int]]]) -> set[tuple[int, int]]:
+    """The kind of each wire and the rank at its other end, for all links."""
+    return {(kind, peer) for link in links for kind, ranks in enumerate(link) for peer in ranks}
+
+
 class Connections:
     """All connections of one rank in an epoch."""
 
     def __init__(self, own: int, peers: Sequence[Peers]) -> None:
         self._own = own
         self._all: list[socket.socket] = []
-        self.wires = Wire(), Wire()  # by kind
-        self.to = {(DATA, peer) for each in peers for peer in each.following}
-        self.to |= {(CONTROL, peer) for each in peers for peer in each.others}
-        self.missing = {(DATA, each.previous) for each in peers if each.previous is not None}
-        self.missing |= {(CONTROL, each.root) for each in peers if each.root is not None}
+        self.wires = [Wire() for _ in WIRES]
+        self.to = _numbered(each.reached for each in peers)
+        self.missing = _numbered(each.heard for each in peers)
 
     def reach(self, door: Door, kind: int, peer: int, name: str) -> None:
         """Connect to a peer at the door of this name; raises PeerLost."""

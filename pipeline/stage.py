@@ -13,6 +13,7 @@ from torch import Tensor
 from model.cache import Survivors, TreeCache, together, upload
 from pipeline.messages import (
     NOBODY,
+    Features,
     Message,
     Prune,
     Reset,
@@ -26,19 +27,20 @@ from pipeline.messages import (
     segments_of,
 )
 from pipeline.trace import OFF, REAL, NoTrace
-from pipeline.transport import Link
+from pipeline.transport import StageLink
 
 
 class Stage:
     """Computes segments with the slice `part`; `new_cache` makes the cache of a request.
 
-    A segment that needs inner features gets the inputs of the slice's `inner_layers`. At most `requests` are under way.
+    A segment that needs inner features gets the inputs of the slice's `inner_layers`, of which rank 0 hears at once if
+    the stage `reports`. At most `requests` are under way.
     """
 
     def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,
-                 inner_layers: Sequence[int] = (), requests: int = 1) -> None:
+                 inner_layers: Sequence[int] = (), requests: int = 1, reports: bool = False) -> None:
         self.part, self.trace = part, trace
-        self.inner_layers = inner_layers
+        self.inner_layers, self.reports = inner_layers, reports
         self.caches: dict[int, TreeCache] = {}  # of open requests
         self.ended: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
         self._new_cache = new_cache
@@ -80,6 +82,11 @@ class Stage:
         if request not in self.caches:
             self._open(request, self._spare.pop() if self._spare else self._new_cache())
         return self.caches[request]
+
+    def news(self, msg: Message) -> list[Features]:
+        """What rank 0 hears at once of the rows in a computed message."""
+        known = [segment for segment in segments_of(msg) if self.reports and segment.nodes]
+        return [_features(segment, segment.inner) for segment in known if segment.inner is not None]
 
     def _open(self, request: int, cache: TreeCache) -> None:
         """Open a request, and obey the prune that came before."""
@@ -176,7 +183,12 @@ class Stage:
                 for segment, part, feature in zip(segments, parts, features)}
 
 
-def run_stage(stage: Stage, link: Link) -> None:
+def _features(segment: Segment, inner_TN: Tensor) -> Features:
+    layers = inner_TN.shape[1] // segment.x.shape[1]
+    return Features(segment.request, layers, segment.nodes, inner_TN)
+
+
+def run_stage(stage: Stage, link: StageLink) -> None:
     """The main loop of a stage. Prunes are obeyed before waiting data, and before a computed segment leaves."""
     msg: Message | None = None
     while not isinstance(msg, Stop):
@@ -190,3 +202,5 @@ def run_stage(stage: Stage, link: Link) -> None:
         if result is not None:
             with stage.trace.span("send", **facts_of(result)):
                 link.send(result)
+            for features in stage.news(result):
+                link.report(features)

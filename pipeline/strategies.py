@@ -238,6 +238,20 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
             yield from target.rest()
 
 
+def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
+    """One guess for each step of a stage, so that each stage has one of a chain (SPD)."""
+    while True:
+        if target.ready():
+            yield from target.wait()
+            if new := verify(tree):
+                target.prune()
+                yield new
+        elif target.free and (segment := tree.cut(1, cfg.chunk)):
+            target.send(segment)
+        elif tree.pending or not target.has_room or not (yield from draft.grow(tree, cfg.coupled)):
+            yield from target.rest()
+
+
 def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """A drafter that never waits: the tip at once, and every few guesses of one chain to a free replica (DSI)."""
     enough = cfg.lookahead
@@ -256,4 +270,4 @@ def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 
 
 STRATEGIES: dict[str, Strategy] = {strategy.__name__: strategy for strategy in (
-    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, pearl, ssd, streaming, dsi)}
+    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, pearl, ssd, streaming, spd, dsi)}

@@ -20,6 +20,9 @@ from pipeline.failure import Failure, PeerLost, broken, explain, guarded
 from pipeline.messages import Header, Message, Prune, Stop, facts_of, packets, receive
 from pipeline.trace import OFF, Meter, NoTrace
 
+WIRES = ("data", "control", "report")  # what they carry: messages in order, those of rank 0 to all, and those to it
+DATA, CONTROL, REPORT = range(3)
+
 
 class Link(Protocol):
     """The operations of a link."""
@@ -42,6 +45,13 @@ class Link(Protocol):
 
     def broadcast(self, msg: Message) -> None:
         """To all other ranks, past what is on its way; does not wait."""
+
+
+class StageLink(Link, Protocol):
+    """The link of a stage."""
+
+    def report(self, msg: Message) -> None:
+        """To rank 0, past what is on its way; does not wait."""
 
 
 def send_round(links: Sequence[Link], msg: Message) -> None:
@@ -123,6 +133,21 @@ class Peers(NamedTuple):
     others: Sequence[int] = ()  # to which it broadcasts
     root: int | None = None  # whose broadcasts it receives
     ordered: bool = False  # whether it receives prunes in order, too
+    reports: bool = False  # whether it reports to the root, or receives reports of those to which it broadcasts
+
+    @property
+    def reached(self) -> list[Sequence[int]]:
+        """To whom it sends, over the wires of each kind."""
+        return [self.following, self.others, _named(self.root) if self.reports else ()]
+
+    @property
+    def heard(self) -> list[Sequence[int]]:
+        """Whom it hears, over the wires of each kind."""
+        return [_named(self.previous), _named(self.root), self.others if self.reports else ()]
+
+
+def _named(peer: int | None) -> list[int]:
+    return [] if peer is None else [peer]
 
 
 class Hearing:
@@ -146,15 +171,19 @@ class LocalLink(Hearing):
         super().__init__(inboxes[rank])
         self._rank = rank
         self._ends = [*inboxes, *tables]
-        self._following = [inboxes[peer] for peer in peers.following]
-        self._others = [inboxes[peer] for peer in peers.others]
+        self._reached = [[inboxes[peer] for peer in reached] for reached in peers.reached]
 
     def send(self, msg: Message) -> None:
-        for inbox in self._following:
-            inbox.put(msg)
+        self._put(DATA, msg)
 
     def broadcast(self, msg: Message) -> None:
-        for inbox in self._others:
+        self._put(CONTROL, msg)
+
+    def report(self, msg: Message) -> None:
+        self._put(REPORT, msg)
+
+    def _put(self, kind: int, msg: Message) -> None:
+        for inbox in self._reached[kind]:
             inbox.put(msg)
 
     def fail(self, failure: PeerLost) -> None:
@@ -203,11 +232,16 @@ def _bytes(x: Tensor) -> memoryview:
     return memoryview(data)
 
 
+def _queues() -> list[SimpleQueue[Any]]:
+    """What waits to be sent over the wires of each kind."""
+    return [SimpleQueue() for _ in WIRES]
+
+
 class ProcessLink(Hearing):
     """A link of a rank that is a process, on this machine or a board; tensors travel through host memory.
 
-    Data and control have separate wires, so a prune never waits behind a segment. `failed` is given the error that ends
-    a thread, PeerLost for a connection. Links of a rank may share an `inbox`. Nothing travels before `begin`.
+    Data, control and reports have separate wires, so none waits behind another. `failed` is given the error that ends a
+    thread, PeerLost for a connection. Links of a rank may share an `inbox`. Nothing travels before `begin`.
     """
 
     takes = 0.3e-3  # seconds from `send` until the next rank on this machine has woken up, at least
@@ -215,37 +249,37 @@ class ProcessLink(Hearing):
     def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, inbox: Inbox | None = None) -> None:
         super().__init__(inbox or Inbox(trace, peers.ordered))
         self.failed, self._trace, self._peers = failed, trace, peers
-        self._data: SimpleQueue[Any] = SimpleQueue()
-        self._control: SimpleQueue[Any] = SimpleQueue()
+        self._queues = _queues()
         self._threads: list[threading.Thread] = []
         self.fail = self._inbox.fail
 
-    def begin(self, wires: tuple[Wire, Wire]) -> None:
-        """Use these wires, for data and for control."""
-        (ring, control), peers = wires, self._peers
-        work = {"data sender": partial(self._send_all, self._data, ring),
-                "control sender": partial(self._send_all, self._control, control)}
-        if peers.previous is not None:
-            work["data listener"] = partial(self._hear_all, peers.previous, ring)
-        if peers.root is not None:
-            work["control listener"] = partial(self._hear_all, peers.root, control)
-        self._threads = [guarded(name, run, self.failed) for name, run in work.items()]
+    def begin(self, wires: Sequence[Wire]) -> None:
+        """Use these wires, one of each kind."""
+        peers, work = self._peers, []
+        for kind, queue, wire, reached, heard in zip(WIRES, self._queues, wires, peers.reached, peers.heard):
+            work.append((f"{kind} sender", partial(self._send_all, queue, wire, reached)))
+            work += [(f"{kind} listener", partial(self._hear_all, wire, peer)) for peer in heard]
+        self._threads = [guarded(name, run, self.failed) for name, run in work]
 
     def end(self) -> None:
         """Forget all messages on wires that were cut, so that the link can `begin` with others."""
         self._join()
-        self._data, self._control = SimpleQueue(), SimpleQueue()
+        self._queues = _queues()
         self._inbox.clear()
 
     def send(self, msg: Message) -> None:
-        self._data.put((msg, self._peers.following))
+        self._queues[DATA].put(msg)
 
     def broadcast(self, msg: Message) -> None:
-        self._control.put((msg, self._peers.others))
+        self._queues[CONTROL].put(msg)
+
+    def report(self, msg: Message) -> None:
+        self._queues[REPORT].put(msg)
 
     def close(self) -> None:
         """After the Stop went round: send what is left, and end the threads and the other ranks' listeners."""
         self.broadcast(Stop())
+        self.report(Stop())
         self._join()
 
     def _join(self) -> None:
@@ -255,22 +289,21 @@ class ProcessLink(Hearing):
 
     def drop(self) -> None:
         """After a loss: end the senders; broken connections end the listeners."""
-        self._data.put(None)
-        self._control.put(None)
+        for queue in self._queues:
+            queue.put(None)
 
-    def _send_all(self, queue: SimpleQueue[Any], wire: Wire) -> None:
+    def _send_all(self, queue: SimpleQueue[Any], wire: Wire, reached: Sequence[int]) -> None:
         """Encode and send messages; device tensors are copied to the host here, beside the computing."""
-        while (item := queue.get()) is not None:
-            msg, following = item
+        while (msg := queue.get()) is not None:
             since = time.monotonic()
             parts = [part for packet in packets(msg) for part in packet if len(part)]
-            for peer in following:
+            for peer in reached:
                 for part in parts:
                     wire.send(part, peer)
-            size = len(following) * sum(part.numel() * part.element_size() for part in parts)
+            size = len(reached) * sum(part.numel() * part.element_size() for part in parts)
             self._trace.note("sent", since, kind=type(msg).__name__, bytes=size)
 
-    def _hear_all(self, peer: int, wire: Wire) -> None:
+    def _hear_all(self, wire: Wire, peer: int) -> None:
         msg: Message | None = None
         since: float | None = None  # moment of the message's first byte
 

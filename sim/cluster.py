@@ -17,7 +17,7 @@ from torch import Tensor
 
 from config.profiles import Profile
 from pipeline.drafters import Drafter
-from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, facts_of, joined, segments_of
+from pipeline.messages import NOBODY, Features, Message, Prune, Reset, Segment, Start, facts_of, joined, segments_of
 from pipeline.trace import OFF, Clock, NoTrace
 from sim.clock import VirtualClock
 from sim.stages import VirtualStage, Work
@@ -89,7 +89,8 @@ class Cluster:
         stages: list[VirtualStage] = []
         steps = list(zip(works, traces, [self._trace, *traces], ranks))
         for work, trace, before, rank in reversed(steps):
-            stage = VirtualStage(self.at, work, send, trace)
+            report = self._onward(self._arrive, trace, self._wire(work.rank, 0))
+            stage = VirtualStage(self.at, work, send, report, trace)
             stages.append(stage)
             send = self._onward(stage.hear, before, self._wire(rank, work.rank))
         controls = [self._wire(0, work.rank) for work in reversed(works)]
@@ -142,6 +143,8 @@ class Cluster:
         self._clock.sleep_until(self._clock.now() + self._own.turn)
         if segments := segments_of(msg):
             return joined([self._memory.answered(segment) for segment in segments])
+        if isinstance(msg, Features):
+            return self._memory.known(msg)
         if isinstance(msg, Reset) and msg.last == NOBODY:
             self._memory.forget(msg.request)
         return msg
@@ -252,6 +255,15 @@ class Memory:
             return replace(segment, x=torch.tensor(path_T)[:, None])
         x_TD, inner = self._paths.said(path_T)
         return replace(segment, x=x_TD, inner=None if segment.inner is None else inner)
+
+    def known(self, features: Features) -> Features:
+        """What stages say of rows under way, with the inputs of their inner layers; nothing of a request that is over.
+        """
+        paths = self._path.get(features.request)
+        if paths is None:
+            return replace(features, nodes=[], x=features.x[:0])
+        x_TD, inner_TN = self._paths.said([paths[node] for node in features.nodes])
+        return replace(features, x=inner_TN[:, :features.layers * x_TD.shape[1]])
 
     def forget(self, request: int) -> None:
         """Forget a request that is over."""

@@ -80,28 +80,27 @@ class SlowPasses:
 
 
 class SlowLink:
-    """A link whose messages arrive later. Data and control have a wire each."""
+    """A link whose messages arrive later. Data, control and reports have a wire each."""
 
     def __init__(self, link: Any, pace: Pace) -> None:
         self._link = link
-        self._data = Lane(link.send, pace, link.takes, link.failed)
-        self._control = Lane(link.broadcast, pace, link.takes, link.failed)
-        self.send, self.broadcast = self._data.put, self._control.put
+        self._lanes = [Lane(way, pace, link.takes, link.failed) for way in (link.send, link.broadcast, link.report)]
+        self.send, self.broadcast, self.report = (lane.put for lane in self._lanes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
 
     def end(self) -> None:
-        self._data.forget()
-        self._control.forget()
+        for lane in self._lanes:
+            lane.forget()
         self._link.end()
 
     def close(self) -> None:
-        for each in (self._data, self._control, self._link):
+        for each in (*self._lanes, self._link):
             each.close()
 
     def drop(self) -> None:
-        for each in (self._data, self._control, self._link):
+        for each in (*self._lanes, self._link):
             each.drop()
 
 

@@ -14,7 +14,19 @@ import torch
 
 from config.profiles import Profile
 from model.cache import Survivors
-from pipeline.messages import Message, Prune, Reset, Segment, Start, Visit, facts_of, joined, newest, segments_of
+from pipeline.messages import (
+    Features,
+    Message,
+    Prune,
+    Reset,
+    Segment,
+    Start,
+    Visit,
+    facts_of,
+    joined,
+    newest,
+    segments_of,
+)
 from pipeline.trace import NoTrace
 from sim.clock import Heat
 from sim.groups import Times, slowest
@@ -22,6 +34,7 @@ from tp.comm import TILE
 
 Seconds = Callable[[int, int], float]  # from rows and the tokens of text before them
 At = Callable[[float, Callable[[float], None]], None]  # calls an event with a moment when that comes
+Send = Callable[[Message, float], None]
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,7 @@ class Work:
     seconds: Seconds
     layers: int  # after each of which a dead segment is given up; 1: never
     kept: int = 0  # layers that keep their inputs for a draft that needs inner features
+    reports: bool = False  # whether rank 0 hears of them at once
     rank: int = 0  # of its board, where wires differ; 0: any
     cool: Callable[[], object] = lambda: None  # resets the heat of its board
 
@@ -43,6 +57,7 @@ class Held(NamedTuple):
     kept: int = 0  # layers that keep their inputs for a draft that needs inner features
     largest: float = 1.0  # the largest part of a layer that one of the ranks computes
     tiles: bool = False  # whether products and transfers overlap, as in Galaxy
+    reports: bool = False  # whether rank 0 hears of those inputs at once
 
 
 def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
@@ -56,7 +71,7 @@ def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
         def alone(rows: int, text: int) -> float:
             return heat.takes(extra + board.stage(held.share, rows, text))
 
-        return Work(alone, max(1, round(layers)), held.kept, leader, heat.cool)
+        return Work(alone, max(1, round(layers)), held.kept, held.reports, leader, heat.cool)
     times = Times(board, held.largest, members)
 
     def together(rows: int, text: int) -> float:
@@ -64,16 +79,15 @@ def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
         heard = board.latency / 1e3 + board.transfer(rows * board.row_bytes)
         return extra + heard + layers * times.layer(tiled, rows, text)
 
-    return Work(together, 1, held.kept, leader)
+    return Work(together, 1, held.kept, held.reports, leader)
 
 
 class VirtualStage:
-    """One stage; `send` passes on a message at a moment."""
+    """One stage; `send` passes on a message at a moment, `report` brings one to rank 0."""
 
-    def __init__(self, at: At, work: Work, send: Callable[[Message, float], None],
-                 trace: NoTrace) -> None:
+    def __init__(self, at: At, work: Work, send: Send, report: Send, trace: NoTrace) -> None:
         self._at, self._does = at, work
-        self._send, self._trace = send, trace
+        self._send, self._report, self._trace = send, report, trace
         self._queue: deque[Message] = deque()
         self._survivors: dict[int, Survivors] = {}  # of the open requests
         self._newest = -1  # the highest request number of all segments, Starts and Resets so far
@@ -148,8 +162,12 @@ class VirtualStage:
         nodes = joined(segments).nodes
         self._trace.note("forward", self._since, now, nodes=nodes)
         visit = Visit(len(nodes), now - self._since)
-        living = map(self._living, segments)
-        self._pass_on(joined([self._computed(segment, visit) for segment in living]), now)
+        computed = [self._computed(segment, visit) for segment in map(self._living, segments)]
+        self._pass_on(joined(computed), now)
+        for segment in computed:
+            if self._does.reports and segment.nodes and segment.inner is not None:
+                layers = segment.inner.shape[1]
+                self._report(Features(segment.request, layers, segment.nodes, segment.inner), now)
         self._next(now)
 
     def _computed(self, segment: Segment, visit: Visit) -> Segment:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from config.profiles import Profile
-from pipeline.messages import Ask, Batch, Drafted, Message, Prune, Segment
+from pipeline.messages import Ask, Batch, Drafted, Features, Message, Prune, Segment
 from pipeline.trace import NoTrace
 
 NUMBERS = 24  # bytes of a row's node, parent and position on the wire, or of a proposal's parent, token and score
@@ -54,6 +54,8 @@ def size(msg: Message, profile: Profile) -> int:
         return TOKEN * len(msg.tokens)
     if isinstance(msg, Drafted):
         return NUMBERS * len(msg.tokens) + LAW * profile.vocab * len(msg.law_NV)
+    if isinstance(msg, Features):
+        return len(msg.nodes) * (NUMBERS + msg.layers * profile.row_bytes)
     if not isinstance(msg, Segment) or not msg.nodes:
         return 0
     rows = len(msg.nodes)

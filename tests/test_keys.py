@@ -15,8 +15,8 @@ import pytest
 from config.presets import ROOT
 from launch.hosts.store import Entries, Store, StoreClient, StoreServer
 from pipeline.keys import read_keys
-from pipeline.sockets import CONTROL, DATA, GREETING, MARK, BoardDoor, Connections
-from pipeline.transport import Peers
+from pipeline.sockets import GREETING, MARK, BoardDoor, Connections
+from pipeline.transport import CONTROL, DATA, Peers
 from tests.checkpoints import refused
 from tests.saved import boards_of
 from tests.test_hosts import ASK, ends, meet_here, reference, said, starting

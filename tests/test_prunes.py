@@ -9,6 +9,7 @@ import pytest
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.messages import Prune
+from pipeline.transport import CONTROL
 from tests.tiny import SPECULATIVE, TINY, Oracle, pipeline, write
 
 PROMPT = [8, 1, 33, 25, 46, 12, 9]
@@ -29,7 +30,7 @@ def losing(chance, seed):
 
     def wrap(link):
         def broadcast(msg):
-            for inbox in link._others:
+            for inbox in link._reached[CONTROL]:
                 if not isinstance(msg, Prune) or rng.random() >= chance:
                     inbox.put(msg)
         link.broadcast = broadcast
@@ -48,7 +49,7 @@ def delaying(longest, seed):
             held.append(msg)
             if len(held) > rng.randrange(longest):
                 rng.shuffle(held)
-                for inbox in link._others:
+                for inbox in link._reached[CONTROL]:
                     for late in held:
                         inbox.put(late)
                 held.clear()

@@ -23,9 +23,9 @@ from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.failure import END, LOSS_KEY, Heartbeat, PeerLost, broken
-from pipeline.sockets import CONTROL, DATA, GREETING, MARK, Connections, FolderDoor, hang_up
+from pipeline.sockets import GREETING, MARK, Connections, FolderDoor, hang_up
 from pipeline.trace import rank_files, read
-from pipeline.transport import Peers, Wire
+from pipeline.transport import CONTROL, DATA, Peers, Wire
 from tests import forked
 from tests.saved import here, wait_until
 from tests.serving import live

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
-from config.schema.heads import BlockForm, read_dialect, usual_layers
+from config.schema.heads import BlockForm, Dialect, read_dialect, usual_layers
 from model.drafts.cascade import row
 from model.drafts.dflash import Block
 from model.drafts.draft import Draft, NoDraft, Steps
@@ -22,6 +22,7 @@ from model.drafts.eagle import Eagle
 from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network
+from model.drafts.partial import PartialDraft
 from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Slice, fill
@@ -31,6 +32,7 @@ from pipeline.requests import Ring
 from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
 from pipeline.transport import Inbox, LocalLink, PeerLost, Peers
+from train.eagle.partial import stage_ends
 
 CONFIG = LlamaConfig(hidden=32, layers=4, heads=4,
                      kv_heads=2, head_dim=8, intermediate=48, vocab=53, context=256,
@@ -100,6 +102,13 @@ class Tiny:
         head.shift = torch.tensor([i for i in range(CONFIG.vocab) if i not in absent]) - torch.arange(vocab)
         return Eagle(head, head.logits, CAPACITY)
 
+    def partial(self) -> PartialDraft:
+        """A head that reads what stages of two layers have made of rows under way."""
+        dialect = Dialect(tuple(stage_ends(self.config.layers // 2, self.config.layers)), fc_norm=True, partial=True)
+        head = Eagle3Head(replace(CONFIG, layers=1), CONFIG.hidden, CONFIG.vocab, dialect)
+        fill(head, weights(head, seed=7), torch.float64, "cpu")
+        return PartialDraft(head, head.logits, CAPACITY)
+
     def block(self) -> Block:
         """A head of DFlash, for blocks of six tokens."""
         sizes = replace(CONFIG, layers=2, family=replace(CONFIG.family, head_norms=True))
@@ -145,6 +154,7 @@ class Tiny:
         """A draft out of sources by name: those above, `drifting` (a head that drifts) and `suffix`."""
         makers: dict[str, Callable[[], Network]] = {
             "eagle": self.eagle, "eagle3": self.eagle3, "block": self.block, "drifting": self.eagle,
+            "partial": self.partial,
             "twin": partial(self.twin, 0.02), "cascade": partial(self.cascade, 0.05, 0.02),
             "row": partial(self.cascade, 0.05, 0.05, 0.02),
             "other": self.other}
@@ -217,8 +227,9 @@ def ring_of_threads(world: int) -> list[LocalLink]:
     """The links of ranks that are threads."""
     inboxes = [Inbox() for _ in range(world)]
     others = [[peer for peer in range(world) if peer != rank] for rank in range(world)]
-    return [LocalLink(rank, inboxes, Peers(None, [(rank + 1) % world], others[rank]))
-            for rank in range(world)]
+    roots = [None, *[0] * (world - 1)]
+    peers = [Peers(None, [(rank + 1) % world], others[rank], roots[rank], reports=True) for rank in range(world)]
+    return [LocalLink(rank, inboxes, peers[rank]) for rank in range(world)]
 
 
 def work(stage: Stage, link: Any) -> None:
@@ -230,13 +241,17 @@ def work(stage: Stage, link: Any) -> None:
         raise
 
 
-def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
-    """The model in so many stages."""
+def stages_of(tiny: Tiny, stages: int, draft: Any = None) -> list[Stage]:
+    """The model in so many stages, which report features if the draft reads those of rows under way."""
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
+    inner, reports = usual_layers(layers), False
+    for network in getattr(draft, "networks", ()):
+        if network.source == "spd":
+            inner, reports = network.network.inner, True
     return [Stage(tiny.slice(a, b),
                   partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), requests=PLACES,
-                  inner_layers=[i for i in usual_layers(layers) if a <= i < b])
+                  inner_layers=[i for i in inner if a <= i < b], reports=reports)
             for a, b in zip(bounds, bounds[1:])]
 
 
@@ -245,7 +260,7 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
              wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
     links = [wrap(link) for link in ring_of_threads(stages + 1)]
-    workers = stages_of(tiny, stages)
+    workers = stages_of(tiny, stages, draft)
     threads = [threading.Thread(target=work, args=pair, daemon=True)
                for pair in zip(workers, links[1:])]
     for thread in threads:

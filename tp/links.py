@@ -14,7 +14,7 @@ from typing import Sequence
 from model.weights.split import placements
 from pipeline.messages import Message, Prune
 from pipeline.stage import Stage
-from pipeline.transport import Link, Peers
+from pipeline.transport import Link, Peers, StageLink
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,10 @@ class Placement:
     rings: Sequence[Sequence[int]]  # the leaders in order, rank 0 first, for each copy of the model
     holding: int  # ranks that hold a part of the target
     drafting: int = 0  # ranks that hold a small model; they are linked to rank 0 alone
+    reports: bool = False  # whether stages report to rank 0 what they computed
 
     @staticmethod
-    def of(stages: Sequence[int], tp: int, copies: int = 1, drafting: int = 0) -> Placement:
+    def of(stages: Sequence[int], tp: int, copies: int = 1, drafting: int = 0, reports: bool = False) -> Placement:
         """The placement of `copies` of a model with `stages[i]` layers in stage i, each of which `tp` ranks share.
 
         A single stage is shared by rank 0; otherwise rank 0 is a stage of its own, for all copies of the others.
@@ -37,7 +38,7 @@ class Placement:
         copied = len(found) - 1
         assert copies == 1 or others, "rank 0 holds the model, so there is nothing to copy"
         rings = [[root, *(rank + copied * copy for rank in others)] for copy in range(copies)]
-        return Placement(rings, len(found) + (copies - 1) * copied, drafting)
+        return Placement(rings, len(found) + (copies - 1) * copied, drafting, reports)
 
     @property
     def world(self) -> int:
@@ -83,7 +84,7 @@ class Placement:
         leader = self.group(rank)[0]
         if rank != leader:
             return [Peers(leader, (), ordered=True)]
-        return [_neighbours(ring, rank) for ring in self.rings if rank in ring]
+        return [_neighbours(ring, rank)._replace(reports=self.reports) for ring in self.rings if rank in ring]
 
     @property
     def shares(self) -> bool:
@@ -159,9 +160,9 @@ class Loop:
 class Leading:
     """A leader's link in the ring; it forwards messages to its members in the order in which it obeys them."""
 
-    def __init__(self, link: Link, fan: Link) -> None:
+    def __init__(self, link: StageLink, fan: Link) -> None:
         self._link, self._fan = link, fan
-        self.send, self.broadcast = link.send, link.broadcast
+        self.send, self.broadcast, self.report = link.send, link.broadcast, link.report
 
     @property
     def ready(self) -> bool:

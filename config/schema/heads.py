@@ -14,6 +14,7 @@ LAYERS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 COUNTED = "aux_layer_ids_are"  # inputs or outputs: may be added to a config.json, since nobody else writes which
 NESTED = "eagle_config"  # where some put what others have at the top
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+PARTIAL = "partial_features"  # of a head that was trained here for draft=spd
 VOCAB = ("draft_vocab_size", "truncated_vocab_size")
 KIND = "speculators_model_type"
 ONLY = {  # keys that change what a head computes, and the one thing that they may say
@@ -21,7 +22,8 @@ ONLY = {  # keys that change what a head computes, and the one thing that they m
     "next_layer_regular": True, "additional_fc": False, "reuse_target_lm_head": False, KIND: "eagle3",
     "quantization_config": None,
 }
-FIRST_ONLY = {"num_hidden_layers": 1, "truncated_vocab_size": None, **dict.fromkeys(NORMS, False)}  # of EAGLE-1 and 2
+FIRST_ONLY = {  # of EAGLE-1 and 2
+    "num_hidden_layers": 1, "truncated_vocab_size": None, **dict.fromkeys((*NORMS, PARTIAL), False)}
 THIRD = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")  # what EAGLE-3 does alone
 BLOCK, BLOCK_NESTED = "DFlashDraftModel", "dflash_config"  # the architecture of DFlash's heads, and where some say more
 BLOCK_KEYS, BLOCK_SIZES = ("target_layer_ids", "block_size", "mask_token_id"), range(2, 65)
@@ -30,7 +32,7 @@ READ = INSIDE.union("""
     model_type hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size rms_norm_eps
     max_position_embeddings rope_theta rope_scaling rope_parameters partial_rotary_factor hidden_act attention_bias
     mlp_bias qkv_bias target_hidden_size layer_types sliding_window use_sliding_window
-    unrolled_passes num_hidden_layers""".split(), VOCAB, (NESTED,))
+    unrolled_passes num_hidden_layers""".split(), VOCAB, (NESTED, PARTIAL))
 HARMLESS = frozenset("""
     architectures model_name_or_path target_model_type dtype torch_dtype transformers_version initializer_range
     bias tie_word_embeddings attention_dropout pretraining_tp use_cache max_window_layers
@@ -56,6 +58,7 @@ class Dialect:
     norm_before_fc: bool = False  # one norm over all inner features side by side
     fc_norm: bool = False  # one norm for each of them (EAGLE-3.1)
     norm_output: bool = False  # what it feeds itself is normed, as what its LM head reads (EAGLE-3.1)
+    partial: bool = False  # it was trained on rows of which only some of these layers are known (SPD)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def read_dialect(config: Mapping[str, Any], layers: int) -> Dialect:
     """The dialect of a head of EAGLE-3 for a target of so many layers; what it says was checked by `head_problems`."""
     given = {**config, **(config.get(NESTED) or {})}
     norms = {name: bool(given.get(name)) for name in NORMS}
-    return Dialect(_inner(given, layers), **norms)
+    return Dialect(_inner(given, layers), **norms, partial=bool(given.get(PARTIAL)))
 
 
 def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -155,12 +158,14 @@ def head_problems(config: Mapping[str, Any], third: bool, layers: int, context: 
                    "delete it there")
         elif key in LAYERS:
             yield from _layer_problems(key, value, third)
-        elif key in NORMS and not fits(value, bool):
+        elif key in (*NORMS, PARTIAL) and not fits(value, bool):
             yield _only(key, value, "true or false")
         elif key == COUNTED and value not in ("inputs", "outputs"):
             yield _only(key, value, "inputs or outputs")
     if third:
         yield from _reach_problems({**config, **nested}, layers)
+    if third and config.get(PARTIAL) and not {**config, **nested}.get("fc_norm"):
+        yield _only("fc_norm", False, f"true, with {PARTIAL}")
     yield from _window_problems(config, context)
 
 

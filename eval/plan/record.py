@@ -174,7 +174,8 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, 
         decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind, **APART))
         for network in decoder.draft.networks:
             if not isinstance(network, TreeDraft) or not (network.by_level or _block(network)):
-                raise ValueError(f"a plan records guesses token by token, and draft={kind} guesses several at once: "
+                raise ValueError(f"a plan records what a draft says behind its own guesses, and draft={kind} is "
+                                 "asked otherwise: "
                                  "take drafts=suffix, or try it with profile=NAME time=virtual")
             if kind_of(network.source) != kind:
                 raise ValueError("the head of this model guesses blocks: plan with drafts=suffix,dflash,dflash+suffix")

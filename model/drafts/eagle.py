@@ -95,7 +95,7 @@ class Eagle(TreeDraft):
             if self._foreseen and self._foreseen[0] < place:
                 known, guessed = self._foreseen
                 self.fit.count(guessed, tree.nodes[tree.trunk[known]].token)
-            best = self.tokens(read.logits_AV[-1:].argmax(-1))
+            best = self.tokens(read.logits_AV[:1].argmax(-1))
             self._foreseen = place, int(best)
         return read
 

@@ -17,8 +17,7 @@ from toy.recipe.train import Hyperparameters, begin, join, launch
 from train.course import Course
 from train.data import Row, draw, make_row
 from train.eagle import heads
-from train.eagle.judge import DEPTHS
-from train.eagle.loss import Objective, Task, own_part, part_at, teacher_parts
+from train.eagle.loss import DEPTHS, Objective, Task, own_part, part_at, teacher_parts
 from train.eagle.teacher import Teacher
 
 # EAGLE weighs the words 0.1 beside the features, adds noise and never reads its own guesses. Here the steps are few and

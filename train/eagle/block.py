@@ -10,7 +10,7 @@ E head dimension.
 from __future__ import annotations
 
 import math
-from typing import Iterator
+from typing import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,11 @@ class BlockTask(Task):
     """Soft cross-entropy of the words of blocks; a pass is a place of them, behind the token that they begin with."""
 
     head: DFlashHead
+    behind = "place in the block, from the first guess on"
+
+    @property
+    def depths(self) -> Sequence[int]:
+        return range(self.method.passes)
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         return self.words(out_MD, wanted)  # which `passes` has made logits of, for all places at once

@@ -26,10 +26,11 @@ from train.course import Course, Hyperparameters
 from train.data import Rows, batch_at
 from train.eagle import heads
 from train.eagle.block import BlockTask, block_part
-from train.eagle.judge import DEPTHS, answered, open_decoder
+from train.eagle.judge import answered, open_decoder
 from train.eagle.lessons import LESSON_FILES, NEW_TOKENS, Lessons, read_lessons
 from train.eagle.loss import PASSES, Objective, Task, WordTask, own_part, part_at, teacher_parts
 from train.eagle.options import CHECKPOINT, check, parser
+from train.eagle.partial import PartialTask, partial_part, stage_ends
 from train.eagle.teacher import Teacher
 from train.own import make_own
 from train.terms import digest, mark, settings
@@ -76,12 +77,30 @@ def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Conf
         form = BlockForm(teacher.inner, args.block, mask)
         config = heads.describe_block(teacher, form, args.layers)
         return config, heads.begin(teacher, config, None, args.seed)
-    if args.given:
-        source = Checkpoint(args.given)
-        return dict(source.config), heads.take(teacher, source)
+    given = Checkpoint(args.given) if args.given else None
+    if args.partial:
+        return open_partial(args, teacher, rows, given)
+    if given is not None:
+        return dict(given.config), heads.take(teacher, given)
     own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab) if args.eagle3 else None
     config = heads.describe(teacher, None if own is None else len(own), args.dialect or "eagle3")
     return config, heads.begin(teacher, config, own, args.seed)
+
+
+def open_partial(args: Namespace, teacher: Teacher, rows: Rows,
+                 given: Checkpoint | None) -> tuple[heads.Config, Trainable]:
+    """A head for partial features, which begins with the layer and the words of the one that was given."""
+    beginning = None if given is None else heads.take(teacher, given)
+    if isinstance(beginning, Eagle3Head):
+        own = heads.known_words(beginning)
+    else:
+        own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab)
+    layers = stage_ends(args.partial, teacher.config.layers)
+    config = heads.describe_partial(teacher, len(own), layers)
+    head = heads.begin(teacher, config, own, args.seed)
+    if beginning is not None:
+        heads.inherit(head, beginning)
+    return config, head
 
 
 def open_parts(args: Namespace, rows: int, third: bool) -> list[Objective]:
@@ -90,6 +109,8 @@ def open_parts(args: Namespace, rows: int, third: bool) -> list[Objective]:
                   for epochs in (args.epochs, args.own_epochs))
     if args.block:
         return [block_part(args.block, args.starts, first)]
+    if args.partial:
+        return [partial_part(args.partial, args.starts, first)]
     noise = 0.0 if third else args.noise
     if args.authors and third:
         return [Objective(args.passes or 7, decay=0.8, steps=first)]
@@ -102,7 +123,7 @@ def open_parts(args: Namespace, rows: int, third: bool) -> list[Objective]:
 def open_course(args: Namespace, task: Task, parts: list[Objective]) -> Course:
     """The training of the head of this task in these parts, from its checkpoint if there is one."""
     teacher, steps = task.teacher, sum(part.steps for part in parts)
-    own = 0 if args.authors or args.block else parts[-1].steps
+    own = sum(part.steps for part in parts if part.own)
     usual = RATE if type(task) is Task else RATE_EAGLE3
     rate, warm_up = args.rate or usual / teacher.config.hidden, max(1, steps // 20)
     plan = Hyperparameters("head", steps, rate, warm_up=warm_up, own=own, saved_every=args.save_every)
@@ -122,8 +143,9 @@ def look(args: Namespace) -> int:
             raise ValueError(f"the head in {args.given} is none of EAGLE, and only those are trained here; leave out "
                              "--from")
         third = isinstance(given, Eagle3Head)
-        if args.eagle3 and not third:
-            raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out --eagle3")
+        if (args.eagle3 or args.partial) and not third:
+            asked = "--partial" if args.partial else "--eagle3"
+            raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out {asked}")
     elif (args.eagle3 or args.block) and not usual_layers(sizes.layers):
         asked = "--block" if args.block else "--eagle3"
         raise ValueError(f"a head of {asked} needs a model of 7 layers or more, and the one in {args.model_dir} has "
@@ -143,7 +165,7 @@ def train(args: Namespace) -> None:
     rows = lessons.rows
     teacher = open_teacher(args)
     config, head = open_head(args, teacher, rows)
-    kind = KINDS[type(head)]
+    kind = PartialTask if args.partial else KINDS[type(head)]
     parts = open_parts(args, len(rows), third=kind is not Task)
     tasks = [kind(teacher, head, part) for part in parts]
     course = open_course(args, tasks[-1], parts)
@@ -153,7 +175,7 @@ def train(args: Namespace) -> None:
         return tasks[part_at(step, parts)].learn(some, (args.seed, step))
 
     course.run(lesson)
-    if not args.block:
+    if not (args.block or args.partial):
         config["unrolled_passes"] = parts[-1].passes
     write(args, tasks[-1], config)
     report(args, lessons, tasks[-1], course)
@@ -190,10 +212,9 @@ def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> Non
         longest = min(task.teacher.config.context, args.length)
         decoder = open_decoder(task.teacher, args.out_dir, longest)
         rows, length = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
-        depths = range(task.method.passes) if args.block else DEPTHS
+        depths = task.depths
         agreement = task.agreement(rows, depths)
-        behind = "place in the block, from the first guess on" if args.block else "own guesses that the head stands on"
-        print(f"  held out, {behind:<46}" + " ".join(f"{depth:>5}" for depth in depths))
+        print(f"  held out, {task.behind:<46}" + " ".join(f"{depth:>5}" for depth in depths))
         print(f"  {BEST:<56}" + " ".join(f"{found:5.3f}" for found in agreement))
         print(f"  {'mean accepted length':<56}{length:5.2f}  (with the model's own token; {len(rows)} answers, "
               "trees of 60 nodes)")

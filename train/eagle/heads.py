@@ -6,7 +6,7 @@ It knows nothing about training.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Dict
 
@@ -14,7 +14,19 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from config.schema.heads import BLOCK, BLOCK_NESTED, KIND, LAYERS, NORMS, BlockForm, is_block, read_block, read_dialect
+from config.schema.heads import (
+    BLOCK,
+    BLOCK_NESTED,
+    COUNTED,
+    KIND,
+    LAYERS,
+    NORMS,
+    PARTIAL,
+    BlockForm,
+    is_block,
+    read_block,
+    read_dialect,
+)
 from launch.split.write import WEIGHTS, store
 from model.drafts.eagle import MAPS, OWN_EMBEDDING, load_head
 from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Trainable
@@ -85,6 +97,17 @@ def describe_block(teacher: Teacher, form: BlockForm, layers: int) -> Config:
             "num_target_layers": teacher.config.layers, "block_size": form.size, BLOCK_NESTED: inside}
 
 
+def describe_partial(teacher: Teacher, vocab: int, layers: Sequence[int]) -> Config:
+    """The `config.json` of a head that reads the inputs of these layers, as far as they are known (SPD)."""
+    return {**describe(teacher, vocab, "eagle3.1"), LAYERS[0]: list(layers), COUNTED: "inputs", PARTIAL: True}
+
+
+def known_words(head: Eagle3Head) -> Tensor:
+    """The base's tokens that a head of EAGLE-3 knows, in the order of its own."""
+    own = torch.arange(head.lm_head.out_features)
+    return own if head.shift is None else own + head.shift.cpu()
+
+
 def counts(rows: Iterable[Row], known: int) -> Tensor:
     """How often answers use each of `known` tokens."""
     found = torch.zeros(known, dtype=torch.long)
@@ -112,6 +135,7 @@ def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Tr
     else:
         dialect = read_dialect(config, teacher.config.layers)
         head = Eagle3Head(c, c.hidden, len(own), dialect)
+    teacher.inner = head.inner or teacher.inner
     head.to_empty(device="cpu").to(_learning(teacher))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -126,6 +150,15 @@ def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Tr
             if len(own) < c.vocab:
                 head.shift = (own - torch.arange(len(own))).to(teacher.device)
     return _learner(head.to(teacher.device))
+
+
+@torch.no_grad()
+def inherit(head: Trainable, given: Trainable) -> None:
+    """Begin with the layer, the norms and the LM head of another head of the base, which reads other features."""
+    theirs = dict(given.named_parameters())
+    for name, parameter in head.named_parameters():
+        if not name.startswith("fc") and name in theirs:
+            parameter.copy_(theirs[name])
 
 
 def _learning(teacher: Teacher) -> torch.dtype:

@@ -15,8 +15,9 @@ from config.run_config import Growth, TreeConfig
 from model.drafts.dflash import Block
 from model.drafts.draft import Draft
 from model.drafts.eagle import Eagle, load_head
-from model.drafts.heads import DFlashHead, MtpHead
+from model.drafts.heads import DFlashHead, Eagle3Head, MtpHead
 from model.drafts.mixture import Mixture
+from model.drafts.partial import PartialDraft
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import serial
@@ -25,7 +26,6 @@ from train.eagle.teacher import Teacher
 from train.writer import ring_of
 
 TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's paper: 60 nodes with the root, six levels
-DEPTHS = (0, 1, 2, 4, 8, 16, 32)  # own guesses that a head stands on, which agreement is counted by
 
 Prompts = Sequence[Sequence[int]]
 Answered = Tuple[List[Row], float]
@@ -41,6 +41,8 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     draft: Draft
     if isinstance(head, DFlashHead):
         draft = Mixture([Block(head, teacher.lm_head, capacity)])
+    elif isinstance(head, Eagle3Head) and head.dialect.partial:
+        draft = Mixture([PartialDraft(head, teacher.lm_head, capacity)])
     else:
         draft = Eagle(head, teacher.lm_head, capacity)
     return Decoder(ring, draft, serial, TREE, Limits(length))

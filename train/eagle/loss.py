@@ -27,6 +27,7 @@ from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
 
 PASSES, STARTS = 8, 10
+DEPTHS = (0, 1, 2, 4, 8, 16, 32)
 FIRST = 3.0  # what the pass over the target's features counts beside each later one
 LIKELIEST = 64  # words of the target that the second part asks for
 # One pass over a row: the loss, summed over the words that were asked for, and which of them `[M]` are the base's.
@@ -45,11 +46,13 @@ class Objective:
     noise: float = 0.0  # features that the head reads are off by up to so much
     word_weight: float = 0.1  # of the words beside the features, EAGLE-1/2
     steps: int = 0
+    own: bool = False  # whether later passes read what the head made, which is learned at half the rate
 
 
 def own_part(steps: int, passes: int = PASSES, starts: int = STARTS) -> Objective:
     """Passes over the head's own outputs, with gradients through all of them."""
-    return Objective(passes, first=FIRST, starts=starts, likeliest=LIKELIEST, word_weight=1.0, steps=steps)
+    return Objective(passes, first=FIRST, starts=starts, likeliest=LIKELIEST, word_weight=1.0, steps=steps,
+                     own=True)
 
 
 def teacher_parts(steps: int, noise: float, word_weight: float) -> list[Objective]:
@@ -84,10 +87,17 @@ class Task:
     """One head, its teacher, and its loss, which is that of EAGLE-1/2 (section 3.2 of EAGLE): SmoothL1 between
     features, soft cross-entropy between the words for them."""
 
+    behind = "own guesses that the head stands on"  # what its agreement is counted by
+
     def __init__(self, teacher: Teacher, head: Trainable, method: Objective) -> None:
         self.teacher, self.head = teacher, head
         self.method = method
         self.own_V = torch.arange(teacher.config.vocab, device=teacher.device)  # the base's words that the head knows
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """Behind how many of these its agreement is counted."""
+        return DEPTHS
 
     def size(self, row: Row) -> int:
         """What the sum of a row's losses is divided by, together with the other rows of a batch."""

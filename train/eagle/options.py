@@ -55,6 +55,8 @@ def parser() -> Options:
     add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
     made.number("--block", (BLOCK_SIZES[0], BLOCK_SIZES[-1]), None, "instead a head of DFlash (7 layers, too), whose "
                 "blocks have so many tokens, the one before the guesses included; it has one part, of --epochs")
+    made.number("--partial", (2, 64), None, "instead a head of SPD for draft=spd, which reads what so many stages "
+                "have made of guesses under way; it has one part, of --epochs, and begins with the layer of --from")
     made.number("--layers", (1, 64), 2, "of a head of DFlash (2; its authors have 5)")
     add("--dialect", choices=list(DIALECTS), help="the form of a head of EAGLE-3, which this makes: eagle3 as EAGLE, "
         "SpecForge and AngelSlim publish it; eagle3.1 with its norms; vllm; speculators, nested and with its norms")
@@ -109,6 +111,8 @@ def check(args: Namespace) -> None:
     if args.dialect and args.given:
         raise ValueError("--from keeps the form of the head that it mends; leave out --dialect")
     args.eagle3 = args.eagle3 or bool(args.dialect)
+    if args.partial and (args.eagle3 or args.block or args.authors):
+        raise ValueError("--partial makes a head of SPD; leave out --eagle3, --dialect, --block and --authors")
     if args.block and (args.eagle3 or args.given or args.authors):
         raise ValueError("--block makes a new head of DFlash; leave out --eagle3, --dialect, --from and --authors")
     if not 0 < args.held_out < 1:
