@@ -48,7 +48,7 @@ class PlanConfig(AsksSets):
 
     # What may be chosen (commas between)
     splits: str = "any"  # any; first: over the first boards in their order, as keys alone can say; given: as split
-    methods: str = ""  # methods; empty: all but pipeinfer, pearl and ssd
+    methods: str = ""  # methods; empty: all but pipeinfer, pearl, ssd and spd
     drafts: str = ""  # drafts, as the key draft takes them; empty: those that are there
 
     # What is recorded
