@@ -44,13 +44,13 @@ class MapConfig(Checked):
 
     PATHS = ("output",)
     RANGES = {"boards": Range(1, 64), "questions": QUESTIONS, "tokens": TOKENS, "workers": WORKERS}
-    CHOICES = {"preset": tuple(PRESETS), "axes": tuple(ALONG), "profile": tuple(PROFILES)}
+    CHOICES = {"base": tuple(PRESETS), "axes": tuple(ALONG), "profile": tuple(PROFILES)}
     EXAMPLES = """\
   python -m scripts.bench planner_map
   python -m scripts.bench planner_map smollm2 axes=latency boards=8 output=maps/eight"""
 
     # The grid
-    preset: str = TOY_PRESET  # whose model writes and whose drafts guess; the first word
+    base: str = TOY_PRESET  # the preset whose model writes and whose drafts guess; the first word
     axes: str = "row"  # what changes along the stage time: row (its cost) or latency (of a message)
     boards: int = 4  # boards that may hold layers
     profile: str = "jetson-7b"  # all else
@@ -86,8 +86,8 @@ class Cell(NamedTuple):
 
 def planner_map(argv: list[str]) -> int:
     """The command `python -m scripts.bench planner_map`; its exit code."""
-    preset, *keys = with_model(over(argv, {}, TOY_PRESET))
-    config = read_keys([f"preset={preset}", *keys], MapConfig, "python -m scripts.bench planner_map")
+    base, *keys = with_model(over(argv, {}, TOY_PRESET))
+    config = read_keys([f"base={base}", *keys], MapConfig, "python -m scripts.bench planner_map")
     for ending in (".csv", ".png"):
         check_output(config.output + ending, "choose another output=")
     cells = planned(config)
@@ -99,7 +99,7 @@ def planner_map(argv: list[str]) -> int:
 
 def planned(config: MapConfig) -> list[Cell]:
     """A plan for every cell, each in one of some processes."""
-    plan = plan_of(config.questions, config.tokens, config.drafts, config.preset, config.profile)
+    plan = plan_of(config.questions, config.tokens, config.drafts, config.base, config.profile)
     book = made(plan)
     jobs = [(*where, plan, book) for where in sites(config)]
     return list(in_processes(config.workers, cell, jobs, "cell"))
@@ -163,7 +163,7 @@ def draw(config: MapConfig, cells: Sequence[Cell]) -> None:
 def _about(config: MapConfig) -> str:
     site = PROFILES[config.profile]
     wire = f", a message {site.latency:g} ms" if config.axes == "row" else ""
-    what = f"{config.preset}, {config.boards} boards, drafts {config.drafts}; {site.free} rows of a segment are free"
+    what = f"{config.base}, {config.boards} boards, drafts {config.drafts}; {site.free} rows of a segment are free"
     return (f"simulated; {what},\na level takes {site.level:g} ms, a verdict {site.verdict:g} ms{wire}; "
             f"{site.mbps:g} Mbit/s")
 
