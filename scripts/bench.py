@@ -5,8 +5,8 @@ Usage: python -m scripts.bench overhead|clocks|real_time|accidents|load|server|t
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|layers|head|long [--help]
        python -m scripts.bench peers FILE.gguf [--help]
-       python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
-       python -m scripts.bench profiles [PRESET] [key=value ...]
+       python -m scripts.bench planner|planner_emulated [key=value ...]
+       python -m scripts.bench planner_map|profiles [PRESET] [key=value ...]
        python -m scripts.bench thrift|spd
 
 Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.

@@ -53,8 +53,8 @@ def test_a_cell_says_what_is_chosen_and_that_it_is_no_slower_than_ar():
 def test_a_map_is_written_as_a_table_and_a_picture(tmp_path, axes, capsys, monkeypatch):
     config = MapConfig(axes=axes, output=str(tmp_path / "map"))
     cells = cells_of(config)
-    monkeypatch.setattr(mapping, "planned", lambda config: cells)
-    assert planner_map([f"axes={axes}", f"output={config.output}"]) == 0
+    monkeypatch.setattr(mapping, "planned", lambda given: cells if given.base == "vicuna-7b" else [])
+    assert planner_map(["vicuna-7b", f"axes={axes}", f"output={config.output}"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("56 cells: ") and "2.00 to 2.00 times as fast as ar; simulated" in out
     with (tmp_path / "map.csv").open() as file:
@@ -87,7 +87,8 @@ def test_clusters_are_drawn_by_their_seed_and_every_second_one_is_uneven():
     assert [bool(site.links) for site in found] == [False, True, False, True]
     with pytest.raises(ValueError, match="judges=0 is not possible"):
         GridConfig(judges=0)
-    assert plan_of(3, 16, "suffix").chosen_drafts == ("suffix",)
+    plan = plan_of(3, 16, "suffix", "vicuna-7b")
+    assert plan.chosen_drafts == ("suffix",) and "vicuna" in plan.run.base_dir
 
 
 def test_every_method_has_a_look_of_its_own():

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from config.cli import parse
 from config.files import write_json
 from config.keys import Checked, Range, read_keys
+from config.presets import TOY_PRESET
 from config.profiles import Profile, write
 from eval.bench import speed
 from eval.plan.candidates import families, typed
@@ -97,10 +98,10 @@ class EmulatedConfig(Drawn):
     slowdown: float = 4.0  # every modelled time is so many times as long, or more where levels are short
 
 
-def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -> PlanConfig:
-    """A plan with the bundled models: so many questions of each set are recorded, with so many tokens at most."""
+def plan_of(questions: int, tokens: int, drafts: str, preset: str = TOY_PRESET, profile: str = "server") -> PlanConfig:
+    """A plan with a preset's models: so many questions of each set are recorded, with so many tokens at most."""
     keys = (f"profile={profile}", f"questions={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
-    return parse(words(["toy", *keys]), COMMAND, kind=PlanConfig)
+    return parse(words([preset, *keys]), COMMAND, kind=PlanConfig)
 
 
 def finalists(bench: Bench, layers: int) -> list[Trial]:
@@ -110,8 +111,7 @@ def finalists(bench: Bench, layers: int) -> list[Trial]:
     return Search(bench, found, shown=False).run()
 
 
-def in_processes(workers: int, make: Callable[..., Any],
-                 jobs: Iterable[Any], unit: str) -> Iterator[Any]:
+def in_processes(workers: int, make: Callable[..., Any], jobs: Iterable[Any], unit: str) -> Iterator[Any]:
     """What a function makes of the arguments of each job, in so many processes of one thread each."""
     with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(make, *job) for job in jobs]

@@ -14,8 +14,9 @@ from typing import Any, Iterator, NamedTuple, Sequence
 from matplotlib.patches import Patch, Rectangle
 
 from config.files import check_output
-from config.keys import Checked, Range, read_keys
+from config.keys import Checked, Range, over, read_keys
 from config.methods import METHODS
+from config.presets import PRESETS, TOY_PRESET
 from config.profiles import PROFILES, Profile
 from eval.plan.bench import QUESTIONS, TOKENS, WORKERS, finalists, in_processes, plan_of
 from eval.plan.candidates import typed
@@ -25,6 +26,7 @@ from eval.plan.search import choice, plain_of
 from eval.plan.trial import Bench
 from eval.plots import drawn
 from eval.tables import save
+from launch.words import with_model
 
 STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, if each board has one
 ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time that each row takes above the free ones
@@ -41,14 +43,14 @@ class MapConfig(Checked):
     """
 
     PATHS = ("output",)
-    RANGES = {"boards": Range(1, 64), "questions": QUESTIONS,
-              "tokens": TOKENS, "workers": WORKERS}
-    CHOICES = {"axes": tuple(ALONG), "profile": tuple(PROFILES)}
+    RANGES = {"boards": Range(1, 64), "questions": QUESTIONS, "tokens": TOKENS, "workers": WORKERS}
+    CHOICES = {"base": tuple(PRESETS), "axes": tuple(ALONG), "profile": tuple(PROFILES)}
     EXAMPLES = """\
   python -m scripts.bench planner_map
-  python -m scripts.bench planner_map axes=latency boards=8 output=maps/eight"""
+  python -m scripts.bench planner_map smollm2 axes=latency boards=8 output=maps/eight"""
 
     # The grid
+    base: str = TOY_PRESET  # the preset whose model writes and whose drafts guess; the first word
     axes: str = "row"  # what changes along the stage time: row (its cost) or latency (of a message)
     boards: int = 4  # boards that may hold layers
     profile: str = "jetson-7b"  # all else
@@ -84,7 +86,8 @@ class Cell(NamedTuple):
 
 def planner_map(argv: list[str]) -> int:
     """The command `python -m scripts.bench planner_map`; its exit code."""
-    config = read_keys(argv, MapConfig, "python -m scripts.bench planner_map")
+    base, *keys = with_model(over(argv, {}, TOY_PRESET))
+    config = read_keys([f"base={base}", *keys], MapConfig, "python -m scripts.bench planner_map")
     for ending in (".csv", ".png"):
         check_output(config.output + ending, "choose another output=")
     cells = planned(config)
@@ -96,7 +99,7 @@ def planner_map(argv: list[str]) -> int:
 
 def planned(config: MapConfig) -> list[Cell]:
     """A plan for every cell, each in one of some processes."""
-    plan = plan_of(config.questions, config.tokens, config.drafts, config.profile)
+    plan = plan_of(config.questions, config.tokens, config.drafts, config.base, config.profile)
     book = made(plan)
     jobs = [(*where, plan, book) for where in sites(config)]
     return list(in_processes(config.workers, cell, jobs, "cell"))
@@ -117,8 +120,7 @@ def sites(config: MapConfig) -> list[tuple[float, float, Profile]]:
     return found
 
 
-def cell(stage: float, along: float, site: Profile,
-         config: PlanConfig, book: Book) -> Cell:
+def cell(stage: float, along: float, site: Profile, config: PlanConfig, book: Book) -> Cell:
     """Plan for one cluster."""
     trials = finalists(Bench(site, config, book), book.layers)
     chosen, plain = choice(trials), plain_of(trials)
@@ -152,20 +154,18 @@ def draw(config: MapConfig, cells: Sequence[Cell]) -> None:
         axes.set_ylabel(TITLES[config.axes])
         title = "The fastest method, its boards that hold layers, its speed over ar"
         axes.set_title(f"{title}\n\n", loc="left", fontsize=12)
-        small: dict[str, Any] = {"fontsize": 9}
-        axes.text(0, 1.02, _about(config), transform=axes.transAxes,
-                  color="0.3", **small)
+        axes.text(0, 1.02, _about(config), transform=axes.transAxes, color="0.3", fontsize=9)
         looks = [Patch(**_look(name), label=f"{name}: {counts[name]} cells") for name in METHODS if counts[name]]
         place = "outside lower left"
-        axes.figure.legend(handles=looks, ncols=4, loc=place,
-                           handlelength=1.8, handleheight=1.2, **small)
+        axes.figure.legend(handles=looks, ncols=4, loc=place, handlelength=1.8, handleheight=1.2, fontsize=9)
 
 
 def _about(config: MapConfig) -> str:
     site = PROFILES[config.profile]
     wire = f", a message {site.latency:g} ms" if config.axes == "row" else ""
-    return (f"simulated; {config.boards} boards, drafts {config.drafts}; {site.free} rows of a segment are free,\n"
-            f"a level takes {site.level:g} ms, a verdict {site.verdict:g} ms{wire}; {site.mbps:g} Mbit/s")
+    what = f"{config.base}, {config.boards} boards, drafts {config.drafts}; {site.free} rows of a segment are free"
+    return (f"simulated; {what},\na level takes {site.level:g} ms, a verdict {site.verdict:g} ms{wire}; "
+            f"{site.mbps:g} Mbit/s")
 
 
 def _look(method: str) -> dict[str, Any]:
