@@ -21,7 +21,7 @@ from config.schema.untrusted import harmless
 from launch.console import say
 from launch.pipeline import Generation, Pipeline
 from launch.run import Command
-from pipeline.decode import Answer, Job, by_position, concurrent
+from pipeline.decode import Answer, Coroutine, by_position, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
            "tokens_per_second", "target_passes", "segments", "mean_accepted_length",
@@ -145,7 +145,7 @@ def ask_many(pipeline: Pipeline) -> None:
     print(table(answers, whole))
 
 
-def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Job[Done]:
+def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Coroutine[Done]:
     """Answer a question turn by turn, each after the turns before; a line of progress is borrowed from `bars`."""
     talk: list[str] = []
     bar = bars.pop()

@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
-from launch import asynchronous
-from launch.asynchronous import POLL_SECONDS, RequestLoop
+from launch.asynchronous import POLL_SECONDS, Job, RequestLoop
 from launch.console import say, show
 from launch.pipeline import Generation, Pipeline
 from pipeline.failure import explain, guarded
@@ -44,7 +43,7 @@ Event = Any  # Piece, the facts of a sight of the answer under way, Ended or Ref
 
 
 @dataclass(eq=False)
-class Job(asynchronous.Job):
+class AnswerJob(Job):
     """One answer that is asked for, and who hears of it."""
 
     choice: Choice
@@ -90,7 +89,7 @@ class Engine(RequestLoop):
         self.prompts = ThreadPoolExecutor(1, "prompts")  # a long one keeps no answer waiting while it is read
         self.state = Health("loading")
         self.error: BaseException | None = None  # why there was no pipeline at all
-        self._waiting: list[Job] = []  # some of them may be over already
+        self._waiting: list[AnswerJob] = []  # some of them may be over already
         self._seconds = 1.0  # that an answer takes, about
         self._failed = 0  # tries to bring the pipeline up, one after the other
         self._patience = 0.0  # seconds for the ring to answer
@@ -174,11 +173,11 @@ class Engine(RequestLoop):
         self.state = Health("stopped", "the server is being stopped")
         self.drop(Refused(self.state.reason, code="stopped", status=UNAVAILABLE))
 
-    def _take_in(self, job: Job, pipeline: Pipeline) -> None:
+    def _take_in(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Let the job's prompt be read, behind those that came before it."""
         self.prompts.submit(self._read, job, pipeline)
 
-    def _read(self, job: Job, pipeline: Pipeline) -> None:
+    def _read(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Read a prompt, on the thread of the prompts, and let the job wait for a place."""
         if job.over:
             return
@@ -228,7 +227,7 @@ class Engine(RequestLoop):
             self._asked = now
             ring.ping()
 
-    def _hand_out(self, job: Job, pipeline: Pipeline) -> None:
+    def _hand_out(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Send what is to be seen to those who watch, not more often than an eye sees; and what has settled."""
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
@@ -237,7 +236,7 @@ class Engine(RequestLoop):
             job.report({**sight(job.generation, pipeline.text), **ranks})
         super()._hand_out(job, pipeline)
 
-    def _report_end(self, job: Job, end: Any) -> None:
+    def _report_end(self, job: AnswerJob, end: Any) -> None:
         """Count the end of a job, and report it as the protocol does."""
         outcome = "cancelled"
         if isinstance(end, Generation):
