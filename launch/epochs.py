@@ -118,8 +118,7 @@ def door_of(store: Any, rank: int) -> tuple[int, str]:
 
 
 class Coming(Epochs):
-    """The side of every rank but 0, `root`: it waits until rank 0 has ended, or is silent for longer than `patience`.
-    """
+    """The side of every rank but 0, `root`: it waits until rank 0 ends, or is silent for longer than `patience`."""
 
     root = 0
 

@@ -105,6 +105,14 @@ def pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, 
         yield reader.finish()
 
 
+def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the keys that one answer is asked with. Raises ValueError for a key of the whole pipeline."""
+    fixed = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
+    if fixed:
+        raise ValueError(f"{fixed[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
+    return parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A split model on several ranks, ready to answer.
@@ -192,8 +200,7 @@ class Pipeline:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """A whole answer. Options are the keys that say how tokens are chosen and when the answer ends, and `template`.
-        """
+        """A whole answer. Options are the keys of how tokens are chosen and when it ends, and `template`."""
         generation = self.stream(prompt, **options)
         for _ in generation:
             pass
@@ -255,11 +262,7 @@ class Pipeline:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
-        fixed = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
-        if fixed:
-            raise ValueError(f"{fixed[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
-        chosen = parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)
-        config = replace(self.config, **chosen)
+        config = replace(self.config, **_answer_values(options))
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         grammar = self.grammar(guide) if guide else None
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)

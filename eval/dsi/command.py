@@ -37,4 +37,3 @@ def _compute(argv: Sequence[str]) -> int:
     check_name(name, COMMANDS, "command")
     code: int = import_module(f"eval.dsi.{name}").main(argv[1:])
     return code
-

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from config.files import ROOM, check_folder, write
 from config.keys import read_keys
+from config.methods import METHODS
 from eval.dsi import heatmap_costs as costs
 from eval.dsi.formulas import Array
 from eval.dsi.heatmap_costs import ALGORITHMS, MAPS, ONE_COPY, Bests, Map, grid
@@ -32,12 +33,9 @@ LINE = 66  # characters of a legend
 Hatching = Tuple[str, str, str]  # tone, hatch, and the colour of the hatch
 SLOWER: Hatching = "#f2b58a", "////", "#8c4a1a"
 MISSING: Hatching = "white", "....", "0.65"
-LOOKS = {
-    "non-SI": ("#ededed", "", "0.25"), "SI": ("#e8a33d", "////", "0.25"),
-    "DSI": ("#20639b", "", "0.25"), "naive": ("#d9a5c7", "xxx", "0.25"),
-    "pruned": ("#f7e26b", "....", "0.25"), "pipedec": ("#8ccbea", "\\\\\\\\", "0.25"),
-    "continuous": ("#1b9e77", "---", "0.25"),
-}
+AS_METHODS = {"non-SI": "ar", "SI": "serial"}  # what is drawn as a method of another name
+LOOKS = {name: (*METHODS[AS_METHODS.get(name, name)].look, "0.25") for name in ALGORITHMS if name != "DSI"}
+LOOKS["DSI"] = "#20639b", "", "0.25"
 WINNERS = {"fastest": (ALGORITHMS, "The fastest method"),
            "fastest_one_copy": (ONE_COPY, "The fastest method with one copy of the target")}
 NAMES = (*(one.name for one in MAPS), *WINNERS)
