@@ -77,11 +77,6 @@ def table(answers: list[Answer], whole: float | None = None) -> str:
     return "\n".join(f"  {name:<22}{value}" for name, value in rows.items())
 
 
-def questions(config: RunConfig) -> list[Question]:
-    """The questions of `question_file` that the configuration chooses."""
-    return read(config.question_file, *config.span)
-
-
 def save(path: str, data: Any) -> None:
     """Write JSON whole or not at all. Raises ValueError if it cannot be, and prints it, so that no answer is lost."""
     content = json.dumps(data, indent=1, ensure_ascii=False)
@@ -115,7 +110,8 @@ def ask_many(pipeline: Pipeline) -> None:
 
     As many questions as `max_requests` says are under way at once. Answers are kept in the order of the questions.
     """
-    config, asked = pipeline.config, questions(pipeline.config)
+    config = pipeline.config
+    asked = read(config.question_file, *config.span)
     answers: list[Answer] = []
     done: dict[Place, dict[str, Any]] = {}
     at_once = bool(config.output) and not streams(config.output)

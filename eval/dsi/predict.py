@@ -190,9 +190,8 @@ def measured(config: PredictConfig, given: Sequence[str],
 
     Methods of a ring share a start; each question is answered by all by turns.
     """
-    options: dict[str, Any] = raw_values(given)
-    for key in options.keys() - (vars(RunConfig()).keys() - APART):
-        del options[key]
+    known = vars(RunConfig()).keys() - APART
+    options: dict[str, Any] = {key: value for key, value in raw_values(given).items() if key in known}
     starts: dict[str, list[str]] = {}
     for name in config.chosen_methods:
         starts.setdefault(METHODS[name].target, []).append(name)
@@ -200,8 +199,9 @@ def measured(config: PredictConfig, given: Sequence[str],
     found: dict[str, Answers] = {name: [] for name in config.chosen_methods}
     total = len(found) * len(requests)
     with tqdm(total=total, unit="answer", desc=f"emulated, {config.run.profile}", file=sys.stderr) as bar:
-        for methods in starts.values():
-            with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1]) as pipeline:
+        for target, methods in starts.items():
+            own = {"replicas": RunConfig.replicas} if target != "replicas" else {}
+            with Pipeline.open(preset_of(given), **{**options, **own}, pipeline_type=methods[-1]) as pipeline:
                 decoders = {name: pipeline.decoder_for(config.single(name, virtual=False)) for name in methods}
                 for decoder in decoders.values():
                     decoder.whole(warm)

@@ -16,17 +16,14 @@ from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
 from launch.auto import with_chosen
-from launch.console import run
+from launch.console import command
 from launch.words import with_model
 
 APART = ("profile", "max_new_tokens", "questions", "hosts")  # of the plan, and of no run
 
 
+@command
 def main(argv: Sequence[str]) -> int:
-    return run(_plan, argv)
-
-
-def _plan(argv: Sequence[str]) -> int:
     argv = with_model(argv)
     config = parse(words(argv), COMMAND, kind=PlanConfig)
     found = plan(config)

@@ -33,7 +33,6 @@ LOCAL = frozenset({
     "master", "wait", "keys",  # how it comes to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0
 })
-MIXED = ", and dtype= too where some have CUDA and others do not"
 ENTRY_BYTES = 1 << 20  # bytes of an entry
 MOST_RANKS = 1 << 10  # the most of one run
 COUNT_LIMIT = 10 ** 18  # counters stay below
@@ -211,7 +210,7 @@ def _difference(facts: Facts, root: Facts) -> str:
     for key in sorted(keys):
         own, other = (each["settings"].get(key, "none") for each in (facts, root))
         if own != other:
-            mixed = MIXED if key == "dtype" else ""
+            mixed = ", and dtype= too where some have CUDA and others do not" if key == "dtype" else ""
             return f"was started with {key}={own}, but rank 0 with {other}: type the same keys on all boards{mixed}"
     return ""
 
