@@ -20,7 +20,6 @@ from config.run_config import RENAMED, RunConfig, is_template_file
 from config.schema.untrusted import read_json
 
 Keys = TypeVar("Keys", bound="CommandKeys")
-Names = Sequence[str]
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
 RUN_PIPE = "bash run_pipe.sh"
@@ -245,7 +244,7 @@ def _check_refused(kind: type[CommandKeys], values: Values, keys: Mapping[str, O
             raise ValueError(f"{key} is of a single run: {fix}")
 
 
-def _check_drafts(run: RunConfig, methods: Names, drafts: Names, values: Values) -> None:
+def _check_drafts(run: RunConfig, methods: Sequence[str], drafts: Sequence[str], values: Values) -> None:
     """Refuse a draft that was named beside a method with another one, and small models or copies that nobody asks."""
     kinds, targets = ({getattr(METHODS[name], part) for name in methods} for part in ("draft", "target"))
     own = [name for name in methods if METHODS[name].draft == "ssm"]

@@ -34,7 +34,7 @@ from launch.wiring import Rank
 from launch.words import resolve
 from model.drafts.draft import Draft, Passes
 from model.grammar import Grammar, Grammars, Guide
-from model.text import NO_VARIABLES, ChatMessage, Reader, Stops, Text, check_messages
+from model.text import NO_VARIABLES, MessageDict, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import RemoteDraft
@@ -47,7 +47,7 @@ KEYS = {option.name: option for option in keys_of(RunConfig)}
 Result = TypeVar("Result")
 ANSWER_KEYS = {*SAMPLING, "template", "seed", "verify", "max_new_tokens", "ignore_eos"}
 # A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
-Prompt = Union[str, Sequence[str], Sequence[ChatMessage], Sequence[int]]
+Prompt = Union[str, Sequence[str], Sequence[MessageDict], Sequence[int]]
 
 
 class Generation:
@@ -206,7 +206,7 @@ class Pipeline:
             pass
         return generation
 
-    def chat(self, messages: Sequence[ChatMessage], **options: Any) -> Generation:
+    def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
         """The assistant's whole answer to messages with a `role` (system, user or assistant) and a `content`."""
         check_messages(messages)
         return self.generate(messages, **options)

@@ -192,18 +192,18 @@ class Engine(RequestLoop):
 
     def _admit(self, pipeline: Pipeline) -> None:
         """Let those begin for whom there is a place, the first who came first; nobody waits too long."""
-        self._excuse()
+        self._expire()
         self._waiting = [job for job in self._waiting if not job.over]
         while self._waiting and len(self._running) < self.limits.places:
             super()._take_in(self._waiting.pop(0), pipeline)
-        self._feel(pipeline.ring)
+        self._ping(pipeline.ring)
         if time.monotonic() - self._looked >= POLL_SECONDS:
             self._looked = time.monotonic()
             self.figures.occupy(pipeline.rank.busy())
         self.figures.running.set(len(self._running))
         self.figures.waiting.set(len(self._waiting))
 
-    def _excuse(self) -> None:
+    def _expire(self) -> None:
         now, patience = time.monotonic(), self.limits.seconds
         with self._counting:
             late = [job for job in self.jobs if job.generation is None and now - job.came > patience]
@@ -211,13 +211,13 @@ class Engine(RequestLoop):
             message = f"there was no place within {patience:g} s: come again"
             self._end(job, Refused(message, code="waited_too_long", status=429, retry=10))
 
-    def _excuse_meanwhile(self) -> None:
+    def _expire_meanwhile(self) -> None:
         """The same while the engine's thread brings the pipeline up again, which may last."""
         while self.state.status == "restarting":
-            self._excuse()
+            self._expire()
             time.sleep(POLL_SECONDS)
 
-    def _feel(self, ring: Ring) -> None:
+    def _ping(self, ring: Ring) -> None:
         """Note whether the ring answers: by what comes back of requests, and without any by what it is asked."""
         now = time.monotonic()
         heard = ring.heard > self._messages
@@ -287,4 +287,4 @@ class Engine(RequestLoop):
             return
         self.figures.restarts.inc()
         if before == "ready":
-            guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
+            guarded("patience", self._expire_meanwhile, lambda thread, error: None)
