@@ -252,5 +252,3 @@ def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_o
 def test_an_evaluation_whose_keys_disagree_is_refused(tmp_path, capsys):
     assert evaluate("emulated", ["max_requests=3", f"results={tmp_path / 'x'}"]) == 2
     assert "write concurrency=3" in capsys.readouterr().err
-
-

@@ -74,4 +74,3 @@ def main(argv: Sequence[str]) -> int:
     merge(wanted.folder)
     print(f"{out} ({len(html) / 1e6:.1f} MB): open it in a browser")
     return 0
-
