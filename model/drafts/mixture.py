@@ -92,8 +92,9 @@ class Mixture(Draft):
 
     def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
         """Best first over all sources, or level by level where a shape says so or one network guesses alone."""
-        by_level = growth.shape or not (growth.anywhere or self._mixes)
-        return (yield from self._grow_by_level(tree, growth) if by_level else self._grow_best_first(tree, growth, pays))
+        if growth.shape or not (growth.anywhere or self._mixes):
+            return (yield from self._grow_by_level(tree, growth))
+        return (yield from self._grow_best_first(tree, growth, pays))
 
     def _grow_by_level(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
         """One level more of each network's own tree; together they are one tree (SpecInfer, section 3)."""
