@@ -20,7 +20,6 @@ from config.run_config import RENAMED, RunConfig, is_template_file
 from config.schema.untrusted import read_json
 
 Keys = TypeVar("Keys", bound="CommandKeys")
-Names = Sequence[str]
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
 RUN_PIPE = "bash run_pipe.sh"
@@ -131,7 +130,8 @@ class CommandKeys(Checked):
     @property
     def asked_methods(self) -> tuple[str, ...]:
         """The methods that may be run."""
-        return (self.run.pipeline_type,)
+        chosen = getattr(self, "chosen_methods", (self.run.pipeline_type,))
+        return tuple(name for name in chosen if name in METHODS)
 
     @property
     def asked_drafts(self) -> tuple[str, ...]:
@@ -244,23 +244,24 @@ def _check_refused(kind: type[CommandKeys], values: Values, keys: Mapping[str, O
             raise ValueError(f"{key} is of a single run: {fix}")
 
 
-def _check_drafts(run: RunConfig, methods: Names, drafts: Names, values: Values) -> None:
-    """Refuse a draft that was named beside a method with another one, and small models that nobody asks."""
+def _check_drafts(run: RunConfig, methods: Sequence[str], drafts: Sequence[str], values: Values) -> None:
+    """Refuse a draft that was named beside a method with another one, and small models or copies that nobody asks."""
+    kinds, targets = ({getattr(METHODS[name], part) for name in methods} for part in ("draft", "target"))
     own = [name for name in methods if METHODS[name].draft == "ssm"]
     if own and not drafts and values.get("draft", "ssm") != "ssm":
         raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={values['draft']} out")
-    guesses = any(METHODS[name].draft == "eagle" for name in methods)
-    if guesses and needs_head(values.get("draft", "")) and headless(run):
+    if "eagle" in kinds and needs_head(values.get("draft", "")) and headless(run):
         raise ValueError(no_head(run))
-    chosen = drafts or run.sources
-    named = MODELS_KEY in reads("+".join(chosen))
+    named = MODELS_KEY in reads("+".join(drafts or run.sources))
     if "ssm" in values and not own and not named:
         raise ValueError(f"ssm={values['ssm']} is ignored by pipeline_type={run.pipeline_type} with "
                          f"draft={run.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
-    guess = any(METHODS[name].draft != "none" for name in methods)
-    if run.ssm_ranks and not own and not (named and guess):
+    if run.ssm_ranks and not own and not (named and kinds - {"none"}):
         raise ValueError(f"ssm_ranks=true has no meaning for {', '.join(methods)} with draft={run.draft}, where no "
                          "small models draft: take pipeline_type=specinfer, or leave it out")
+    if run.replicas != RunConfig.replicas and "replicas" not in targets:
+        raise ValueError(f"replicas={run.replicas} is ignored by {', '.join(methods)}: take pipeline_type=dsi, or "
+                         "leave it out")
 
 
 def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:

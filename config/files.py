@@ -99,7 +99,7 @@ def streams(path: Name) -> bool:
 
 def check_output(path: Name, remedy: str) -> None:
     """Refuse a file that cannot be written, before there is anything to write. Makes its folder."""
-    with _explained(path, remedy):
+    with explained(path, remedy):
         place = _place(path)
         if not streams(path):
             with _beside(place) as (_, file):
@@ -133,14 +133,14 @@ def make_private(path: Name) -> None:
 
 def check_folder(path: Name, remedy: str) -> None:
     """Refuse a folder that nothing can be written into. Makes it."""
-    with _explained(path, remedy):
+    with explained(path, remedy):
         Path(path).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
 
 
 def write(path: Name, data: str | bytes, remedy: str) -> None:
     """Write a file whole or not at all; links are followed, and devices and pipes are written through."""
-    with _explained(path, remedy):
+    with explained(path, remedy):
         replace(path, data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
@@ -168,7 +168,7 @@ def replace(path: Name, data: bytes) -> None:
 def append(path: Name, text: str, remedy: str) -> None:
     """Add a text at the end of a file, which is made if it is not there; devices and pipes are written through."""
     data = text.encode("utf-8", "backslashreplace")
-    with _explained(path, remedy):
+    with explained(path, remedy):
         if streams(path):
             replace(path, data)
         else:
@@ -216,7 +216,8 @@ def _beside(place: Path) -> Iterator[tuple[Path, int]]:
 
 
 @contextmanager
-def _explained(path: Name, remedy: str) -> Iterator[None]:
+def explained(path: Name, remedy: str) -> Iterator[None]:
+    """Turn an OSError into a ValueError that names the file, and says what to do."""
     try:
         yield
     except OSError as error:

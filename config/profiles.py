@@ -35,8 +35,7 @@ class Profile:
 
     A stage with all layers needs `model + row * max(0, rows - free) + token * n` milliseconds for a segment of `rows`
     rows behind `n` tokens of text, and `expert` for each expert of a layer beyond those that one row goes through. A
-    message of b bytes needs `latency`, and the time of b bytes at `mbps`. These are
-    the times of a board with factor 1, and of all wires but `links`.
+    message of b bytes needs `latency`, and the time of b bytes at `mbps`. All is for factor 1 and wires beside `links`.
     """
 
     about: str

@@ -17,7 +17,7 @@ from config.profiles import PROFILES, Profile, is_file, read
 from config.trees import ENDLESS, FIXED, LEAST_SCORE, MOST_GUESSES, Growth, TreeConfig, by_policy, wrong_widths
 
 CHOICES = {
-    "pipeline_type": tuple(METHODS),
+    "pipeline_type": (*METHODS, "auto"),
     "draft": DRAFTS,
     "verify": ("match", "naive", "mss", "eagle1"),
     "template": ("auto", "vicuna", "llama-2", "own", "none"),
@@ -210,6 +210,8 @@ class RunConfig(Checked):
         by_file = {"profile": is_file(self.profile), "template": bool(self.chat_template)}
         choices = {name: known for name, known in CHOICES.items() if not by_file.get(name)}
         yield from unknown(values, choices)
+        if self.pipeline_type == "auto":
+            yield "pipeline_type=auto is for a run or a server: name the method here"
         yield from outside(values, RANGES)
         yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
         for name, usual in EMULATION.items():
@@ -314,10 +316,9 @@ class RunConfig(Checked):
     @property
     def speeds(self) -> tuple[float, ...]:
         """The speeds of the ranks that share a stage, beside each other; a single one if nothing is shared."""
-        usual = USUAL_RANKS if self.unpiped else 1
         if "," in self.tp:
             return tuple(map(number, listed(self.tp)))
-        return (1.0,) * (int(self.tp) or usual)
+        return (1.0,) * (int(self.tp) or (USUAL_RANKS if self.unpiped else 1))
 
     @property
     def replicated(self) -> bool:
@@ -355,8 +356,7 @@ class RunConfig(Checked):
         """How many copies of a model of so many stages, rank 0's included, verify; 1 if the method has no replicas."""
         if not self.replicated:
             return 1
-        named = int(self.replicas.partition("x")[0])
-        return named or max(1, USUAL_RANKS // max(1, stages - 1))
+        return int(self.replicas.partition("x")[0]) or max(1, USUAL_RANKS // max(1, stages - 1))
 
     @property
     def tree(self) -> TreeConfig:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 from urllib.parse import urlsplit
@@ -118,8 +119,6 @@ def is_loopback(host: str) -> bool:
 
 def is_address(host: str) -> bool:
     """Whether this is an address, which no name service can lead elsewhere."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False

@@ -16,7 +16,7 @@ from typing import Sequence
 from config.cli import parts
 from config.files import check_folder
 from config.keys import ASKS
-from eval.evaluation import Evaluation, all_jobs
+from eval.evaluation import Evaluation, all_questions
 from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
@@ -79,11 +79,11 @@ def announce(config: EvalConfig) -> None:
     _check_drafts(config)
     check_folder(config.results, OTHER)
     results.check(config)
-    jobs = all_jobs(config, sets, config.chosen_methods)
-    done = len(jobs.keys() & results.texts.keys())
+    questions = all_questions(config, sets, config.chosen_methods)
+    done = len(questions.keys() & results.texts.keys())
     there = f", of which {done} are there" if done else ""
     last_seed = run.seed + config.repeats - 1
-    questions = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
+    asked = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
     emulated = f"a cluster that is {run.kind}, profile {run.profile}"
     rows = {
         "measured on": emulated if run.cluster else "this pipeline as it is",
@@ -91,12 +91,12 @@ def announce(config: EvalConfig) -> None:
         "methods": ", ".join(config.chosen_methods),
         "drafts": ", ".join(config.asked_drafts),
         "template": run.template,
-        "questions": ", ".join(questions),
+        "questions": ", ".join(asked),
         "from": config.folder,
         "temperatures": config.temperatures,
         "seeds": f"{run.seed} to {last_seed}" if config.repeats > 1 else f"{run.seed}",
         "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
-        "answers": f"{len(jobs)} of at most {run.max_new_tokens} tokens a turn{there}",
+        "answers": f"{len(questions)} of at most {run.max_new_tokens} tokens a turn{there}",
         "results": os.path.abspath(config.results)}
     lines = [f"  {name:<14}{value}" for name, value in rows.items()]
     print("\n".join(["evaluation", *lines]), flush=True)

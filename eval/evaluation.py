@@ -26,11 +26,11 @@ from launch.console import say
 from launch.pipeline import Pipeline
 from model.sample import Sampler, gumbel
 from model.text import Reader
-from pipeline.decode import Decoder, Job, Request, concurrent
+from pipeline.decode import Coroutine, Decoder, Request, concurrent
 
 WARM_UP = 16  # tokens, at most
 Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
-Jobs = Mapping[Key, Question]  # the questions that methods have to answer
+Questions = Mapping[Key, Question]  # the questions that methods have to answer
 Texts = Sequence[Sequence[int]]  # the token ids of each turn
 Turn = Mapping[str, Any]  # the fields of one turn
 Line = dict  # an answer as it is written
@@ -64,10 +64,10 @@ class Recorder(Sampler):
         return float(row_V[token] - row_V[other])
 
 
-def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> Jobs:
-    """All jobs in their order: each question goes to all methods with all drafts by turns, so that what changes in a
+def all_questions(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> Questions:
+    """All questions in their order: each goes to all methods with all drafts by turns, so that what changes in a
     machine's speed meets them all. Where several questions are answered at once, a method answers those of a set."""
-    jobs, contenders = {}, config.contenders(methods)
+    questions, contenders = {}, config.contenders(methods)
     for repeat in range(config.repeats):
         for name, temperature in itertools.product(config.chosen_sets, config.chosen_temperatures):
             pairs = list(itertools.product(sets[name], contenders))
@@ -75,8 +75,8 @@ def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> Jobs:
                 pairs.sort(key=lambda pair: contenders.index(pair[1]))
             for question, contender in pairs:
                 assert question.id is not None, f"a question of {name} has no id"
-                jobs[Key(*contender, name, temperature, repeat, question.id)] = question
-    return jobs
+                questions[Key(*contender, name, temperature, repeat, question.id)] = question
+    return questions
 
 
 class Evaluation:
@@ -99,8 +99,8 @@ class Evaluation:
         `ready` is called once, when every method is warm and nothing is written yet. Raises ValueError before the
         first answer if a question and its answers do not fit into the context.
         """
-        jobs = all_jobs(self.config, sets, self.methods)
-        left = {key: question for key, question in jobs.items() if key not in results.texts}
+        questions = all_questions(self.config, sets, self.methods)
+        left = {key: question for key, question in questions.items() if key not in results.texts}
         if not left:
             return
         self._check(left)
@@ -110,10 +110,10 @@ class Evaluation:
         seconds = sum(len(question.turns) * most / speeds[key.contender]
                       for key, question in left.items())
         say(f"{len(left)} answers, in {seconds / 60:.1f} minutes or less")
-        with tqdm(total=len(jobs), initial=len(jobs) - len(left),
+        with tqdm(total=len(questions), initial=len(questions) - len(left),
                   unit="answer", file=sys.stderr) as bar:
             asked: Sequence[Question] = ()
-            several = self.config.concurrency > 1  # jobs at once: those that differ in the question alone
+            several = self.config.concurrency > 1  # at once: those that differ in the question alone
             for first, group in itertools.groupby(left, lambda key: key._replace(question=0) if several else key):
                 batch = list(group)
                 before, asked = asked, [left[key] for key in batch]
@@ -125,10 +125,10 @@ class Evaluation:
                     results.add(line)
                     bar.update()
 
-    def _check(self, jobs: Jobs) -> None:
+    def _check(self, questions: Questions) -> None:
         """Raise ValueError if a question and its answers may not fit into the context: better now than in an hour."""
         room = min(decoder.max_length for decoder in self.decoders.values())
-        for name, question in dict.fromkeys((key.set, question) for key, question in jobs.items()):
+        for name, question in dict.fromkeys((key.set, question) for key, question in questions.items()):
             messages = [message for turn in question.turns for message in (turn, "")]
             least = len(self.text.prompt_ids(messages[:-1], self.config.run.template))
             need = least + (len(question.turns) - 1) * self.config.run.max_new_tokens
@@ -137,12 +137,12 @@ class Evaluation:
                                  f"but the context has {room}: leave it out with questions=BEGIN:END, "
                                  "leave the set out with sets=, or give less max_new_tokens or more max_length")
 
-    def _warm_up(self, jobs: Jobs) -> dict[Contender, float]:
+    def _warm_up(self, questions: Questions) -> dict[Contender, float]:
         """Let each contender give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
-        key, question = next(iter(jobs.items()))
+        key, question = next(iter(questions.items()))
         request = self._request(key, question.turns[:1])
         short = replace(request, max_new_tokens=min(WARM_UP, request.max_new_tokens))
-        contenders = dict.fromkeys(key.contender for key in jobs)
+        contenders = dict.fromkeys(key.contender for key in questions)
         return {contender: self.decoders[contender].whole(short).tokens_per_second for contender in contenders}
 
     def _request(self, key: Key, messages: Sequence[str]) -> Request:
@@ -155,7 +155,7 @@ class Evaluation:
         config = self.config.run
         return replace(sampler_of(config), temperature=key.temperature, seed=config.seed + key.repeat)
 
-    def _answer(self, key: Key, question: Question, known: Mapping[Key, Texts]) -> Job[Line]:
+    def _answer(self, key: Key, question: Question, known: Mapping[Key, Texts]) -> Coroutine[Line]:
         """Answer a question; the line to be written. `known` has the token ids of `ar` for each turn, if any."""
         clock = self.pipeline.ring.clock
         begun = clock.now()

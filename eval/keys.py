@@ -116,10 +116,6 @@ class ComparesMethods(AsksSets):
     def chosen_temperatures(self) -> tuple[float, ...]:
         return tuple(map(number, listed(self.temperatures)))
 
-    @property
-    def asked_methods(self) -> tuple[str, ...]:
-        return tuple(name for name in self.chosen_methods if name in METHODS)
-
 
 class Contender(NamedTuple):
     """What is compared: a method with a draft; `none` is that of a method that needs no draft."""

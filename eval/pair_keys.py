@@ -75,7 +75,7 @@ class Measured(Checked):
 
 
 @dataclass(frozen=True)
-class SpecInferConfig(Measured):
+class TablesConfig(Measured):
     """SpecInfer's tables for a target and a drafter, with the paper's own figures below.
 
     Table 1: how often the target's token is among a drafter's best 1 to 5. Table 2: the tokens that a pass of the

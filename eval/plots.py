@@ -64,7 +64,7 @@ class Series(NamedTuple):
 Lines = Sequence[Series]
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """How a contender is drawn: it looks the same in every plot, and has the tone and the marker of its method."""
 
     number: int
@@ -74,9 +74,9 @@ class Look(NamedTuple):
     dashes: Any
 
 
-def looks_of(names: Sequence[str]) -> dict[str, Look]:
+def styles_of(names: Sequence[str]) -> dict[str, Style]:
     """How the contenders of a plot are drawn, by their labels, in the order in which all plots have them."""
-    looks: dict[str, Look] = {}
+    styles: dict[str, Style] = {}
     drafts: Counter[str] = Counter()
     for name in names:
         method = name.partition(", ")[0]
@@ -84,9 +84,9 @@ def looks_of(names: Sequence[str]) -> dict[str, Look]:
         i = number % len(LOOKS)
         j = (i + 3 * drafts[method]) % len(LOOKS)
         tone, hatch = LOOKS[i][0], LOOKS[j][1]
-        looks[name] = Look(i, tone, hatch, MARKERS[i], DASHES[j % len(DASHES)])
+        styles[name] = Style(i, tone, hatch, MARKERS[i], DASHES[j % len(DASHES)])
         drafts[method] += 1
-    return looks
+    return styles
 
 
 @contextmanager
@@ -110,13 +110,13 @@ def bars(path: Path, series: Lines, places: Sequence[str], title: str, labels: L
     """Draw groups of bars with whiskers; those of the last group are labelled, all of them if there are few."""
     count = len(series) * len(places)
     width, few = 0.82 / len(series), count <= 16
-    looks = looks_of([one.name for one in series])
+    styles = styles_of([one.name for one in series])
     with drawn(path, (max(6.0, 0.22 * count + 2.5), 3.8)) as axes:
         for i, one in enumerate(series):
             x = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width
-            look = looks[one.name]
+            style = styles[one.name]
             drawn_bars = axes.bar(x, one.heights, width, **EDGE,
-                                  label=one.name, color=look.tone, hatch=look.hatch,
+                                  label=one.name, color=style.tone, hatch=style.hatch,
                                   error_kw={"elinewidth": 0.8}, yerr=one.whiskers, ecolor="black", capsize=2)
             shown = [f"{height:.2f}" if few else "" for height in one.heights[:-1]]
             axes.bar_label(drawn_bars, [*shown, f"{one.heights[-1]:.2f}"],
@@ -143,13 +143,13 @@ def _head(axes: Any, title: str) -> None:
 
 def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels: Labels) -> None:
     """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
-    looks = looks_of([one.name for one in series])
+    styles = styles_of([one.name for one in series])
     with drawn(path, LINE_SIZE) as axes:
         for one in series:
-            look = looks[one.name]
+            style = styles[one.name]
             axes.errorbar(places, one.heights, yerr=one.whiskers, label=one.name,
-                          linestyle=look.dashes, color="black", marker=look.marker,
-                          markerfacecolor=look.tone, markersize=7, capsize=3, elinewidth=0.8)
+                          linestyle=style.dashes, color="black", marker=style.marker,
+                          markerfacecolor=style.tone, markersize=7, capsize=3, elinewidth=0.8)
         if min(places) > 0 and max(places) >= 8 * min(places):
             axes.set_xscale("log", base=2)
             axes.minorticks_off()
@@ -200,14 +200,14 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
 
 def _progress(view: View, path: Path, where: str) -> bool:
     """How the text grows: tokens settled after so many seconds, the mean over the turns of all answers."""
-    looks = looks_of(list(view.rows))
+    styles = styles_of(list(view.rows))
     with drawn(path, LINE_SIZE) as axes:
         for label, answers in view.means("answers").items():
             if any(turn for answer in answers for turn in answer["settled"]):
-                look = looks[label]
+                style = styles[label]
                 axes.plot(*_growth(answers), label=label,
-                          color="black", linestyle=look.dashes, linewidth=1,
-                          marker=look.marker, markevery=(look.number, 12), markerfacecolor=look.tone)
+                          color="black", linestyle=style.dashes, linewidth=1,
+                          marker=style.marker, markevery=(style.number, 12), markerfacecolor=style.tone)
         axes.set(xlabel="seconds since the request began", ylabel="tokens settled, mean over answers")
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)

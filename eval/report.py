@@ -20,7 +20,7 @@ from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import Found, missing, provenance, read
 from eval.summary import BASELINES, MEAN, Row, View
 from eval.tables import NOT_MEASURED, markdown, number
-from launch.console import run
+from launch.console import command
 
 TOO_LATE = 0.03  # of the time of computing
 SHOWN = 20  # sentences about what is missing
@@ -254,11 +254,8 @@ def _interval(interval: Interval) -> str:
     return number(interval.value) + bounds
 
 
+@command
 def main(argv: Sequence[str]) -> int:
-    return run(_report, argv)
-
-
-def _report(argv: Sequence[str]) -> int:
     if len(argv) != 1 or argv[0].startswith("-"):
         print(__doc__)
         return 0 if argv in (["-h"], ["--help"]) else 2

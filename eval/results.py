@@ -21,7 +21,7 @@ from typing import Any, Iterator, Mapping, NamedTuple
 import torch
 
 from config.cli import all_options, flat
-from config.files import ROOM, append, fits, lines, open_lock, whole, write_json
+from config.files import ROOM, append, explained, fits, lines, open_lock, whole, write_json
 from config.keys import listed
 from config.methods import METHODS
 from config.presets import ROOT
@@ -119,14 +119,13 @@ class Results:
 
     def _take_lock(self) -> None:
         """Keep other evaluations out. Raises ValueError if one is in, or if the folder cannot be written."""
-        try:
+        with explained(self.folder, "choose another results="):
             self._lock = open_lock(self.folder / ".lock")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another evaluation writes to {self.folder}: wait for it, or choose another "
-                             "results=") from None
-        except OSError as error:
-            raise ValueError(f"{self.folder} cannot be written ({error.strerror}): choose another results=") from error
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"another evaluation writes to {self.folder}: wait for it, or choose another "
+                                 "results=") from None
 
     def add(self, line: dict[str, Any]) -> None:
         """Write one answer; it is on the disk when this returns."""

@@ -57,8 +57,7 @@ T = TypeVar("T")
 
 
 def figures(found: Found, contender: Contender, sets: Sequence[str], temperature: float) -> Row:
-    """The figures of a contender over these sets, with its answers; a speed-up is over those that both have answered.
-    """
+    """The figures of a contender over these sets, with its answers; a speed-up is over those of both."""
     def of_sets(other: Contender) -> list[Sequence[Answer]]:
         return [found.of(other, name, temperature) for name in sets]
 

@@ -22,7 +22,7 @@ from eval import metrics
 from eval.results_index import Found, NoAnswers, provenance, read
 from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import markdown, number, save
-from launch.console import EXIT_STOPPED, EXIT_WRONG, run, say
+from launch.console import EXIT_STOPPED, EXIT_WRONG, command, say
 
 # A head alone, whose trees grow as in the papers.
 QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "questions": "5", "max_new_tokens": "64", "draft": "eagle",
@@ -33,8 +33,7 @@ Speeds = Sequence[metrics.Interval]  # one for each point
 
 
 class Sweep(NamedTuple):
-    """What is varied: `points` are names with the keys, as {"depth": "3"}, that each of them adds to those of `base`.
-    """
+    """What is varied: `points` are names with the keys, as {"depth": "3"}, that each adds to those of `base`."""
 
     about: str
     axis: str
@@ -213,7 +212,8 @@ def _evaluate(words: Sequence[str]) -> int:
     return subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words]).returncode
 
 
-def _sweep(words: Sequence[str]) -> int:
+@command
+def main(words: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
     name, argv = "".join(words[:1]), words[1:]
     if name in ASKS:
@@ -242,7 +242,3 @@ def _sweep(words: Sequence[str]) -> int:
             say(plain(str(error)))
         code = code or EXIT_WRONG
     return code
-
-
-def main(argv: list[str]) -> int:
-    return run(_sweep, argv)

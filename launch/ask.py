@@ -21,7 +21,7 @@ from config.schema.untrusted import harmless
 from launch.console import say
 from launch.pipeline import Generation, Pipeline
 from launch.run import Command
-from pipeline.decode import Answer, Job, by_position, concurrent
+from pipeline.decode import Answer, Coroutine, by_position, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
            "tokens_per_second", "target_passes", "segments", "mean_accepted_length",
@@ -77,11 +77,6 @@ def table(answers: list[Answer], whole: float | None = None) -> str:
     return "\n".join(f"  {name:<22}{value}" for name, value in rows.items())
 
 
-def questions(config: RunConfig) -> list[Question]:
-    """The questions of `question_file` that the configuration chooses."""
-    return read(config.question_file, *config.span)
-
-
 def save(path: str, data: Any) -> None:
     """Write JSON whole or not at all. Raises ValueError if it cannot be, and prints it, so that no answer is lost."""
     content = json.dumps(data, indent=1, ensure_ascii=False)
@@ -115,7 +110,8 @@ def ask_many(pipeline: Pipeline) -> None:
 
     As many questions as `max_requests` says are under way at once. Answers are kept in the order of the questions.
     """
-    config, asked = pipeline.config, questions(pipeline.config)
+    config = pipeline.config
+    asked = read(config.question_file, *config.span)
     answers: list[Answer] = []
     done: dict[Place, dict[str, Any]] = {}
     at_once = bool(config.output) and not streams(config.output)
@@ -145,7 +141,7 @@ def ask_many(pipeline: Pipeline) -> None:
     print(table(answers, whole))
 
 
-def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Job[Done]:
+def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Coroutine[Done]:
     """Answer a question turn by turn, each after the turns before; a line of progress is borrowed from `bars`."""
     talk: list[str] = []
     bar = bars.pop()

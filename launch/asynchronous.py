@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, AsyncGenerator, Callable, Iterable, Mapping, Sequence, TypeVar
 
 from launch.pipeline import Generation, Pipeline, Prompt
-from model.text import Message, check_messages
+from model.text import MessageDict, check_messages
 from pipeline.failure import PeerLost, guarded
 
 POLL_SECONDS = 0.25  # seconds between two looks at a pipeline that has nothing to do
@@ -279,7 +279,7 @@ class AsyncPipeline:
         assert isinstance(whole, Generation), "an answer has ended without its end"
         return whole
 
-    async def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+    async def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
         """The assistant's whole answer to messages, as `Pipeline.chat` gives it."""
         check_messages(messages)
         return await self.generate(messages, **options)

@@ -12,8 +12,6 @@ from typing import Iterator
 
 MEMINFO, OWN, GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 FILES = ("inactive_file", "active_file")
-
-
 # Where the groups of a version are, their files of the limit and of what is used, and what begins the name of a count
 # that has the groups below in it.
 SECOND = "", "memory.max", "memory.current", ""

@@ -60,8 +60,7 @@ LMHead = Callable[[Tensor], Tensor]
 
 
 def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> Stage:
-    """The stage of one rank: its layers, or its share of those that `group` has together, and the making of its caches.
-    """
+    """The stage of one rank: its layers, or its share of those of its `group`, and what makes its caches."""
     spec.prepare_torch()
     sizes = spec.sizes
     first, last = spec.part.layers
@@ -81,8 +80,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
 
 
 def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:
-    """The rank's layers with their weights out of `source`; if `shared`, only this member's heads and columns of each.
-    """
+    """The rank's layers with weights out of `source`; if `shared`, only this member's heads and columns of each."""
     part, sizes = spec.part, spec.sizes
     if shared:
         share = shares(sizes, part.shares)[part.member]

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Sequence
@@ -52,6 +53,11 @@ def run(main: Callable[[Words], int], argv: Words) -> int:
     except KeyboardInterrupt as interrupted:
         say("stopped", "\n")
         return ended_by(interrupted)
+
+
+def command(main: Callable[[Words], int]) -> Callable[[Words], int]:
+    """A function of words as a command, which `run` runs."""
+    return partial(run, main)
 
 
 def ended_by(error: BaseException, debug: bool = False, report: Callable[[str], None] = say) -> int:

@@ -41,7 +41,7 @@ class Epochs:
         self._own, self._heartbeat, self._peers = own, heartbeat, peers
         self._patience, self._recovers = patience, patience > 0
         self._made = Connections(own, ())
-        self.number = self._came(own)
+        self.number = door_of(self._store, own)[0]
         if self.number:
             first_loss(self._store, f"rank {own} was lost: its process ended", self._suffix)
 
@@ -106,9 +106,6 @@ class Epochs:
     def _suffix(self) -> str:
         return f"/{self.number}" if self._recovers else ""
 
-    def _came(self, rank: int) -> int:
-        return door_of(self._store, rank)[0]
-
 
 def door_of(store: Any, rank: int) -> tuple[int, str]:
     """The epoch to which a rank has come last, 0 if to none, and its door there."""
@@ -118,8 +115,7 @@ def door_of(store: Any, rank: int) -> tuple[int, str]:
 
 
 class Coming(Epochs):
-    """The side of every rank but 0, `root`: it waits until rank 0 has ended, or is silent for longer than `patience`.
-    """
+    """The side of every rank but 0, `root`: it waits until rank 0 ends, or is silent for longer than `patience`."""
 
     root = 0
 
@@ -149,7 +145,7 @@ class Opening(Epochs):
         first = self.number == 1  # at the first start a rank may take its time to import modules
         found: set[int] = set()
         others = self._heartbeat.others
-        while missing := [rank for rank in others if self._came(rank) < self.number]:
+        while missing := [rank for rank in others if door_of(self._store, rank)[0] < self.number]:
             hung = set(missing).intersection(self._heartbeat.silent())
             for peer in () if first else hung - found:
                 found.add(peer)

@@ -63,8 +63,7 @@ class Folder:
     """A store with `set`, `get` and `add` as torch's stores have them."""
 
     def __init__(self, folder: str) -> None:
-        self.path = folder
-        self._folder = Path(folder)
+        self.path = Path(folder)
 
     def set(self, key: str, value: str) -> None:
         path = self._path(key)
@@ -86,8 +85,8 @@ class Folder:
         try:
             return self._path(key).read_bytes()
         except FileNotFoundError:
-            if not self._folder.is_dir():
-                gone = f"the launcher and its folder {self._folder} are gone"
+            if not self.path.is_dir():
+                gone = f"the launcher and its folder {self.path} are gone"
                 raise PeerLost(f"the rendezvous was lost: {gone}") from None
             return None
 
@@ -105,4 +104,4 @@ class Folder:
             os.close(file)
 
     def _path(self, key: str) -> Path:
-        return self._folder / quote(key, safe="")
+        return self.path / quote(key, safe="")

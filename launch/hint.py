@@ -5,9 +5,9 @@ waits for, and of as many as a segment of a tree has.
 """
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from functools import partial
+from timeit import repeat
 from typing import Callable, Mapping
 
 import torch
@@ -82,9 +82,4 @@ def _product(weight: Tensor) -> Product:
 
 
 def _least_seconds(product: Product, x_TD: Tensor) -> float:
-    took = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        product(x_TD)
-        took.append(time.perf_counter() - start)
-    return min(took)
+    return min(repeat(partial(product, x_TD), number=1, repeat=ROUNDS))

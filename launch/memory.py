@@ -95,7 +95,7 @@ def _stage(spec: RankSpec) -> Need:
 def _head(spec: RankSpec) -> Need:
     vocab = _loaded({HEAD: spec.part.weights.form(HEAD)}, spec)
     sampled = 4 if spec.config.temperature == 0 else 32  # bytes for each logit: sampling is done in float64
-    logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
+    logits = _rows(spec) * spec.sizes.vocab * max(spec.like.element_size(), sampled)
     folders = {
         HEAD_KEY: [spec.part.eagle] if spec.part.eagle else [],
         MODEL_KEY: [spec.draft_folder],
@@ -126,16 +126,12 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     return Need(_loaded(forms, spec), cache, workspace, begins)
 
 
-def _width(spec: RankSpec) -> int:
-    return spec.like.element_size()
-
-
 def _loaded(forms: Mapping[str, Form], spec: RankSpec) -> int:
     """The bytes of weights in the type of the run; those that are quantized, and their scales, keep their own."""
     total = 0
     for name, form in forms.items():
         keeps_type = name.endswith(".scale") or not form.dtype.is_floating_point
-        total += form.bytes if keeps_type else math.prod(form.shape) * _width(spec)
+        total += form.bytes if keeps_type else math.prod(form.shape) * spec.like.element_size()
     return total
 
 
@@ -152,7 +148,7 @@ def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int], small: bo
 
     `small` ones hold 8 bits.
     """
-    head = sizes.head_dim + 4 if small else sizes.head_dim * _width(spec)
+    head = sizes.head_dim + 4 if small else sizes.head_dim * spec.like.element_size()
     slot = 2 * sizes.kv_heads * head * spec.config.max_requests
     tail = spec.slots - spec.context + _rows_of_one(spec)
     near = (window + BLOCK + tail for window in windows if window)
@@ -176,7 +172,7 @@ def _rows_of_one(spec: RankSpec) -> int:
 
 def _step(spec: RankSpec, sizes: LlamaConfig, kind: str, rows: int) -> int:
     """The bytes that so many rows take beside weights and cache, and those of the tables of positions."""
-    width = _width(spec)
+    width = spec.like.element_size()
     wide = max(width, 4)  # some steps are taken in float32
     heads = sizes.heads * sizes.head_dim
     tables = 2 * sizes.context * sizes.head_dim * (width + 4) if sizes.family.rotary else 0
@@ -193,9 +189,7 @@ def _step(spec: RankSpec, sizes: LlamaConfig, kind: str, rows: int) -> int:
 
 def free(device: torch.device) -> int:
     """The bytes that this process could still get on a device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return available()
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available()
 
 
 def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bool = True) -> None:

@@ -34,7 +34,7 @@ from launch.wiring import Rank
 from launch.words import resolve
 from model.drafts.draft import Draft, Passes
 from model.grammar import Grammar, Grammars, Guide
-from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
+from model.text import NO_VARIABLES, MessageDict, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import RemoteDraft
@@ -47,7 +47,7 @@ KEYS = {option.name: option for option in keys_of(RunConfig)}
 Result = TypeVar("Result")
 ANSWER_KEYS = {*SAMPLING, "template", "seed", "verify", "max_new_tokens", "ignore_eos"}
 # A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
-Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
+Prompt = Union[str, Sequence[str], Sequence[MessageDict], Sequence[int]]
 
 
 class Generation:
@@ -103,6 +103,14 @@ def pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, 
             yield reader.read(tokens) if reader else "".join(f"{token} " for token in tokens)
     if reader:
         yield reader.finish()
+
+
+def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the keys that one answer is asked with. Raises ValueError for a key of the whole pipeline."""
+    fixed = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
+    if fixed:
+        raise ValueError(f"{fixed[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
+    return parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)
 
 
 @dataclass(frozen=True)
@@ -192,14 +200,13 @@ class Pipeline:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """A whole answer. Options are the keys that say how tokens are chosen and when the answer ends, and `template`.
-        """
+        """A whole answer. Options are the keys of how tokens are chosen and when it ends, and `template`."""
         generation = self.stream(prompt, **options)
         for _ in generation:
             pass
         return generation
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+    def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
         """The assistant's whole answer to messages with a `role` (system, user or assistant) and a `content`."""
         check_messages(messages)
         return self.generate(messages, **options)
@@ -255,11 +262,7 @@ class Pipeline:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
-        fixed = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
-        if fixed:
-            raise ValueError(f"{fixed[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
-        chosen = parsed([f"{key}={written(value)}" for key, value in options.items()], KEYS)
-        config = replace(self.config, **chosen)
+        config = replace(self.config, **_answer_values(options))
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         grammar = self.grammar(guide) if guide else None
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)

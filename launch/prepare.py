@@ -57,10 +57,7 @@ class Prepared(NamedTuple):
 def prepare(config: RunConfig) -> Prepared:
     """A run whose model is split, which is done if need be; raises ValueError, with the fix, for what cannot work."""
     all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
-    cores, asked = os.cpu_count() or 1, config.threads_per_rank
-    if asked > cores:  # they would only wait for each other, and very many end in a crash
-        raise ValueError(f"threads_per_rank={asked} is more than the {cores} cores of this machine: give {cores} or "
-                         "less, or 0 to share them out among the ranks")
+    _check_threads(config.threads_per_rank)
     usable(config.device)
     if all_ranks:
         _check_files(config)
@@ -81,6 +78,14 @@ def prepare(config: RunConfig) -> Prepared:
     prepared = Prepared(config, folder, own.placement, partial(open_trace, config))
     _check_memory(prepared)
     return prepared
+
+
+def _check_threads(asked: int) -> None:
+    """Refuse more threads than cores: they would only wait for each other, and very many end in a crash."""
+    cores = os.cpu_count() or 1
+    if asked > cores:
+        raise ValueError(f"threads_per_rank={asked} is more than the {cores} cores of this machine: give {cores} or "
+                         "less, or 0 to share them out among the ranks")
 
 
 def _check_form(spec: RankSpec) -> None:

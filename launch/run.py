@@ -16,7 +16,7 @@ from typing import Callable, NoReturn, Sequence
 
 from config.cli import CommandKeys
 from launch.console import EXIT_STOPPED, die, ended_by, interrupt, say
-from launch.hosts.board import TYPED_AS, find_board
+from launch.hosts.board import TYPED_AS, Board, find_board
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous, Spare
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
@@ -69,13 +69,8 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     keys, config = resolved.keys, resolved.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
     board = find_board(config, os.environ)
-    rendezvous = None
-    if board is None:
-        prepared = prepare(config)
-    else:
-        side: type[Rendezvous] = Participant if board.rank else Coordinator
-        rendezvous = Spare(board) if board.is_spare else side(board)
-        prepared = rendezvous.attend(keys)
+    rendezvous = _rendezvous(board) if board else None
+    prepared = rendezvous.attend(keys) if rendezvous else prepare(config)
     if command.trace:
         prepared = prepared._replace(trace=partial(command.trace, keys))
     resolved.report()
@@ -89,6 +84,13 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     if config.virtual:
         raise ValueError("time=virtual computes everything in one process: start it without hosts, or add time=real")
     return _be_rank(prepared, rendezvous, main)
+
+
+def _rendezvous(board: Board) -> Rendezvous:
+    """This board's side of the rendezvous."""
+    if board.is_spare:
+        return Spare(board)
+    return Participant(board) if board.rank else Coordinator(board)
 
 
 # --- one process for each rank ----------------------------------------------------------------------------------------

@@ -101,8 +101,7 @@ def send_time(store: Any, peers: Sequence[int], here: str,
 
 
 def learn_time(store: Any, rank: int, here: str, trace: NoTrace) -> None:
-    """On any other rank, note in the trace by how many seconds rank 0's clock is ahead, if that is another machine's.
-    """
+    """On any other rank, note by how many seconds rank 0's clock is ahead, if that is another machine's."""
     store.set(f"clock/{rank}", here)
     if store.get("clock/0").decode() == here:
         return

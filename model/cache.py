@@ -265,7 +265,7 @@ class TreeCache:
 
     def copy(self, source: TreeCache, length: int) -> None:
         """Take over the first `length` tokens of another cache, in the place of all that is here."""
-        source._ripen()
+        source._settle_leading()
         source._check_beginning(length)
         self.drop()
         self.settled = 0
@@ -285,12 +285,12 @@ class TreeCache:
 
     def drop(self) -> None:
         """Forget the tail."""
-        self._ripen()
+        self._settle_leading()
         self._hold([])
 
     def retain(self, nodes: Container[int]) -> None:
         """Forget the rows of the tail that are not among `nodes`; nothing is settled."""
-        self._ripen()
+        self._settle_leading()
         self._compact([i for i, node in enumerate(self._tail) if node in nodes])
 
     @property
@@ -322,7 +322,7 @@ class TreeCache:
         ValueError if the cache has not so many slots.
         """
         assert 0 <= text <= len(nodes) == len(parents), f"{text} of {len(nodes)} rows are text"
-        self._ripen()
+        self._settle_leading()
         start, rows = len(self._tail), len(nodes)
         end = self.settled + start + rows
         if end > self.capacity:
@@ -339,7 +339,7 @@ class TreeCache:
         if mutual:
             self._sees[start + text:start + rows, start + text:start + rows] = True
         if start == 0:
-            self._ripe = text
+            self._leading = text
         hidden = ~self._sees[start:start + rows, :start + rows]
         blind = upload(torch.from_numpy(hidden), self._mask.device)
         self._rows = rows
@@ -383,7 +383,7 @@ class TreeCache:
         seen, since its answer made `tip`.
         """
         self._survivors = self._survivors.newer(Survivors.after(tip, keep, horizon))
-        self._ripen()
+        self._settle_leading()
         text: list[int] = []  # the places in the tail of what is settled now
         last = self._place.get(tip, self._place.get(parent))
         if last is not None:
@@ -392,8 +392,8 @@ class TreeCache:
         wanted = set(keep).difference(self._tail[i] for i in text)
         live = [i for i, node in enumerate(self._tail) if node in wanted or node >= horizon]
         self._compact(text + live)
-        self._ripe = len(text)
-        self._ripen()
+        self._leading = len(text)
+        self._settle_leading()
 
     def _compact(self, order: list[int]) -> None:
         """Move the tail's rows `order` to its front; rows that are in place already are not touched."""
@@ -407,21 +407,21 @@ class TreeCache:
         self._sees[:len(order), :len(order)] = sees
         self._hold([self._tail[i] for i in order])
 
-    def _ripen(self) -> None:
+    def _settle_leading(self) -> None:
         """Move the border behind the settled rows that lead the tail."""
-        ripe, self._ripe = self._ripe, 0
-        if ripe:
-            self._mask[:, self.settled:self.settled + ripe] = 0
-            self.settled += ripe
+        count, self._leading = self._leading, 0
+        if count:
+            self._mask[:, self.settled:self.settled + count] = 0
+            self.settled += count
             end = len(self._tail)
-            rest = self._sees[ripe:end, ripe:end].copy()
+            rest = self._sees[count:end, count:end].copy()
             self._sees[:len(rest), :len(rest)] = rest
-            self._hold(self._tail[ripe:])
+            self._hold(self._tail[count:])
 
     def _hold(self, tail: list[int]) -> None:
         self._tail = tail
         self._place = {node: i for i, node in enumerate(tail)}
-        self._ripe = 0
+        self._leading = 0
 
     def _grow(self, size: int) -> None:
         """Room for a tail, and so for a segment, of `size` rows."""

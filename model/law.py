@@ -32,8 +32,7 @@ class PathLaw:
 
     def shaped(self, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor,
                known_V: Tensor | None = None) -> Tensor:
-        """The logits behind these nodes, each the tip or a guess; `known_V` are the tokens of the columns, if not all.
-        """
+        """The logits behind these nodes, tip or guesses; `known_V` are the tokens of the columns, if not all."""
         exact = torch.promote_types(logits_TV.dtype, torch.float32)
         logits_TV = logits_TV.to(exact, copy=True)
         if self._penalties.bias:

@@ -46,7 +46,7 @@ PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which tak
 OTHERS = "use template=vicuna, template=llama-2 or template=none"
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 _IMPORTING = Lock()
-Message = Mapping[str, Any]  # with `role`, one of ROLES, `content`, a text, and what else an own template reads
+MessageDict = Mapping[str, Any]  # with `role`, one of ROLES, `content`, a text, and what else an own template reads
 Stops = Union[str, Sequence[str]]  # texts that end an answer, or one of them
 
 
@@ -167,13 +167,13 @@ class Text:
         """The text of turns."""
         return self._chat_text(as_messages(turns), template, NO_VARIABLES)
 
-    def chat_ids(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any] = NO_VARIABLES
+    def chat_ids(self, messages: Sequence[MessageDict], template: str, variables: Mapping[str, Any] = NO_VARIABLES
                  ) -> list[int]:
         """The token ids of messages; `variables` are what the tokenizer's own template reads beside them."""
         text = self._chat_text(messages, template, variables)
         return next(self.spans([text], template))[0]
 
-    def _chat_text(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any]) -> str:
+    def _chat_text(self, messages: Sequence[MessageDict], template: str, variables: Mapping[str, Any]) -> str:
         check_messages(messages)
         if messages[-1]["role"] not in ("user", "tool"):
             raise ValueError(f"the last message is of the role {messages[-1]['role']}, so there is nothing to answer; "
@@ -187,7 +187,7 @@ class Text:
             return self._own_text(messages, variables)
         return _in_conversation(messages, template)
 
-    def _own_text(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    def _own_text(self, messages: Sequence[MessageDict], variables: Mapping[str, Any]) -> str:
         """The messages in the template of the tokenizer, which is a stranger's program."""
         if not self.tokenizer.chat_template:
             raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; {OTHERS}")
@@ -223,12 +223,9 @@ class Text:
         first = self.tokenizer.bos_token_id
         return [first] if first in self.tokenizer("")["input_ids"] else []
 
-    def stream(self) -> Stream:
-        return Stream(self.tokenizer)
-
     def decode(self, ids: Iterable[int]) -> str:
         """The text that a stream of these ids prints."""
-        stream = self.stream()
+        stream = Stream(self.tokenizer)
         return stream.add(ids) + stream.finish()
 
 
@@ -288,7 +285,7 @@ class Reader:
     """The text of an answer, up to the first stop text; what may become one is held back until it is clear."""
 
     def __init__(self, text: Text, stop: Stops = "") -> None:
-        self._stream = text.stream()
+        self._stream = Stream(text.tokenizer)
         given = [stop] if isinstance(stop, str) else stop
         self._stops = [one for one in given if one]
         self._held = ""
@@ -328,7 +325,7 @@ class Reader:
         return next(begun, 0)
 
 
-def as_messages(turns: Sequence[str]) -> list[Message]:
+def as_messages(turns: Sequence[str]) -> list[MessageDict]:
     """Turns as messages of user and assistant; ValueError if the last one is no question."""
     if not turns or not turns[-1].strip():
         raise ValueError("the prompt is empty; say what to ask, as in prompt='Why is the sky blue?'")
@@ -349,7 +346,7 @@ def check_messages(messages: Sequence[Any]) -> None:
         raise ValueError("the messages are empty: say what to ask in one of the role user")
 
 
-def _in_conversation(messages: Sequence[Message], template: str) -> str:
+def _in_conversation(messages: Sequence[MessageDict], template: str) -> str:
     """Messages in a template of fschat."""
     if template not in CONVERSATIONS:
         raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
@@ -363,7 +360,7 @@ def _in_conversation(messages: Sequence[Message], template: str) -> str:
     return prompt + " " if template == "llama-2" else prompt  # the space as in the original
 
 
-def _turns(messages: Sequence[Message], template: str) -> tuple[str, list[str]]:
+def _turns(messages: Sequence[MessageDict], template: str) -> tuple[str, list[str]]:
     """The system's words, and turns of user and assistant in turn; ValueError for what fschat has no place for."""
     if any(message["role"] == "tool" for message in messages):
         raise ValueError(f"template={template} has no place for messages of the role tool; leave them out, or start "

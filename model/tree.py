@@ -196,15 +196,13 @@ class TokenTree:
             return float("-inf")
         scores.sort(reverse=True)
         least = scores[size - 1]
-        for node in [node for node in self.waiting if self.nodes[node].score < least]:
-            if node in self.waiting:  # it may have been dropped together with its parent
-                self.drop(node)
+        self.forget(least)
         return least
 
-    def forget(self) -> None:
-        """Drop every guess that was not sent."""
-        for node in list(self.waiting):
-            if node in self.waiting:
+    def forget(self, least: float = math.inf) -> None:
+        """Drop every guess that was not sent and scores less."""
+        for node in [node for node in self.waiting if self.nodes[node].score < least]:
+            if node in self.waiting:  # it may have been dropped together with its parent
                 self.drop(node)
 
     def release(self, count: int) -> None:

@@ -116,7 +116,7 @@ def by_position(lengths: Sequence[int]) -> list[float]:
     return [sum(length > place for length in lengths) / len(lengths) for place in range(1, max(lengths, default=0))]
 
 
-class Task:
+class Decoding:
     """A request under way: it drives the strategy and fills the answer."""
 
     def __init__(self, request: Request, tree: TokenTree) -> None:
@@ -217,49 +217,49 @@ class Settled:
     it yields empty lists while nothing has settled.
     """
 
-    def __init__(self, task: Task, decoder: Decoder, waits: bool) -> None:
-        self._task, self._decoder, self._waits = task, decoder, waits
+    def __init__(self, decoding: Decoding, decoder: Decoder, waits: bool) -> None:
+        self._decoding, self._decoder, self._waits = decoding, decoder, waits
         self._begun = self._closed = False
 
     @property
     def tree(self) -> TokenTree:
-        return self._task.tree
+        return self._decoding.tree
 
     @property
     def ready(self) -> bool:
         """Whether the next tokens, or the end, can be read without advancing any request."""
-        return bool(self._task.settled) or self._task.over
+        return bool(self._decoding.settled) or self._decoding.over
 
     def begin(self) -> None:
         if not self._begun:
             self._begun = True
-            self._decoder.add(self._task)
+            self._decoder.add(self._decoding)
 
     def __iter__(self) -> Settled:
         return self
 
     def __next__(self) -> list[int]:
-        task = self._task
+        decoding = self._decoding
         try:
             if self._closed:
                 raise StopIteration
             self.begin()
-            while not task.settled:
-                if task.over:
-                    raise task.error or StopIteration
+            while not decoding.settled:
+                if decoding.over:
+                    raise decoding.error or StopIteration
                 if not self._waits:
                     return []
                 self._decoder.turn()
         except BaseException:
             self.close()
             raise
-        return task.settled.popleft()
+        return decoding.settled.popleft()
 
     def close(self) -> None:
         held = self._begun and not self._closed
         self._closed = True  # before `remove`, which may raise PeerLost
         if held:
-            self._decoder.remove(self._task)
+            self._decoder.remove(self._decoding)
 
     __del__ = close
 
@@ -350,8 +350,8 @@ class Decoder:
         self.ring, self.draft, self.passes = ring, draft, passes
         self.strategy, self.cfg = strategy, cfg
         self.max_length, self.places, self.reuses = limits
-        self.tasks: list[Task] = []  # under way, the oldest first
-        self.waiting: list[Task] = []
+        self.running: list[Decoding] = []  # under way, the oldest first
+        self.waiting: list[Decoding] = []
         self._prefixes: list[Prefix] = []  # texts of ended requests, the least recently used first
         self._spare = [draft]  # unused drafts
         self._epoch = ring.epoch  # in which the requests under way began
@@ -368,8 +368,8 @@ class Decoder:
                              "shorten the prompt or raise max_length")
         limit = min(self.max_length, tokens + request.max_new_tokens)
         tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first, request.law)
-        task = Task(request, tree)
-        return task.answer, Settled(task, self, waits)
+        decoding = Decoding(request, tree)
+        return decoding.answer, Settled(decoding, self, waits)
 
     def submit(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
         """As `decode`, but begin at once, or as soon as a place is free."""
@@ -386,19 +386,19 @@ class Decoder:
 
     # --- by turns -----------------------------------------------------------------------------------------------------
 
-    def add(self, task: Task) -> None:
+    def add(self, decoding: Decoding) -> None:
         """Begin a request as soon as a place is free."""
-        self.waiting.append(task)
+        self.waiting.append(decoding)
         self._admit()
 
-    def remove(self, task: Task) -> None:
+    def remove(self, decoding: Decoding) -> None:
         """End a request in any state. After the last one, wait until the stages have forgotten all."""
-        task.over = True
-        if task in self.waiting:
-            self.waiting.remove(task)
-        if task in self.tasks:
-            self._end(task)
-        while not self.tasks and not self.waiting and self.ring.closing:
+        decoding.over = True
+        if decoding in self.waiting:
+            self.waiting.remove(decoding)
+        if decoding in self.running:
+            self._end(decoding)
+        while not self.running and not self.waiting and self.ring.closing:
             self._whole(self.ring.listen)
 
     def turn(self, until: float | None = None) -> None:
@@ -427,50 +427,50 @@ class Decoder:
         for prefix in self._prefixes:
             self._give_back(prefix.draft)
         self._prefixes = []
-        lost, self.tasks = self.tasks, []
-        for task in lost:
-            self._give_back(task.draft)
-            task.begin_again()
-            self._start(task)
+        lost, self.running = self.running, []
+        for decoding in lost:
+            self._give_back(decoding.draft)
+            decoding.begin_again()
+            self._start(decoding)
 
     def _turn(self, until: float | None) -> None:
         self._admit()
-        if self._go_on([task for task in self._at_work() if task.target.ready()]):
+        if self._go_on([decoding for decoding in self._at_work() if decoding.target.ready()]):
             return
         settled = self._go_on(self._at_work())
         self.ring.depart()
-        asking = [task for task in self.tasks if task.reading is not None]
+        asking = [decoding for decoding in self.running if decoding.reading is not None]
         if asking:
             self._read(asking)
-        elif not settled and (self.tasks or until is not None):
+        elif not settled and (self.running or until is not None):
             self.ring.listen(until)
 
-    def _at_work(self) -> list[Task]:
+    def _at_work(self) -> list[Decoding]:
         """Requests that do not wait for a network."""
-        return [task for task in self.tasks if task.reading is None]
+        return [decoding for decoding in self.running if decoding.reading is None]
 
     def _admit(self) -> None:
         if self._epoch != self.ring.epoch:
             self._begin_again()
-        while self.waiting and len(self.tasks) < self.places:
-            task = max(self.waiting, key=lambda task: task.request.priority)  # the first of these
-            self.waiting.remove(task)
-            self._start(task)
+        while self.waiting and len(self.running) < self.places:
+            decoding = max(self.waiting, key=lambda decoding: decoding.request.priority)  # the first of these
+            self.waiting.remove(decoding)
+            self._start(decoding)
 
-    def _start(self, task: Task) -> None:
+    def _start(self, decoding: Decoding) -> None:
         """Begin a request, behind the tokens that it shares with a text that the stages hold."""
-        request, cfg = task.request, self.cfg
+        request, cfg = decoding.request, self.cfg
         terms = Terms(self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority, request.logprobs)
-        target = self.ring.open(task.tree, request.sampler, terms)
+        target = self.ring.open(decoding.tree, request.sampler, terms)
         prefix, length = None, 0
         if self.reuses and not request.echo:
-            prefix, length = self._longest(task.tree.tokens)
+            prefix, length = self._longest(decoding.tree.tokens)
         if prefix and prefix.over:
             self._prefixes.remove(prefix)
             draft = prefix.draft
             draft.keep(length)
         else:
-            if self._prefixes and len(self.tasks) + len(self._prefixes) >= self.places:
+            if self._prefixes and len(self.running) + len(self._prefixes) >= self.places:
                 self._evict()
             draft = self._spare.pop() if self._spare else self.draft.another()
             if prefix:
@@ -478,62 +478,62 @@ class Decoder:
         if prefix:
             target.begin_behind(prefix.request, prefix.nodes, length)
         guessing = ForcedDraft(draft) if request.grammar and cfg.forced else draft
-        steps = self.strategy(task.tree, target, RequestDraft(guessing, target), cfg)
-        task.start(target, draft, steps)
-        self.tasks.append(task)
+        steps = self.strategy(decoding.tree, target, RequestDraft(guessing, target), cfg)
+        decoding.start(target, draft, steps)
+        self.running.append(decoding)
 
-    def _go_on(self, tasks: Sequence[Task]) -> bool:
+    def _go_on(self, decodings: Sequence[Decoding]) -> bool:
         """Advance these requests; returns whether one settled tokens or is over."""
-        news = [task.go_on() for task in tasks]
+        news = [decoding.go_on() for decoding in decodings]
         if any(news):
             self._losses = 0
         self._end_those_over()
         return any(news)
 
-    def _read(self, asking: Sequence[Task]) -> None:
+    def _read(self, asking: Sequence[Decoding]) -> None:
         """Run the networks for these requests, and advance them."""
         begin = self.ring.clock.now()
-        read = self.passes([task.reading for task in asking if task.reading is not None])
+        read = self.passes([decoding.reading for decoding in asking if decoding.reading is not None])
         seconds = self.ring.clock.now() - begin
-        for task, said in zip(asking, read):
-            task.target.drafted(seconds)
-            task.go_on(said)
+        for decoding, said in zip(asking, read):
+            decoding.target.drafted(seconds)
+            decoding.go_on(said)
         self._end_those_over()
 
     def _end_those_over(self) -> None:
-        for task in [task for task in self.tasks if task.over]:
-            self._end(task)
+        for decoding in [decoding for decoding in self.running if decoding.over]:
+            self._end(decoding)
 
-    def _end(self, task: Task) -> None:
+    def _end(self, decoding: Decoding) -> None:
         """End a request; its place is free at once, since later messages follow its Reset on the ring."""
-        self.tasks.remove(task)
-        nodes = task.target.end(keep=self.reuses)
+        self.running.remove(decoding)
+        nodes = decoding.target.end(keep=self.reuses)
         if not nodes:
-            self._give_back(task.draft)
+            self._give_back(decoding.draft)
             return
-        tokens = task.tree.tokens[:len(nodes)]
-        if task.reading is None:  # a draft that rested has much to read
-            at_once(task.draft.catch_up(task.tree), self.passes)
-        task.draft.keep(min(len(nodes), task.draft.held))
-        prefix = Prefix(task.target.request, nodes, tokens, task.draft, over=True)
+        tokens = decoding.tree.tokens[:len(nodes)]
+        if decoding.reading is None:  # a draft that rested has much to read
+            at_once(decoding.draft.catch_up(decoding.tree), self.passes)
+        decoding.draft.keep(min(len(nodes), decoding.draft.held))
+        prefix = Prefix(decoding.target.request, nodes, tokens, decoding.draft, over=True)
         self._prefixes.append(prefix)
 
     # --- texts that the stages hold -----------------------------------------------------------------------------------
 
     def _longest(self, tokens: Sequence[int]) -> tuple[Prefix | None, int]:
         """The text that shares most tokens with this one, and their number, if they are at least `LEAST`."""
-        texts = [*self._running(), *self._prefixes]
+        texts = [*self._running_prefixes(), *self._prefixes]
         best = max(texts, key=lambda prefix: prefix.shared(tokens), default=None)
         length = best.shared(tokens) if best else 0
         return (best, length) if length >= LEAST else (None, 0)
 
-    def _running(self) -> Iterator[Prefix]:
+    def _running_prefixes(self) -> Iterator[Prefix]:
         """The prompts of requests under way, unless their draft's cache waits for its network."""
-        for task in self.tasks:
-            prompt = task.target.held_prompt
-            if prompt and task.reading is None:
-                tokens = task.tree.tokens[:len(prompt)]
-                yield Prefix(task.target.request, prompt, tokens, task.draft, over=False)
+        for decoding in self.running:
+            prompt = decoding.target.held_prompt
+            if prompt and decoding.reading is None:
+                tokens = decoding.tree.tokens[:len(prompt)]
+                yield Prefix(decoding.target.request, prompt, tokens, decoding.draft, over=False)
 
     def forget(self) -> None:
         """Let the stages forget the texts of ended requests."""
@@ -555,22 +555,22 @@ T = TypeVar("T")
 
 
 class Until(NamedTuple):
-    """A moment of the ring's clock, for which a job waits."""
+    """A moment of the ring's clock, for which a coroutine waits."""
 
     moment: float
 
 
-Job = Generator[Union[T, Until, None], None, None]
+Coroutine = Generator[Union[T, Until, None], None, None]
 
 
-def concurrent(jobs: Iterable[Job[T]], decoder: Decoder, places: int) -> Iterator[T]:
-    """The results of all jobs as they come; at most `places` are under way, and the first begin first.
+def concurrent(coroutines: Iterable[Coroutine[T]], decoder: Decoder, places: int) -> Iterator[T]:
+    """The results of all coroutines as they come; at most `places` are under way, and the first begin first.
 
-    A job is a generator that yields None where it waits for its request, `Until` where it waits for a moment, and
-    results. Jobs under way are closed when this is closed, or one of them fails.
+    A coroutine is a generator that yields None where it waits for its request, `Until` where it waits for a moment, and
+    results. Coroutines under way are closed when this is closed, or one of them fails.
     """
-    left = iter(jobs)
-    under_way: list[Job[T]] = []
+    left = iter(coroutines)
+    under_way: list[Coroutine[T]] = []
     ended: Any = object()
     try:
         while True:
@@ -579,18 +579,18 @@ def concurrent(jobs: Iterable[Job[T]], decoder: Decoder, places: int) -> Iterato
                 return
             went_on = False
             moments: list[float] = []
-            for job in list(under_way):
-                result = next(job, ended)
+            for coroutine in list(under_way):
+                result = next(coroutine, ended)
                 if isinstance(result, Until):
                     moments.append(result.moment)
                     continue
                 went_on |= result is not None
                 if result is ended:
-                    under_way.remove(job)
+                    under_way.remove(coroutine)
                 elif result is not None:
                     yield result
             if not went_on:
                 decoder.turn(min(moments, default=None))
     finally:
-        for job in under_way:
-            job.close()
+        for coroutine in under_way:
+            coroutine.close()

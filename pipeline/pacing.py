@@ -64,7 +64,7 @@ USUAL = Terms()
 
 
 @dataclass
-class Stay:
+class Occupancy:
     """The time of a segment in the first stage."""
 
     nodes: frozenset[int]
@@ -79,7 +79,7 @@ class FirstStage:
     def __init__(self, share: float) -> None:
         self._share = share
         self._seconds: dict[int, float] = {}  # rows -> the shortest time seen
-        self._stays: deque[Stay] = deque()  # of the segments under way
+        self._under_way: deque[Occupancy] = deque()  # the oldest first
         self._left = 0.0  # when the newest returned segment left the stage
         self._way: float | None = None  # recent seconds of a segment's way
 
@@ -87,19 +87,19 @@ class FirstStage:
         """Note a segment that was sent."""
         begins = max(now, self.free_at)
         ends = begins + self._takes(len(nodes))
-        self._stays.append(Stay(frozenset(nodes), now, begins, ends))
+        self._under_way.append(Occupancy(frozenset(nodes), now, begins, ends))
 
     def back(self, rows: int, now: float) -> float:
         """Note that the oldest segment came back with `rows` of its rows; returns the seconds of its way."""
-        assert self._stays, "a segment is back, and none was under way"
-        stay = self._stays.popleft()
-        self._left = min(stay.ends, now)
-        estimate_was_late = stay.ends > now
-        seconds = now - (stay.sent if estimate_was_late else stay.begins)
+        assert self._under_way, "a segment is back, and none was under way"
+        segment = self._under_way.popleft()
+        self._left = min(segment.ends, now)
+        estimate_was_late = segment.ends > now
+        seconds = now - (segment.sent if estimate_was_late else segment.begins)
         if rows:
             way = seconds if self._way is None else self._way
             self._way = way + NEWS * (seconds - way)
-        if rows == len(stay.nodes):
+        if rows == len(segment.nodes):
             took = seconds * self._share
             known = self._seconds.get(rows, took)
             self._seconds[rows] = min(took, FADING * known)
@@ -108,31 +108,31 @@ class FirstStage:
     def prune(self, dead: AbstractSet[int], now: float) -> None:
         """Note dead nodes: a segment without others is given up, and later ones enter the stage earlier."""
         free = self._left
-        for stay in self._stays:
-            takes = stay.ends - stay.begins
-            given_up = stay.ends > now and stay.nodes <= dead
-            stay.begins = max(stay.sent, free)
-            stay.ends = max(stay.begins, now) if given_up else stay.begins + takes
-            free = stay.ends
+        for segment in self._under_way:
+            takes = segment.ends - segment.begins
+            given_up = segment.ends > now and segment.nodes <= dead
+            segment.begins = max(segment.sent, free)
+            segment.ends = max(segment.begins, now) if given_up else segment.begins + takes
+            free = segment.ends
 
     @property
     def free_at(self) -> float:
         """The moment at which all segments have left the stage."""
-        return self._stays[-1].ends if self._stays else 0.0
+        return self._under_way[-1].ends if self._under_way else 0.0
 
     @property
     def due(self) -> float:
         """The moment at which the oldest segment should come back; infinite if there is none."""
-        if not self._stays or self._way is None:
+        if not self._under_way or self._way is None:
             return math.inf
-        return self._stays[0].begins + self._way
+        return self._under_way[0].begins + self._way
 
     @property
     def ready_at(self) -> float:
         """The moment from which on a segment would hardly wait."""
-        if not self._stays:
+        if not self._under_way:
             return 0.0
-        last = self._stays[-1]
+        last = self._under_way[-1]
         return last.ends - SLACK * (last.ends - last.begins)
 
     def _takes(self, rows: int) -> float:

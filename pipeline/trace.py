@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ContextManager, Iterator
 
-from config.files import fits, lines
+from config.files import explained, fits, lines, write
 from config.schema.untrusted import plain
 
 RECENT = 2.0  # seconds over which the share of work is measured
@@ -24,6 +24,7 @@ RANK_FILE = re.compile(r"rank_([0-9]+)(_[0-9]+)?\.jsonl")
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
 SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # fields of every span
 DELETE = "delete this line, or trace once more"
+ROOM = "make room there, or choose another trace="
 
 
 class Clock:
@@ -113,7 +114,7 @@ class Trace(NoTrace):
         self.rank, self._clock = rank, clock
         before = len(rank_files(folder, rank))
         self._path = Path(folder) / (f"rank_{rank}_{before}.jsonl" if before else f"rank_{rank}.jsonl")
-        with writable(self._path):
+        with explained(self._path, ROOM):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "w", encoding="utf-8")
         self._spans: list[dict[str, Any]] = []  # not written yet
@@ -148,7 +149,7 @@ class Trace(NoTrace):
         if self._file.closed:  # a listener may still run
             return
         try:
-            with writable(self._path):
+            with explained(self._path, ROOM):
                 self._file.writelines(json.dumps(span) + "\n" for span in spans)
                 self._file.flush()
         except ValueError as error:  # the answer is more important than its trace
@@ -156,16 +157,6 @@ class Trace(NoTrace):
                 self._file.close()
             with suppress(OSError):  # the terminal may be gone
                 print(plain(f"flowspec: {error}; the trace of rank {self.rank} ends here"), file=sys.stderr)
-
-
-@contextmanager
-def writable(path: Path) -> Iterator[None]:
-    """Turn an OSError into a ValueError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}): make room there, or choose another trace="
-                         ) from error
 
 
 def rank_files(folder: str | Path, rank: int | str = "*") -> list[Path]:
@@ -228,6 +219,5 @@ def merge(folder: str | Path) -> Path:
             arrow = {"ph": kind, "name": "segment", "cat": "segment", "id": segments[nodes[0]]}
             events.append({**place, **arrow})
     path = Path(folder) / "trace.json"
-    with writable(path):
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    write(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), ROOM)
     return path

@@ -58,7 +58,7 @@ from importlib import import_module
 from typing import Sequence
 
 from config.keys import ASKS, check_name
-from launch.console import run
+from launch.console import command
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "overhead": "eval.bench.overhead:overhead",
@@ -86,11 +86,8 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
 }
 
 
+@command
 def main(argv: Sequence[str]) -> int:
-    return run(_measure, argv)
-
-
-def _measure(argv: Sequence[str]) -> int:
     name = "".join(argv[:1])
     if name in ASKS:
         print(__doc__)

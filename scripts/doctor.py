@@ -62,7 +62,6 @@ class Finding(NamedTuple):
         return f"missing: {self.about}; do {self.remedy}" if self.remedy else f"ok: {self.about}"
 
 
-
 def tried(about: str, wrong: str, remedy: str) -> Finding:
     """What was tried, and what was wrong then; empty if it works."""
     return Finding(f"{about} fails ({wrong})", remedy) if wrong else Finding(f"{about} works")

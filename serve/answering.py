@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, AsyncIterator, Iterator, Sequence
 
 from launch.asynchronous import Reports
-from serve.engine import Ended, Engine, Event, Job
+from serve.engine import AnswerJob, Ended, Engine, Event
 from serve.protocol import Body, Choice, Facts, Refused
 from serve.text_chunks import Piece, Token
 from serve.tools import CallPart, CallReader
@@ -90,7 +90,7 @@ class Answer(Reports):
 
     def __init__(self, engine: Engine, body: Body, choices: Sequence[Choice], model: str) -> None:
         watched = body.stream and body.flowspec_tree
-        super().__init__(engine, [Job(choice, watched=watched) for choice in choices])
+        super().__init__(engine, [AnswerJob(choice, watched=watched) for choice in choices])
         self.said = [Said(number, choice) for number, choice in enumerate(choices)]
         self.model, self.body = model, body
         self.id, self.made = secrets.token_hex(12), int(time.time())

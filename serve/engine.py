@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
-from launch import asynchronous
-from launch.asynchronous import POLL_SECONDS, RequestLoop
+from launch.asynchronous import POLL_SECONDS, Job, RequestLoop
 from launch.console import say, show
 from launch.pipeline import Generation, Pipeline
 from pipeline.failure import explain, guarded
@@ -44,7 +43,7 @@ Event = Any  # Piece, the facts of a sight of the answer under way, Ended or Ref
 
 
 @dataclass(eq=False)
-class Job(asynchronous.Job):
+class AnswerJob(Job):
     """One answer that is asked for, and who hears of it."""
 
     choice: Choice
@@ -90,7 +89,7 @@ class Engine(RequestLoop):
         self.prompts = ThreadPoolExecutor(1, "prompts")  # a long one keeps no answer waiting while it is read
         self.state = Health("loading")
         self.error: BaseException | None = None  # why there was no pipeline at all
-        self._waiting: list[Job] = []  # some of them may be over already
+        self._waiting: list[AnswerJob] = []  # some of them may be over already
         self._seconds = 1.0  # that an answer takes, about
         self._failed = 0  # tries to bring the pipeline up, one after the other
         self._patience = 0.0  # seconds for the ring to answer
@@ -174,11 +173,11 @@ class Engine(RequestLoop):
         self.state = Health("stopped", "the server is being stopped")
         self.drop(Refused(self.state.reason, code="stopped", status=UNAVAILABLE))
 
-    def _take_in(self, job: Job, pipeline: Pipeline) -> None:
+    def _take_in(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Let the job's prompt be read, behind those that came before it."""
         self.prompts.submit(self._read, job, pipeline)
 
-    def _read(self, job: Job, pipeline: Pipeline) -> None:
+    def _read(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Read a prompt, on the thread of the prompts, and let the job wait for a place."""
         if job.over:
             return
@@ -193,18 +192,18 @@ class Engine(RequestLoop):
 
     def _admit(self, pipeline: Pipeline) -> None:
         """Let those begin for whom there is a place, the first who came first; nobody waits too long."""
-        self._excuse()
+        self._expire()
         self._waiting = [job for job in self._waiting if not job.over]
         while self._waiting and len(self._running) < self.limits.places:
             super()._take_in(self._waiting.pop(0), pipeline)
-        self._feel(pipeline.ring)
+        self._ping(pipeline.ring)
         if time.monotonic() - self._looked >= POLL_SECONDS:
             self._looked = time.monotonic()
             self.figures.occupy(pipeline.rank.busy())
         self.figures.running.set(len(self._running))
         self.figures.waiting.set(len(self._waiting))
 
-    def _excuse(self) -> None:
+    def _expire(self) -> None:
         now, patience = time.monotonic(), self.limits.seconds
         with self._counting:
             late = [job for job in self.jobs if job.generation is None and now - job.came > patience]
@@ -212,13 +211,13 @@ class Engine(RequestLoop):
             message = f"there was no place within {patience:g} s: come again"
             self._end(job, Refused(message, code="waited_too_long", status=429, retry=10))
 
-    def _excuse_meanwhile(self) -> None:
+    def _expire_meanwhile(self) -> None:
         """The same while the engine's thread brings the pipeline up again, which may last."""
         while self.state.status == "restarting":
-            self._excuse()
+            self._expire()
             time.sleep(POLL_SECONDS)
 
-    def _feel(self, ring: Ring) -> None:
+    def _ping(self, ring: Ring) -> None:
         """Note whether the ring answers: by what comes back of requests, and without any by what it is asked."""
         now = time.monotonic()
         heard = ring.heard > self._messages
@@ -228,7 +227,7 @@ class Engine(RequestLoop):
             self._asked = now
             ring.ping()
 
-    def _hand_out(self, job: Job, pipeline: Pipeline) -> None:
+    def _hand_out(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Send what is to be seen to those who watch, not more often than an eye sees; and what has settled."""
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
@@ -237,7 +236,7 @@ class Engine(RequestLoop):
             job.report({**sight(job.generation, pipeline.text), **ranks})
         super()._hand_out(job, pipeline)
 
-    def _report_end(self, job: Job, end: Any) -> None:
+    def _report_end(self, job: AnswerJob, end: Any) -> None:
         """Count the end of a job, and report it as the protocol does."""
         outcome = "cancelled"
         if isinstance(end, Generation):
@@ -288,4 +287,4 @@ class Engine(RequestLoop):
             return
         self.figures.restarts.inc()
         if before == "ready":
-            guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
+            guarded("patience", self._expire_meanwhile, lambda thread, error: None)

@@ -9,7 +9,7 @@ from typing import Iterable, Iterator, NamedTuple, Sequence
 
 from launch.pipeline import Generation, Pipeline
 from model.sample import Logprob
-from model.text import Text, TokenText, TokenTexts
+from model.text import Stream, Text, TokenText, TokenTexts
 from model.tree import TokenTree
 from serve.protocol import Choice, Facts, Refused
 
@@ -41,7 +41,7 @@ class Places:
     """The places of tokens in a text, in whose front so many characters stand already."""
 
     def __init__(self, text: Text, offset: int = 0) -> None:
-        self._stream, self._spelling = text.stream(), TokenTexts(text.tokenizer)
+        self._stream, self._spelling = Stream(text.tokenizer), TokenTexts(text.tokenizer)
         self._offset = offset
 
     def add(self, token: int, logprob: float | None, likeliest: Sequence[tuple[int, float]] = ()) -> Token:

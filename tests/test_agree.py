@@ -9,7 +9,7 @@ import pytest
 from config.cli import all_options, flat
 from config.run_config import CHOICES, RunConfig
 from eval.keys import EvalConfig
-from launch.hosts.agreement import GIVEN, LOCAL, clean, judge_facts, settings
+from launch.hosts.agreement import LOCAL, clean, judge_facts, settings
 from launch.hosts.board import Board
 
 BOARD = Board(0, "10.0.0.1", 1, "", 1, ())
@@ -63,8 +63,8 @@ def test_suffix_that_stands_in_on_rank_0_for_a_head_that_is_not_there_agrees():
 
 
 def test_what_is_said_to_be_local_exists():
-    assert LOCAL | GIVEN <= {option.name for option in all_options(EvalConfig)}
-    assert not LOCAL & GIVEN
+    assert LOCAL <= {option.name for option in all_options(EvalConfig)}
+    assert "trace" not in LOCAL
 
 
 @pytest.mark.parametrize(("own", "other", "message"), [

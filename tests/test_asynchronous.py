@@ -65,7 +65,7 @@ def test_who_is_cancelled_or_leaves_gives_its_answer_up(options, alone):
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert (await pipeline.generate(*ASKED[0][:1])).text == alone[0]
-            return await asyncio.wrap_future(pipeline._requests.call(lambda held: held.decoder.tasks)), \
+            return await asyncio.wrap_future(pipeline._requests.call(lambda held: held.decoder.running)), \
                 pipeline._requests.jobs
 
     assert asyncio.run(ask()) == ([], set())

@@ -11,7 +11,7 @@ from config.methods import METHODS
 from eval.plan import map as mapping
 from eval.plan.bench import EmulatedConfig, GridConfig, clusters, drawn, judged, plan_of, summary
 from eval.plan.map import ALONG, STAGES, Cell, MapConfig, cell, draw, planner_map, sites
-from eval.plots import looks_of
+from eval.plots import styles_of
 from tests.test_plan import book, config_of
 
 
@@ -92,10 +92,10 @@ def test_clusters_are_drawn_by_their_seed_and_every_second_one_is_uneven():
 
 
 def test_every_method_has_a_look_of_its_own():
-    looks = looks_of([*METHODS, "naive, suffix"])
-    assert len({(look.tone, look.hatch) for look in looks.values()}) == len(looks)
-    assert len({look.marker for look in looks.values()}) == len(METHODS)
-    alone, mixed = looks["naive"], looks["naive, suffix"]
+    styles = styles_of([*METHODS, "naive, suffix"])
+    assert len({(style.tone, style.hatch) for style in styles.values()}) == len(styles)
+    assert len({style.marker for style in styles.values()}) == len(METHODS)
+    alone, mixed = styles["naive"], styles["naive, suffix"]
     assert alone.marker == mixed.marker and alone.hatch != mixed.hatch
 
 

@@ -118,7 +118,7 @@ MISTAKES = {
     "seed=-1": "give a number from 0 to 18446744073709551615",
     "seed=18446744073709551616": "give a number from 0 to 18446744073709551615",
     "max_new_tokens=0": "give a number from 1 to 1000000000",
-    "pipeline_type=pipdec": "choose one of ar, serial, naive, pruned, continuous, pipedec, pipeinfer",
+    "pipeline_type=pipdec": "pipeinfer, pearl, ssd, streaming, dsi, specinfer, tp, galaxy, auto",
     "template=alpaca": "choose one of auto, vicuna, llama-2, own, none",
     "dtype=int8": "choose one of auto, float64",
     "device=gpu": "give auto, cpu, cuda or cuda:N",
@@ -163,6 +163,8 @@ MISTAKES = {
     "replicas=-1": "0 for as many as fill four ranks",
     "replicas=1025": "a number of copies from 1 to 1024",
     "replicas=2x0": "or copies and stages of each, as 2x2",
+    "replicas=2": "replicas=2 is ignored by continuous: take pipeline_type=dsi, or leave it out",
+    "pipeline_type=auto": "pipeline_type=auto is for a run or a server: name the method here",
     "ablate=prune,tree": "there is no tree: choose among expand, none_expand, score_order, prune, thrift, forced",
 }
 

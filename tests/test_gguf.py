@@ -310,17 +310,23 @@ def exported(base: Path, path: Path, architecture: str, kind: Kind) -> None:
         own = theirs if theirs.endswith("sinks") else theirs.rpartition(".")[0]
         ending = theirs[len(own):] or ".weight"
         tensors.setdefault(names.get_name(own) + ending, []).append(weights)
+    writer = begun(path, architecture, TOKENS)
+    writer.add_rope_freq_base(5000.0)
+    writer.add_pad_token_id(0)
+    put(writer, architecture, tensors, kind)
+
+
+def begun(path: Path, architecture: str, tokens: list[str]) -> gguf.GGUFWriter:
+    """A file with these tokens, of which the first begins and ends a text, and without weights so far."""
     writer = gguf.GGUFWriter(str(path), architecture)
     for key, value in {**FACTS, **FAMILY[architecture][2]}.items():
         add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
         add(f"{architecture}.{key}", value)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(5000.0)
-    writer.add_token_list(TOKENS)
+    writer.add_token_list(tokens)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
-    writer.add_pad_token_id(0)
-    put(writer, architecture, tensors, kind)
+    return writer
 
 
 def put(writer: gguf.GGUFWriter, architecture: str, tensors: dict[str, Any], kind: Kind) -> None:
@@ -371,15 +377,8 @@ def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, 
 def worded(path: Path, architecture: str, tokens: list[str], types: list[int],
            words: Callable[[gguf.GGUFWriter], None]) -> GgufFile:
     """A file with these tokens, of which the first begins and ends a text, and hardly any weights."""
-    writer = gguf.GGUFWriter(str(path), architecture)
-    for key, value in {**FACTS, **FAMILY[architecture][2]}.items():
-        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
-        add(f"{architecture}.{key}", value)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_token_list(tokens)
+    writer = begun(path, architecture, tokens)
     writer.add_token_types(types)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
     writer.add_add_bos_token(True)
     writer.add_chat_template(TEMPLATE)
     words(writer)
@@ -433,4 +432,3 @@ def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path: Path
         assert made.decode(made("hello 1")["input_ids"][1:]) == "hello 1" and made.chat_template == TEMPLATE
     with pytest.raises(ValueError, match="its tokenizer cuts texts as mine does, which is not supported, only "):
         cut("mine").write_text(tmp_path / "base")
-

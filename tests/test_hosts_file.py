@@ -97,6 +97,14 @@ def test_without_a_board_or_in_a_rank_no_others_are_waited_for():
     assert found({"RANK": "1"}) is None
 
 
+@pytest.mark.parametrize("key", ["keys", "master"])
+def test_a_key_of_several_hosts_is_refused_where_all_ranks_are_here(key):
+    keys = {key: "x"}
+    with pytest.raises(ValueError, match=f"{key}=x is for several hosts, and all ranks are here: add hosts=FILE"):
+        find_board(RunConfig(**keys), {})
+    assert find_board(RunConfig(**keys), {"RANK": "1"}) is None
+
+
 @pytest.mark.parametrize(("environment", "text", "message"), [
     ({}, "", "which rank is this board"), ({"NODE_RANK": "1"}, "", "where is rank 0"),
     ({"NODE_RANK": "x"}, "", "NODE_RANK=x is not possible"),

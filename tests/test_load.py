@@ -1,4 +1,4 @@
-"""Concurrent jobs write what each writes alone, and a load takes what a person counts by hand."""
+"""Concurrent coroutines write what each writes alone, and a load takes what a person counts by hand."""
 from __future__ import annotations
 
 import csv
@@ -34,7 +34,7 @@ QUESTIONS = [{"question_id": 3, "turns": ["who are you?", "why?"]}, {"question_i
              {"question_id": 4, "turns": ["where is it?", "and now?"]}]
 
 
-def job(decoder, prompt, under_way):
+def coroutine(decoder, prompt, under_way):
     answer, stream = decoder.submit(Request(prompt, Sampler(), NEW), waits=False)
     under_way.append(prompt)
     try:
@@ -46,31 +46,31 @@ def job(decoder, prompt, under_way):
 
 
 @pytest.mark.parametrize("places", [1, 2, 5])
-def test_concurrent_jobs_write_what_each_writes_alone_and_no_more_are_under_way_than_places(places):
+def test_concurrent_coroutines_write_what_each_writes_alone_and_no_more_are_under_way_than_places(places):
     under_way, most = [], []
     with pipeline(TINY, 2, "streaming", TINY.eagle()) as decoder:
         texts = []
-        for text in concurrent((job(decoder, prompt, under_way) for prompt in PROMPTS), decoder, places):
+        for text in concurrent((coroutine(decoder, prompt, under_way) for prompt in PROMPTS), decoder, places):
             most.append(len(under_way))
             texts.append(text)
         assert sorted(texts) == sorted(TEXTS) and max(most) == places and not under_way
         assert not any(stage.caches for stage in decoder.stages)
 
 
-def test_jobs_that_are_given_up_or_fail_leave_nothing_under_way():
+def test_coroutines_that_are_given_up_or_fail_leave_nothing_under_way():
     def failing(decoder):
-        yield from job(decoder, PROMPTS[1], under_way)
-        raise ValueError("a job of its own")
+        yield from coroutine(decoder, PROMPTS[1], under_way)
+        raise ValueError("a coroutine of its own")
 
     under_way: list[list[int]] = []
     with pipeline(TINY, 2, "continuous", TINY.eagle()) as decoder:
-        works = concurrent((job(decoder, prompt, under_way) for prompt in PROMPTS), decoder, 4)
+        works = concurrent((coroutine(decoder, prompt, under_way) for prompt in PROMPTS), decoder, 4)
         assert next(works) in TEXTS and under_way
         works.close()
-        assert not under_way and not decoder.tasks
+        assert not under_way and not decoder.running
         with pytest.raises(ValueError, match="of its own"):
-            list(concurrent([job(decoder, PROMPTS[0], under_way), failing(decoder)], decoder, 2))
-        assert not under_way and not decoder.tasks
+            list(concurrent([coroutine(decoder, PROMPTS[0], under_way), failing(decoder)], decoder, 2))
+        assert not under_way and not decoder.running
         assert decoder.whole(Request(PROMPTS[2], Sampler(), NEW)).token_ids == TEXTS[2]
 
 
@@ -252,5 +252,3 @@ def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_o
 def test_an_evaluation_whose_keys_disagree_is_refused(tmp_path, capsys):
     assert evaluate("emulated", ["max_requests=3", f"results={tmp_path / 'x'}"]) == 2
     assert "write concurrency=3" in capsys.readouterr().err
-
-

@@ -44,7 +44,7 @@ def test_growth_with_a_fan_goes_on_below_every_outcome_as_deep_as_it_may(seed):
         pass
     left = levels_left(tree, growth.outcome_levels)
     assert min(left.values()) == 0, "nothing is drafted below what has no level left"
-    read = set(draft._stands) & tree.live
+    read = set(draft._predictions) & tree.live
     worthy = {node for node in tree.live
               if tree.nodes[node].score >= tree.nodes[tree.tip].score - 9.0}
     unsent = read.difference(sent)

@@ -59,18 +59,10 @@ def delaying(longest, seed):
 
 
 @pytest.mark.parametrize("strategy", PRUNING)
-def test_any_prune_may_be_lost_and_the_text_stays(strategy):
-    for chance, draft in ((1.0, TINY.eagle()),
-                          (0.7, Oracle(PROMPT + text()))):
-        with pipeline(TINY, 3, strategy, draft, wrap=losing(chance, seed=5)) as decoder:
-            assert write(decoder, PROMPT, NEW, SAMPLER) == text()
-
-
-@pytest.mark.parametrize("strategy", PRUNING)
-def test_any_prune_may_be_late_and_the_text_stays(strategy):
-    for longest, draft in ((8, TINY.eagle()),
-                           (3, Oracle(PROMPT + text()))):
-        with pipeline(TINY, 3, strategy, draft, wrap=delaying(longest, seed=6)) as decoder:
+def test_any_prune_may_be_lost_or_late_and_the_text_stays(strategy):
+    for spoil, draft in ((losing(1.0, seed=5), TINY.eagle()), (losing(0.7, seed=5), Oracle(PROMPT + text())),
+                         (delaying(8, seed=6), TINY.eagle()), (delaying(3, seed=6), Oracle(PROMPT + text()))):
+        with pipeline(TINY, 3, strategy, draft, wrap=spoil) as decoder:
             assert write(decoder, PROMPT, NEW, SAMPLER) == text()
 
 

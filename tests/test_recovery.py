@@ -232,7 +232,7 @@ def coming(folder, patience):
 
 def test_a_rank_waits_for_a_rank_0_that_has_been_silent_for_longer_than_the_timeout(tmp_path):
     store = Folder(str(tmp_path))
-    with coming(store.path, 600.0) as (heartbeat, ended):
+    with coming(str(tmp_path), 600.0) as (heartbeat, ended):
         assert wait_until(lambda: heartbeat.silent() == [0], 60)
         time.sleep(5 * LOOK)
         assert ended == []

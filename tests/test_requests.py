@@ -26,8 +26,6 @@ def by_turns(decoder, prompts=PROMPTS, samplers=SAMPLERS):
     return [answer.token_ids for answer, _ in begun]
 
 
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_requests_that_run_by_turns_write_what_each_writes_alone(strategy):
     with pipeline(TINY, 3, strategy, TINY.eagle()) as decoder:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from launch.pipeline import Pipeline
 from pipeline.failure import PeerLost
 from pipeline.stage import Stage
-from serve.engine import Ended, Engine, Job, Limits
+from serve.engine import AnswerJob, Ended, Engine, Limits
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
 from serve.text_chunks import Piece, fitting_ids, ids_of
 from tests.saved import wait_until
@@ -38,7 +38,7 @@ class Heard:
 
     def __init__(self, prompt=PROMPT, **options):
         self.events = queue.SimpleQueue()
-        self.job = Job(Choice(prompt, "none", options), self.events.put)
+        self.job = AnswerJob(Choice(prompt, "none", options), self.events.put)
 
     def all(self):
         """Everything up to the end."""
@@ -207,7 +207,7 @@ class Breaking:
         self._pipeline.close()
 
     def turn(self):
-        if self.losses and self._pipeline.decoder.tasks[0].settled is not None:
+        if self.losses and self._pipeline.decoder.running[0].settled is not None:
             raise PeerLost(self.losses.pop())
         self._pipeline.turn()
 

@@ -10,7 +10,7 @@ import pytest
 from eval.bench import process_tree
 from eval.load.arrivals import Served
 from eval.load.keys import ServeLoadConfig, of_the_server
-from eval.load.server import Held, Measured, holds, server
+from eval.load.server import Held, LoadResult, holds, server
 from tests.saved import wait_until
 
 
@@ -20,11 +20,11 @@ def test_texts_are_compared_with_what_their_question_gets_alone_and_errors_are_c
               Served(0, 8.0, 9.0, 11.0, 10, "no"),
               Served(1, 0.0, 9.0, 99.0, 0, "", "queue_full")]
     samples = [Held(100.0 + i, 50.0, 9, 3) for i in range(20)]
-    measured = Measured(4, served, samples, {0: "yes", 1: "no"})
+    measured = LoadResult(4, served, samples, {0: "yes", 1: "no"})
     assert measured.wrong == (1, 1)
     assert measured.row(2.0) == ["4", "4", "1", "1", "4.0", "0.50", "0.75", "1.50", "2.00",
                                  "102 to 119", "50 to 50", "9 to 9", "3 to 3"]
-    assert Measured(4, served[3:], samples, {}).row(2.0)[:5] == ["4", "1", "1", "0", "–"]
+    assert LoadResult(4, served[3:], samples, {}).row(2.0)[:5] == ["4", "1", "1", "0", "–"]
 
 
 def test_what_a_process_holds_is_its_memory_its_files_and_its_threads():

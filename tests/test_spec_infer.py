@@ -13,7 +13,7 @@ from config.cli import flat, parse
 from config.keys import raw_values
 from config.presets import ROOT, TOY
 from config.run_config import RunConfig
-from eval.specinfer.command import main, program
+from eval.specinfer.command import main
 from eval.specinfer.parse import FLAGS, IGNORED, NAMES, OPTIONS, Parser, SpecInferConfig, flags_of, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
@@ -159,13 +159,13 @@ WRONG = {
 def test_a_wrong_flag_is_reported_with_the_fix(typed_words, capsys):
     with refused(WRONG[typed_words]):
         read("spec_infer", typed_words.split())
-    assert program("spec_infer", typed_words.split()) == 2
+    assert main(["spec_infer", *typed_words.split()]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("flowspec: ") and printed.count("\n") == 1 and WRONG[typed_words] in printed
 
 
 def test_another_program_is_reported(capsys):
-    assert program("specinfer", ["-prompt", "p.json"]) == 2
+    assert main(["specinfer", "-prompt", "p.json"]) == 2
     assert "unknown program of SpecInfer specinfer: did you mean spec_infer?" in capsys.readouterr().err
 
 
@@ -177,18 +177,18 @@ def test_a_prompt_file_that_is_wrong_is_reported_before_the_start(monkeypatch, c
     path = tmp_path / "asked.json"
     if content is not None:
         path.write_text(content)
-    assert program("incr_decoding", ["-prompt", str(path), *QUICK]) == 2
+    assert main(["incr_decoding", "-prompt", str(path), *QUICK]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_an_output_file_that_cannot_be_written_is_reported_before_the_start(capsys, tmp_path, prompts):
-    assert program("incr_decoding", ["-prompt", prompts, "-output-file", str(tmp_path), *QUICK]) == 2
+    assert main(["incr_decoding", "-prompt", prompts, "-output-file", str(tmp_path), *QUICK]) == 2
     assert capsys.readouterr().err == (
         f"flowspec: {tmp_path} cannot be written (it is a folder): choose another output file\n")
 
 
 def test_the_help_has_every_flag(capsys):
-    assert program("spec_infer", ["--help"]) == 0
+    assert main(["spec_infer", "--help"]) == 0
     shown = capsys.readouterr().out
     other = Parser("incr_decoding").format_help()
     for flag in FLAGS:
@@ -247,12 +247,12 @@ def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path
     out.write_text("old\n")
     words = ["-llm-model", LLM, "-prompt", prompts, "-output-file", str(out), "--max-sequence-length", "40",
              "-pipeline-parallelism-degree", "2", "-ll:gpu", "4", *QUICK]
-    assert program("spec_infer", [*words, "-ssm-model", SSM, "-ssm-model", OTHER]) == 0
+    assert main(["spec_infer", *words, "-ssm-model", SSM, "-ssm-model", OTHER]) == 0
     printed = capfd.readouterr()
     assert "flowspec: ignored, since they mean nothing here: -ll:gpu 4\n" in printed.err
     assert "flowspec: the same by this project's own command: bash run_pipe.sh pipeline_type=specinfer" in printed.err
     assert "All 2 answers" in printed.out and "mean accepted length" in printed.out
-    assert program("incr_decoding", words) == 0
+    assert main(["incr_decoding", *words]) == 0
     written = out.read_text()
     assert written.startswith("old\n[Profile]")
     guessed, guessed2, plain, plain2 = LINES.findall(written)
@@ -273,15 +273,15 @@ def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path
 
 def test_a_prompt_that_is_too_long_is_left_out_and_the_others_are_answered(saved, tmp_path, capfd):
     (tmp_path / "asked.json").write_text(json.dumps(["a" * 50, "abc"]))
-    assert program("incr_decoding", ["-llm-model", str(saved / "0+2+2"), "-prompt", str(tmp_path / "asked.json"),
-                                     "-output-file", str(tmp_path / "out"), "--max-length", "20", *QUICK]) == 2
+    assert main(["incr_decoding", "-llm-model", str(saved / "0+2+2"), "-prompt", str(tmp_path / "asked.json"),
+                 "-output-file", str(tmp_path / "out"), "--max-length", "20", *QUICK]) == 2
     assert ("flowspec: Prompt[0] is left out: the prompt has 50 tokens and the context only 20: shorten the prompt or "
             "raise max_length\n") in capfd.readouterr().err
     assert len(LINES.findall((tmp_path / "out").read_text())) == 1
 
 
 def test_without_any_flag_the_bundled_models_answer_a_question_of_their_own(capfd):
-    assert program("spec_infer", ["max_new_tokens=8", *QUICK]) == 0
+    assert main(["spec_infer", "max_new_tokens=8", *QUICK]) == 0
     shown = capfd.readouterr().out
     assert shown.startswith("Prompt[0]: Tell me a short story") and "of ssm1" in shown
 

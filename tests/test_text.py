@@ -109,7 +109,7 @@ def test_streamed_pieces_together_are_the_decoded_text(tokenizers, kind, text):
 @given(data=st.data())
 def test_any_ids_in_any_portions_give_one_text(llama, data):
     ids = data.draw(st.lists(st.integers(0, 450), max_size=40))
-    stream = llama.stream()
+    stream = Stream(llama.tokenizer)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)),
                                      max_size=5)))
     parts = [stream.add(ids[a:b])
@@ -129,21 +129,21 @@ def test_no_piece_holds_half_a_character(tokenizers, kind):
 
 def test_a_character_that_is_cut_off_appears_at_the_end_only(llama):
     ids = llama.tokenizer("so 🎉", add_special_tokens=False)["input_ids"][:-1]
-    stream = llama.stream()
+    stream = Stream(llama.tokenizer)
     assert stream.add(ids).strip() == "so"
     assert set(stream.finish()) == {"\ufffd"}
 
 
 def test_a_character_that_never_becomes_whole_does_not_hold_the_text_back(llama):
     broken = llama.tokenizer.convert_tokens_to_ids("<0xFF>")
-    stream = llama.stream()
+    stream = Stream(llama.tokenizer)
     assert "\ufffd" in stream.add([broken] * 100)
 
 
 def test_spaces_at_the_seams_are_kept_and_special_tokens_print_nothing(llama):
     fox, dog = (llama.tokenizer(word, add_special_tokens=False)["input_ids"] for word in ("fox", "dog"))
     assert llama.decode([1, *fox, 2, *dog, 2, 2]) == "fox dog"
-    stream = llama.stream()
+    stream = Stream(llama.tokenizer)
     assert [stream.add(fox), stream.add([2]), stream.add(dog)] == ["fox", "", " dog"]
 
 
@@ -162,7 +162,7 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text(llama, word, monkeypatc
     longest, decode = [0], llama.tokenizer.decode
     monkeypatch.setattr(llama.tokenizer, "decode",
                         lambda ids, **how: longest.append(len(ids)) or decode(ids, **how))
-    stream = llama.stream()
+    stream = Stream(llama.tokenizer)
     stream.add(llama.tokenizer(word * 500, add_special_tokens=False)["input_ids"])
     assert max(longest) < 100
 

@@ -39,12 +39,12 @@ def clocks(argv: list[str]) -> int:
     """The command `python -m scripts.bench clocks`; its exit code."""
     preset, *words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"}, TOY_PRESET)
     options = {key: value for key, value in raw_values(words).items() if key not in ("time", "trace")}
-    folder = tempfile.mkdtemp(prefix="flowspec-")
-    with Pipeline.open(preset, **options, trace=folder) as pipeline:
-        emulated = _speeds(pipeline, "emulated")
     config = parse([preset, *(f"{key}={value}" for key, value in options.items()), "time=virtual"])
     profile = config.cluster
     assert profile is not None, options
+    folder = tempfile.mkdtemp(prefix="flowspec-")
+    with Pipeline.open(preset, **options, trace=folder) as pipeline:
+        emulated = _speeds(pipeline, "emulated")
     own = own_times(read(folder), profile)
     print(f"\n{config.profile}: Python's own time, measured: {1e3 * own.turn:.2f} ms a turn, "
           f"{1e3 * own.message:.2f} ms a message, {1e3 * own.segment:.2f} ms a segment")

@@ -7,8 +7,10 @@ counts, since other programs may take the processor away in the midst of any.
 from __future__ import annotations
 
 import argparse
+import os
 from argparse import Namespace
-from typing import Sequence
+from contextlib import contextmanager
+from typing import Iterator, Sequence
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -65,11 +67,24 @@ def measured(width: int, repeats: int) -> list[Sequence[str]]:
     return made
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's profiler prints of itself on stderr, which no setting of it silences."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _operators(stage: Stage, rows: int, repeats: int) -> tuple[float, float]:
     """Seconds of a segment in operators that compute, and in those that only arrange."""
     least: dict[tuple[str, int], float] = {}  # by name and how often it is called
     for _ in range(repeats):
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
+        with _quiet(), profile(activities=[ProfilerActivity.CPU]) as seen:
             stage.segment(rows)
         for event in seen.key_averages():
             key = event.key, event.count

@@ -82,12 +82,9 @@ def main(argv: Sequence[str]) -> int:
     for group, cases in read(asked.file).items():
         groups[group] = [compared(case, group) for case in cases]
     every = list(chain(*groups.values()))
-    for group, results in groups.items():
-        print(plain(line(group, results)))
-    for found in every:
-        for problem in found.problems:
-            print(plain(problem))
-    print(line("all", every))
+    lines = [line(*group) for group in groups.items()]
+    lines += [problem for found in every for problem in found.problems]
+    print("\n".join(map(plain, [*lines, line("all", every)])))
     return 1 if any(found.problems for found in every) else 0
 
 

@@ -20,16 +20,13 @@ from importlib import import_module
 from typing import Sequence
 
 from config.keys import ASKS, check_name
-from launch.console import run
+from launch.console import command
 
 COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "table", "online", "predict")  # modules
 
 
+@command
 def main(argv: Sequence[str]) -> int:
-    return run(_compute, argv)
-
-
-def _compute(argv: Sequence[str]) -> int:
     name = "".join(argv[:1])
     if name in ASKS:
         print(__doc__)
@@ -37,4 +34,3 @@ def _compute(argv: Sequence[str]) -> int:
     check_name(name, COMMANDS, "command")
     code: int = import_module(f"eval.dsi.{name}").main(argv[1:])
     return code
-

@@ -177,13 +177,17 @@ class DSI:
         """Give work to workers that are free."""
         if self.drafter.task is None and self.drafted < self.plan.tokens - 1:
             self.compute(self.drafter, self._draft_made)
-        drafts, last = self.drafted - self.sent, self.drafted == self.plan.tokens - 1
-        # a verification of the drafts after the last one, or of the next position, is due
-        if self.settled > self.sent or drafts >= (1 if last else self.plan.lookahead):
+        if self._due:
             self.waiting.append(range(self.sent, self.drafted + 1))
             self.sent = self.drafted
         while self.waiting and self.free:
             self.ask(partial(self._verified, self.waiting.pop()))
+
+    @property
+    def _due(self) -> bool:
+        """Whether a verification of the drafts after the last one, or of the next position, is due."""
+        drafts, last = self.drafted - self.sent, self.drafted == self.plan.tokens - 1
+        return self.settled > self.sent or drafts >= (1 if last else self.plan.lookahead)
 
     def _draft_made(self) -> None:
         self.drafted += 1

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from config.files import ROOM, check_folder, write
 from config.keys import read_keys
+from config.methods import METHODS
 from eval.dsi import heatmap_costs as costs
 from eval.dsi.formulas import Array
 from eval.dsi.heatmap_costs import ALGORITHMS, MAPS, ONE_COPY, Bests, Map, grid
@@ -29,15 +30,12 @@ FORMS = ("png", "pdf")
 RARE = 0.005  # of the cells: a draw in fewer of them is left out
 NARROW = 0.01  # speed-ups that differ by less need no bands of their own
 LINE = 66  # characters of a legend
-Look = Tuple[str, str, str]  # tone, hatch, and the colour of the hatch
-SLOWER: Look = "#f2b58a", "////", "#8c4a1a"
-MISSING: Look = "white", "....", "0.65"
-LOOKS = {
-    "non-SI": ("#ededed", "", "0.25"), "SI": ("#e8a33d", "////", "0.25"),
-    "DSI": ("#20639b", "", "0.25"), "naive": ("#d9a5c7", "xxx", "0.25"),
-    "pruned": ("#f7e26b", "....", "0.25"), "pipedec": ("#8ccbea", "\\\\\\\\", "0.25"),
-    "continuous": ("#1b9e77", "---", "0.25"),
-}
+Hatching = Tuple[str, str, str]  # tone, hatch, and the colour of the hatch
+SLOWER: Hatching = "#f2b58a", "////", "#8c4a1a"
+MISSING: Hatching = "white", "....", "0.65"
+AS_METHODS = {"non-SI": "ar", "SI": "serial"}  # what is drawn as a method of another name
+LOOKS = {name: (*METHODS[AS_METHODS.get(name, name)].look, "0.25") for name in ALGORITHMS if name != "DSI"}
+LOOKS["DSI"] = "#20639b", "", "0.25"
 WINNERS = {"fastest": (ALGORITHMS, "The fastest method"),
            "fastest_one_copy": (ONE_COPY, "The fastest method with one copy of the target")}
 NAMES = (*(one.name for one in MAPS), *WINNERS)
@@ -80,9 +78,9 @@ class Axes(NamedTuple):
         norm, tones = BoundaryNorm(borders, len(colours), clip=True), ListedColormap(colours)
         return self.axes.pcolormesh(self.x, self.y, values.T, cmap=tones, norm=norm, rasterized=True)
 
-    def hatch(self, mask: Array, look: Look, about: str) -> None:
+    def hatch(self, mask: Array, hatching: Hatching, about: str) -> None:
         """Hatch the cells of a mask `[C, A]`, and say in the legend what they are."""
-        tone, hatch, ink = look
+        tone, hatch, ink = hatching
         if hatch and mask.any():
             x, y = np.repeat(self.x, 2)[1:-1], np.repeat(self.y, 2)[1:-1]  # both ends of every cell
             corners = np.kron(mask.T, np.ones((2, 2)))

@@ -40,7 +40,6 @@ LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
 DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "questions": "1", "draft": "model"}
 NARROW = {  # of every level the likeliest guess alone, however unlikely it is
     "width": "1", "init_topk_pipedec": "1", "min_probability": "0"}
-LEVELS = ("init_depth", "expand_depth")  # after the first
 OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
 WARM = 8  # tokens of an answer that is not measured
 APART = {"output", "trace", "pipeline_type"}  # keys that the start of a pipeline does not get from the command
@@ -74,21 +73,10 @@ class PredictConfig(AsksSets):
                 yield (f"methods={self.methods}: {name} drafts no chain, or is no method: choose among "
                        f"{', '.join(CHAINS)}")
         yield from super().problems()
-        run = self.run
-        if run.draft != "model":
-            yield f"draft={run.draft} drafts more than chains: add draft=model draft_dir=FOLDER, a small model"
-        elif not run.draft_dir:
-            yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
-        for key, value in NARROW.items():
-            if getattr(run, key) != float(value):
-                yield f"{key}={getattr(run, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
-        for key, open_value in OPEN.items():
-            if getattr(run, key) == open_value:
-                yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
-                       "number from 1")
-        if run.cluster is None:
+        yield from _problems_of_chains(self.run)
+        if self.run.cluster is None:
             yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
-        yield from unwritable(run, ["output"])
+        yield from unwritable(self.run, ["output"])
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
@@ -111,10 +99,25 @@ def words(argv: Sequence[str]) -> list[str]:
     if not WHOLE.fullmatch(lookahead) or int(lookahead[:9]) < 1:
         lookahead = LOOKAHEAD  # what was typed is refused by its own name
     defaults = {**DEFAULTS, **NARROW, "lookahead": lookahead, "subseq_token": lookahead,
-                **dict.fromkeys(LEVELS, str(int(lookahead) - 1))}
+                **dict.fromkeys(("init_depth", "expand_depth"), str(int(lookahead) - 1))}
     if preset_of(argv) in ("", "toy") and raw.get("draft", "model") == "model":
         defaults["draft_dir"] = str(TOY / "draft_a")
     return over(argv, defaults, "toy")
+
+
+def _problems_of_chains(run: RunConfig) -> Iterator[str]:
+    """What keeps a run from drafting one chain of a small model."""
+    if run.draft != "model":
+        yield f"draft={run.draft} drafts more than chains: add draft=model draft_dir=FOLDER, a small model"
+    elif not run.draft_dir:
+        yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
+    for key, value in NARROW.items():
+        if getattr(run, key) != float(value):
+            yield f"{key}={getattr(run, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
+    for key, open_value in OPEN.items():
+        if getattr(run, key) == open_value:
+            yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
+                   "number from 1")
 
 
 # --- in virtual time --------------------------------------------------------------------------------------------------
@@ -187,9 +190,8 @@ def measured(config: PredictConfig, given: Sequence[str],
 
     Methods of a ring share a start; each question is answered by all by turns.
     """
-    options: dict[str, Any] = raw_values(given)
-    for key in options.keys() - (vars(RunConfig()).keys() - APART):
-        del options[key]
+    known = vars(RunConfig()).keys() - APART
+    options: dict[str, Any] = {key: value for key, value in raw_values(given).items() if key in known}
     starts: dict[str, list[str]] = {}
     for name in config.chosen_methods:
         starts.setdefault(METHODS[name].target, []).append(name)
@@ -197,8 +199,9 @@ def measured(config: PredictConfig, given: Sequence[str],
     found: dict[str, Answers] = {name: [] for name in config.chosen_methods}
     total = len(found) * len(requests)
     with tqdm(total=total, unit="answer", desc=f"emulated, {config.run.profile}", file=sys.stderr) as bar:
-        for methods in starts.values():
-            with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1]) as pipeline:
+        for target, methods in starts.items():
+            own = {"replicas": RunConfig.replicas} if target != "replicas" else {}
+            with Pipeline.open(preset_of(given), **{**options, **own}, pipeline_type=methods[-1]) as pipeline:
                 decoders = {name: pipeline.decoder_for(config.single(name, virtual=False)) for name in methods}
                 for decoder in decoders.values():
                     decoder.whole(warm)
@@ -244,9 +247,8 @@ def main(argv: Sequence[str]) -> int:
     if found:
         print("\n".join(notes(rows, other)))
     if config.run.output:
-        speeds = {name: row._asdict() for name, row in rows.items()}
-        if not found:
-            speeds = {name: {**figures, "measured": None} for name, figures in speeds.items()}
+        lacking: dict[str, Any] = {} if found else {"measured": None}
+        speeds = {name: {**row._asdict(), **lacking} for name, row in rows.items()}
         write_json(config.run.output, {"predicted": "simulated", "measured": "emulated" if found else None,
                                        "keys": flat(config), "tokens_per_second": speeds, "other_texts": other})
     return 0

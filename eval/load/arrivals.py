@@ -11,7 +11,7 @@ from typing import Hashable, Iterator, NamedTuple, Sequence
 import numpy as np
 
 from eval.metrics import NAN, quantile
-from pipeline.decode import Decoder, Job, Request, Until, concurrent
+from pipeline.decode import Coroutine, Decoder, Request, Until, concurrent
 
 TAIL = 0.95
 
@@ -54,16 +54,16 @@ def serve(decoder: Decoder, asked: Sequence[Request], places: int,
     decoder.places = places
     clock = decoder.ring.clock
     start = clock.now()
-    arrivals: Iterator[float] = iter(clock.now, None)  # a job is made when it may begin
+    arrivals: Iterator[float] = iter(clock.now, None)  # a request is made when it may begin
     if moments:
         arrivals = (start + moment for moment in moments)
     due = zip(range(len(asked)), asked, arrivals)
-    jobs = (_job(decoder, start, *one) for one in due)
-    return sorted(concurrent(jobs, decoder, len(asked) if moments else places))
+    clients = (_client(decoder, start, *one) for one in due)
+    return sorted(concurrent(clients, decoder, len(asked) if moments else places))
 
 
-def _job(decoder: Decoder, start: float, number: int,
-         request: Request, arrival: float) -> Job[Served]:
+def _client(decoder: Decoder, start: float, number: int,
+            request: Request, arrival: float) -> Coroutine[Served]:
     """Serve one request from its arrival on."""
     clock = decoder.ring.clock
     while clock.now() < arrival:

@@ -116,7 +116,7 @@ def server(argv: list[str]) -> int:
         if failed := next((served.error for served in alone if served.error), ""):
             raise ValueError(f"the server has not answered a question that was asked alone: {failed}")
         texts = {served.number: served.text for served in alone}
-        measured = [Measured(clients, *_measure(config, clients, asker, said, process.pid), texts)
+        measured = [LoadResult(clients, *_measure(config, clients, asker, said, process.pid), texts)
                     for clients in config.counts]
     print(f"\nclients of a server ({run.kind}, profile {run.profile}, {run.pipeline_type}, "
           f"max_requests={run.max_requests}); seconds, and tokens/s of all clients together\n")
@@ -185,7 +185,7 @@ def holds(process: int) -> Held:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LoadResult:
     """What so many clients got, samples of what the server's processes held, and the texts of questions asked alone."""
 
     clients: int

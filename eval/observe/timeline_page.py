@@ -16,7 +16,7 @@ from typing import Sequence
 
 from config.files import fits, whole, write
 from eval.observe.timeline import Story
-from launch.console import run
+from launch.console import command
 from pipeline.trace import merge, read
 
 PAGE = Path(__file__).with_name("page.html")
@@ -60,11 +60,8 @@ def _range(text: str) -> tuple[int, int | None]:
     return begin, int(last) if last else None
 
 
+@command
 def main(argv: Sequence[str]) -> int:
-    return run(_draw, argv)
-
-
-def _draw(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", metavar="TRACE_DIR", type=Path, help="what a run with trace=TRACE_DIR left behind")
     parser.add_argument("-o", metavar="PAGE.html", dest="out", type=Path, help="default: TRACE_DIR/timeline.html")
@@ -77,4 +74,3 @@ def _draw(argv: Sequence[str]) -> int:
     merge(wanted.folder)
     print(f"{out} ({len(html) / 1e6:.1f} MB): open it in a browser")
     return 0
-

@@ -105,20 +105,14 @@ def _fewer(found: Plan, limited: str) -> str:
 
 def _what_more_cost(site: Profile, ours: Sequence[int], wider: Trial) -> str:
     """A link or a board that only the wider one has, if it is slow, or what limits the wider one."""
-    def takes(pair: tuple[int, int]) -> float:
-        return message(site, *pair)
-
-    def lasts(rank: int) -> float:
-        return site.board(rank).model
-
-    theirs = wider.candidate.others
-    wires = hops(ours)
-    a, b = max(set(hops(theirs)).difference(wires), key=takes)
-    longest = takes((a, b))
-    if longest > UNLIKE * max(map(takes, wires)):
-        return f"the link between {a} and {b} takes {longest:.3g} ms for a message"
-    slowest = max(set(theirs).difference(ours), key=lasts)
-    slower = lasts(slowest) / max(map(lasts, ours))
+    theirs, wires = wider.candidate.others, hops(ours)
+    takes = {pair: message(site, *pair) for pair in (*hops(theirs), *wires)}
+    lasts = {rank: site.board(rank).model for rank in (*theirs, *ours)}
+    a, b = max(set(hops(theirs)).difference(wires), key=takes.__getitem__)
+    if takes[a, b] > UNLIKE * max(map(takes.__getitem__, wires)):
+        return f"the link between {a} and {b} takes {takes[a, b]:.3g} ms for a message"
+    slowest = max(set(theirs).difference(ours), key=lasts.__getitem__)
+    slower = lasts[slowest] / max(map(lasts.__getitem__, ours))
     if slower > 1:
         return f"board {slowest} takes {slower:.3g} times as long for a layer as the slowest of these"
     return f"the limit is {limit(wider)}"

@@ -11,22 +11,19 @@ from config.cli import DEFAULT_PRESET, parse
 from config.keys import preset_of, raw_values
 from config.profiles import write
 from eval.plan.advice import advice, table, to_do
-from eval.plan.candidates import typed
+from eval.plan.candidates import Candidate, typed
 from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
 from launch.auto import with_chosen
-from launch.console import run
+from launch.console import command
 from launch.words import with_model
 
 APART = ("profile", "max_new_tokens", "questions", "hosts")  # of the plan, and of no run
 
 
+@command
 def main(argv: Sequence[str]) -> int:
-    return run(_plan, argv)
-
-
-def _plan(argv: Sequence[str]) -> int:
     argv = with_model(argv)
     config = parse(words(argv), COMMAND, kind=PlanConfig)
     found = plan(config)
@@ -39,16 +36,20 @@ def _plan(argv: Sequence[str]) -> int:
         write(config.write_cluster, alone(found.bench.site, one))
         print(f"cluster: profile={config.write_cluster} has the chosen boards")
     if config.preset:
-        cluster = {"profile": config.write_cluster} if config.write_cluster else {}
-        apart = [*APART, "wires", "slowdown"] if cluster else APART
-        known = vars(config.run).keys() - apart
-        typed_ones = [word for word in argv if word.partition("=")[0] in known]
-        keys = {**raw_values(with_chosen(typed_ones, one.keys)), **cluster}
-        write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, keys, found)
+        write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, one), found)
         hosts = config.write_hosts or config.run.hosts or "FILE"
         print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts={hosts}")
     print(typed(one.keys))
     return 0
+
+
+def _keys(argv: Sequence[str], config: PlanConfig, chosen: Candidate) -> dict[str, str]:
+    """The keys of a run that were typed, and those that were chosen; of a cluster that was written its name."""
+    cluster = {"profile": config.write_cluster} if config.write_cluster else {}
+    apart = [*APART, "wires", "slowdown"] if cluster else APART
+    known = vars(config.run).keys() - apart
+    typed_ones = [word for word in argv if word.partition("=")[0] in known]
+    return {**raw_values(with_chosen(typed_ones, chosen.keys)), **cluster}
 
 
 def report(config: PlanConfig, found: Plan) -> list[str]:

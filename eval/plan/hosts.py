@@ -22,6 +22,7 @@ from tqdm import tqdm
 from config.files import ROOM, fits, write
 from config.profiles import Profile
 from config.schema.untrusted import parse_json, plain
+from eval.bench import cost
 from eval.plan.candidates import Candidate, typed
 from launch.hosts.board import Line, is_here, read_hosts
 from launch.hosts.timing import Passed
@@ -69,7 +70,7 @@ def _handshake(address: str, path: str, port: int) -> float:
 
 # --- what they take ---------------------------------------------------------------------------------------------------
 
-class Measured(NamedTuple):
+class BoardTimes(NamedTuple):
     """A board as it was measured, with the wire from here to it."""
 
     passes: list[Passed]
@@ -77,7 +78,7 @@ class Measured(NamedTuple):
     mbps: float
 
 
-def measured_boards(path: str, asked: dict[str, Any]) -> list[Measured]:
+def measured_boards(path: str, asked: dict[str, Any]) -> list[BoardTimes]:
     """The boards behind rank 0's, each asked to time the layers that `asked` describes, one after the other.
 
     Raises ValueError for a board that does not answer with times, with what it said.
@@ -86,7 +87,7 @@ def measured_boards(path: str, asked: dict[str, Any]) -> list[Measured]:
     return [_measured(line, path, asked) for line in boards]
 
 
-def _measured(line: Line, path: str, asked: dict[str, Any]) -> Measured:
+def _measured(line: Line, path: str, asked: dict[str, Any]) -> BoardTimes:
     """One board, over one ssh."""
     name = f"{line.user}@{line.address}" if line.user else line.address
     ssh = shlex.split(os.environ.get("SSH", "ssh"))
@@ -149,7 +150,7 @@ def _ready(found: Iterable[Any]) -> None:
         raise TimeoutError
 
 
-def _times(board: _Board, asked: dict[str, Any]) -> Measured:
+def _times(board: _Board, asked: dict[str, Any]) -> BoardTimes:
     """What a board answers. Raises ValueError or OSError if that is nothing."""
     line = board.ask(json.dumps(asked))
     while not line:  # it lives, and is at work
@@ -160,17 +161,12 @@ def _times(board: _Board, asked: dict[str, Any]) -> Measured:
     short, long = (_there_and_back(board, text) for text in ("", "x" * LONG))
     rate = 8e-6 * LONG / max(long - short, 1e-9)
     passes = [Passed(*one) for one in found["passes"]]
-    return Measured(passes, 1e3 * short / 2, rate)
+    return BoardTimes(passes, 1e3 * short / 2, rate)
 
 
 def _there_and_back(board: _Board, text: str) -> float:
     """Seconds until a line is answered, the least of some tries."""
-    took = []
-    for _ in range(TRIES):
-        since = time.perf_counter()
-        board.ask(text)
-        took.append(time.perf_counter() - since)
-    return min(took)
+    return min(cost(board.ask, text).wall for _ in range(TRIES))
 
 
 # --- the chosen ones alone --------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class PlanConfig(AsksSets):
     """One plan. The comments are what `--help` prints, as those of `RunConfig` are."""
 
     USUAL = {"draft": "model"}  # no run has it, but draft_dir is for those that will
-    REFUSED = ("pipeline_type", "draft", "verify", "tp", "prompt_ids", "question_file", "stop",
+    REFUSED = ("pipeline_type", "draft", "verify", "tp", "replicas", "prompt_ids", "question_file", "stop",
                "ignore_eos", "answers", "time", "trace", "output")
     RANGES = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, or 4"}),
               "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),

@@ -44,11 +44,7 @@ class Search:
         self._fitting = list(chain.from_iterable(self._families))
         self._trials: dict[tuple[Candidate, Rung], Trial] = {}
         if not self._fitting:
-            fullest = (max(bench.memory(one).values()) for one in chain.from_iterable(families))
-            sizes = ", ".join(f"{size:g}" for size in bench.site.memory)
-            raise ValueError(f"no split fits: even the smallest part takes {min(fullest):.1f} GB on a board, and the "
-                             f"boards have {sizes}: add boards, quantize the weights (layer_gb=), or give a smaller "
-                             "max_length")
+            raise ValueError(_too_large(bench, chain.from_iterable(families)))
 
     @property
     def tried(self) -> int:
@@ -162,3 +158,11 @@ def _spread(family: Sequence[Candidate]) -> Iterator[Candidate]:
         yield from family
     else:
         yield from (family[round(i * last / steps)] for i in range(FIRST))
+
+
+def _too_large(bench: Bench, tried: Candidates) -> str:
+    """That nothing fits, with the memory that would."""
+    fullest = (max(bench.memory(one).values()) for one in tried)
+    sizes = ", ".join(f"{size:g}" for size in bench.site.memory)
+    return (f"no split fits: even the smallest part takes {min(fullest):.1f} GB on a board, and the boards have "
+            f"{sizes}: add boards, quantize the weights (layer_gb=), or give a smaller max_length")

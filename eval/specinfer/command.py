@@ -8,15 +8,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Sequence
 
+from config import questions
 from config.files import check_output
 from config.keys import ASKS, HELP, check_name, raw_values
 from config.methods import METHODS
-from config.questions import Question
 from config.schema.untrusted import harmless, plain
 from eval.specinfer.flexflow import ANOTHER_OUTPUT, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
 from launch import console
-from launch.ask import questions, table
+from launch.ask import table
 from launch.console import EXIT_WRONG, say
 from launch.pipeline import Pipeline
 from launch.run import Command, run
@@ -30,7 +30,9 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
     A prompt that cannot be answered is reported and left out; the exit code says so in the end.
     """
     config, answers = own.run, []
-    asked = questions(config) if config.question_file else [Question(0, "", (config.prompt,))]
+    asked = [questions.Question(0, "", (config.prompt,))]
+    if config.question_file:
+        asked = questions.read(config.question_file, *config.span)
     for number, question in enumerate(asked):
         prompt, = question.turns
         print(f"Prompt[{number}]: {harmless(prompt)}\n", flush=True)
@@ -54,10 +56,6 @@ START = Command(MODULE, answer_all, SpecInferConfig)
 
 def program(name: str, argv: Sequence[str]) -> int:
     """The whole life of one of SpecInfer's programs; its exit code."""
-    return console.run(partial(_program, name), argv)
-
-
-def _program(name: str, argv: Sequence[str]) -> int:
     if name in ASKS:
         print(__doc__)
         return 0
@@ -78,4 +76,4 @@ def _program(name: str, argv: Sequence[str]) -> int:
 def main(argv: Sequence[str]) -> int:
     """The command, or one rank of it."""
     name, *words = argv or [""]
-    return run(START, words) if name == "start" else program(name, words)
+    return run(START, words) if name == "start" else console.run(partial(program, name), words)

@@ -225,4 +225,3 @@ class LLM:
         result = answer_to(self._pipeline, request)
         keep(self.output_file, result, self.keys["pipeline_type"] == PROGRAMS[INCR_DECODING])
         return result
-

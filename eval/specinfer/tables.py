@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.keys import read_keys
-from eval.pair_keys import MOST_CHILDREN, SpecInferConfig
+from eval.pair_keys import MOST_CHILDREN, TablesConfig
 from eval.pairs import Model, answer, open_model, prompts_of
 from eval.tokens_per_pass import Array, among_best, among_drawn, by_mss, passes, ranks
 from model.rules import laws
@@ -70,7 +70,7 @@ def published(table: int) -> dict[str, dict[str, Sequence[float]]]:
 
 def specinfer(argv: list[str]) -> int:
     """The command `python -m scripts.bench specinfer`; its exit code."""
-    config = read_keys(argv, SpecInferConfig, COMMAND)
+    config = read_keys(argv, TablesConfig, COMMAND)
     target = open_model(config.target, config)
     drafter = open_model(config.draft, config, target)
     by_set = {name: of_set(name, (target, drafter), config) for name in config.chosen_sets}
@@ -85,7 +85,7 @@ def specinfer(argv: list[str]) -> int:
     return 0
 
 
-def of_set(name: str, pair: Pair, config: SpecInferConfig) -> dict[str, Counts]:
+def of_set(name: str, pair: Pair, config: TablesConfig) -> dict[str, Counts]:
     """What is counted along the target's texts to the prompts of a data set, kind by kind.
 
     Raises ValueError if none of the texts has a token that could be guessed.
@@ -128,7 +128,7 @@ def along(written: Written, pair: Pair, sampler: Sampler, most: int) -> dict[str
     return {BEST: best_KN, DRAWN: among_drawn(drawn_NV, text, most), MSS: mss_KN}
 
 
-def report(found: Found, kinds: Sequence[str], config: SpecInferConfig) -> Iterator[str]:
+def report(found: Found, kinds: Sequence[str], config: TablesConfig) -> Iterator[str]:
     """The lines of the three tables."""
     yield "\nTable 1: the target's token is among k guesses of the drafter, % of the tokens that it wrote"
     for kind in kinds:

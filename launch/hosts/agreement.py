@@ -33,8 +33,6 @@ LOCAL = frozenset({
     "master", "wait", "keys",  # how it comes to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0
 })
-GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
-MIXED = ", and dtype= too where some have CUDA and others do not"
 ENTRY_BYTES = 1 << 20  # bytes of an entry
 MOST_RANKS = 1 << 10  # the most of one run
 COUNT_LIMIT = 10 ** 18  # counters stay below
@@ -184,8 +182,7 @@ def settings(keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
     typed = {name: value for name, value in flat(keys).items() if name not in LOCAL}
     if typed["draft"] == "suffix":
         typed["draft"] = RunConfig.draft  # for which it stands in where rank 0, which alone knows, has no head
-    for name in GIVEN:
-        typed[name] = "FOLDER" if typed[name] else ""
+    typed["trace"] = "FOLDER" if typed["trace"] else ""  # one of each board's own, on all boards or on none
     return {name: written(value) or "none" for name, value in {**typed, **found}.items()}
 
 
@@ -213,7 +210,7 @@ def _difference(facts: Facts, root: Facts) -> str:
     for key in sorted(keys):
         own, other = (each["settings"].get(key, "none") for each in (facts, root))
         if own != other:
-            mixed = MIXED if key == "dtype" else ""
+            mixed = ", and dtype= too where some have CUDA and others do not" if key == "dtype" else ""
             return f"was started with {key}={own}, but rank 0 with {other}: type the same keys on all boards{mixed}"
     return ""
 

@@ -202,7 +202,13 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
 
     Keys come before the environment, and that before the hosts file.
     """
-    if "RANK" in environment or not (config.hosts or environment.get(BOARD)):
+    if "RANK" in environment:
+        return None
+    if not (config.hosts or environment.get(BOARD)):
+        for key in ("keys", "master"):
+            if value := getattr(config, key):
+                raise ValueError(f"{key}={value} is for several hosts, and all ranks are here: add hosts=FILE, or "
+                                 "leave it out")
         return None
     lines = read_hosts(config.hosts) if config.hosts else []
     rank = _rank(environment.get("NODE_RANK", ""), lines, config.hosts)

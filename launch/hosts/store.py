@@ -138,8 +138,7 @@ class StoreServer(BoardDoor):
         super().__init__(address[0], keys, 0, address[1])
 
     def close(self, patience: float, awaited: Iterable[int] = ()) -> None:
-        """End the store once all ranks have come that are `awaited`, and all have hung up, or after `patience` seconds.
-        """
+        """End the store once the `awaited` ranks have come and all have hung up, or after `patience` seconds."""
         with self:
             end = time.monotonic() + patience
             while time.monotonic() < end and self.seats.keys() | awaited != {*self.gone()}:
@@ -209,7 +208,6 @@ class StoreServer(BoardDoor):
                 _say(connection, "junk", str(junk))
             if not line.endswith(b"\n"):
                 return
-
 
     def _take_seat(self, rank: int, seat: Seat) -> str:
         """Let a rank have this seat, if it has none, or one that is lost; else the address from which it came."""

@@ -41,7 +41,7 @@ SURE = 1e-6  # what is claimed nearer to 0 or 1 counts as this near
 
 
 @dataclass
-class Stand:
+class Prediction:
     """What was guessed of the token after one node."""
 
     depth: int  # how many guesses the node stood on
@@ -78,7 +78,7 @@ class Mixture(Draft):
         super().begin(sampler)
 
     def forget(self) -> None:
-        self._stands: dict[int, Stand] = {}
+        self._predictions: dict[int, Prediction] = {}
         self._settled = 0  # nodes of the trunk whose guesses were learnt from
         self._tip = -1
         self._levels = 0  # since the tip moved
@@ -91,17 +91,25 @@ class Mixture(Draft):
         self._tree = None
 
     def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
+        """Best first over all sources, or level by level where a shape says so or one network guesses alone."""
+        if growth.shape or not (growth.anywhere or self._mixes):
+            return (yield from self._grow_by_level(tree, growth))
+        return (yield from self._grow_best_first(tree, growth, pays))
+
+    def _grow_by_level(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
+        """One level more of each network's own tree; together they are one tree (SpecInfer, section 3)."""
+        grown = False
+        for network in self.parts:
+            grown |= yield from network.grow(tree, growth)
+        return grown
+
+    def _grow_best_first(self, tree: TokenTree, growth: Growth, pays: Pays) -> Steps[bool]:
         """Read the likeliest nodes anywhere, if `pays` grants what they promise in tokens, and offer what is said."""
-        if growth.shape or not (growth.anywhere or self._mixes):  # trees of their own are merged (SpecInfer, section 3)
-            grown = False
-            for network in self.parts:
-                grown |= yield from network.grow(tree, growth)
-            return grown
         moved = self._move(tree)
         if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
             return False
         if moved:  # there is room again for guesses that were not among the best
-            self._offer(tree, list(self._stands), growth)
+            self._offer(tree, list(self._predictions), growth)
         nodes = self._choose(tree, growth)
         if nodes and not pays(self._promise(tree, nodes)):
             return False
@@ -112,25 +120,24 @@ class Mixture(Draft):
         self._offer(tree, read, growth)
         self._hear(tree, growth)
         for node in read:
-            self._run(tree, node, growth)
+            self._follow_match(tree, node, growth)
         return True
 
     def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
         """Offer what followed a long match of the text."""
         self._move(tree)
-        self._stand(tree, tree.tip, {}, growth.width)
-        stand = self._stands.get(tree.tip)
-        if stand is None or stand.match.length < LONG:
+        self._predict(tree, tree.tip, {}, growth.width)
+        prediction = self._predictions.get(tree.tip)
+        if prediction is None or prediction.match.length < LONG:
             return False
         self._offer(tree, [tree.tip], growth)
-        self._run(tree, tree.tip, growth)
+        self._follow_match(tree, tree.tip, growth)
         return bool(tree.waiting)
 
     # --- the text goes on ---------------------------------------------------------------------------------------------
 
     def _move(self, tree: TokenTree) -> bool:
-        """Learn from what settled, forget what died, and begin at the tip if nobody had guessed it; False if it is the
-        same tip."""
+        """Learn from what settled, and forget what died; False if it is the same tip."""
         self._tree = tree
         if tree.tip == self._tip:
             return False
@@ -144,19 +151,19 @@ class Mixture(Draft):
                 network.settle(tree)
             else:
                 network.restart()
-        kept = tree.live | {tree.tip}
-        self._stands = {node: stand for node, stand in self._stands.items() if node in kept}
+        for node in self._predictions.keys() - tree.live - {tree.tip}:
+            del self._predictions[node]
         return True
 
     def _learn(self, tree: TokenTree) -> None:
         """Compare what was guessed of the tokens that settled with what they are."""
         for node in tree.trunk[self._settled:]:
-            stand = self._stands.get(tree.nodes[node].parent)
+            prediction = self._predictions.get(tree.nodes[node].parent)
             said = tree.nodes[node].token
-            foreseen = stand is None or any(token == said for token, _ in stand.children)
-            self._foresight += (foreseen - self._foresight) / (SELDOM if stand is None else OFTEN)
-            if stand is not None:
-                self._blend.learn(stand.given, stand.match.length, said, stand.depth)
+            foreseen = prediction is None or any(token == said for token, _ in prediction.children)
+            self._foresight += (foreseen - self._foresight) / (SELDOM if prediction is None else OFTEN)
+            if prediction is not None:
+                self._blend.learn(prediction.given, prediction.match.length, said, prediction.depth)
         self._settled = len(tree.trunk)
 
     # --- a level ------------------------------------------------------------------------------------------------------
@@ -181,7 +188,7 @@ class Mixture(Draft):
         if tree.nodes[node].pos + 1 >= tree.limit:
             return False
         copied = self._suffix is not None and (node == tree.tip or not self.parts)
-        return copied and node not in self._stands or any(network.wants(tree, node) for network in self.parts)
+        return copied and node not in self._predictions or any(network.wants(tree, node) for network in self.parts)
 
     def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
         """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""
@@ -191,28 +198,28 @@ class Mixture(Draft):
             guesses = (yield from network.expand(tree, wanted, width)) if wanted else None
             for node, guessed in zip(wanted, guesses or ()):
                 said.setdefault(node, {})[network.source] = guessed
-        fresh = [node for node in nodes if node in said or node not in self._stands]
-        return [node for node in fresh if self._stand(tree, node, said.get(node, {}), width)]
+        fresh = [node for node in nodes if node in said or node not in self._predictions]
+        return [node for node in fresh if self._predict(tree, node, said.get(node, {}), width)]
 
-    def _stand(self, tree: TokenTree, node: int, said: dict[str, Guesses], width: int) -> bool:
+    def _predict(self, tree: TokenTree, node: int, said: dict[str, Guesses], width: int) -> bool:
         """Mix what is said of the token after a node with what was said before; False if that is nothing."""
-        stand = self._stands.get(node)
-        if stand is None:
+        prediction = self._predictions.get(node)
+        if prediction is None:
             depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
-            stand = Stand(depth, self._match(tree, node), {}, [])
-            copied = self._suffix.automaton.continuations(stand.match, width) if self._suffix else []
+            prediction = Prediction(depth, self._match(tree, node), {}, [])
+            copied = self._suffix.automaton.continuations(prediction.match, width) if self._suffix else []
             copied = [pair for pair in copied if tree.law is None or tree.law.allows(tree, node, pair[0])]
             if copied:
-                stand.given[SUFFIX] = copied
-        stand.given.update(said)
-        if not stand.given:
+                prediction.given[SUFFIX] = copied
+        prediction.given.update(said)
+        if not prediction.given:
             return False
-        mixed = self._blend.mix(stand.given, stand.match.length, stand.depth)
-        alone = stand.given.keys() <= self._blind  # other networks look at the noise of all tokens
+        mixed = self._blend.mix(prediction.given, prediction.match.length, prediction.depth)
+        alone = prediction.given.keys() <= self._blind  # other networks look at the noise of all tokens
         rest = 1 - sum(chance for _, chance in mixed) if alone else 0.0
         position = tree.nodes[node].pos + 1
-        stand.children = self._foreseen(mixed, rest, position)[:width]
-        self._stands[node] = stand
+        prediction.children = self._foreseen(mixed, rest, position)[:width]
+        self._predictions[node] = prediction
         return True
 
     def _match(self, tree: TokenTree, node: int) -> Match:
@@ -220,11 +227,11 @@ class Mixture(Draft):
         if self._suffix is None:
             return NOTHING
         way = []
-        while node != tree.tip and node not in self._stands:
+        while node != tree.tip and node not in self._predictions:
             way.append(tree.nodes[node].token)
             node = tree.nodes[node].parent
         automaton = self._suffix.automaton
-        match = self._stands[node].match if node in self._stands else automaton.tip
+        match = self._predictions[node].match if node in self._predictions else automaton.tip
         for token in reversed(way):
             match = automaton.step(match, token)
         return match
@@ -252,7 +259,7 @@ class Mixture(Draft):
         guesses.sort(key=lambda guess: -guess[2])
         taken = tree.offer(guesses, growth.nodes, least)
         for node, (parent, token, score) in zip(taken, guesses):
-            given = self._stands[parent].given
+            given = self._predictions[parent].given
             tree.nodes[node].proposals = {source: score for source, said in given.items()
                                     if any(guess == token for guess, _ in said)}
 
@@ -268,31 +275,31 @@ class Mixture(Draft):
                 continue
             found = {network.source: network.heard(tree, node, growth.width) for network in far}
             said = {source: guesses for source, guesses in found.items() if guesses is not None}
-            if said and self._stand(tree, node, said, growth.width):
+            if said and self._predict(tree, node, said, growth.width):
                 heard += 1
                 self._offer(tree, [node], growth)
                 for child in tree.nodes[node].children.values():
                     heapq.heappush(heap, (-tree.nodes[child].score, child))
 
-    def _run(self, tree: TokenTree, node: int, growth: Growth) -> None:
+    def _follow_match(self, tree: TokenTree, node: int, growth: Growth) -> None:
         """Go on behind a long match at once, along what followed it, without waiting for a network."""
         for _ in range(RUN):
-            stand = self._stands[node]
-            if stand.match.length < LONG or SUFFIX not in stand.given:
+            prediction = self._predictions[node]
+            if prediction.match.length < LONG or SUFFIX not in prediction.given:
                 return
-            followed, _ = stand.given[SUFFIX][0]
+            followed, _ = prediction.given[SUFFIX][0]
             child = tree.child(node, followed)
             if child is None or tree.nodes[child].pos + 1 >= tree.limit:
                 return
-            if child not in self._stands and self._stand(tree, child, {}, growth.width):
+            if child not in self._predictions and self._predict(tree, child, {}, growth.width):
                 self._offer(tree, [child], growth)
-            if child not in self._stands:
+            if child not in self._predictions:
                 return
             node = child
 
     def _children(self, tree: TokenTree, node: int, least: float) -> Iterator[Guess]:
         above = tree.nodes[node].score
-        for token, probability in self._stands[node].children:
+        for token, probability in self._predictions[node].children:
             if probability > 0 and above + math.log(probability) >= least:
                 yield node, token, above + math.log(probability)
 

@@ -13,7 +13,7 @@ import os
 from heapq import nsmallest
 from typing import Callable, Iterable, List, NamedTuple, Sequence
 
-from config.files import ROOM, fits, lines, make_private, open_lock, replace
+from config.files import ROOM, explained, fits, lines, make_private, open_lock, replace
 from config.schema.untrusted import Name, shown
 from model.tree import TokenTree
 
@@ -237,15 +237,12 @@ def add_texts(path: Name, texts: Iterable[list[int]], vocabulary: int, limit: in
     The file is replaced whole, one process at a time, so it is not spoiled by one that ends half-way; a lock stands
     beside it. The time grows with `limit`. Raises ValueError as `load_texts` does, or if the file cannot be written.
     """
-    try:
-        with open_lock(f"{path}.lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            kept = _newest([*load_texts(path, vocabulary, limit), *texts], limit)
-            make_private(path)
-            content = [{"vocabulary": vocabulary}, *kept]
-            replace(path, "".join(f"{json.dumps(line)}\n" for line in content).encode())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}): {ROOM}") from error
+    with explained(path, ROOM), open_lock(f"{path}.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kept = _newest([*load_texts(path, vocabulary, limit), *texts], limit)
+        make_private(path)
+        content = [{"vocabulary": vocabulary}, *kept]
+        replace(path, "".join(f"{json.dumps(line)}\n" for line in content).encode())
 
 
 def _newest(texts: list[list[int]], limit: int) -> list[list[int]]:

@@ -158,5 +158,3 @@ def code(w: Writer) -> tuple[list[str], list[str]]:
     asked = w.say(ASK) + (f"\n\n```python\n{head}\n```" if fence else f"\n\n{head}")
     answer = f"{w.say(OPEN)}```python\n{head}\n{body}\n```"
     return [asked], [answer + (f"\n\n{why}" if w.maybe(0.6) else "")]
-
-

@@ -186,5 +186,3 @@ def conversation(w: Writer, turns: int = 0) -> tuple[list[str], list[str]]:
         return [asked], [answer]
     more, reply = _second(w, answer, slots)
     return [asked, more], [answer, reply]
-
-
