@@ -263,6 +263,17 @@ def test_a_drafter_that_has_nothing_to_learn_ends_the_row(pair, questions, tmp_p
     assert not (tmp_path / "out" / "ssm2").exists()
 
 
+def test_a_drafter_may_begin_as_the_target_with_some_of_its_layers(pair, questions, tmp_path):
+    target = str(pair[0])
+    asked = [target, *words(pair, questions, tmp_path / "out", "--layers", "1", "--rate", "1e-12")[3:]]
+    assert main(asked) == 0
+    made, given = whole(tmp_path / "out" / "ssm1"), whole(target)
+    assert (made.config.layers, given.config.layers) == (1, 2)
+    kept = zip(made.body.layers["0"].parameters(), given.body.layers["1"].parameters())
+    for parameter, before in kept:
+        torch.testing.assert_close(parameter, before, atol=1e-6, rtol=1e-6)
+
+
 def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsys):
     target, a, _ = map(str, pair)
     other = tmp_path / "other"
@@ -279,6 +290,9 @@ def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsy
             ([target, str(tmp_path / "nowhere"), *out], "there is no folder"),
             ([target, a, "--out", a], "is a model that is read; choose another folder"),
             ([target, a, *out, "--expansion", "1,x"], "--expansion 1,x is no list of widths"),
+            ([target, *out], "there is no drafter to begin with: name a folder, or add --layers"),
+            ([target, *out, "--layers", "1,0"], "--layers 1,0 is no list of layers from 0 to"),
+            ([target, *out, "--layers", "0,99"], "--layers 0,99 is no list of layers from 0 to"),
             ([target, a, *out, "--steps", "0"], "--steps 0 makes no sense; give 1 to"),
             ([target, a, *out, "--prompts", "9", "--judged", "9"], "leaves nothing to learn"),
             (words(pair, questions, tmp_path / "out", "--judged", "21"), "of which --judged 21"),

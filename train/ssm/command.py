@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
 import torch
+from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -22,17 +23,18 @@ from launch.spec import usable
 from launch.split.write import TEXT_FILES
 from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
+from model.weights.parts import read_sizes
 from train.command import begin, run
 from train.course import Course, Hyperparameters
 from train.data import Rows, answer_row, batch_at
 from train.ssm.boost import learn, ranks_of, still_left
-from train.ssm.options import check, parser
+from train.ssm.options import check, layers_of, parser
 from train.ssm.texts import prompts_of, texts_of
 from train.terms import digest, mark, settings
 from train.writer import Prompts, Writer, open_model
 
 EXPANSIONS = ["1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"]
-RECORD, TEXTS = "training.json", "texts"
+RECORD, TEXTS, KEPT = "training.json", "texts", "layers"
 NOT_TERMS = ("target", "drafts", "out", "data", "judged", "expansion", "single", "save_every", "device", "threads")
 OF_TEXTS = ("prompts", "template", "new_tokens", "temperature", "seed", "target", "data")  # what decides the texts
 Figures = Dict[str, Dict[str, float]]  # name -> shape of a tree -> tokens per pass
@@ -102,6 +104,18 @@ class Training:
             yield name, tokens
 
 
+def keep_layers(target: Path, numbers: Sequence[int], folder: Path) -> None:
+    """Write the target with these of its layers alone."""
+    source, model = Checkpoint(target), open_model(target, torch.device("cpu"))
+    config, body = dict(source.config), getattr(model.base_model, "decoder", model.base_model)  # OPT's are in a decoder
+    body.layers = nn.ModuleList([body.layers[number] for number in numbers])
+    config["num_hidden_layers"] = len(numbers)
+    if config.get("layer_types"):
+        config["layer_types"] = [config["layer_types"][number] for number in numbers]
+    store(model, source, folder)
+    write_json(folder / "config.json", config)
+
+
 def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
     """Write a drafter as Hugging Face has it, with the config, the tokenizer and the number type of its source."""
     dtype = source.form(source.names()[-1]).dtype
@@ -114,8 +128,12 @@ def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
 def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
+    kept = layers_of(args, read_sizes(Checkpoint(args.target)).layers)
     begin(args, args.out, "choose another --out", RECORD)
     args.template = template_of(args.template, args.target)
+    if kept:
+        keep_layers(args.target, kept, args.out / KEPT)
+        args.drafts.insert(0, args.out / KEPT)
     training = Training(args)
     terms = {name: training.terms[name] for name in OF_TEXTS}
     texts = texts_of(training.writer, training.prompts, args.out / TEXTS, terms)

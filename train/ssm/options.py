@@ -7,6 +7,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+from config.keys import listed
 from config.trees import wrong_widths
 from model.text import AUTO, CONVERSATIONS
 from train.command import Options
@@ -17,6 +18,8 @@ examples:
   python -m scripts.train_ssm toy/llama toy/draft_a toy/draft_a toy/draft_a --out my_ssms
   python -m scripts.train_ssm toy/llama toy/draft_a toy/draft_b --out my_ssms --data questions.jsonl --single
   python -m scripts.train_ssm models/vicuna-7b models/llama-68m --out my_ssms --data prompts.json --device cuda
+
+  python -m scripts.train_ssm models/smollm2-135m --layers 0,1,2,3,28,29 --out my_ssms --data prompts.json
 
   then: bash run_pipe.sh pipeline_type=specinfer ssm=my_ssms/ssm1,my_ssms/ssm2
 
@@ -37,7 +40,9 @@ def parser() -> Options:
     made = Options("train_ssm", ABOUT, EXAMPLE)
     add, number = made.add_argument, made.number
     add("target", metavar="TARGET", type=Path, help="the target in Hugging Face form, with its tokenizer")
-    add("drafts", metavar="DRAFT", type=Path, nargs="+", help="the drafters to begin with, with the same tokenizer")
+    add("drafts", metavar="DRAFT", type=Path, nargs="*", help="the drafters to begin with, with the same tokenizer")
+    add("--layers", metavar="N,N", default="", help="begin with one drafter more, before the others: the target with "
+        "these of its layers alone, counted from 0")
     add("--out", metavar="OUT", type=Path, required=True, help="where the drafters go, and the checkpoints")
     add("--data", metavar="FILE", type=Path, help="prompts; default: the bundled models' grammar")
     number("--prompts", (2, 1 << 30), 2000, "prompts that are taken, by chance (2000)")
@@ -60,6 +65,16 @@ def parser() -> Options:
     return made
 
 
+def layers_of(args: Namespace, held: int) -> list[int]:
+    """The layers that `--layers` keeps of a target that has so many; raises ValueError for others."""
+    words = listed(args.layers)
+    numbers = [int(word) if word.isdecimal() else held for word in words]
+    if any(number >= held for number in numbers) or sorted(set(numbers)) != numbers:
+        raise ValueError(f"--layers {args.layers} is no list of layers from 0 to {held - 1} in rising order, as 0,1,"
+                         f"{held - 1}")
+    return numbers
+
+
 def check(args: Namespace) -> None:
     """Raise ValueError for what could not end well."""
     parser().check(args)
@@ -67,6 +82,8 @@ def check(args: Namespace) -> None:
         wrong = wrong_widths(expansion)
         if wrong:
             raise ValueError(f"--expansion {expansion} {wrong}")
+    if not args.drafts and not args.layers:
+        raise ValueError("there is no drafter to begin with: name a folder, or add --layers 0,1,... of the target")
     if args.judged >= args.prompts:
         raise ValueError(f"--judged {args.judged} leaves nothing to learn of --prompts {args.prompts}: give less")
     read = [folder.resolve() for folder in (args.target, *args.drafts)]
