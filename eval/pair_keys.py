@@ -20,7 +20,7 @@ MOST_CHILDREN = 5  # children of a guess in SpecInfer's tables
 
 
 @dataclass(frozen=True)
-class Measured(Checked):
+class MeasureKeys(Checked):
     """What every measurement of whole models takes."""
 
     PATHS: ClassVar[Sequence[str]] = (
@@ -75,7 +75,7 @@ class Measured(Checked):
 
 
 @dataclass(frozen=True)
-class TablesConfig(Measured):
+class TablesConfig(MeasureKeys):
     """SpecInfer's tables for a target and a drafter, with the paper's own figures below.
 
     Table 1: how often the target's token is among a drafter's best 1 to 5. Table 2: the tokens that a pass of the

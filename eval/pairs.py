@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from config.schema.untrusted import shown
-from eval.pair_keys import Measured
+from eval.pair_keys import MeasureKeys
 from eval.prompts import Prompt, draw
 from launch.memory import GB, free
 from launch.spec import number_type, usable
@@ -44,7 +44,7 @@ class Model(NamedTuple):
         return self.whole.logits(read, self.whole.cache(len(read)), len(text))
 
 
-def open_model(folder: str, config: Measured, target: Model | None = None) -> Model:
+def open_model(folder: str, config: MeasureKeys, target: Model | None = None) -> Model:
     """The model in a folder, which is to draft for the target, if that is given.
 
     Raises ValueError for one that is damaged, not supported or too large for the device, or whose tokens are not the
@@ -85,18 +85,18 @@ def check_pair(target: Model, drafter: Model) -> None:
                                  f"{expected.get(name)!r} for the target in {target.name}: {TAKE}")
 
 
-def sampler_of(config: Measured) -> Sampler:
+def sampler_of(config: MeasureKeys) -> Sampler:
     """What chooses the tokens of a measurement."""
     return Sampler(config.temperature, config.top_p, seed=config.seed) if config.do_sample else Sampler()
 
 
-def check_sets(names: Iterable[str], config: Measured) -> None:
+def check_sets(names: Iterable[str], config: MeasureKeys) -> None:
     """Raise ValueError if a data set is not there, not sound or too short, before a model is loaded for it."""
     for name in names:
         draw(name, config.folder, config.num_examples, config.seed)
 
 
-def prompts_of(name: str, config: Measured,
+def prompts_of(name: str, config: MeasureKeys,
                models: Sequence[Model]) -> list[list[int]]:
     """The prompts of a data set as token ids of the first of these models.
 

@@ -32,7 +32,7 @@ LEVELS = 127  # the largest number of 8 bits
 SMALLEST = 1e-20  # bound of a row's largest number, so that a row of zeros divides by no zero
 
 
-class Look(NamedTuple):
+class AttentionForm(NamedTuple):
     """How a layer's attention differs from the plain one."""
 
     window: int = 0  # a row sees so many positions, the last of which is its own; 0: all
@@ -40,25 +40,25 @@ class Look(NamedTuple):
     sinks: Tensor | None = None  # a score `[H]` of each head that takes its part of the sum, and has no value
 
 
-PLAIN = Look()
+PLAIN = AttentionForm()
 
 
-def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, look: Look = PLAIN) -> Tensor:
+def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, form: AttentionForm = PLAIN) -> Tensor:
     """Attention to keys and values `[K, S, E]`, whose rows have the same bits in every batch (model/precision.py).
 
     Held in 8 bits, they have their scales `[K, S, 1]` behind them.
     """
     q, mask = for_sums(q_HTE), for_sums(mask_TS)
     if q.dtype == held[0].dtype:
-        return attention(q, held[0], held[1], mask, look)
+        return attention(q, held[0], held[1], mask, form)
     heads, group = len(held[0]), len(q_HTE) // len(held[0])
-    at_once = heads if look.sinks is not None else max(1, WIDENED // held[0][0].numel())
+    at_once = heads if form.sinks is not None else max(1, WIDENED // held[0][0].numel())
     made = torch.empty_like(q_HTE)
     room = [torch.empty_like(x[:at_once], dtype=q.dtype) for x in held[:2]]  # of all turns: new memory is slow
     for first in range(0, heads, at_once):
         keys, values = unfolded([x[first:first + at_once] for x in held], room)
         asked = slice(first * group, (first + at_once) * group)
-        made[asked] = attention(q[asked], keys, values, mask, look)
+        made[asked] = attention(q[asked], keys, values, mask, form)
     return made
 
 
@@ -78,18 +78,18 @@ def unfolded(held: Sequence[Tensor], room: Sequence[Tensor]) -> list[Tensor]:
 
 
 def attention(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
-              look: Look = PLAIN) -> Tensor:
+              form: AttentionForm = PLAIN) -> Tensor:
     """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so no key is repeated.
 
-    The mask is `[T, S]`, or has its rows once for each of the heads that share keys. The window of `look` is in it.
+    The mask is `[T, S]`, or has its rows once for each of the heads that share keys. The window of `form` is in it.
     """
     heads, rows, dim = q_HTE.shape
     group = heads // k_KSE.shape[0]
     q = q_HTE.reshape(k_KSE.shape[0], group * rows, dim)
     mask = mask_TS if len(mask_TS) == group * rows else mask_TS.repeat(group, 1)
-    if look.cap or look.sinks is not None:
+    if form.cap or form.sinks is not None:
         scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
-        scores = _bent(scores, look, rows) + _columns(mask, look)
+        scores = _bent(scores, form, rows) + _columns(mask, form)
         wide = torch.promote_types(torch.float32, q.dtype)
         weights = torch.softmax(scores, -1, wide).to(q.dtype)
         out = weights[..., :k_KSE.shape[1]] @ v_KSE
@@ -101,20 +101,20 @@ def attention(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
     return out.reshape(heads, rows, dim)
 
 
-def _bent(scores_KNS: Tensor, look: Look, rows: int) -> Tensor:
+def _bent(scores_KNS: Tensor, form: AttentionForm, rows: int) -> Tensor:
     """Scores below the cap, with a column for the sinks behind them; a key's N are its heads, `rows` of each."""
-    if look.cap:
-        scores_KNS = look.cap * torch.tanh(scores_KNS / look.cap)
-    if look.sinks is None:
+    if form.cap:
+        scores_KNS = form.cap * torch.tanh(scores_KNS / form.cap)
+    if form.sinks is None:
         return scores_KNS
-    sinks_KN = look.sinks.view(len(scores_KNS), -1).repeat_interleave(rows, 1)
+    sinks_KN = form.sinks.view(len(scores_KNS), -1).repeat_interleave(rows, 1)
     column = sinks_KN[..., None].to(scores_KNS.dtype)
     return torch.cat((scores_KNS, column), -1)
 
 
-def _columns(mask_NS: Tensor, look: Look) -> Tensor:
+def _columns(mask_NS: Tensor, form: AttentionForm) -> Tensor:
     """The mask, with a column for the sinks, which all rows see."""
-    return mask_NS if look.sinks is None else F.pad(mask_NS, (0, 1))
+    return mask_NS if form.sinks is None else F.pad(mask_NS, (0, 1))
 
 
 class Survivors(NamedTuple):
@@ -145,7 +145,7 @@ class Rows(Protocol):
     """The rows that a slice computes, as its attention sees them."""
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
-               look: Look = PLAIN) -> Tensor:
+               form: AttentionForm = PLAIN) -> Tensor:
         """Keep the keys and values of the rows in one layer; the attention `[H, T, E]` of their queries."""
 
 
@@ -349,18 +349,18 @@ class TreeCache:
         tail.masked_fill_(blind, float("-inf"))
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
-               look: Look = PLAIN) -> Tensor:
+               form: AttentionForm = PLAIN) -> Tensor:
         """Keep the keys and values of the admitted rows in one layer; the attention `[H, T, E]` of their queries."""
         slots, place = self._layers[layer]
         end = self.settled + len(self._tail)
         slots.write(place, end - self._rows, k_KTE, v_KTE)
         group = len(q_HTE) // len(k_KTE)
-        kind = look.window, group
+        kind = form.window, group
         if kind not in self._masks:
             mask = self._mask[:self._rows, slots.first:end]
-            seen = self._within(look.window, mask) if look.window else mask
+            seen = self._within(form.window, mask) if form.window else mask
             self._masks[kind] = for_sums(seen if group == 1 else seen.repeat(group, 1))
-        return attend(q_HTE, slots.read(place, end), self._masks[kind], look)
+        return attend(q_HTE, slots.read(place, end), self._masks[kind], form)
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:
         """The mask of the rows within a window; a row's position is the number of those that it sees, less one."""
@@ -469,10 +469,10 @@ class Together:
         return x_T.split(self._counts)
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
-               look: Look = PLAIN) -> Tensor:
+               form: AttentionForm = PLAIN) -> Tensor:
         parts = (x.split(self._counts, 1) for x in (q_HTE, k_KTE, v_KTE))
         rows = zip(self._caches, *parts)
-        made = [cache.attend(layer, *own, look) for cache, *own in rows]
+        made = [cache.attend(layer, *own, form) for cache, *own in rows]
         return torch.cat(made, 1)
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config.schema.families import FAMILIES, ROTARY, YARN, Family, accepted, unturned, windows
-from model.cache import Look, Rows, TreeCache
+from model.cache import AttentionForm, Rows, TreeCache
 from model.precision import for_sums
 from model.rotary import Rotary, Rotation, Turns, rotate
 
@@ -214,7 +214,7 @@ class Attention(nn.Module):
         self.fused: Product | None = None
         self.head_dim = c.head_dim
         self.turning = [c.heads, c.kv_heads]  # queries and keys
-        self.look = Look(c.window(number), c.scales.score_cap)
+        self.form = AttentionForm(c.window(number), c.scales.score_cap)
         sinks = torch.empty(c.heads, device="meta")
         self.sinks = nn.Parameter(sinks, requires_grad=False) if c.family.sinks else None
         self.louder = c.scales.scores * math.sqrt(c.head_dim)
@@ -248,8 +248,8 @@ class Attention(nn.Module):
         q, k = both.transpose(0, 1).split(self.turning)
         if self.louder:
             q = q * self.louder
-        look = self.look if self.sinks is None else self.look._replace(sinks=self.sinks)
-        out_HTE = cache.attend(layer, q, k, v.transpose(0, 1), look)
+        form = self.form if self.sinks is None else self.form._replace(sinks=self.sinks)
+        out_HTE = cache.attend(layer, q, k, v.transpose(0, 1), form)
         return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
 
     def _normed(self, x_THE: Tensor, norm: nn.Module) -> Tensor:

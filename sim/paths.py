@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.cache import PLAIN, Look, attend
+from model.cache import PLAIN, AttentionForm, attend
 from model.llama import LlamaConfig, Slice
 
 FIRST = 1024  # rows of memory at first; it doubles
@@ -149,9 +149,9 @@ class Store:
         return keys[:, seen], values[:, seen], mask_TP
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
-               look: Look = PLAIN) -> Tensor:
+               form: AttentionForm = PLAIN) -> Tensor:
         """Store keys and values of the rows in a layer; returns the attention `[H, T, E]` of their queries."""
         keys, values, mask_TP = self.store(layer, k_KTE, v_KTE)
-        if look.window:
-            mask_TP = mask_TP.masked_fill(self.view[3] >= look.window, float("-inf"))
-        return attend(q_HTE, (keys, values), mask_TP, look)
+        if form.window:
+            mask_TP = mask_TP.masked_fill(self.view[3] >= form.window, float("-inf"))
+        return attend(q_HTE, (keys, values), mask_TP, form)

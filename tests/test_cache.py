@@ -109,8 +109,8 @@ def rows_agree(cut, whole, tree, nodes, noise):
     q, k, v = torch.randn(shape, dtype=torch.float64, generator=noise)
     for cache in (whole, cut):
         cache.admit(nodes, [tree.nodes[node].parent for node in nodes], text)
-    for layer, look in enumerate((caches.Look(window=6), caches.PLAIN)):
-        made = [cache.attend(layer, q, k, v, look) for cache in (cut, whole)]
+    for layer, form in enumerate((caches.AttentionForm(window=6), caches.PLAIN)):
+        made = [cache.attend(layer, q, k, v, form) for cache in (cut, whole)]
         torch.testing.assert_close(*made, atol=1e-12, rtol=0)
 
 

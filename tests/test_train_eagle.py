@@ -292,6 +292,12 @@ def test_a_head_for_partial_features_goes_on_from_one_of_eagle3_and_drafts(base_
     drafts_the_text_of_ar(base, tmp_path, "spd")
     with refused("--partial makes a head of SPD"):
         train_eagle.train(parser().parse_args([*command, "--eagle3"]))
+    again = [str(base), str(tmp_path / "again"), *common, "--judged", "0", "--from", str(tmp_path / "whole")]
+    with refused("is one of SPD; add --partial 3"):
+        train_eagle.train(parser().parse_args(again))
+    assert train_eagle.main([*again, "--partial", "3", "--rate", "1e-12"]) == 0
+    goes_on = load_file(tmp_path / "again" / "model.safetensors")
+    assert torch.equal(goes_on["fc.weight"], held["fc.weight"])
 
 
 def test_a_chain_is_learned_with_what_its_stages_would_have_reported(teacher, monkeypatch):

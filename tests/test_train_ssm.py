@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from config.presets import TOY
-from eval.pair_keys import Measured
+from eval.pair_keys import MeasureKeys
 from eval.pairs import answer
 from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import merged_passes, ranks
@@ -95,7 +95,7 @@ def row_of(text, left_N):
 
 
 def test_texts_beside_each_other_are_those_that_the_target_writes_alone(pair):
-    target = open_pair(str(pair[0]), Measured(dtype="float32", threads=1))
+    target = open_pair(str(pair[0]), MeasureKeys(dtype="float32", threads=1))
     found = texts_to(pair[0])
     assert [text.ids for text in found] == [answer(target, text.prompt, NEW, Sampler())
                                             for text in found]
@@ -147,7 +147,7 @@ def test_a_stretch_is_taken_out_when_every_token_of_it_is_right():
 def test_what_is_right_is_what_a_drafter_would_write_there(pair):
     texts = texts_to(pair[0])
     rows = [answer_row(text.prompt, text.ids) for text in texts]
-    drafter = open_pair(str(pair[1]), Measured(dtype="float32", threads=1))
+    drafter = open_pair(str(pair[1]), MeasureKeys(dtype="float32", threads=1))
     for text, rank_N in zip(texts, ranks_of(open_model(pair[1], CPU), rows), strict=True):
         read = [*text.prompt, *text.ids[:-1]]
         logits = drafter.whole.logits(read, drafter.whole.cache(len(read)), len(text.ids))
@@ -203,7 +203,7 @@ def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_o
     out = tmp_path / "out"
     assert main(words(pair, questions, out, "--expansion", "2,1,1")) == 0
     record = json.loads((out / "training.json").read_text())
-    measured = Measured(dtype="float32", threads=1)
+    measured = MeasureKeys(dtype="float32", threads=1)
     target = open_pair(str(pair[0]), measured)
     held = prompts_of(questions, 2000, 0)[:3]
     found = [open_pair(str(out / name), measured) for name in ("ssm1", "ssm2")]

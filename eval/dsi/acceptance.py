@@ -18,7 +18,7 @@ from config.keys import read_keys
 from eval.dsi.formulas import Array, Numbers, doubles
 from eval.dsi.keys import COMMAND
 from eval.metrics import NAN, Interval, bootstrap
-from eval.pair_keys import TARGET, TOY_DRAFTS, Measured
+from eval.pair_keys import TARGET, TOY_DRAFTS, MeasureKeys
 from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.tables import in_columns, number
 
@@ -29,7 +29,7 @@ LONGEST = 16  # runs from this length on share one line
 
 
 @dataclass(frozen=True)
-class AcceptanceConfig(Measured):
+class AcceptanceConfig(MeasureKeys):
     """How often a drafter foresees the next token of a target, along texts that the target writes.
 
     The drafter reads each text in one pass, and at each place of it the token that it would choose is compared with the

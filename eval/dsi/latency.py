@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from config.keys import WHOLE, Range, listed, read_keys
 from eval.dsi.keys import COMMAND
-from eval.pair_keys import TARGET, Measured
+from eval.pair_keys import TARGET, MeasureKeys
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
 from eval.tables import NAME_WIDTH, short
 from model.whole import Whole
@@ -26,10 +26,10 @@ ROWS = Range(1, 65536)
 
 
 @dataclass(frozen=True)
-class Timed(Measured):
+class Timed(MeasureKeys):
     """What every measurement of times takes."""
 
-    RANGES = {**Measured.RANGES, "repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
+    RANGES = {**MeasureKeys.RANGES, "repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
 
     # How it is timed
     repeats: int = 5  # turns that count, behind one that warms up

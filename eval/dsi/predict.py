@@ -25,7 +25,7 @@ from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.keys import COMMAND
 from eval.keys import AsksSets
 from eval.metrics import NAN
-from eval.pair_keys import Measured
+from eval.pair_keys import MeasureKeys
 from eval.pairs import open_model, record
 from eval.recorded import check_room, sampler_of
 from eval.tables import in_columns, number
@@ -130,7 +130,7 @@ class Pair:
 
     def __init__(self, config: PredictConfig) -> None:
         run = config.run
-        opened = Measured(dtype=run.dtype, device=run.device, threads=run.threads_per_rank)
+        opened = MeasureKeys(dtype=run.dtype, device=run.device, threads=run.threads_per_rank)
         target = open_model(run.base_dir, opened)
         self.drafter = open_model(run.draft_dir, opened, target)
         prompts = [target.text.prompt_ids(question.turns[:1], run.template)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.cache import PLAIN, Look, attention
+from model.cache import PLAIN, AttentionForm, attention
 from model.drafts.heads import TEXT, DFlashHead
 from train.data import Row
 from train.eagle.loss import LIKELIEST, Mark, Objective, Task, Wanted
@@ -38,9 +38,9 @@ class Blocks:
         self._sees_TS = torch.cat((nothing_TS, blocks_RS))  # what rows of text say is not asked
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
-               look: Look = PLAIN) -> Tensor:
+               form: AttentionForm = PLAIN) -> Tensor:
         """The attention `[H, T, E]` of these queries."""
-        return attention(q_HTE, k_KTE, v_KTE, self._sees_TS, look)
+        return attention(q_HTE, k_KTE, v_KTE, self._sees_TS, form)
 
 
 def block_part(size: int, starts: int, steps: int) -> Objective:

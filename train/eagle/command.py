@@ -143,6 +143,8 @@ def look(args: Namespace) -> int:
             raise ValueError(f"the head in {args.given} is none of EAGLE, and only those are trained here; leave out "
                              "--from")
         third = isinstance(given, Eagle3Head)
+        if isinstance(given, Eagle3Head) and given.dialect.partial and not args.partial:
+            raise ValueError(f"the head in {args.given} is one of SPD; add --partial {len(given.inner)}")
         if (args.eagle3 or args.partial) and not third:
             asked = "--partial" if args.partial else "--eagle3"
             raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out {asked}")

@@ -154,11 +154,16 @@ def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Tr
 
 @torch.no_grad()
 def inherit(head: Trainable, given: Trainable) -> None:
-    """Begin with the layer, the norms and the LM head of another head of the base, which reads other features."""
+    """Begin with the weights of another head of the base, but for those that read features, if it reads other ones.
+    ValueError for one of another size."""
     theirs = dict(given.named_parameters())
+    reading = () if head.inner == given.inner else ("fc.", "fc_norm.")
     for name, parameter in head.named_parameters():
-        if not name.startswith("fc") and name in theirs:
-            parameter.copy_(theirs[name])
+        if name.startswith(reading):
+            continue
+        if name not in theirs or theirs[name].shape != parameter.shape:
+            raise ValueError(f"the head of --from has no {name} of the size that a head of SPD has; leave out --from")
+        parameter.copy_(theirs[name])
 
 
 def _learning(teacher: Teacher) -> torch.dtype:

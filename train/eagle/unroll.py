@@ -13,7 +13,7 @@ from typing import Iterator
 import torch
 from torch import Tensor
 
-from model.cache import PLAIN, Look, attention
+from model.cache import PLAIN, AttentionForm, attention
 from model.drafts.heads import Trainable
 
 
@@ -25,11 +25,11 @@ class Causal:
         self._mask = all_TS.tril()
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
-               look: Look = PLAIN) -> Tensor:
+               form: AttentionForm = PLAIN) -> Tensor:
         """The attention `[H, T, E]` of these queries."""
-        mask = self._mask.triu(1 - look.window) if look.window else self._mask
+        mask = self._mask.triu(1 - form.window) if form.window else self._mask
         added = q_HTE.new_zeros(mask.shape)
-        return attention(q_HTE, k_KTE, v_KTE, added.masked_fill(~mask, float("-inf")), look)
+        return attention(q_HTE, k_KTE, v_KTE, added.masked_fill(~mask, float("-inf")), form)
 
 
 class Unrolled:
@@ -45,7 +45,7 @@ class Unrolled:
         self._held: dict[int, tuple[list[Tensor], list[Tensor]]] = {}  # keys and values of each layer's passes
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
-               look: Look = PLAIN) -> Tensor:
+               form: AttentionForm = PLAIN) -> Tensor:
         """Keep a pass; the attention `[H, T, E]` of its queries."""
         keys, values = self._held.setdefault(layer, ([], []))
         keys.append(k_KTE)

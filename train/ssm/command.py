@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from config.files import write_json
-from eval.pair_keys import Measured
+from eval.pair_keys import MeasureKeys
 from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import Array, merged_passes
 from launch.spec import usable
@@ -47,7 +47,7 @@ class Training:
     def __init__(self, args: Namespace) -> None:
         self.args = args
         self.device = usable(args.device, "--device ")
-        measured = Measured(dtype="float32", device=str(self.device))
+        measured = MeasureKeys(dtype="float32", device=str(self.device))
         self.pair = open_pair(str(args.target), measured)
         room = self.pair.whole.config.context
         for folder in dict.fromkeys(args.drafts):
