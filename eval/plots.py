@@ -29,7 +29,7 @@ from eval.summary import BASELINES, MEAN, View  # noqa: E402
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
 LOOKS = [about.look for about in METHODS.values()]  # tones and hatches
-MARKERS = "osD^vP*Xd<>ph8"  # as many as there are methods
+MARKERS = "osD^vP*Xd<>ph8H"  # as many as there are methods; one that somebody adds may share the first
 LONG, DENSE = (0, (5, 1)), (0, (1, 1))  # offset, and lengths of strokes and gaps
 MIXED = (0, (3, 1, 1, 1))
 DASHES = ("-", "--", ":", "-.", LONG, DENSE, MIXED, "--", ":", "-.")
@@ -84,7 +84,7 @@ def styles_of(names: Sequence[str]) -> dict[str, Style]:
         i = number % len(LOOKS)
         j = (i + 3 * drafts[method]) % len(LOOKS)
         tone, hatch = LOOKS[i][0], LOOKS[j][1]
-        styles[name] = Style(i, tone, hatch, MARKERS[i], DASHES[j % len(DASHES)])
+        styles[name] = Style(i, tone, hatch, MARKERS[i % len(MARKERS)], DASHES[j % len(DASHES)])
         drafts[method] += 1
     return styles
 

@@ -353,7 +353,7 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
     (["sets=../qa"], "../qa is no name of a data set: name its folder with data="),
     (["prompt_ids=1,2"], "prompt_ids is of a single run: write sets="),
     (["drafts=eagle,x"], "drafts=eagle,x: draft=x is unknown: choose"),
-    (["drafts=none:x"], "none:x names a folder, but only eagle, dflash, model lie in one: write none"),
+    (["drafts=none:x"], "none:x names a folder, but only eagle, dflash, spd, model lie in one: write none"),
     (["drafts=model:"], "model: names no folder: write model:DIR, or model alone"),
     (["drafts=eagle:nowhere"], "nowhere: name that of a draft head, or of a small model"),
     (["drafts=eagle", "baseline_draft=x"], "baseline_draft=x: draft=x is unknown: choose"),
