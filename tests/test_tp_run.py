@@ -87,8 +87,8 @@ def test_a_group_follows_its_leader_and_leaders_make_the_ring():
     assert [list(group) for group in placement.groups] == [[0],
                                                            [1, 2, 3], [4, 5, 6]]
     assert placement.peers(0) == [(4, [1], [1, 4], None, False, False)]
-    assert placement.peers(4) == [(1, [0], (), 0, False)]
-    assert placement.peers(5) == [(4, (), (), None, True)]
+    assert placement.peers(4) == [(1, [0], (), 0, False, False)]
+    assert placement.peers(5) == [(4, (), (), None, True, False)]
     assert placement.fan(4) == (None, [5, 6], (), None, False, False)
     assert placement.fan(0) is placement.fan(5) is None
     alone = Placement.of([8], 4)
@@ -126,6 +126,9 @@ class Diary:
 
     def living(self, segment):
         return segment
+
+    def news(self, msg):
+        return []
 
 
 def test_members_hear_everything_in_the_order_in_which_their_leader_obeys():
