@@ -179,7 +179,7 @@ def test_a_head_whose_missing_features_would_count_is_refused(tmp_path, more, sa
 def test_a_head_for_partial_features_drafts_for_a_split_model(tmp_path, capsys):
     save_model(tmp_path / "base", DEEP)
     publish(tmp_path / "head")
-    asked = [f"base_dir={tmp_path / 'base'}", f"eagle_dir={tmp_path / 'head'}", "stages=0+4+4", "max_new_tokens=16",
+    asked = [f"base_dir={tmp_path / 'base'}", f"eagle_dir={tmp_path / 'head'}", "stages=0+1+3+4", "max_new_tokens=16",
              "prompt=what is it?"]
     texts = []
     for words in (["pipeline_type=ar"], ["draft=spd", "pipeline_type=spd"], ["draft=spd+suffix", "pipeline_type=dsi"],
@@ -188,7 +188,7 @@ def test_a_head_for_partial_features_drafts_for_a_split_model(tmp_path, capsys):
         texts.append(capsys.readouterr().out.splitlines()[0])
     assert len(set(texts)) == 1
     wires = [span for span in read(tmp_path / "trace") if span["name"] == "wire" and span["kind"] == "Features"]
-    assert {span["rank"] for span in wires} == {1}, "behind the last layer the segment itself is as early"
+    assert {span["rank"] for span in wires} == {2}, "the first stage adds nothing, the last one nothing earlier"
     for draft, maker in (("dflash", "DFlash"), ("eagle", "EAGLE or DFlash")):
         assert here(*asked, f"draft={draft}") == 2
         assert f"wants a head of {maker}, and that of this model is none: take draft=spd" in capsys.readouterr().err
