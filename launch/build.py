@@ -149,8 +149,8 @@ def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: RemoteDraft | None =
     networks = [*chain.from_iterable(made)]
     policy = spec.config.growth_policy
     if policy in (*FIXED, "opt") and not all(network.by_level for network in networks):
-        raise ValueError(f"policy={policy} grows trees level by level, and draft={spec.config.draft} guesses several "
-                         "levels at once here: leave it out")
+        raise ValueError(f"policy={policy} grows trees level by level, and draft={spec.config.draft} does not: leave "
+                         "it out")
     for number, network in enumerate(networks):
         network.number = number
     return Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
@@ -217,7 +217,7 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
 
 
 def _draft_of(maker: str, kinds: Sequence[str], spec: RankSpec, lm_head: LMHead) -> list[TreeDraft]:
-    """The same, if it is of one of these kinds."""
+    """The draft of the head, if it is of one of these kinds."""
     draft = _head_draft(spec, lm_head)
     if draft.source not in kinds:
         raise ValueError(f"draft={spec.config.draft} wants a head of {maker}, and that of this model is none: take "

@@ -105,7 +105,8 @@ class RankSpec:
     @property
     def reports(self) -> bool:
         """Whether its own stage reports: if it adds a feature; behind the last layer the segment itself is as early."""
-        return self.partial and bool(self.part.own_inner) and self.part.layers[1] < self.sizes.layers
+        part = self.part
+        return self.partial and bool(part.own_inner) and not part.member and part.layers[1] < self.sizes.layers
 
     @property
     def placement(self) -> Placement:

@@ -94,6 +94,13 @@ class Features:
     nodes: list[int]
     x: Tensor
 
+    @staticmethod
+    def of(segment: Segment, layers: int) -> list[Features]:
+        """Those of a segment's guesses and of the newest row of its text: a draft reads the others once they are back.
+        """
+        rows = segment.take(range(max(0, segment.text - 1), len(segment.nodes)))
+        return [Features(rows.request, layers, rows.nodes, rows.inner)] if rows.nodes and rows.inner is not None else []
+
 
 @dataclass
 class Prune:

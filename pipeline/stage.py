@@ -5,6 +5,7 @@ It knows nothing about strategies or ranks: a segment brings ids, parents and po
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Callable, Sequence
 
 import torch
@@ -83,10 +84,10 @@ class Stage:
             self._open(request, self._spare.pop() if self._spare else self._new_cache())
         return self.caches[request]
 
-    def news(self, msg: Message) -> list[Features]:
+    def reports_of(self, msg: Message) -> list[Features]:
         """What rank 0 hears at once of the rows in a computed message."""
-        known = [segment for segment in segments_of(msg) if self.reports and segment.nodes]
-        return [_features(segment, segment.inner) for segment in known if segment.inner is not None]
+        computed = [segment for segment in segments_of(msg) if self.reports and segment.inner is not None]
+        return list(chain.from_iterable(map(_features, computed)))
 
     def _open(self, request: int, cache: TreeCache) -> None:
         """Open a request, and obey the prune that came before."""
@@ -183,9 +184,9 @@ class Stage:
                 for segment, part, feature in zip(segments, parts, features)}
 
 
-def _features(segment: Segment, inner_TN: Tensor) -> Features:
-    layers = inner_TN.shape[1] // segment.x.shape[1]
-    return Features(segment.request, layers, segment.nodes, inner_TN)
+def _features(segment: Segment) -> list[Features]:
+    assert segment.inner is not None, "the draft of its request reads no inner features"
+    return Features.of(segment, segment.inner.shape[1] // segment.x.shape[1]) if segment.nodes else []
 
 
 def run_stage(stage: Stage, link: StageLink) -> None:
@@ -202,5 +203,5 @@ def run_stage(stage: Stage, link: StageLink) -> None:
         if result is not None:
             with stage.trace.span("send", **facts_of(result)):
                 link.send(result)
-            for features in stage.news(result):
+            for features in stage.reports_of(result):
                 link.report(features)

@@ -257,7 +257,8 @@ class ProcessLink(Hearing):
         """Use these wires, one of each kind."""
         peers, work = self._peers, []
         for kind, queue, wire, reached, heard in zip(WIRES, self._queues, wires, peers.reached, peers.heard):
-            work.append((f"{kind} sender", partial(self._send_all, queue, wire, reached)))
+            if reached:
+                work.append((f"{kind} sender", partial(self._send_all, queue, wire, reached)))
             work += [(f"{kind} listener", partial(self._hear_all, wire, peer)) for peer in heard]
         self._threads = [guarded(name, run, self.failed) for name, run in work]
 

@@ -165,9 +165,9 @@ class VirtualStage:
         computed = [self._computed(segment, visit) for segment in map(self._living, segments)]
         self._pass_on(joined(computed), now)
         for segment in computed:
-            if self._does.reports and segment.nodes and segment.inner is not None:
-                layers = segment.inner.shape[1]
-                self._report(Features(segment.request, layers, segment.nodes, segment.inner), now)
+            if self._does.reports and segment.inner is not None:
+                for features in Features.of(segment, segment.inner.shape[1]):
+                    self._report(features, now)
         self._next(now)
 
     def _computed(self, segment: Segment, visit: Visit) -> Segment:

@@ -14,7 +14,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Request
-from pipeline.messages import Features, Prune, Segment
+from pipeline.messages import Prune, Segment
 from pipeline.stage import Stage
 from pipeline.trace import read
 from pipeline.transport import Peers
@@ -126,13 +126,13 @@ def test_a_stage_reports_what_it_and_those_before_have_made_of_live_rows():
         made = Stage(DEEP.slice(0, 4), lambda: CONFIG.cache(4, 64, DEEP.lm_head.weight), inner_layers=[1, 3],
                      reports=reports)
         done = made.apply(segment)
-        news = made.news(done)
-        assert len(news) == reports
+        assert len(made.reports_of(done)) == reports
     assert done.inner.shape == (3, 2 * CONFIG.hidden)
     made.reports = True
-    said, = made.news(done)
-    assert said == Features(3, 2, [0, 1, 2], done.inner)
-    assert made.news(Prune(3, 1, 0, 2, [])) == []
+    said, = made.reports_of(done)
+    assert (said.request, said.layers, said.nodes) == (3, 2, [1, 2]), "text before the tip is read once it is back"
+    assert torch.equal(said.x, done.inner[1:])
+    assert made.reports_of(Prune(3, 1, 0, 2, [])) == []
 
 
 def test_reports_go_to_the_root_alone():
@@ -161,7 +161,7 @@ def test_reports_reach_the_draft_while_rows_are_under_way(strategy, monkeypatch)
 
 
 def test_a_layer_counts_in_training_once_its_stage_was_passed():
-    assert stage_ends(4, 30) == [7, 14, 21, 29] and stage_ends(2, 8) == [3, 7]
+    assert stage_ends("4", 30) == [6, 13, 21, 29] and stage_ends("0+5+3", 8) == [4, 7]
     feature_AD = torch.ones(3, 6)
     assert known(feature_AD, torch.tensor([0, 2, 3]), 3).tolist() == [[0] * 6, [1] * 4 + [0] * 2, [1] * 6]
 

@@ -127,7 +127,7 @@ class Diary:
     def living(self, segment):
         return segment
 
-    def news(self, msg):
+    def reports_of(self, msg):
         return []
 
 

@@ -284,7 +284,7 @@ def test_a_head_for_partial_features_goes_on_from_one_of_eagle3_and_drafts(base_
     command = [str(base), str(tmp_path / "whole"), *common, "--judged", "1", "--partial", "3"]
     assert train_eagle.main([*command, "--from", str(tmp_path / "third"), "--rate", "1e-12"]) == 0
     written = json.loads((tmp_path / "whole" / "config.json").read_text())
-    assert written["eagle_aux_hidden_state_layer_ids"] == [1, 4, 6] and written["partial_features"] is True
+    assert written["eagle_aux_hidden_state_layer_ids"] == [1, 3, 6] and written["partial_features"] is True
     held, before = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "third"))
     assert torch.equal(held["midlayer.mlp.up_proj.weight"], before["midlayer.mlp.up_proj.weight"]), "as it began"
     record = json.loads((tmp_path / "whole" / "training.json").read_text())
@@ -293,16 +293,19 @@ def test_a_head_for_partial_features_goes_on_from_one_of_eagle3_and_drafts(base_
     with refused("--partial makes a head of SPD"):
         train_eagle.train(parser().parse_args([*command, "--eagle3"]))
     again = [str(base), str(tmp_path / "again"), *common, "--judged", "0", "--from", str(tmp_path / "whole")]
-    with refused("is one of SPD; add --partial 3"):
+    with refused("is one of SPD; add --partial STAGES"):
         train_eagle.train(parser().parse_args(again))
-    assert train_eagle.main([*again, "--partial", "3", "--rate", "1e-12"]) == 0
+    for wrong in ("1", "9", "0+2+2"):
+        with refused(f"--partial {wrong} "):
+            train_eagle.train(parser().parse_args([*again, "--partial", wrong]))
+    assert train_eagle.main([*again, "--partial", "0+2+2+3", "--rate", "1e-12"]) == 0
     goes_on = load_file(tmp_path / "again" / "model.safetensors")
     assert torch.equal(goes_on["fc.weight"], held["fc.weight"])
 
 
 def test_a_chain_is_learned_with_what_its_stages_would_have_reported(teacher, monkeypatch):
     monkeypatch.setattr(teacher, "inner", ())
-    config = heads.describe_partial(teacher, CONFIG.vocab, stage_ends(3, 7))
+    config = heads.describe_partial(teacher, CONFIG.vocab, stage_ends("3", 7))
     head = heads.begin(teacher, config, torch.arange(CONFIG.vocab), seed=1)
     task, row = PartialTask(teacher, head, partial_part(3, 100, 1)), make_rows()[0]
     ids = row.ids.long()

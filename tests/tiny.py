@@ -104,7 +104,8 @@ class Tiny:
 
     def partial(self) -> PartialDraft:
         """A head that reads what stages of two layers have made of rows under way."""
-        dialect = Dialect(tuple(stage_ends(self.config.layers // 2, self.config.layers)), fc_norm=True, partial=True)
+        layers = stage_ends(str(self.config.layers // 2), self.config.layers)
+        dialect = Dialect(tuple(layers), fc_norm=True, partial=True)
         head = Eagle3Head(replace(CONFIG, layers=1), CONFIG.hidden, CONFIG.vocab, dialect)
         fill(head, weights(head, seed=7), torch.float64, "cpu")
         return PartialDraft(head, head.logits, CAPACITY)

@@ -79,7 +79,7 @@ def read_dialect(config: Mapping[str, Any], layers: int) -> Dialect:
     """The dialect of a head of EAGLE-3 for a target of so many layers; what it says was checked by `head_problems`."""
     given = {**config, **(config.get(NESTED) or {})}
     norms = {name: bool(given.get(name)) for name in NORMS}
-    return Dialect(_inner(given, layers), **norms, partial=bool(given.get(PARTIAL)))
+    return Dialect(_inner(given, layers), **norms, partial=bool(config.get(PARTIAL)))
 
 
 def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:

@@ -48,8 +48,8 @@ class PartialDraft(Eagle):
             read, rows = followed, [tree.tip, *way]
         else:
             self.cache.admit(way, [tree.nodes[node].parent for node in way], text=0)
-            read = yield self._reading(tree, way, self.features(tree, way), len(way))
-            rows = way
+            rows = [node for node in way if node >= min(nodes)]  # the logits of those before are known
+            read = yield self._reading(tree, way, self.features(tree, way), len(rows))
         place = {node: row for row, node in enumerate(rows)}
         nodes = list(takewhile(place.__contains__, nodes))
         logits_AV = read.logits_AV[[place[node] for node in nodes]]
@@ -69,10 +69,7 @@ class PartialDraft(Eagle):
 
 
 def way_to(tree: TokenTree, nodes: Sequence[int], room: int) -> list[int]:
-    """The guesses on the way from the tip to the first of these nodes, themselves included, the older ones first.
-
-    As many nodes are reached as there is room for.
-    """
+    """The guesses on the way from the tip to as many of these nodes as there is room for, the older ones first."""
     way: set[int] = set()
     for node in nodes:
         more = set()

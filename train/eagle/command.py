@@ -103,14 +103,14 @@ def open_partial(args: Namespace, teacher: Teacher, rows: Rows,
     return config, head
 
 
-def open_parts(args: Namespace, rows: int, third: bool) -> list[Objective]:
-    """What is taught, part by part, for so many conversations and a head of EAGLE-3 or not."""
+def open_parts(args: Namespace, rows: int, third: bool, stages: int = 0) -> list[Objective]:
+    """What is taught, part by part, for so many conversations, a head of EAGLE-3 or not, or one for so many stages."""
     first, own = (math.ceil(epochs * rows / args.batch) or 1
                   for epochs in (args.epochs, args.own_epochs))
     if args.block:
         return [block_part(args.block, args.starts, first)]
-    if args.partial:
-        return [partial_part(args.partial, args.starts, first)]
+    if stages:
+        return [partial_part(stages, args.starts, first)]
     noise = 0.0 if third else args.noise
     if args.authors and third:
         return [Objective(args.passes or 7, decay=0.8, steps=first)]
@@ -137,6 +137,8 @@ def look(args: Namespace) -> int:
     """The positions of the base. ValueError if it does not fit a head of that kind, or the one that was given."""
     base = Checkpoint(args.model_dir)
     sizes = LlamaConfig.read(base.config)
+    if args.partial:
+        stage_ends(args.partial, sizes.layers)
     if args.given:
         given = fit_head(Checkpoint(args.given), base.config)
         if isinstance(given, (MtpHead, DFlashHead)):
@@ -144,7 +146,7 @@ def look(args: Namespace) -> int:
                              "--from")
         third = isinstance(given, Eagle3Head)
         if isinstance(given, Eagle3Head) and given.dialect.partial and not args.partial:
-            raise ValueError(f"the head in {args.given} is one of SPD; add --partial {len(given.inner)}")
+            raise ValueError(f"the head in {args.given} is one of SPD; add --partial STAGES")
         if (args.eagle3 or args.partial) and not third:
             asked = "--partial" if args.partial else "--eagle3"
             raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out {asked}")
@@ -168,7 +170,8 @@ def train(args: Namespace) -> None:
     teacher = open_teacher(args)
     config, head = open_head(args, teacher, rows)
     kind = PartialTask if args.partial else KINDS[type(head)]
-    parts = open_parts(args, len(rows), third=kind is not Task)
+    stages = len(head.inner) if args.partial else 0
+    parts = open_parts(args, len(rows), kind is not Task, stages)
     tasks = [kind(teacher, head, part) for part in parts]
     course = open_course(args, tasks[-1], parts)
 

@@ -55,8 +55,9 @@ def parser() -> Options:
     add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
     made.number("--block", (BLOCK_SIZES[0], BLOCK_SIZES[-1]), None, "instead a head of DFlash (7 layers, too), whose "
                 "blocks have so many tokens, the one before the guesses included; it has one part, of --epochs")
-    made.number("--partial", (2, 64), None, "instead a head of SPD for draft=spd, which reads what so many stages "
-                "have made of guesses under way; it has one part, of --epochs, and begins with the layer of --from")
+    add("--partial", metavar="STAGES", default="", help="instead a head of SPD for draft=spd, which reads what stages "
+        "have made of guesses under way: how many, or their layers, as 0+8+8+7+7, as in the key stages; it has one "
+        "part, of --epochs, and begins with the layer of --from")
     made.number("--layers", (1, 64), 2, "of a head of DFlash (2; its authors have 5)")
     add("--dialect", choices=list(DIALECTS), help="the form of a head of EAGLE-3, which this makes: eagle3 as EAGLE, "
         "SpecForge and AngelSlim publish it; eagle3.1 with its norms; vllm; speculators, nested and with its norms")

@@ -1,26 +1,35 @@
 """How a head learns to draft out of partial features (SPD): with those that some of the stages would have reported.
 
 After Speculative Pipeline Decoding (arXiv 2605.30852): a guess is read with what the token before it has become in the
-stages that it had passed by then. The base is cut into as many stages as the head reads inner features, and each of
-these is known behind its stage.
+stages that it had passed by then. A head reads one inner feature of each stage, which is known behind it.
 
 Shapes: N tokens of a row, D inner features side by side, A pairs that chains of guesses start at.
 """
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from model.weights.split import parse_stages
 from train.data import Rows
 from train.eagle.loss import LIKELIEST, Objective, WordTask
 from train.eagle.unroll import Unrolled
 
 
-def stage_ends(stages: int, layers: int) -> list[int]:
-    """The last layer of each stage, of which a head reads the input."""
-    return [round(layers * stage / stages) - 1 for stage in range(1, stages + 1)]
+def stage_ends(stages: str, layers: int) -> list[int]:
+    """The last layer of each stage, of which a head reads the input; `stages` as in the key of that name. Raises
+    ValueError for stages that are not possible, or a single one."""
+    try:
+        counts = parse_stages(stages, layers)
+    except ValueError as error:
+        raise ValueError(f"--partial {stages} is read as stages: {error}") from error
+    ends = [end - 1 for count, end in zip(counts, accumulate(counts)) if count]
+    if len(ends) < 2:
+        raise ValueError(f"--partial {stages} leaves nothing to report; give two stages or more")
+    return ends
 
 
 def partial_part(stages: int, starts: int, steps: int) -> Objective:
