@@ -27,8 +27,8 @@ from tests.saved import here, wait_until
 
 ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000", "timeout=5",
            "threads_per_rank=1", "device=cpu", "profile=server")
-ALL = ["data sender", "control sender", "data listener", "emulated wire", "heartbeat", "watch"]
-THREADS = {0: ALL, 1: [*ALL, "control listener"]}
+ALL = ["data sender", "data listener", "emulated wire", "heartbeat", "watch"]
+THREADS = {0: [*ALL, "control sender"], 1: [*ALL, "control listener"]}
 
 
 def poison(sick: int, thread: str, rank: int) -> None:
