@@ -94,13 +94,6 @@ class Features:
     nodes: list[int]
     x: Tensor
 
-    @staticmethod
-    def of(segment: Segment, layers: int) -> list[Features]:
-        """Those of a segment's guesses and of the newest row of its text: a draft reads the others once they are back.
-        """
-        rows = segment.take(range(max(0, segment.text - 1), len(segment.nodes)))
-        return [Features(rows.request, layers, rows.nodes, rows.inner)] if rows.nodes and rows.inner is not None else []
-
 
 @dataclass
 class Prune:
@@ -193,6 +186,18 @@ def segments_of(msg: Message) -> list[Segment]:
     if isinstance(msg, Batch):
         return msg.segments
     return [msg] if isinstance(msg, Segment) else []
+
+
+def reports_of(msg: Message) -> list[Features]:
+    """What rank 0 may hear at once of a computed message: of its guesses, and of the newest row of its text, since a
+    draft reads earlier ones once they are back."""
+    found = []
+    for segment in segments_of(msg):
+        rows = segment.take(range(max(0, segment.text - 1), len(segment.nodes)))
+        if rows.nodes and rows.inner is not None:
+            layers = rows.inner.shape[1] // rows.x.shape[1]
+            found.append(Features(rows.request, layers, rows.nodes, rows.inner))
+    return found
 
 
 def newest(msg: Message) -> int:
@@ -352,8 +357,7 @@ def _decoded(header: Header, body: Tensor) -> Message:
     if kind is Drafted:
         return _drafted(numbers, x)
     if kind is Features and len(numbers) == rows + 2 and numbers[1] > 0 and header.width % numbers[1] == 0:
-        request, layers = numbers[:2]
-        return Features(request, layers, numbers[2:], x)
+        return Features(numbers[0], numbers[1], numbers[2:], x)
     if kind is Prune and len(numbers) > 3:
         request, tip, parent, horizon = numbers[:4]
         return Prune(request, tip, parent, horizon, numbers[4:])

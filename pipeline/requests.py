@@ -220,7 +220,9 @@ class RequestTarget(Target):
         feature_TN = upload(features.x, self.ring.device)
         for node, feature_N in zip(features.nodes, feature_TN):
             known = self.tree.nodes.get(node)
-            if known and known.hidden is None and (known.partial is None or len(known.partial) < len(feature_N)):
+            if known is None or known.hidden is not None:
+                continue
+            if known.partial is None or len(known.partial) < len(feature_N):
                 known.partial = feature_N
 
     def reset(self, request: int) -> None:

@@ -5,7 +5,6 @@ It knows nothing about strategies or ranks: a segment brings ids, parents and po
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 from typing import Callable, Sequence
 
 import torch
@@ -25,6 +24,7 @@ from pipeline.messages import (
     facts_of,
     joined,
     newest,
+    reports_of,
     segments_of,
 )
 from pipeline.trace import OFF, REAL, NoTrace
@@ -86,8 +86,7 @@ class Stage:
 
     def reports_of(self, msg: Message) -> list[Features]:
         """What rank 0 hears at once of the rows in a computed message."""
-        computed = [segment for segment in segments_of(msg) if self.reports and segment.inner is not None]
-        return list(chain.from_iterable(map(_features, computed)))
+        return reports_of(msg) if self.reports else []
 
     def _open(self, request: int, cache: TreeCache) -> None:
         """Open a request, and obey the prune that came before."""
@@ -182,11 +181,6 @@ class Stage:
         visit = Visit(sum(counts), REAL.now() - begin)
         return {segment.request: replace(segment, x=part, inner=feature, visits=(*segment.visits, visit))
                 for segment, part, feature in zip(segments, parts, features)}
-
-
-def _features(segment: Segment) -> list[Features]:
-    assert segment.inner is not None, "the draft of its request reads no inner features"
-    return Features.of(segment, segment.inner.shape[1] // segment.x.shape[1]) if segment.nodes else []
 
 
 def run_stage(stage: Stage, link: StageLink) -> None:

@@ -84,7 +84,8 @@ class SlowLink:
 
     def __init__(self, link: Any, pace: Pace) -> None:
         self._link = link
-        self._lanes = [Lane(way, pace, link.takes, link.failed) for way in (link.send, link.broadcast, link.report)]
+        ways = link.send, link.broadcast, link.report
+        self._lanes = [Lane(way, pace, link.takes, link.failed) for way in ways]
         self.send, self.broadcast, self.report = (lane.put for lane in self._lanes)
 
     def __getattr__(self, name: str) -> Any:

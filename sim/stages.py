@@ -15,7 +15,6 @@ import torch
 from config.profiles import Profile
 from model.cache import Survivors
 from pipeline.messages import (
-    Features,
     Message,
     Prune,
     Reset,
@@ -25,6 +24,7 @@ from pipeline.messages import (
     facts_of,
     joined,
     newest,
+    reports_of,
     segments_of,
 )
 from pipeline.trace import NoTrace
@@ -162,12 +162,11 @@ class VirtualStage:
         nodes = joined(segments).nodes
         self._trace.note("forward", self._since, now, nodes=nodes)
         visit = Visit(len(nodes), now - self._since)
-        computed = [self._computed(segment, visit) for segment in map(self._living, segments)]
-        self._pass_on(joined(computed), now)
-        for segment in computed:
-            if self._does.reports and segment.inner is not None:
-                for features in Features.of(segment, segment.inner.shape[1]):
-                    self._report(features, now)
+        computed = joined([self._computed(segment, visit) for segment in map(self._living, segments)])
+        self._pass_on(computed, now)
+        if self._does.reports:
+            for features in reports_of(computed):
+                self._report(features, now)
         self._next(now)
 
     def _computed(self, segment: Segment, visit: Visit) -> Segment:

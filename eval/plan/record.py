@@ -175,8 +175,7 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, 
         for network in decoder.draft.networks:
             if not isinstance(network, TreeDraft) or not (network.by_level or _block(network)):
                 raise ValueError(f"a plan records what a draft says behind its own guesses, and draft={kind} is "
-                                 "asked otherwise: "
-                                 "take drafts=suffix, or try it with profile=NAME time=virtual")
+                                 "asked otherwise: take drafts=suffix, or try it with profile=NAME time=virtual")
             if kind_of(network.source) != kind:
                 raise ValueError("the head of this model guesses blocks: plan with drafts=suffix,dflash,dflash+suffix")
             yield decoder, network

@@ -10,7 +10,7 @@ E head dimension.
 from __future__ import annotations
 
 import math
-from typing import Iterator, Sequence
+from typing import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -54,10 +54,7 @@ class BlockTask(Task):
 
     head: DFlashHead
     behind = "place in the block, from the first guess on"
-
-    @property
-    def depths(self) -> Sequence[int]:
-        return range(self.method.passes)
+    by_pass = True
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         return self.words(out_MD, wanted)  # which `passes` has made logits of, for all places at once

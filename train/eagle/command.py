@@ -77,29 +77,28 @@ def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Conf
         form = BlockForm(teacher.inner, args.block, mask)
         config = heads.describe_block(teacher, form, args.layers)
         return config, heads.begin(teacher, config, None, args.seed)
-    given = Checkpoint(args.given) if args.given else None
     if args.partial:
-        return open_partial(args, teacher, rows, given)
-    if given is not None:
-        return dict(given.config), heads.take(teacher, given)
+        return open_partial(args, teacher, rows)
+    if args.given:
+        source = Checkpoint(args.given)
+        return dict(source.config), heads.take(teacher, source)
     own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab) if args.eagle3 else None
     config = heads.describe(teacher, None if own is None else len(own), args.dialect or "eagle3")
     return config, heads.begin(teacher, config, own, args.seed)
 
 
-def open_partial(args: Namespace, teacher: Teacher, rows: Rows,
-                 given: Checkpoint | None) -> tuple[heads.Config, Trainable]:
+def open_partial(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Trainable]:
     """A head for partial features, which begins with the layer and the words of the one that was given."""
-    beginning = None if given is None else heads.take(teacher, given)
-    if isinstance(beginning, Eagle3Head):
-        own = heads.known_words(beginning)
+    given = heads.take(teacher, Checkpoint(args.given)) if args.given else None
+    if isinstance(given, Eagle3Head):
+        own = heads.known_words(given)
     else:
         own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab)
     layers = stage_ends(args.partial, teacher.config.layers)
     config = heads.describe_partial(teacher, len(own), layers)
     head = heads.begin(teacher, config, own, args.seed)
-    if beginning is not None:
-        heads.inherit(head, beginning)
+    if given is not None:
+        heads.inherit(head, given)
     return config, head
 
 

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from model.drafts.heads import Eagle3Head, EagleHead, Trainable
 from train.data import Row, Rows
+from train.eagle.heads import known_words
 from train.eagle.teacher import Teacher
-from train.eagle.unroll import unroll
+from train.eagle.unroll import Known, unroll
 
 PASSES, STARTS = 8, 10
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)
@@ -88,6 +89,7 @@ class Task:
     features, soft cross-entropy between the words for them."""
 
     behind = "own guesses that the head stands on"  # what its agreement is counted by
+    by_pass = False  # whether it is counted for each pass that is taught, or for DEPTHS
 
     def __init__(self, teacher: Teacher, head: Trainable, method: Objective) -> None:
         self.teacher, self.head = teacher, head
@@ -97,7 +99,7 @@ class Task:
     @property
     def depths(self) -> Sequence[int]:
         """Behind how many of these its agreement is counted."""
-        return DEPTHS
+        return range(self.method.passes) if self.by_pass else DEPTHS
 
     def size(self, row: Row) -> int:
         """What the sum of a row's losses is divided by, together with the other rows of a batch."""
@@ -154,9 +156,13 @@ class Task:
         """The pairs that each pass starts at, and what the head makes behind them."""
         first_T = torch.arange(len(ids_N) - 1, device=ids_N.device)
         passes = self.method.passes
-        made = unroll(self.head, ids_N[1:], feature_ND[:-1], passes, starts_A)
+        made = unroll(self.head, ids_N[1:], feature_ND[:-1], passes, starts_A, self.known_later(feature_ND, starts_A))
         for number, out_TD in enumerate(made):
             yield starts_A if number else first_T, out_TD
+
+    def known_later(self, feature_ND: Tensor, starts_A: Tensor) -> Known | None:
+        """The features that later passes read; None: what the head made before."""
+        return None
 
     def starts(self, row: Row, seed: Sequence[int]) -> Tensor:
         """The pairs `[A]` at which later passes start; those of an answer that guess two words of it at least, if not
@@ -241,9 +247,7 @@ class WordTask(Task):
 
     def __init__(self, teacher: Teacher, head: Eagle3Head, method: Objective) -> None:
         super().__init__(teacher, head, method)
-        self.own_V = self.own_V[:head.lm_head.out_features]
-        if head.shift is not None:
-            self.own_V = self.own_V + head.shift
+        self.own_V = known_words(head).to(teacher.device)
         self._known_VD = teacher.lm_head.product.weight[self.own_V].detach()
 
     def size(self, row: Row) -> int:

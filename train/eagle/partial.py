@@ -7,8 +7,9 @@ Shapes: N tokens of a row, D inner features side by side, A pairs that chains of
 """
 from __future__ import annotations
 
+import sys
 from itertools import accumulate
-from typing import Iterator, Sequence
+from typing import Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from model.weights.split import parse_stages
 from train.data import Rows
 from train.eagle.loss import LIKELIEST, Objective, WordTask
-from train.eagle.unroll import Unrolled
+from train.eagle.unroll import Known
 
 
 def stage_ends(stages: str, layers: int) -> list[int]:
@@ -44,35 +45,30 @@ class PartialTask(WordTask):
     """
 
     behind = "guesses of a chain that were sent"
+    by_pass = True
     under_way: int | None = None
 
-    @property
-    def depths(self) -> Sequence[int]:
-        return range(self.method.passes)
-
-    def passes(self, ids_N: Tensor, feature_ND: Tensor, starts_A: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        stages, token_T = len(self.head.inner), ids_N[1:]
-        pos_T = torch.arange(len(token_T), device=ids_N.device)
-        cache = Unrolled(starts_A)
-        yield pos_T, self.head(token_T, feature_ND[:-1], pos_T, cache)
-        turns_A = torch.arange(len(starts_A), device=ids_N.device) % (stages + 1) + 1
+    def known_later(self, feature_ND: Tensor, starts_A: Tensor) -> Known:
+        stages = len(self.head.inner)
+        turns_A = torch.arange(len(starts_A), device=starts_A.device) % (stages + 1) + 1
         sent_A = turns_A if self.under_way is None else torch.full_like(turns_A, self.under_way)
-        for guesses in range(1, self.method.passes):
-            pos_A = starts_A[starts_A < len(token_T) - guesses] + guesses
-            if not len(pos_A):
-                return
+
+        def reported(guesses: int, pos_A: Tensor) -> Tensor:
             passed_A = (sent_A[:len(pos_A)] - guesses).clamp(0, stages)
-            yield starts_A, self.head(token_T[pos_A], known(feature_ND[pos_A], passed_A, stages), pos_A, cache)
+            return known(feature_ND[pos_A], passed_A, stages)
+
+        return reported
 
     @torch.no_grad()
     def agreement(self, rows: Rows, depths: Sequence[int]) -> list[float]:
         found = []
         for depth in depths:
-            test = type(self)(self.teacher, self.head, Objective(depth + 1, starts=1 << 30))
+            test = type(self)(self.teacher, self.head, Objective(depth + 1, starts=sys.maxsize))
             test.under_way = depth
-            right = [marks[depth][1] for row in rows if len(marks := test.marks(row, (0,))) > depth]
-            right_M = torch.cat(right).float()
-            found.append(float(right_M.mean()) if len(right_M) else 0.0)
+            marked = [test.marks(row, (0,))[depth:] for row in rows]  # of the last pass, if the row is so long
+            right = [right_M for marks in marked for _, right_M in marks]
+            asked = sum(map(len, right))
+            found.append(sum(int(right_M.sum()) for right_M in right) / max(asked, 1))
         return found
 
 

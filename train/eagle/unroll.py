@@ -8,13 +8,15 @@ S keys, E head dimension.
 """
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from model.cache import PLAIN, AttentionForm, attention
 from model.drafts.heads import Trainable
+
+Known = Callable[[int, Tensor], Tensor]  # the features that a later pass reads, by its number and its pairs `[A]`
 
 
 class Causal:
@@ -66,10 +68,10 @@ class Unrolled:
         return pair_S <= last_T[:, None]
 
 
-def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, passes: int,
-           starts_A: Tensor) -> Iterator[Tensor]:
+def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, passes: int, starts_A: Tensor,
+           known: Known | None = None) -> Iterator[Tensor]:
     """What the head makes in each pass, `[T, D]` in the first and at most `[A, D]` in the others, each fed with what
-    the one before made.
+    the one before made, or with what is `known` by then.
 
     Pair p is token p + 1 with the target's feature of token p. Row i of pass s predicts the feature of token
     p + s + 1, with the token that follows, where p is i in the first pass, and `starts_A[i]` in the others; these rise.
@@ -83,5 +85,6 @@ def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, passes: int,
         pos_A = starts_A[starts_A < len(token_T) - number] + number
         if not len(pos_A):
             return
-        out_TD = head(token_T[pos_A], out_TD[:len(pos_A)], pos_A, cache)
+        read_AD = known(number, pos_A) if known else out_TD[:len(pos_A)]
+        out_TD = head(token_T[pos_A], read_AD, pos_A, cache)
         yield out_TD
