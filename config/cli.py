@@ -92,11 +92,16 @@ def needs_head(draft: str) -> bool:
     return HEAD_KEY in reads(draft)
 
 
+def other_head(config: RunConfig) -> str:
+    """How to give the model another draft head."""
+    return "split the model again with --eagle DIR" if config.model_dir else "add eagle_dir=DIR"
+
+
 def no_head(config: RunConfig) -> str:
-    """The sentence that refuses a draft head that is not there, with the remedies."""
-    remedy = "split the model again with --eagle DIR" if config.model_dir else "add eagle_dir=DIR"
+    """The sentence that refuses a missing draft head, with the remedies."""
     model = config.model_dir or config.base_dir
-    return f"{model} has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or {remedy}"
+    return (f"{model} has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or "
+            f"{other_head(config)}")
 
 
 def starting(names: Sequence[str]) -> str:
@@ -128,10 +133,14 @@ class CommandKeys(Checked):
         return cls(run=RunConfig(**{**cls.USUAL, **values}), **own)
 
     @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        """The names of the methods to run; unknown ones are not refused yet."""
+        return (self.run.pipeline_type,)
+
+    @property
     def asked_methods(self) -> tuple[str, ...]:
-        """The methods that may be run."""
-        chosen = getattr(self, "chosen_methods", (self.run.pipeline_type,))
-        return tuple(name for name in chosen if name in METHODS)
+        """The known ones among them."""
+        return tuple(name for name in self.chosen_methods if name in METHODS)
 
     @property
     def asked_drafts(self) -> tuple[str, ...]:

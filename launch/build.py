@@ -12,7 +12,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor
 
-from config.cli import no_head
+from config.cli import no_head, other_head
 from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
 from config.schema.untrusted import shown
@@ -221,7 +221,7 @@ def _draft_of(maker: str, kinds: Sequence[str], spec: RankSpec, lm_head: LMHead)
     draft = _head_draft(spec, lm_head)
     if draft.source not in kinds:
         raise ValueError(f"draft={spec.config.draft} wants a head of {maker}, and that of this model is none: take "
-                         f"draft={draft.source}, or name one with eagle_dir=DIR")
+                         f"draft={draft.source}, or {other_head(spec.config)}")
     return [draft]
 
 

@@ -43,6 +43,9 @@ def test_a_measurement_that_is_none_shows_what_there_is(capsys):
     assert said.err == "flowspec: unknown measurement clokcs: did you mean clocks?\n"
     assert bench.main(["clocks", "slowdown=2"]) == 2
     assert capsys.readouterr().err.startswith("flowspec: slowdown=2 means nothing where nobody waits")
+    for word in ("time=virtual", "trace=folder"):
+        assert bench.main(["clocks", word]) == 2
+        assert "leave time and trace out" in capsys.readouterr().err
 
 
 def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):

@@ -706,6 +706,9 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
     assert "--passes 1 has no pass over the head's own outputs" in said("--passes", "1")
     assert "--from takes the second part alone" in said("--from", "head", "--authors")
     assert "nowhere" in said("--from", "nowhere") and "fc.weight" in said("--from", str(base))
+    for form in (("--block", "8"), ("--partial", "4")):
+        for words in (("--own-epochs", "1"), ("--passes", "2"), ("--noise", "0"), ("--word-weight", "1")):
+            assert f"{words[0]} applies to EAGLE heads only" in said(*form, *words)
     assert "--device nowhere is unknown" in said("--device", "nowhere")
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "training.pt").write_bytes(b"PK")

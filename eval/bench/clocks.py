@@ -38,7 +38,9 @@ Speeds = Dict[Case, float]
 def clocks(argv: list[str]) -> int:
     """The command `python -m scripts.bench clocks`; its exit code."""
     preset, *words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"}, TOY_PRESET)
-    options = {key: value for key, value in raw_values(words).items() if key not in ("time", "trace")}
+    options = raw_values(words)
+    if {"time", "trace"} & options.keys():
+        raise ValueError("this compares both times and reads a trace of its own: leave time and trace out")
     config = parse([preset, *(f"{key}={value}" for key, value in options.items()), "time=virtual"])
     profile = config.cluster
     assert profile is not None, options

@@ -124,7 +124,8 @@ def open_course(args: Namespace, task: Task, parts: list[Objective]) -> Course:
     teacher, steps = task.teacher, sum(part.steps for part in parts)
     own = sum(part.steps for part in parts if part.own)
     usual = RATE if type(task) is Task else RATE_EAGLE3
-    rate, warm_up = args.rate or usual / teacher.config.hidden, max(1, steps // 20)
+    rate = usual / teacher.config.hidden if args.rate is None else args.rate
+    warm_up = max(1, steps // 20)
     plan = Hyperparameters("head", steps, rate, warm_up=warm_up, own=own, saved_every=args.save_every)
     given = mark(Checkpoint(args.given), "fc.weight") if args.given else None
     data = digest(args.data.read_bytes())

@@ -108,7 +108,8 @@ def _add_data(made: Options) -> None:
 
 def check(args: Namespace) -> None:
     """Raise ValueError for what could not end well, before anything long begins."""
-    parser().check(args)
+    options = parser()
+    options.check(args)
     if args.dialect and args.given:
         raise ValueError("--from keeps the form of the head that it mends; leave out --dialect")
     args.eagle3 = args.eagle3 or bool(args.dialect)
@@ -116,6 +117,9 @@ def check(args: Namespace) -> None:
         raise ValueError("--partial makes a head of SPD; leave out --eagle3, --dialect, --block and --authors")
     if args.block and (args.eagle3 or args.given or args.authors):
         raise ValueError("--block makes a new head of DFlash; leave out --eagle3, --dialect, --from and --authors")
+    for flag in ("own_epochs", "passes", "noise", "word_weight"):
+        if (args.partial or args.block) and getattr(args, flag) != options.get_default(flag):
+            raise ValueError(f"--{flag.replace('_', '-')} applies to EAGLE heads only; leave it out")
     if not 0 < args.held_out < 1:
         raise ValueError(f"--held-out {args.held_out} is no share; give a number between 0 and 1")
     if args.given and args.authors:
