@@ -256,9 +256,9 @@ class Settled:
         return decoding.settled.popleft()
 
     def close(self) -> None:
-        held = self._begun and not self._closed
+        open_ = self._begun and not self._closed
         self._closed = True  # before `remove`, which may raise PeerLost
-        if held:
+        if open_:
             self._decoder.remove(self._decoding)
 
     __del__ = close
@@ -399,7 +399,7 @@ class Decoder:
         if decoding in self.running:
             self._end(decoding)
         while not self.running and not self.waiting and self.ring.closing:
-            self._whole(self.ring.listen)
+            self._with_recovery(self.ring.listen)
 
     def turn(self, until: float | None = None) -> None:
         """Advance the requests, or wait until one can advance, at most until `until` on the ring's clock.
@@ -408,9 +408,9 @@ class Decoder:
         of them in one pass.
         """
         with self.ring.meter:
-            self._whole(partial(self._turn, until))
+            self._with_recovery(partial(self._turn, until))
 
-    def _whole(self, step: Callable[[], None]) -> None:
+    def _with_recovery(self, step: Callable[[], None]) -> None:
         """Run a step. After a loss reconnect all ranks and restart the requests, or raise PeerLost."""
         try:
             step()
@@ -425,27 +425,27 @@ class Decoder:
         """Restart all running requests, since the stages are empty."""
         self._epoch = self.ring.epoch
         for prefix in self._prefixes:
-            self._give_back(prefix.draft)
+            self._return_draft(prefix.draft)
         self._prefixes = []
         lost, self.running = self.running, []
         for decoding in lost:
-            self._give_back(decoding.draft)
+            self._return_draft(decoding.draft)
             decoding.begin_again()
             self._start(decoding)
 
     def _turn(self, until: float | None) -> None:
         self._admit()
-        if self._go_on([decoding for decoding in self._at_work() if decoding.target.ready()]):
+        if self._go_on([decoding for decoding in self._not_reading() if decoding.target.ready()]):
             return
-        settled = self._go_on(self._at_work())
+        settled = self._go_on(self._not_reading())
         self.ring.depart()
-        asking = [decoding for decoding in self.running if decoding.reading is not None]
-        if asking:
-            self._read(asking)
+        waiting = [decoding for decoding in self.running if decoding.reading is not None]
+        if waiting:
+            self._read(waiting)
         elif not settled and (self.running or until is not None):
             self.ring.listen(until)
 
-    def _at_work(self) -> list[Decoding]:
+    def _not_reading(self) -> list[Decoding]:
         """Return the requests that do not wait for a network."""
         return [decoding for decoding in self.running if decoding.reading is None]
 
@@ -487,20 +487,20 @@ class Decoder:
         news = [decoding.go_on() for decoding in decodings]
         if any(news):
             self._losses = 0
-        self._end_those_over()
+        self._end_finished()
         return any(news)
 
-    def _read(self, asking: Sequence[Decoding]) -> None:
+    def _read(self, waiting: Sequence[Decoding]) -> None:
         """Run the networks for these requests, and advance them."""
         begin = self.ring.clock.now()
-        read = self.passes([decoding.reading for decoding in asking if decoding.reading is not None])
+        read = self.passes([decoding.reading for decoding in waiting if decoding.reading is not None])
         seconds = self.ring.clock.now() - begin
-        for decoding, said in zip(asking, read):
+        for decoding, output in zip(waiting, read):
             decoding.target.drafted(seconds)
-            decoding.go_on(said)
-        self._end_those_over()
+            decoding.go_on(output)
+        self._end_finished()
 
-    def _end_those_over(self) -> None:
+    def _end_finished(self) -> None:
         for decoding in [decoding for decoding in self.running if decoding.over]:
             self._end(decoding)
 
@@ -509,7 +509,7 @@ class Decoder:
         self.running.remove(decoding)
         nodes = decoding.target.end(keep=self.reuses)
         if not nodes:
-            self._give_back(decoding.draft)
+            self._return_draft(decoding.draft)
             return
         tokens = decoding.tree.tokens[:len(nodes)]
         if decoding.reading is None:  # a draft that rested has not read all of the text
@@ -544,9 +544,9 @@ class Decoder:
         """Remove the least recently used text from all stages."""
         oldest = self._prefixes.pop(0)
         self.ring.link.send(Reset(oldest.request))
-        self._give_back(oldest.draft)
+        self._return_draft(oldest.draft)
 
-    def _give_back(self, draft: Draft) -> None:
+    def _return_draft(self, draft: Draft) -> None:
         draft.reset()
         self._spare.append(draft)
 

@@ -124,7 +124,7 @@ class Heartbeat:
         self._ended = threading.Event()
         self._losses = Losses()
         self._fault = ""  # error of this rank
-        self._looks = False  # whether to look for losses: not between two epochs
+        self._watching = False  # whether to look for losses: not between two epochs
         self._changing = threading.Lock()  # for a change of the epoch, or of its first loss
         self._beats = dict.fromkeys(self.others, 0)
         self._changed: dict[int, float] = {}  # times at which these counts last changed
@@ -143,13 +143,13 @@ class Heartbeat:
         """Begin an epoch of the links, with this suffix of its keys in the store; forget earlier losses."""
         with self._changing:
             self._listen_again()
-            self._losses, self._looks = Losses(suffix), True
+            self._losses, self._watching = Losses(suffix), True
             self._losses.suspect = self._fault
 
     def rest(self, loss: str) -> None:
         """End the epoch for all ranks because of this loss; look for further losses only after `begin`."""
         with self._changing:
-            self._looks = False
+            self._watching = False
         first_loss(self.store, self._named(loss), self._losses.suffix)
 
     def report(self, loss: str) -> None:
@@ -164,7 +164,7 @@ class Heartbeat:
     def failed(self, thread: str, error: BaseException) -> None:
         """Report the error that ended a thread. An error of this rank, unlike a lost peer, counts in all epochs."""
         if not isinstance(error, PeerLost):
-            self._fault = self._own(thread, error)
+            self._fault = self._own_failure(thread, error)
         self.report(self._fault or str(error))
 
     def loss(self) -> str:
@@ -188,9 +188,9 @@ class Heartbeat:
         """Return a sentence if a peer has ended or is silent for this long; empty if it lives."""
         if self._count(peer) >= END:
             return f"{self._names[peer]} has ended"
-        return self._was_silent(peer, seconds) if peer in self.silent(seconds) else ""
+        return self._silence(peer, seconds) if peer in self.silent(seconds) else ""
 
-    def _was_silent(self, peer: int, seconds: float = 0.0) -> str:
+    def _silence(self, peer: int, seconds: float = 0.0) -> str:
         return f"{self._names[peer]} was lost: it has been silent for {max(seconds, self._timeout):g} seconds"
 
     def busy(self) -> list[float]:
@@ -238,10 +238,10 @@ class Heartbeat:
                 self._listen()
                 # A broken connection is reported a beat late, as the launcher knows the reason and should report first.
                 loss, losses.noticed = losses.noticed or self._silent(), losses.suspect
-                lost = first_loss(self.store, loss, losses.suffix) if self._looks else ""
+                lost = first_loss(self.store, loss, losses.suffix) if self._watching else ""
                 self._answered = time.monotonic()
             except RuntimeError as error:
-                lost = self._store_is_gone(error)
+                lost = self._store_lost(error)
             if lost:
                 self._announce(lost, losses)
                 if not losses.suffix:
@@ -260,7 +260,7 @@ class Heartbeat:
         """Restart the timeout of every peer."""
         self._changed = dict.fromkeys(self.others, time.monotonic())
 
-    def _store_is_gone(self, error: RuntimeError) -> str:
+    def _store_lost(self, error: RuntimeError) -> str:
         """Return the loss of rank 0, which holds the store; other ranks may have noticed it first and ended."""
         suspect = self._losses.suspect
         if suspect.startswith(self._names[0]):
@@ -277,16 +277,16 @@ class Heartbeat:
                 self._answered = now
             elif now - self._answered > self._timeout + 2 * BEAT:
                 self._announce(f"{self._names[self._rank]} could not reach the machine of {self._names[0]} for "
-                               f"{self._timeout:g} seconds: its program hangs, or the network between both is cut",
+                               f"{self._timeout:g} seconds: its program hangs, or the network between them is cut",
                                self._losses)
             last = now
 
-    def _own(self, thread: str, error: BaseException) -> str:
+    def _own_failure(self, thread: str, error: BaseException) -> str:
         return f"{self._names[self._rank]} failed: {explain(error)} (in its thread {thread})"
 
     def _broken(self, thread: str, error: BaseException) -> None:
         """Announce the error that ended one of the heartbeat's own threads."""
-        loss, losses = self._own(thread, error), self._losses
+        loss, losses = self._own_failure(thread, error), self._losses
         with suppress(RuntimeError, OSError):
             loss = first_loss(self.store, loss, losses.suffix) or loss
         self._announce(loss, losses)
@@ -294,7 +294,7 @@ class Heartbeat:
     def _announce(self, loss: str, losses: Losses) -> None:
         """Report the first loss of an epoch to this rank, unless the rank has left the epoch."""
         with self._changing:
-            if losses is not self._losses or not self._looks or losses.announced.is_set():
+            if losses is not self._losses or not self._watching or losses.announced.is_set():
                 return
             losses.first = loss
             losses.announced.set()
@@ -310,9 +310,9 @@ class Heartbeat:
             return ""
         lately = time.monotonic() - self._timeout + 2 * BEAT
         if len(self.others) > 1 and max(self._changed.values()) <= lately:  # all at the same time: this rank is cut off
-            return (f"{self._names[self._rank]} has heard nothing of all others for {self._timeout:g} seconds: they "
-                    "hang, or its network is cut")
-        return self._was_silent(silent[0])
+            return (f"{self._names[self._rank]} has received no heartbeat of any other rank for {self._timeout:g} "
+                    "seconds: they hang, or its network is cut")
+        return self._silence(silent[0])
 
 
 def first_loss(store: Any, loss: str, suffix: str = "") -> str:

@@ -264,7 +264,7 @@ def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:
 def _part(header: Header, body: Tensor) -> Segment:
     part = _decoded(header, body)
     if not isinstance(part, Segment):
-        raise ValueError(f"a {type(part).__name__} where a segment belongs")
+        raise ValueError(f"a {type(part).__name__} in place of a segment")
     return part
 
 
@@ -278,7 +278,7 @@ def _encoded(msg: Message) -> tuple[Tensor, Tensor]:
     header = Header(kind, len(numbers), len(x), width, columns, dtype)
     if header.bytes > LARGEST:
         smaller = "expansion" if isinstance(msg, Drafted) else "prefill_chunk"
-        raise ValueError(f"a {type(msg).__name__} of {header.bytes} bytes is too large to be sent: give a smaller "
+        raise ValueError(f"a {type(msg).__name__} of {header.bytes} bytes is too large to send: give a smaller "
                          f"{smaller}")
     parts = [torch.tensor(numbers, dtype=torch.int64), x]
     if inner is not None and columns:
@@ -331,7 +331,7 @@ def _numbers(msg: Message) -> list[int]:
 def _leading_numbers(header: Header, body: Tensor) -> list[int]:
     """Return the integers at the beginning of a body."""
     if len(body) != header.bytes:
-        raise ValueError(f"a body of {len(body)} bytes where {header.bytes} belong")
+        raise ValueError(f"a body of {len(body)} bytes instead of {header.bytes}")
     if not header.numbers:
         return []
     return body[:8 * header.numbers].view(torch.int64).tolist()  # type: ignore[no-any-return]
@@ -370,12 +370,12 @@ def _segment(numbers: list[int], x: Tensor, inner: Tensor | None) -> Segment:
     rows = len(x)
     begin = len(numbers) - 3 * rows  # where the nodes begin, after request, text and visits
     if begin < 2 or begin % 2 or not 0 <= numbers[1] <= rows:
-        raise ValueError(f"a segment of {rows} rows whose {len(numbers)} numbers contradict each other")
+        raise ValueError(f"a segment of {rows} rows with {len(numbers)} contradictory numbers")
     request, text, *visited = numbers[:begin]
     counted = zip(visited[::2], visited[1::2])
     visits = tuple(Visit(count, took / NANO) for count, took in counted)
     if any(visit.rows < 1 or visit.seconds < 0 for visit in visits):
-        raise ValueError(f"a segment of {rows} rows whose stages computed none, or in less than no time")
+        raise ValueError(f"a segment of {rows} rows with an impossible visit of a stage")
     nodes, others = numbers[begin:begin + rows], numbers[begin + rows:]
     return Segment(request, nodes, others[:rows], others[rows:], text, x, inner, visits)
 
@@ -385,7 +385,7 @@ def _ask(numbers: list[int]) -> Ask:
     sizes = len(whole), len(real), sum(levels)
     fits = sizes == (6, 3, len(flat)) and all(count >= 0 for count in levels)
     if not fits or not 0 <= whole[5] < len(RULE_NAMES):
-        raise ValueError("a question for a tree whose numbers contradict each other")
+        raise ValueError("an Ask with contradictory numbers")
     number, sent, limit, seed, top_k, rule = whole
     temperature, top_p, min_p = _floats(real)
     sampler = Sampler(temperature, top_p, top_k, seed % WORD, RULE_NAMES[rule], min_p)
@@ -403,9 +403,9 @@ def _drafted(numbers: list[int], law_NV: Tensor) -> Drafted:
     fits = len(tokens) == len(scores) == len(parents) == sum(levels)
     possible = fits and len(number) == 1 and known > 0
     if not possible or not lawful or len(law_NV) not in (0, known) or min(levels) < 0:
-        raise ValueError("a tree of proposals whose numbers contradict each other")
+        raise ValueError("a tree of proposals with contradictory numbers")
     if not all(0 <= parent <= place for place, parent in enumerate(parents)):
-        raise ValueError("a proposal that stands on a later one")
+        raise ValueError("a proposal below a later one")
     return Drafted(number[0], levels, parents, tokens, _floats(scores), law_NV)
 
 

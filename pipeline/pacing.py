@@ -86,7 +86,7 @@ class FirstStage:
     def send(self, nodes: list[int], now: float) -> None:
         """Record a segment that was sent."""
         begins = max(now, self.free_at)
-        ends = begins + self._takes(len(nodes))
+        ends = begins + self._estimated(len(nodes))
         self._under_way.append(Occupancy(frozenset(nodes), now, begins, ends))
 
     def back(self, rows: int, now: float) -> float:
@@ -135,7 +135,7 @@ class FirstStage:
         last = self._under_way[-1]
         return last.ends - SLACK * (last.ends - last.begins)
 
-    def _takes(self, rows: int) -> float:
+    def _estimated(self, rows: int) -> float:
         """Return the seconds of a segment: the shortest ones known for as many rows or more, else the longest."""
         larger = [seconds for known, seconds in self._seconds.items() if known >= rows]
         return min(larger) if larger else max(self._seconds.values(), default=0.0)
@@ -169,7 +169,7 @@ class Curve:
             at, seconds = self._points[place]
             least = rising[-1][1] if rising else 0.0
             rising.append((at, max(seconds, least)))
-        return [_foreseen(rising, count) for count in rows]
+        return [_extrapolated(rising, count) for count in rows]
 
 
 class StageTimes:
@@ -198,7 +198,7 @@ class StageTimes:
     def slowest(self, rows: int) -> float:
         """Return the seconds of the slowest stage for `rows` rows; 0 before any measurement."""
         self._update()
-        return _between(self._slowest, rows)
+        return _interpolated(self._slowest, rows)
 
     def more(self, rows: int) -> float:
         """Return the seconds that one row more than `rows` rows takes in all stages and on all wires together."""
@@ -219,12 +219,12 @@ class StageTimes:
             least = min(seconds, least)  # fewer rows do not take longer
             wires.insert(0, (rows, least))
         wires = wires or [(1, 0.0)]
-        crossed = [_between(wires, rows) for rows in POINTS]
+        crossed = [_interpolated(wires, rows) for rows in POINTS]
         passed = map(add, map(sum, columns), crossed)
         self._whole = list(zip(POINTS, passed))
 
 
-def _between(points: Sequence[Point], at: float) -> float:
+def _interpolated(points: Sequence[Point], at: float) -> float:
     """Return the height at a place by linear interpolation between points."""
     if at <= points[0][0]:
         return points[0][1]
@@ -234,7 +234,7 @@ def _between(points: Sequence[Point], at: float) -> float:
     return points[-1][1]
 
 
-def _foreseen(points: Sequence[Point], at: float) -> float:
+def _extrapolated(points: Sequence[Point], at: float) -> float:
     """Return the height at a place on the line through the two points before it, at most that of the next point."""
     before = [point for point in points if point[0] <= at]
     if not before:

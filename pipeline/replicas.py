@@ -50,7 +50,7 @@ class Replicas(Ring):
     def running(self) -> list[RequestTarget]:
         return list(dict.fromkeys(super().running))
 
-    def _is_back(self, segments: Sequence[Segment]) -> None:
+    def _measure(self, segments: Sequence[Segment]) -> None:
         """Measure nothing: the flights of the replicas show which one is free."""
 
 
@@ -171,7 +171,7 @@ class ReplicaTarget(RequestTarget):
         super().__init__(replicas, copies[0].request, tree, sampler, terms)
         self._stages = replicas.stages
         self._copies = {copy.request: copy for copy in copies}
-        self._heard: set[int] = set()  # nodes that have come back from any replica
+        self._returned_nodes: set[int] = set()  # nodes that have come back from any replica
 
     @property
     def in_flight(self) -> int:
@@ -220,9 +220,9 @@ class ReplicaTarget(RequestTarget):
     def take(self, segment: Segment, message: int) -> None:
         copy = self._copies[segment.request]
         segment = copy.take(segment)
-        news = [i for i, node in enumerate(segment.nodes) if node not in self._heard]
-        self._heard.update(segment.nodes)
-        self._hear(segment.take(news), message)
+        news = [i for i, node in enumerate(segment.nodes) if node not in self._returned_nodes]
+        self._returned_nodes.update(segment.nodes)
+        self._queue(segment.take(news), message)
 
     def prune(self) -> None:
         with self._span("prune"):

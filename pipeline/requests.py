@@ -108,7 +108,7 @@ class RequestTarget(Target):
         return self.ring.pacing.rows.share(self, running, size)
 
     def waits_for(self, promise: float) -> bool:
-        self._level_is_done()
+        self._finish_level()
         if not self.terms.thrifty or len(self.tree.trunk) <= self._prompt + 1:  # a network still reads the prompt
             return False
         guesses = map(math.exp, worths(self, weighed=False))
@@ -117,7 +117,7 @@ class RequestTarget(Target):
         return self.ring.pacing.gate.waits_for(promise, likely, behind)
 
     def pays(self, promise: float) -> bool:
-        self._level_is_done()
+        self._finish_level()
         pacing = self.ring.pacing
         pays = pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now())
         return pays or not self.terms.thrifty
@@ -132,7 +132,7 @@ class RequestTarget(Target):
         """Add the seconds of a network's pass to the newest level."""
         self._drafting += seconds
 
-    def _level_is_done(self) -> None:
+    def _finish_level(self) -> None:
         if self._drafting:
             self.ring.pacing.gate.drafted(self._drafting)
         self._drafting = 0.0
@@ -213,7 +213,7 @@ class RequestTarget(Target):
         """Accept a segment that came back in the message of this number."""
         assert self._flying, f"a segment came back for request {self.request}, which has none in flight"
         self._flying.popleft()
-        self._hear(segment, message)
+        self._queue(segment, message)
 
     def learn(self, features: Features) -> None:
         """Record a stage's features of rows in flight, unless a later stage has reported more."""
@@ -254,7 +254,7 @@ class RequestTarget(Target):
         wanted = self.terms.logprobs
         return wanted is not None and node in self.tree.nodes and self.tree.nodes[node].pos < wanted.echoed
 
-    def _hear(self, segment: Segment, message: int) -> None:
+    def _queue(self, segment: Segment, message: int) -> None:
         """Queue a segment to be judged, unless it has no rows."""
         if segment.nodes:
             x_TD = upload(segment.x, self.ring.device)
@@ -268,7 +268,7 @@ class RequestTarget(Target):
         said: dict[int, int] = {}
         with self.ring.trace.span("judge", nodes=returned.segment.nodes, said=said):
             self._note(returned)
-            self._ask(returned.message)
+            self._compute_logits(returned.message)
             self._returned.popleft()
             self._decide(returned.logits, said)
             self._note_logprobs(returned.logits, said)
@@ -304,7 +304,7 @@ class RequestTarget(Target):
             for node, logprob in zip(after, logprobs(logits_TV, list(after.values()), wanted.likeliest)):
                 tree.nodes[node].logprob = logprob
 
-    def _ask(self, message: int) -> None:
+    def _compute_logits(self, message: int) -> None:
         """Run the LM head once for all segments of a message, without those of ended requests."""
         ring = self.ring
         asked: list[tuple[Returned, int]] = []
@@ -471,11 +471,11 @@ class Ring:
             self.unanswered -= message.request == self._ping
         segments = segments_of(message)
         if segments:
-            self._is_back(segments)
+            self._measure(segments)
         for segment in segments:
             self._open[segment.request].take(segment, self.heard)
 
-    def _is_back(self, segments: Sequence[Segment]) -> None:
+    def _measure(self, segments: Sequence[Segment]) -> None:
         """Measure the round trip of the oldest message, which came back."""
         rows = sum(len(segment.nodes) for segment in segments)
         way = self.pacing.first_stage.back(rows, self.clock.now())

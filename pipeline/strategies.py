@@ -2,8 +2,8 @@
 
 They know nothing about ranks, devices or messages. Each yields settled tokens, `WAIT` while it waits for its target,
 and the `Reading`s of its draft.
-The target samples with noise keyed by position. So all strategies produce the same text, and differ only in the order
-of these steps. They need no torch, so they can be read, tested and simulated without it.
+The noise of the target's samples is keyed by position, so all strategies produce the same text, and differ only in the
+order of these steps. They need no torch, so they can be read, tested and simulated without it.
 """
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class ProcessLink(Hearing):
         for kind, queue, wire, reached, heard in zip(WIRES, self._queues, wires, peers.reached, peers.heard):
             if reached:
                 work.append((f"{kind} sender", partial(self._send_all, queue, wire, reached)))
-            work += [(f"{kind} listener", partial(self._hear_all, wire, peer)) for peer in heard]
+            work += [(f"{kind} listener", partial(self._receive_all, wire, peer)) for peer in heard]
         self._threads = [guarded(name, run, self.failed) for name, run in work]
 
     def end(self) -> None:
@@ -304,7 +304,7 @@ class ProcessLink(Hearing):
             size = len(reached) * sum(part.numel() * part.element_size() for part in parts)
             self._trace.note("sent", since, kind=type(msg).__name__, bytes=size)
 
-    def _hear_all(self, wire: Wire, peer: int) -> None:
+    def _receive_all(self, wire: Wire, peer: int) -> None:
         msg: Message | None = None
         since: float | None = None  # arrival of the message's first byte
 

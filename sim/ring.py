@@ -30,7 +30,7 @@ class WalkingTarget(RequestTarget):
         text = {node: path for node, path in zip(returned.segment.nodes, returned.x_TD)
                 if node in tree.nodes and node not in tree.live}
         if text:
-            self._give(text)
+            self._store_features(text)
 
     def _decide(self, logits: Rows, said: dict[int, int]) -> None:
         """Walk from the tip along the answers that have come back; `logits` holds the path of each answered node."""
@@ -55,10 +55,10 @@ class WalkingTarget(RequestTarget):
         """Return the logits `[V]` of nodes, given their path numbers; also store their features."""
         if not paths:
             return {}
-        logits_TV = self.ring.model_head(self._give(paths))
+        logits_TV = self.ring.model_head(self._store_features(paths))
         return dict(zip(paths, logits_TV))
 
-    def _give(self, paths: Rows) -> Tensor:
+    def _store_features(self, paths: Rows) -> Tensor:
         """Store the features of nodes, given their path numbers; return the LM head's inputs `[T, D]`."""
         x_TD, inner_TD = self.ring.look_up([int(path) for path in paths.values()])
         feature_TD = inner_TD if self.terms.inner else x_TD

@@ -86,7 +86,7 @@ class VirtualStage:
     """One stage; `send` passes on a message at a given time, `report` sends one to rank 0."""
 
     def __init__(self, at: At, work: Work, send: Send, report: Send, trace: NoTrace) -> None:
-        self._at, self._does = at, work
+        self._at, self._cost = at, work
         self._send, self._report, self._trace = send, report, trace
         self._queue: deque[Message] = deque()
         self._survivors: dict[int, Survivors] = {}  # by open request
@@ -117,7 +117,7 @@ class VirtualStage:
     def _give_up(self, now: float) -> None:
         """End the computation after the current layer."""
         whole = self._until - self._since
-        layers = self._does.layers
+        layers = self._cost.layers
         passed = math.ceil((now - self._since) / whole * layers) if whole else 0
         done = min(max(1, passed), layers)
         early = self._since + whole * done / layers
@@ -151,7 +151,7 @@ class VirtualStage:
         computed = [segment for segment in segments if segment.nodes]
         rows = sum(len(segment.nodes) for segment in computed)
         text = sum(max(segment.pos) for segment in computed)
-        self._until = now + self._does.seconds(rows, text)
+        self._until = now + self._cost.seconds(rows, text)
         self._at(self._until, self._end)
 
     def _end(self, now: float) -> None:
@@ -164,7 +164,7 @@ class VirtualStage:
         visit = Visit(len(nodes), now - self._since)
         computed = joined([self._computed(segment, visit) for segment in map(self._living, segments)])
         self._pass_on(computed, now)
-        if self._does.reports:
+        if self._cost.reports:
             for features in reports_of(computed):
                 self._report(features, now)
         self._next(now)
@@ -175,7 +175,7 @@ class VirtualStage:
             return segment
         rows, inner = len(segment.nodes), segment.inner
         if inner is not None:
-            inner = inner.new_empty(rows, inner.shape[1] + self._does.kept)
+            inner = inner.new_empty(rows, inner.shape[1] + self._cost.kept)
         visits = (*segment.visits, visit)
         return replace(segment, x=torch.empty(rows, 1), inner=inner, visits=visits)
 
