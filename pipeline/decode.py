@@ -296,7 +296,7 @@ class RequestDraft(Draft):
 
     @contextmanager
     def _traced(self, tree: TokenTree) -> Iterator[None]:
-        """Trace a span with the added guesses, and those that died since the previous growth."""
+        """Trace a span with the added guesses, and the guesses that died since the previous growth."""
         live, first = len(tree.live), tree.horizon
         facts: dict[str, list[Any]] = {name: [] for name in FACTS}
         with self._target.ring.trace.span("grow", live=live, **facts):
@@ -339,7 +339,7 @@ class Limits(NamedTuple):
 
 
 class Decoder:
-    """Decodes the requests that share a ring, each with a strategy and a twin of `draft`; `passes` runs the networks.
+    """The requests that share a ring, each with a strategy and a twin of `draft`; `passes` runs the networks.
 
     At most `limits.places` requests run at the same time; the one with the highest priority starts first. Reading the
     stream of one request advances all of them.

@@ -17,7 +17,7 @@ from config.schema.untrusted import plain
 from pipeline.trace import Meter
 
 GB = 1e9
-LOSS_KEY = "heartbeat/lost"  # of the first loss in the store, a sentence
+LOSS_KEY = "heartbeat/lost"  # key of the first loss in the store, a sentence
 BEAT = 0.5  # seconds between two beats
 END = 1 << 40  # added to the beats of a rank that ends regularly
 Failure = Callable[[str, BaseException], None]  # is called with a thread's name and the error that ended it
@@ -204,7 +204,7 @@ class Heartbeat:
     def stop(self, outlive: bool = False) -> None:
         """End the heartbeat, so that the silence of this rank does not count as a loss.
 
-        With `outlive`, wait until all other ranks have ended, since rank 0 may hold the store.
+        With `outlive`, wait until all other ranks have ended; it is for rank 0, which may hold the store.
         """
         self._ended.set()
         self._thread.join(self._timeout)

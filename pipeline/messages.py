@@ -97,7 +97,7 @@ class Features:
 
 @dataclass
 class Prune:
-    """The text ends in `tip`, whose parent is `parent`; of the guesses older than `horizon` only `keep` are alive."""
+    """The text ends in `tip`, a child of `parent`; of the guesses older than `horizon` only `keep` are alive."""
 
     request: int
     tip: int

@@ -259,7 +259,7 @@ class Bidder(Protocol):
 
 
 class RowAllocator:
-    """Divides the rows of the next segment among requests."""
+    """The division of the rows of the next segment among requests."""
 
     def __init__(self, segments: int, times: StageTimes) -> None:
         self._segments = max(1, segments)  # in flight at the same time
@@ -392,7 +392,7 @@ class Rate:
 
 
 class DraftGate:
-    """Decides whether to draft levels, from the recent rate of all requests and the recent time of a level."""
+    """The decision to draft a level, from the recent rate of all requests and the recent time of a level."""
 
     def __init__(self) -> None:
         self._rate = Rate()
@@ -434,7 +434,7 @@ class DraftGate:
 
 
 class Fallback:
-    """Decides whether a single request guesses, or rests from guessing for a while because plain decoding is faster.
+    """The decision whether a single request guesses, or rests from guessing while plain decoding is faster.
 
     It rests once it is `LOSS` tokens behind plain decoding and has recently been slower. A rest that begins soon after
     another one is longer, so the loss is bounded. Plain decoding is measured at the start and in every rest.

@@ -35,7 +35,7 @@ class Greeted(NamedTuple):
 
 
 class Door:
-    """Accepts the connections of a rank's peers in one epoch; peers connect to its `name`.
+    """The listening socket of a rank for its peers in one epoch; peers connect to its `name`.
 
     A thread per connection waits for the greeting, so that silent strangers delay no peer.
     """

@@ -1,4 +1,4 @@
-"""A stage: a slice of the model and a cache per request, whose state depends only on the received messages.
+"""A stage: a slice of the model and a cache per request. Its state depends only on the received messages.
 
 It knows nothing about strategies or ranks: ids, parents and positions in a segment define the attention mask.
 """

@@ -43,7 +43,7 @@ REAL = Clock()
 
 
 class Meter:
-    """Measures the share of time in which a rank works, rather than waits for messages.
+    """A meter of the share of time in which a rank works, rather than waits for messages.
 
     Time inside `with meter:` is work, except inside `with meter.idle():`. One thread works; another may read the share.
     """
@@ -91,7 +91,7 @@ class NoTrace:
     _nothing = nullcontext()
 
     def span(self, name: str, **facts: Any) -> ContextManager[Any]:
-        """Return a context whose time is recorded; values in `facts` may change until it ends."""
+        """Return a context that is timed; values in `facts` may change until it ends."""
         return self._nothing
 
     def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
@@ -105,7 +105,7 @@ OFF = NoTrace()
 
 
 class Trace(NoTrace):
-    """Writes the spans of a rank to `folder/rank_<rank>.jsonl`; times are seconds of `clock`.
+    """The trace of a rank, written to `folder/rank_<rank>.jsonl`; times are seconds of `clock`.
 
     A restarted rank keeps that file, and writes `rank_<rank>_<number>.jsonl`.
     """

@@ -202,7 +202,7 @@ class LocalLink(Hearing):
 
 
 class Wire:
-    """Carries tensors between processes, over a connection to or from each peer; raises PeerLost if one breaks."""
+    """The connections to and from each peer, which carry tensors between processes; a broken one raises PeerLost."""
 
     def __init__(self) -> None:
         self.out: dict[int, socket.socket] = {}  # by peer

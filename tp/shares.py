@@ -38,7 +38,7 @@ class Share:
     heads: Span  # query heads
     kv: tuple[int, ...]
     columns: Span  # of the MLP
-    biased: tuple[bool, bool]  # whether it adds the output bias of attention, and of the MLP, as one member does
+    biased: tuple[bool, bool]  # whether it adds the output bias of attention, and of the MLP: one member adds each
 
     def sizes(self, c: LlamaConfig) -> LlamaConfig:
         """Return the configuration of a model with only these heads and columns."""
