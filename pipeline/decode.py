@@ -1,9 +1,9 @@
-"""The decoder: requests in, streams of settled tokens out, several requests by turns over one ring.
+"""The decoder turns requests into streams of settled tokens; several requests share one ring in turn.
 
-It knows nothing about text, since prompts and answers are token ids, nor about what is drafted. A request advances by
-the steps of its strategy, and waits where that yields `WAIT` or a draft's `Reading`. One that is given up half-way is
-removed from every stage. A request may begin behind a text that the stages still hold: texts of ended requests stay in
-unused places, and the least recently used one makes room.
+It knows nothing about text, since prompts and answers are token ids, and nothing about drafting. A request advances
+by the steps of its strategy, and waits when the strategy yields `WAIT` or a draft's `Reading`. An abandoned request is
+removed from every stage. A request may begin with a text that the stages still hold: texts of ended requests stay in
+unused places, and the least recently used one is evicted first.
 """
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from pipeline.requests import RequestTarget, Ring
 from pipeline.strategies import Progress, Strategy
 from pipeline.trace import OFF
 
-TRIES = 5  # losses in a row, without a token between them, after which requests are given up
-LEAST = 16  # shared tokens from which on a text is reused
-FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # lists in the span of a growth
+TRIES = 5  # maximum number of losses without a settled token between them; then requests are given up
+LEAST = 16  # minimum number of shared tokens for which a text is reused
+FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # lists in the trace span of a growth
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, and when its answer ends: at an `end` token, where `stop(token)` is true, after `max_new_tokens`."""
+    """A prompt and its options. The answer ends at an `end` token, if `stop(token)`, or after `max_new_tokens`."""
 
     prompt: Sequence[int]
     sampler: Sampler = Sampler()
     max_new_tokens: int = 256
     end: frozenset[int] = frozenset()
     stop: Callable[[int], bool] = lambda token: False
-    priority: float = 1.0  # the weight of its guesses beside those of other requests; the highest begins first
-    likeliest: int | None = None  # report the log-probability of each token and of this number of likeliest tokens
-    echo: bool = False  # report them for the prompt, too, which is then read from its first token on
-    grammar: Grammar | None = None  # that the answer has to follow
+    priority: float = 1.0  # the weight of its guesses compared with other requests'; the highest starts first
+    likeliest: int | None = None  # report log-probabilities of each token and this many likeliest tokens
+    echo: bool = False  # report them for the prompt, too; then no part of the prompt is reused
+    grammar: Grammar | None = None  # the answer must follow it
 
     @property
     def logprobs(self) -> LogprobRequest | None:
-        """Which log-probabilities to report."""
+        """The log-probabilities to report, if any."""
         if self.likeliest is None:
             return None
         return LogprobRequest(self.likeliest, len(self.prompt) - 1 if self.echo else 0)
 
     @property
     def law(self) -> PathLaw | None:
-        """The part of the target's law that depends on the path, if any."""
+        """The part of the target's distribution that depends on the path, if any."""
         penalties = self.sampler.penalties
         if penalties == Penalties() and self.grammar is None:
             return None
@@ -70,17 +70,17 @@ class Answer:
 
     prompt_tokens: int
     token_ids: list[int] = field(default_factory=list)
-    prefill_seconds: float = 0.0  # until the first token
-    decode_seconds: float = 0.0  # from then on
-    target_passes: int = 0  # after prefill: how often the target began at a token that no guess under way foresaw
-    accepted_lengths: list[int] = field(default_factory=list)  # tokens of each of these passes, its own included
+    prefill_seconds: float = 0.0  # from the start to the first token
+    decode_seconds: float = 0.0  # from the first token to the last
+    target_passes: int = 0  # after prefill: times that the target began at a token that was not among the sent guesses
+    accepted_lengths: list[int] = field(default_factory=list)  # tokens of each of these passes, the target's included
     segments: int = 0
-    reused_tokens: int = 0  # of the prompt, held by every stage from an earlier request with the same beginning
-    logprobs: list[Logprob] = field(default_factory=list)  # of each token, by the target, if requested
+    reused_tokens: int = 0  # tokens of the prompt that the stages held from another request
+    logprobs: list[Logprob] = field(default_factory=list)  # of each token, computed by the target, if requested
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of each token of the prompt but the first
-    sources: Counter[str] = field(default_factory=Counter)  # how many guesses of each source became text
-    plain_tokens: int = 0  # not guessed, since guessing was slower
-    finish_reason: str = ""  # stop (an end token or the stop rule), length (max_new_tokens) or context (it is full)
+    sources: Counter[str] = field(default_factory=Counter)  # number of guesses of each source that became text
+    plain_tokens: int = 0  # tokens decoded without guessing, since guessing was slower
+    finish_reason: str = ""  # stop (an end token or the stop rule), length (max_new_tokens) or context (full)
 
     @property
     def new_tokens(self) -> int:
@@ -88,17 +88,17 @@ class Answer:
 
     @property
     def seconds(self) -> float:
-        """Prefill and decoding."""
+        """Seconds of prefill and decoding together."""
         return self.prefill_seconds + self.decode_seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """With the prefill included."""
+        """Tokens per second, with the prefill included."""
         return self.new_tokens / max(self.seconds, 1e-9)
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens per target pass, its own included (EAGLE's tau), without the first token of the prefill."""
+        """Tokens per target pass, the target's own included (EAGLE's tau), without the token of the prefill."""
         if not self.target_passes:
             return float(self.new_tokens)
         return (self.new_tokens - 1) / self.target_passes
@@ -109,28 +109,28 @@ class Answer:
 
 
 def by_position(lengths: Sequence[int]) -> list[float]:
-    """The acceptance rate of the first, second, ... guess of a pass, from accepted lengths (own token included).
+    """Return the acceptance rate of the first, second, ... guess of a pass; `lengths` include the target's own token.
 
-    This is vLLM's "Per-position acceptance rate"; the sum plus one is its "Mean acceptance length".
+    This is vLLM's "Per-position acceptance rate"; the sum of the rates plus one is its "Mean acceptance length".
     """
     return [sum(length > place for length in lengths) / len(lengths) for place in range(1, max(lengths, default=0))]
 
 
 class Decoding:
-    """A request under way: it drives the strategy and fills the answer."""
+    """A running request: it advances the strategy and fills the answer."""
 
     def __init__(self, request: Request, tree: TokenTree) -> None:
         self.request, self.tree = request, tree
         self.answer = Answer(prompt_tokens=len(request.prompt))
-        self.settled: deque[list[int]] = deque()  # not read by the stream yet
+        self.settled: deque[list[int]] = deque()  # tokens that the stream has not read yet
         self.over = False
-        self.error: BaseException | None = None  # raised where the answer is read
-        self.reading: Reading | None = None  # if it waits for a network
-        self._begun: float | None = None  # moment of the first step
-        self._segments = 0  # sent before the last loss
+        self.error: BaseException | None = None  # raised when the answer is read
+        self.reading: Reading | None = None  # present while the request waits for a network
+        self._begun: float | None = None  # time of the first step
+        self._segments = 0  # number of segments sent before the last loss
 
     def begin_again(self) -> None:
-        """After a loss: the stages hold nothing, so prompt and answer so far become unsent text."""
+        """Reset the request after a loss: the stages are empty, so prompt and answer so far become unsent text."""
         self._steps.close()
         self._segments += self.target.segments
         self.reading = None
@@ -138,12 +138,12 @@ class Decoding:
         self.tree = self.tree.again(prompt, prompt + self.answer.new_tokens, self.request.law)
 
     def start(self, target: RequestTarget, draft: Draft, steps: Progress) -> None:
-        """Begin, or begin again after a loss."""
+        """Start the request, or start it again after a loss."""
         self.target, self.draft, self._steps = target, draft, steps
         draft.begin(self.request.sampler)
 
     def go_on(self, read: Read | None = None) -> bool:
-        """Advance until it waits or settles tokens; returns whether it settled tokens or is over."""
+        """Advance until the request waits or settles tokens; return whether it settled tokens or ended."""
         self.reading = None
         if self._begun is None:
             self._begun = self.target.ring.clock.now()
@@ -163,7 +163,7 @@ class Decoding:
         return isinstance(step, list)
 
     def _settle(self, tokens: list[int]) -> None:
-        """Add settled tokens to the answer, up to its end."""
+        """Add settled tokens to the answer, up to the answer's end."""
         assert tokens and self._begun is not None, "a strategy settled no token"
         answer, tree, target = self.answer, self.tree, self.target
         tree.release(self.draft.consumed)
@@ -186,7 +186,7 @@ class Decoding:
         self.settled.append(new)
 
     def _take(self, tokens: list[int]) -> tuple[list[int], str]:
-        """The tokens up to the end of the answer, and the reason if it ends there."""
+        """Return the tokens up to the end of the answer, and the finish reason if the answer ends there."""
         request, limit = self.request, self.tree.limit
         room = limit - self.answer.prompt_tokens - self.answer.new_tokens
         ends = request.grammar.ends if request.grammar else request.end
@@ -199,7 +199,7 @@ class Decoding:
         return tokens[:room], "length" if limit == wished else "context"
 
     def _note_logprobs(self, settled: int, new: int) -> None:
-        """Take log-probabilities from the tree: of the `new` tokens among the settled ones, and of the prompt."""
+        """Copy log-probabilities from the tree: of the first `new` settled tokens, and of the prompt."""
         answer, tree = self.answer, self.tree
         if self.request.likeliest is None:
             return
@@ -211,10 +211,10 @@ class Decoding:
 
 
 class Settled:
-    """The stream of a request's settled tokens; closing it gives the request up.
+    """The stream of a request's settled tokens; closing it ends the request.
 
-    The request begins with `begin`, or at the first read. If the stream `waits`, reading advances all requests; else
-    it yields empty lists while nothing has settled.
+    The request starts with `begin`, or at the first read. If the stream `waits`, reading advances all requests until
+    tokens settle; otherwise the stream yields empty lists while there are no new tokens.
     """
 
     def __init__(self, decoding: Decoding, decoder: Decoder, waits: bool) -> None:
@@ -227,7 +227,7 @@ class Settled:
 
     @property
     def ready(self) -> bool:
-        """Whether the next tokens, or the end, can be read without advancing any request."""
+        """Whether the next tokens, or the end of the stream, can be read without advancing any request."""
         return bool(self._decoding.settled) or self._decoding.over
 
     def begin(self) -> None:
@@ -256,23 +256,23 @@ class Settled:
         return decoding.settled.popleft()
 
     def close(self) -> None:
-        held = self._begun and not self._closed
+        open_ = self._begun and not self._closed
         self._closed = True  # before `remove`, which may raise PeerLost
-        if held:
+        if open_:
             self._decoder.remove(self._decoding)
 
     __del__ = close
 
 
 class RequestDraft(Draft):
-    """A request's draft as its strategy sees it: each growth leaves a span, and it rests while guessing is slower.
+    """The draft of a request as seen by its strategy: it traces each growth, and rests while guessing is slower.
 
-    At rest it only guesses what is nearly sure, once behind each new tip.
+    While it rests, it adds only nearly certain guesses, once after each new tip.
     """
 
     def __init__(self, draft: Draft, target: RequestTarget) -> None:
         self._draft, self._target = draft, target
-        self._tip = -1  # of the last growth at rest
+        self._tip = -1  # at the last growth while resting
         self._live: set[int] = set()  # guesses after the last traced growth
 
     def refresh(self) -> None:
@@ -296,7 +296,7 @@ class RequestDraft(Draft):
 
     @contextmanager
     def _traced(self, tree: TokenTree) -> Iterator[None]:
-        """A span with the guesses that were added, and those that are gone since the growth before."""
+        """Trace a span with the added guesses, and the guesses that died since the previous growth."""
         live, first = len(tree.live), tree.horizon
         facts: dict[str, list[Any]] = {name: [] for name in FACTS}
         with self._target.ring.trace.span("grow", live=live, **facts):
@@ -312,18 +312,18 @@ class RequestDraft(Draft):
 
 @dataclass
 class Prefix:
-    """The beginning of a request's text that every stage holds; `draft` has read it, too."""
+    """The beginning of a request's text that every stage holds, and that `draft` has read."""
 
-    request: int  # its number
+    request: int  # number of the request
     nodes: Sequence[int]
     tokens: Sequence[int]
     draft: Draft
-    over: bool  # whether the request has ended, so that its caches are taken over; else they are copied
+    over: bool  # whether the request has ended: then its caches are reused, else copied
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens need not be read again.
+        """Return how many of these tokens need not be read again.
 
-        The last common token is read again: the target has to say what follows it, and its feature is gone.
+        The last common token is read again: its logits are needed, and its feature was released.
         """
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, tokens))
         common = sum(1 for _ in alike)
@@ -333,16 +333,16 @@ class Prefix:
 class Limits(NamedTuple):
     """The size of a pipeline."""
 
-    length: int  # most tokens of prompt and answer together
-    places: int = 1  # requests that are under way at once
-    reuses: bool = False  # whether a request begins behind a text that it shares with others
+    length: int  # maximum number of tokens of prompt and answer together
+    places: int = 1  # maximum number of running requests
+    reuses: bool = False  # whether a request begins with a text that it shares with another
 
 
 class Decoder:
-    """The requests that share a ring, each decoded by a strategy with a twin of `draft`; `passes` runs the networks.
+    """The requests that share a ring, each with a strategy and a twin of `draft`; `passes` runs the networks.
 
-    At most `limits.places` are under way at once; the highest priority begins first. Reading one request's stream
-    advances all of them.
+    At most `limits.places` requests run at the same time; the one with the highest priority starts first. Reading the
+    stream of one request advances all of them.
     """
 
     def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, limits: Limits,
@@ -350,17 +350,17 @@ class Decoder:
         self.ring, self.draft, self.passes = ring, draft, passes
         self.strategy, self.cfg = strategy, cfg
         self.max_length, self.places, self.reuses = limits
-        self.running: list[Decoding] = []  # under way, the oldest first
+        self.running: list[Decoding] = []  # the oldest first
         self.waiting: list[Decoding] = []
         self._prefixes: list[Prefix] = []  # texts of ended requests, the least recently used first
         self._spare = [draft]  # unused drafts
-        self._epoch = ring.epoch  # in which the requests under way began
-        self._losses = 0  # since a token settled
+        self._epoch = ring.epoch  # in which the running requests started
+        self._losses = 0  # number of losses since a token settled
 
     def decode(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
-        """The answer, and the stream of settled tokens, which fills it; the request begins at the first read.
+        """Return the answer, and the stream of settled tokens that fills it; the request starts at the first read.
 
-        Raises ValueError for a prompt that leaves no room in the context.
+        Raises ValueError for a prompt that leaves no room for an answer in the context.
         """
         tokens = len(request.prompt)
         if tokens >= self.max_length:
@@ -372,46 +372,46 @@ class Decoder:
         return decoding.answer, Settled(decoding, self, waits)
 
     def submit(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
-        """As `decode`, but begin at once, or as soon as a place is free."""
+        """Do as `decode`, but start the request at once, or as soon as a place is free."""
         answer, settled = self.decode(request, waits)
         settled.begin()
         return answer, settled
 
     def whole(self, request: Request) -> Answer:
-        """The finished answer."""
+        """Return the finished answer of a request."""
         answer, stream = self.decode(request)
         for _ in stream:
             pass
         return answer
 
-    # --- by turns -----------------------------------------------------------------------------------------------------
+    # --- requests in turn ---------------------------------------------------------------------------------------------
 
     def add(self, decoding: Decoding) -> None:
-        """Begin a request as soon as a place is free."""
+        """Start a request as soon as a place is free."""
         self.waiting.append(decoding)
         self._admit()
 
     def remove(self, decoding: Decoding) -> None:
-        """End a request in any state. After the last one, wait until the stages have forgotten all."""
+        """End a request in any state. After the last request, wait until the stages have forgotten all."""
         decoding.over = True
         if decoding in self.waiting:
             self.waiting.remove(decoding)
         if decoding in self.running:
             self._end(decoding)
         while not self.running and not self.waiting and self.ring.closing:
-            self._whole(self.ring.listen)
+            self._with_recovery(self.ring.listen)
 
     def turn(self, until: float | None = None) -> None:
-        """Advance the requests, or wait until one can advance, or until a moment of the ring's clock.
+        """Advance the requests, or wait until one can advance, at most until `until` on the ring's clock.
 
-        Returned segments are judged first. Then all requests may send, in common messages, and networks read for all
+        Returned segments are verified first. Then all requests may send, in common messages, and networks read for all
         of them in one pass.
         """
         with self.ring.meter:
-            self._whole(partial(self._turn, until))
+            self._with_recovery(partial(self._turn, until))
 
-    def _whole(self, step: Callable[[], None]) -> None:
-        """Run a step. After a loss all ranks connect again and the requests begin again; or PeerLost is raised."""
+    def _with_recovery(self, step: Callable[[], None]) -> None:
+        """Run a step. After a loss reconnect all ranks and restart the requests, or raise PeerLost."""
         try:
             step()
         except PeerLost as loss:
@@ -422,43 +422,43 @@ class Decoder:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """Begin all requests under way again: the stages hold nothing any more."""
+        """Restart all running requests, since the stages are empty."""
         self._epoch = self.ring.epoch
         for prefix in self._prefixes:
-            self._give_back(prefix.draft)
+            self._return_draft(prefix.draft)
         self._prefixes = []
         lost, self.running = self.running, []
         for decoding in lost:
-            self._give_back(decoding.draft)
+            self._return_draft(decoding.draft)
             decoding.begin_again()
             self._start(decoding)
 
     def _turn(self, until: float | None) -> None:
         self._admit()
-        if self._go_on([decoding for decoding in self._at_work() if decoding.target.ready()]):
+        if self._go_on([decoding for decoding in self._not_reading() if decoding.target.ready()]):
             return
-        settled = self._go_on(self._at_work())
+        settled = self._go_on(self._not_reading())
         self.ring.depart()
-        asking = [decoding for decoding in self.running if decoding.reading is not None]
-        if asking:
-            self._read(asking)
+        waiting = [decoding for decoding in self.running if decoding.reading is not None]
+        if waiting:
+            self._read(waiting)
         elif not settled and (self.running or until is not None):
             self.ring.listen(until)
 
-    def _at_work(self) -> list[Decoding]:
-        """Requests that do not wait for a network."""
+    def _not_reading(self) -> list[Decoding]:
+        """Return the requests that do not wait for a network."""
         return [decoding for decoding in self.running if decoding.reading is None]
 
     def _admit(self) -> None:
         if self._epoch != self.ring.epoch:
             self._begin_again()
         while self.waiting and len(self.running) < self.places:
-            decoding = max(self.waiting, key=lambda decoding: decoding.request.priority)  # the first of these
+            decoding = max(self.waiting, key=lambda decoding: decoding.request.priority)  # the oldest of these
             self.waiting.remove(decoding)
             self._start(decoding)
 
     def _start(self, decoding: Decoding) -> None:
-        """Begin a request, behind the tokens that it shares with a text that the stages hold."""
+        """Start a request, after the tokens that it shares with a text in the stages."""
         request, cfg = decoding.request, self.cfg
         terms = Terms(self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority, request.logprobs)
         target = self.ring.open(decoding.tree, request.sampler, terms)
@@ -483,36 +483,36 @@ class Decoder:
         self.running.append(decoding)
 
     def _go_on(self, decodings: Sequence[Decoding]) -> bool:
-        """Advance these requests; returns whether one settled tokens or is over."""
+        """Advance these requests; return whether one settled tokens or ended."""
         news = [decoding.go_on() for decoding in decodings]
         if any(news):
             self._losses = 0
-        self._end_those_over()
+        self._end_finished()
         return any(news)
 
-    def _read(self, asking: Sequence[Decoding]) -> None:
+    def _read(self, waiting: Sequence[Decoding]) -> None:
         """Run the networks for these requests, and advance them."""
         begin = self.ring.clock.now()
-        read = self.passes([decoding.reading for decoding in asking if decoding.reading is not None])
+        read = self.passes([decoding.reading for decoding in waiting if decoding.reading is not None])
         seconds = self.ring.clock.now() - begin
-        for decoding, said in zip(asking, read):
+        for decoding, output in zip(waiting, read):
             decoding.target.drafted(seconds)
-            decoding.go_on(said)
-        self._end_those_over()
+            decoding.go_on(output)
+        self._end_finished()
 
-    def _end_those_over(self) -> None:
+    def _end_finished(self) -> None:
         for decoding in [decoding for decoding in self.running if decoding.over]:
             self._end(decoding)
 
     def _end(self, decoding: Decoding) -> None:
-        """End a request; its place is free at once, since later messages follow its Reset on the ring."""
+        """End a request. Its place is free at once, since later messages follow its Reset on the ring."""
         self.running.remove(decoding)
         nodes = decoding.target.end(keep=self.reuses)
         if not nodes:
-            self._give_back(decoding.draft)
+            self._return_draft(decoding.draft)
             return
         tokens = decoding.tree.tokens[:len(nodes)]
-        if decoding.reading is None:  # a draft that rested has much to read
+        if decoding.reading is None:  # a draft that rested has not read all of the text
             at_once(decoding.draft.catch_up(decoding.tree), self.passes)
         decoding.draft.keep(min(len(nodes), decoding.draft.held))
         prefix = Prefix(decoding.target.request, nodes, tokens, decoding.draft, over=True)
@@ -521,14 +521,14 @@ class Decoder:
     # --- texts that the stages hold -----------------------------------------------------------------------------------
 
     def _longest(self, tokens: Sequence[int]) -> tuple[Prefix | None, int]:
-        """The text that shares most tokens with this one, and their number, if they are at least `LEAST`."""
+        """Return the text that shares most tokens with this one, and their number, if it is at least `LEAST`."""
         texts = [*self._running_prefixes(), *self._prefixes]
         best = max(texts, key=lambda prefix: prefix.shared(tokens), default=None)
         length = best.shared(tokens) if best else 0
         return (best, length) if length >= LEAST else (None, 0)
 
     def _running_prefixes(self) -> Iterator[Prefix]:
-        """The prompts of requests under way, unless their draft's cache waits for its network."""
+        """Yield the prompts of running requests, unless the cache of their draft waits for its network."""
         for decoding in self.running:
             prompt = decoding.target.held_prompt
             if prompt and decoding.reading is None:
@@ -536,17 +536,17 @@ class Decoder:
                 yield Prefix(decoding.target.request, prompt, tokens, decoding.draft, over=False)
 
     def forget(self) -> None:
-        """Let the stages forget the texts of ended requests."""
+        """Remove the texts of ended requests from all stages."""
         while self._prefixes:
             self._evict()
 
     def _evict(self) -> None:
-        """Let the stages forget the text that was used least recently."""
+        """Remove the least recently used text from all stages."""
         oldest = self._prefixes.pop(0)
         self.ring.link.send(Reset(oldest.request))
-        self._give_back(oldest.draft)
+        self._return_draft(oldest.draft)
 
-    def _give_back(self, draft: Draft) -> None:
+    def _return_draft(self, draft: Draft) -> None:
         draft.reset()
         self._spare.append(draft)
 
@@ -555,7 +555,7 @@ T = TypeVar("T")
 
 
 class Until(NamedTuple):
-    """A moment of the ring's clock, for which a coroutine waits."""
+    """A time on the ring's clock, yielded by a coroutine that waits for it."""
 
     moment: float
 
@@ -564,10 +564,10 @@ Coroutine = Generator[Union[T, Until, None], None, None]
 
 
 def concurrent(coroutines: Iterable[Coroutine[T]], decoder: Decoder, places: int) -> Iterator[T]:
-    """The results of all coroutines as they come; at most `places` are under way, and the first begin first.
+    """Yield the results of all coroutines as they come; at most `places` run at the same time, started in order.
 
-    A coroutine is a generator that yields None where it waits for its request, `Until` where it waits for a moment, and
-    results. Coroutines under way are closed when this is closed, or one of them fails.
+    A coroutine is a generator. It yields None while it waits for its request, `Until` to wait for a time, and results.
+    Running coroutines are closed when this generator is closed, or when one of them fails.
     """
     left = iter(coroutines)
     under_way: list[Coroutine[T]] = []

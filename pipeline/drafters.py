@@ -1,7 +1,7 @@
-"""Small models on ranks of their own, which draft at the same time, and the draft on rank 0 that merges their trees.
+"""Small models on their own ranks, which draft at the same time, and the draft on rank 0 that merges their trees.
 
-They know nothing about how a small model guesses. A drafter keeps the text in a tree of its own, so a question holds
-only what is new; the shape of a tree is known in advance, so one message each way is enough (SpecInfer, section 3).
+They know nothing about how a small model guesses. A drafter keeps the text in its own tree, so an `Ask` holds only new
+tokens. The shape of a tree is known in advance, so one message each way is enough (SpecInfer, section 3).
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.transport import Link, send_round
 
 
 class NotedTree(TokenTree):
-    """A tree that notes the proposals below its tip; it is not sent."""
+    """A tree that records the proposals below its tip; its nodes are not sent."""
 
     def go_on(self, tokens: Sequence[int]) -> None:
         """Forget all guesses, and add new text."""
@@ -32,9 +32,9 @@ class NotedTree(TokenTree):
         self.unsent.clear()
 
     def begin(self, number: int) -> None:
-        """Begin to note the answer to a question."""
+        """Begin to record the answer to the `Ask` of this number."""
         self.noted = Drafted(number, [], [], [], [], NO_LAWS)
-        self._places = {self.tip: 0}  # of the first proposal of each guess, from 1
+        self._places = {self.tip: 0}  # guess -> number of its first proposal, from 1
         self._laws: dict[int, Any] = {}  # by parent
 
     def propose(self, parent: int, proposal: Proposal, score: float) -> int:
@@ -56,9 +56,9 @@ class NotedTree(TokenTree):
 
 
 class Drafter:
-    """A small model on a rank of its own; its answers are a function of the messages that it has received.
+    """A small model on its own rank; its answers depend only on the messages that it has received.
 
-    Its tree scores paths from the tip on, since it settles text without guessing it.
+    Scores in its tree are those of paths from the tip, since it settles text that it has not guessed.
     """
 
     def __init__(self, draft: Draft, trace: NoTrace = OFF, passes: Passes = read_all) -> None:
@@ -67,13 +67,13 @@ class Drafter:
         self._tree = NotedTree([0], 1)
 
     def apply(self, msg: Message) -> Message:
-        """Obey one message; returns the answer to rank 0."""
+        """Apply one message, and return the answer for rank 0."""
         return self._drafted(msg) if isinstance(msg, Ask) else msg
 
     def _drafted(self, ask: Ask) -> Drafted:
-        """The tree of this small model below the text, as it would grow it on rank 0."""
+        """Return the tree of this small model below the text, as it would be on rank 0."""
         if ask.sent:
-            assert len(self._tree.trunk) == ask.sent, f"{len(self._tree.trunk)} tokens are here, and not {ask.sent}"
+            assert len(self._tree.trunk) == ask.sent, f"{len(self._tree.trunk)} tokens were received, not {ask.sent}"
             self._tree.go_on(ask.tokens)
         else:
             self._draft.reset()
@@ -92,7 +92,7 @@ class Drafter:
 
 
 def run_drafter(drafter: Drafter, link: Link) -> None:
-    """The main loop of a rank that holds a small model."""
+    """Run the main loop of a rank that holds a small model."""
     msg: Message | None = None
     while not isinstance(msg, Stop):
         with drafter.trace.span("wait"):
@@ -101,9 +101,9 @@ def run_drafter(drafter: Drafter, link: Link) -> None:
 
 
 def replay(drafted: Drafted, source: str, tree: TokenTree) -> Iterator[None]:
-    """Repeat the proposals of a small model in the request's tree; yields after each level."""
+    """Repeat the proposals of a small model in the request's tree; yield after each level."""
     base = tree.nodes[tree.tip].score
-    nodes = [tree.tip]  # by place
+    nodes = [tree.tip]  # by number of the proposal
     laws = dict(zip(dict.fromkeys(drafted.parents), drafted.law_NV.numpy()))
     rows = zip(drafted.parents, drafted.tokens, drafted.scores)
     for proposals in drafted.levels:
@@ -114,10 +114,10 @@ def replay(drafted: Drafted, source: str, tree: TokenTree) -> Iterator[None]:
 
 
 class RemoteDraft(Draft):
-    """The small models on ranks of their own as the draft of rank 0, with a link to each.
+    """The draft of rank 0 that uses small models on their own ranks, with a link to each.
 
-    They draft at the same time. Their proposals are repeated here level by level, within a level model by model, as
-    by small models on rank 0. So the tree is the same, ids and scores included.
+    The models draft at the same time. Rank 0 repeats their proposals level by level, and within a level model by model.
+    Small models on rank 0 work in this order, too, so the tree is the same, ids and scores included.
     """
 
     def __init__(self, links: Sequence[Any]) -> None:
@@ -130,7 +130,7 @@ class RemoteDraft(Draft):
         send_round(self.links, Reset(0))
 
     def stop(self) -> None:
-        """End the ranks of the small models."""
+        """Stop the ranks of the small models."""
         send_round(self.links, Stop())
 
     @property
@@ -141,24 +141,24 @@ class RemoteDraft(Draft):
         self._sampler = sampler
 
     def reset(self) -> None:
-        """Forget the request; the small models do so when the next one begins."""
+        """Forget the request; the small models do so when the next request begins."""
         self._sampler = Sampler()
-        self._sent = 0  # tokens of the text that the small models hold
-        self._tip = -1  # of the last tree
+        self._sent = 0  # number of text tokens that the small models hold
+        self._tip = -1  # tip of the text at the last growth
 
     def another(self) -> RemoteDraft:
-        raise AssertionError("small models on ranks of their own draft for one request at a time")
+        raise AssertionError("small models on their own ranks draft for one request at a time")
 
     def keep(self, length: int) -> None:
         self.reset()
 
     def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
-        """Add the trees of all small models below the tip, of the shape of `growth`.
+        """Add the trees of all small models below the tip, with the shape of `growth`.
 
-        An unsent prompt goes to the target first, so that the pipeline reads it meanwhile.
+        An unsent prompt goes to the target first, so that the pipeline reads it meanwhile; until then nothing is added.
         """
         yield from ()  # there is no network on rank 0
-        assert growth.shape, "the trees of small models on ranks of their own have a shape"
+        assert growth.shape, "small models on their own ranks need a growth with a fixed shape"
         if tree.tip == self._tip or tree.room < 1 or len(tree.unsent) > 1:
             return False
         tokens = [tree.nodes[node].token for node in tree.trunk[self._sent:]]
@@ -175,7 +175,7 @@ class RemoteDraft(Draft):
 
 
 def _answer(link: Link, number: int) -> Drafted:
-    """The answer to this question; answers to earlier questions, which were given up, are dropped."""
+    """Return the answer to the `Ask` of this number; answers to earlier ones, which were abandoned, are dropped."""
     while True:
         msg = link.recv()
         if isinstance(msg, Drafted) and msg.number == number:

@@ -1,7 +1,7 @@
-"""Losses of ranks: the sentences that explain errors, guarded threads, and the heartbeat.
+"""Lost ranks: sentences that explain errors, guarded threads, and the heartbeat.
 
-It knows nothing about messages. Neighbours notice a broken connection at once; a hung machine or a cut cable is only
-noticed by the missing heartbeat. The first loss is noted in the store, so that all ranks name the same rank.
+It knows nothing about messages. Neighbours notice a broken connection at once. A hung machine or a cut cable is only
+noticed by the missing heartbeat. The first loss is written into the store, so that all ranks name the same rank.
 """
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from config.schema.untrusted import plain
 from pipeline.trace import Meter
 
 GB = 1e9
-LOSS_KEY = "heartbeat/lost"  # in the store: the first loss, a sentence
-BEAT = 0.5  # seconds
-END = 1 << 40  # added to the beats of a rank that ends in order
-Failure = Callable[[str, BaseException], None]  # receives a thread's name and the error that ended it
+LOSS_KEY = "heartbeat/lost"  # key of the first loss in the store, a sentence
+BEAT = 0.5  # seconds between two beats
+END = 1 << 40  # added to the beats of a rank that ends regularly
+Failure = Callable[[str, BaseException], None]  # is called with a thread's name and the error that ended it
 
 
 class PeerLost(RuntimeError):
@@ -28,12 +28,12 @@ class PeerLost(RuntimeError):
 
 
 def broken(peer: int) -> PeerLost:
-    """The loss of a peer whose connection broke."""
+    """Return the error for a peer with a broken connection."""
     return PeerLost(f"rank {peer} was lost: its connection broke")
 
 
 def guarded(name: str, run: Callable[[], None], on_failure: Failure) -> threading.Thread:
-    """Start a thread whose errors are reported."""
+    """Start a thread that reports its error to `on_failure`."""
     def work() -> None:
         try:
             run()
@@ -46,14 +46,14 @@ def guarded(name: str, run: Callable[[], None], on_failure: Failure) -> threadin
 
 
 class Shortage(NamedTuple):
-    """A resource that may be exhausted: the signs of that in an error, and the remedies."""
+    """A resource that may be exhausted, with the error numbers and texts that show it, and the remedies."""
 
-    numbers: Sequence[int]  # of system errors
-    words: Sequence[str]
+    numbers: Sequence[int]  # values of errno
+    words: Sequence[str]  # parts of error messages
     message: str
-    limit: int  # of the resource module
-    limited: str  # the remedy if this limit is set
-    remedy: str  # and if not
+    limit: int  # constant of the resource module
+    limited: str  # the remedy if that limit is set
+    remedy: str  # the remedy otherwise
 
 
 MEMORY = "ulimit -v allows a process {:.2f} GB: raise it, as in ulimit -v unlimited"
@@ -68,7 +68,7 @@ FILES = Shortage([errno.EMFILE, errno.ENFILE], ["Too many open files"],
 
 
 def shortage(error: BaseException) -> str:
-    """A sentence about an exhausted resource; empty for another error."""
+    """Return a sentence about the exhausted resource; empty for any other error."""
     text = "bad_alloc" if isinstance(error, MemoryError) else str(error)
     for entry in (SPACE, THREADS, FILES):
         numbered = isinstance(error, OSError) and error.errno in entry.numbers
@@ -78,19 +78,19 @@ def shortage(error: BaseException) -> str:
 
 
 def limited(entry: Shortage) -> str:
-    """The remedy, if this process has a limit that may be the cause."""
+    """Return the remedy for a limit of this process that may be the cause; empty if there is no limit."""
     most = resource.getrlimit(entry.limit)[0]
     scale = GB if entry.limit == resource.RLIMIT_AS else 1
     return "" if most == resource.RLIM_INFINITY else entry.limited.format(most / scale)
 
 
 def foreseen(error: BaseException) -> bool:
-    """Whether the error is explained by its sentence, without a traceback."""
+    """Return whether the error is explained by its message alone, without a traceback."""
     return isinstance(error, (PeerLost, ValueError, OSError, KeyboardInterrupt)) or bool(shortage(error))
 
 
 def explain(error: BaseException) -> str:
-    """An error as a sentence."""
+    """Return the sentence that describes an error."""
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped"
     if foreseen(error):
@@ -101,20 +101,20 @@ def explain(error: BaseException) -> str:
 # --- the heartbeat ----------------------------------------------------------------------------------------------------
 
 class Losses:
-    """The losses in one epoch of the links, as sentences; its keys in the store have this suffix."""
+    """The losses in one epoch of the links, as sentences; `suffix` ends the keys of the epoch in the store."""
 
     def __init__(self, suffix: str = "") -> None:
         self.suffix = suffix
         self.suspect = ""  # noticed by this rank
         self.noticed = ""  # `suspect` at the last beat
-        self.first = ""  # known to all
+        self.first = ""  # known to all ranks
         self.announced = threading.Event()
 
 
 class Heartbeat:
-    """A peer that is silent for `timeout` seconds counts as lost.
+    """The heartbeat of a rank: a peer that is silent for `timeout` seconds counts as lost.
 
-    In the `store` beats are counted, so it does not grow. Losses are named by `names`, which include hosts, if given.
+    The `store` holds a counter of beats per rank, so it does not grow. Losses use `names`, which may include hosts.
     """
 
     def __init__(self, store: Any, rank: int, world: int, timeout: float, names: Sequence[str] = ()) -> None:
@@ -123,52 +123,52 @@ class Heartbeat:
         self.others = [peer for peer in range(world) if peer != rank]
         self._ended = threading.Event()
         self._losses = Losses()
-        self._fault = ""  # an error of this rank itself
-        self._looks = False  # for losses: not between two epochs
-        self._changing = threading.Lock()  # of an epoch, or of its first loss
+        self._fault = ""  # error of this rank
+        self._watching = False  # whether to look for losses: not between two epochs
+        self._changing = threading.Lock()  # for a change of the epoch, or of its first loss
         self._beats = dict.fromkeys(self.others, 0)
-        self._changed: dict[int, float] = {}  # the moments at which these counts last changed
-        self._answered = 0.0  # last moment at which the store answered
-        self._listened = 0.0  # last moment at which this rank read the beats
-        self.meter = Meter()  # of this rank's work
+        self._changed: dict[int, float] = {}  # times at which these counts last changed
+        self._answered = 0.0  # last time at which the store answered
+        self._listened = 0.0  # last time at which this rank read the beats
+        self.meter = Meter()  # measures the work of this rank
 
     def start(self, on_loss: Callable[[str], None]) -> None:
-        """Begin to beat; after `begin`, `on_loss` is called with the first loss of each epoch."""
+        """Start the threads; after `begin`, `on_loss` is called with the first loss of each epoch."""
         self._on_loss, self._answered = on_loss, time.monotonic()
         self._listen_again()
         self._thread = guarded("heartbeat", self._beat, self._broken)
         guarded("watch", self._watch, self._broken)
 
     def begin(self, suffix: str) -> None:
-        """Begin an epoch of the links, whose losses have keys with this suffix; forget earlier losses."""
+        """Begin an epoch of the links, with this suffix of its keys in the store; forget earlier losses."""
         with self._changing:
             self._listen_again()
-            self._losses, self._looks = Losses(suffix), True
+            self._losses, self._watching = Losses(suffix), True
             self._losses.suspect = self._fault
 
     def rest(self, loss: str) -> None:
-        """Leave the epoch with all ranks, for this reason; losses are looked for again after `begin`."""
+        """End the epoch for all ranks because of this loss; look for further losses only after `begin`."""
         with self._changing:
-            self._looks = False
+            self._watching = False
         first_loss(self.store, self._named(loss), self._losses.suffix)
 
     def report(self, loss: str) -> None:
-        """Note a loss at one of the next beats."""
+        """Write a loss into the store at one of the next beats."""
         self._losses.suspect = self._losses.suspect or self._named(loss)
 
     def note(self, loss: str) -> None:
-        """Note a loss at once, since this rank is about to end."""
+        """Write a loss into the store at once, since this rank is about to end."""
         with suppress(RuntimeError, OSError):
             first_loss(self.store, self._named(loss))
 
     def failed(self, thread: str, error: BaseException) -> None:
-        """Report the end of a thread: a broken connection, or an error of this rank, which counts in any epoch."""
+        """Report the error that ended a thread. An error of this rank, unlike a lost peer, counts in all epochs."""
         if not isinstance(error, PeerLost):
-            self._fault = self._own(thread, error)
+            self._fault = self._own_failure(thread, error)
         self.report(self._fault or str(error))
 
     def loss(self) -> str:
-        """The first loss, once all ranks know it; empty if there is none after the timeout."""
+        """Return the first loss, once all ranks know it; empty if there is none after the timeout."""
         losses = self._losses
         if not self._ended.is_set():
             losses.announced.wait(self._timeout + 4 * BEAT)
@@ -176,35 +176,35 @@ class Heartbeat:
 
     @property
     def lost(self) -> str:
-        """The first loss, if it is known."""
+        """The first loss of the epoch; empty if none is known."""
         return self._losses.first
 
     def silent(self, seconds: float = 0.0) -> list[int]:
-        """The peers that were silent for the timeout, or longer, when this rank last read the beats."""
+        """Return the peers that were silent for the timeout or `seconds`, if longer, at the last reading of beats."""
         latest = self._listened - max(seconds, self._timeout)
         return [peer for peer, since in self._changed.items() if since < latest]
 
     def gone(self, peer: int, seconds: float) -> str:
-        """A sentence if a peer has ended or is silent for this long; empty if it lives."""
+        """Return a sentence if a peer has ended or is silent for this long; empty if it lives."""
         if self._count(peer) >= END:
             return f"{self._names[peer]} has ended"
-        return self._was_silent(peer, seconds) if peer in self.silent(seconds) else ""
+        return self._silence(peer, seconds) if peer in self.silent(seconds) else ""
 
-    def _was_silent(self, peer: int, seconds: float = 0.0) -> str:
+    def _silence(self, peer: int, seconds: float = 0.0) -> str:
         return f"{self._names[peer]} was lost: it has been silent for {max(seconds, self._timeout):g} seconds"
 
     def busy(self) -> list[float]:
-        """The share, from 0 to 1, of its last seconds that each rank was at work."""
+        """Return for each rank the share, from 0 to 1, of the last seconds in which it worked."""
         try:
             ranks = sorted([self._rank, *self.others])
             return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in ranks]
-        except (RuntimeError, OSError):  # the store is gone; the loss is reported elsewhere
+        except (RuntimeError, OSError):  # the store is lost, which is reported elsewhere
             return []
 
     def stop(self, outlive: bool = False) -> None:
-        """End in order, so that this rank's silence is no loss.
+        """End the heartbeat, so that the silence of this rank does not count as a loss.
 
-        `outlive`: return after all others have ended. For rank 0, which may keep the store.
+        With `outlive`, wait until all other ranks have ended; it is for rank 0, which may hold the store.
         """
         self._ended.set()
         self._thread.join(self._timeout)
@@ -217,11 +217,11 @@ class Heartbeat:
                 time.sleep(BEAT / 10 if left else 0)
 
     def _count(self, peer: int) -> int:
-        """The beats of a peer so far."""
+        """Return the number of a peer's beats so far."""
         return int(self.store.add(f"heartbeat/{peer}", 0))
 
     def _slept(self, last: float) -> bool:
-        """Whether this process was stopped, as by Ctrl-Z, since a moment about a beat ago."""
+        """Return whether this process was stopped, as by Ctrl-Z, since `last`, a time about one beat ago."""
         return time.monotonic() - last > BEAT + self._timeout / 2
 
     def _beat(self) -> None:
@@ -236,12 +236,12 @@ class Heartbeat:
                 busy, known = f"busy/{self._rank}", self.store.add(f"busy/{self._rank}", 0)
                 self.store.add(busy, round(1000 * self.meter.share()) - known)
                 self._listen()
-                # A broken connection is reported a beat late: the launcher, which knows why a process ended, is first.
+                # A broken connection is reported a beat late, as the launcher knows the reason and should report first.
                 loss, losses.noticed = losses.noticed or self._silent(), losses.suspect
-                lost = first_loss(self.store, loss, losses.suffix) if self._looks else ""
+                lost = first_loss(self.store, loss, losses.suffix) if self._watching else ""
                 self._answered = time.monotonic()
             except RuntimeError as error:
-                lost = self._store_is_gone(error)
+                lost = self._store_lost(error)
             if lost:
                 self._announce(lost, losses)
                 if not losses.suffix:
@@ -257,11 +257,11 @@ class Heartbeat:
         self._listened = now
 
     def _listen_again(self) -> None:
-        """Give every peer its whole time again."""
+        """Restart the timeout of every peer."""
         self._changed = dict.fromkeys(self.others, time.monotonic())
 
-    def _store_is_gone(self, error: RuntimeError) -> str:
-        """The loss of rank 0, which keeps the store, though others may have noticed it first and ended."""
+    def _store_lost(self, error: RuntimeError) -> str:
+        """Return the loss of rank 0, which holds the store; other ranks may have noticed it first and ended."""
         suspect = self._losses.suspect
         if suspect.startswith(self._names[0]):
             return suspect
@@ -269,7 +269,7 @@ class Heartbeat:
         return str(error) if isinstance(error, PeerLost) else gone
 
     def _watch(self) -> None:
-        """Announce a loss if the store does not answer, as behind a cut wire."""
+        """Announce a loss if the store does not answer, as after a network failure."""
         last = time.monotonic()
         while not self._ended.wait(BEAT) and not (self.lost and not self._losses.suffix):
             now = time.monotonic()
@@ -277,24 +277,24 @@ class Heartbeat:
                 self._answered = now
             elif now - self._answered > self._timeout + 2 * BEAT:
                 self._announce(f"{self._names[self._rank]} could not reach the machine of {self._names[0]} for "
-                               f"{self._timeout:g} seconds: its program hangs, or the network between both is cut",
+                               f"{self._timeout:g} seconds: its program hangs, or the network between them is cut",
                                self._losses)
             last = now
 
-    def _own(self, thread: str, error: BaseException) -> str:
+    def _own_failure(self, thread: str, error: BaseException) -> str:
         return f"{self._names[self._rank]} failed: {explain(error)} (in its thread {thread})"
 
     def _broken(self, thread: str, error: BaseException) -> None:
-        """Announce the end of one of the heartbeat's own threads."""
-        loss, losses = self._own(thread, error), self._losses
+        """Announce the error that ended one of the heartbeat's own threads."""
+        loss, losses = self._own_failure(thread, error), self._losses
         with suppress(RuntimeError, OSError):
             loss = first_loss(self.store, loss, losses.suffix) or loss
         self._announce(loss, losses)
 
     def _announce(self, loss: str, losses: Losses) -> None:
-        """Report the first loss of an epoch to this rank, unless it has left the epoch."""
+        """Report the first loss of an epoch to this rank, unless the rank has left the epoch."""
         with self._changing:
-            if losses is not self._losses or not self._looks or losses.announced.is_set():
+            if losses is not self._losses or not self._watching or losses.announced.is_set():
                 return
             losses.first = loss
             losses.announced.set()
@@ -304,19 +304,19 @@ class Heartbeat:
         return re.sub(r"^rank (\d+)\b", lambda found: self._names[int(found[1])], loss)
 
     def _silent(self) -> str:
-        """A sentence about the first silent peer, if there is one."""
+        """Return a sentence about the first silent peer; empty if there is none."""
         silent = self.silent()
         if not silent:
             return ""
         lately = time.monotonic() - self._timeout + 2 * BEAT
-        if len(self.others) > 1 and max(self._changed.values()) <= lately:  # all at once: this rank is cut off
-            return (f"{self._names[self._rank]} has heard nothing of all others for {self._timeout:g} seconds: they "
-                    "hang, or its network is cut")
-        return self._was_silent(silent[0])
+        if len(self.others) > 1 and max(self._changed.values()) <= lately:  # all at the same time: this rank is cut off
+            return (f"{self._names[self._rank]} has received no heartbeat of any other rank for {self._timeout:g} "
+                    "seconds: they hang, or its network is cut")
+        return self._silence(silent[0])
 
 
 def first_loss(store: Any, loss: str, suffix: str = "") -> str:
-    """Note a loss, if any, in the epoch of this suffix; returns the first one that was noted there, or ""."""
+    """Write a loss, if any, into the store under this epoch's suffix; return the first one there, or ""."""
     count = store.add(f"heartbeat/losses{suffix}", 1 if loss else 0)
     if loss and count == 1:
         store.set(f"{LOSS_KEY}{suffix}", loss)
@@ -325,5 +325,5 @@ def first_loss(store: Any, loss: str, suffix: str = "") -> str:
 
 
 def noted(store: Any) -> str:
-    """The loss that ends the run whose ranks meet in this store, in words; empty if there is none."""
+    """Return the loss that ended the run of this store, as a sentence; empty if there is none."""
     return plain((store.look(LOSS_KEY) or b"").decode(errors="replace"))

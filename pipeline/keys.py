@@ -1,6 +1,6 @@
-"""The keys of a board, which prove that it belongs to a cluster; `scripts/make_keys.sh` makes them.
+"""The keys of a board, which prove that it belongs to a cluster; `scripts/make_keys.sh` creates them.
 
-Each board has a certificate signed by the cluster's own authority. It knows nothing about ranks.
+Each board has a certificate signed by the cluster's own authority. This module knows nothing about ranks.
 """
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import NamedTuple
 
 AUTHORITY, CERTIFICATE, KEY = "cluster.crt", "board.crt", "board.key"
 REMEDY = "make them again with bash scripts/make_keys.sh hosts=FILE"
-# A board without a battery begins in 1970 until it finds a clock; the certificates do not expire.
+# A board without a battery starts with the year 1970, until it reaches a time server; the certificates do not expire.
 NO_CHECK_TIME = 0x200000
 
 
 class Keys(NamedTuple):
-    """The contexts of both sides; each shows a certificate of the cluster."""
+    """The TLS contexts of both sides; each presents a certificate of the cluster."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
 
 
 def encrypted(connection: socket.socket, context: ssl.SSLContext, server: bool) -> socket.socket:
-    """An encrypted connection; the handshake happens at the first transfer."""
+    """Return the encrypted connection; the handshake happens at the first transfer."""
     return context.wrap_socket(connection, server_side=server, do_handshake_on_connect=False)
 
 
 def read_keys(place: Path) -> Keys:
-    """The keys in a folder; raises ValueError if files are missing, or other users may read them."""
+    """Read the keys in a folder; raises ValueError if files are missing, or if other users may read them."""
     missing = [name for name in (AUTHORITY, CERTIFICATE, KEY) if not (place / name).is_file()]
     if missing:
         raise ValueError(f"{place} has no {missing[0]}, which a board's keys need: {REMEDY}, or name another keys=")
@@ -41,7 +41,7 @@ def read_keys(place: Path) -> Keys:
 
 
 def _context(protocol: int, place: Path) -> ssl.SSLContext:
-    """A context that requires a certificate. Names are not checked: each board may be any rank."""
+    """Return a context that requires a certificate. Names are not checked: each board may be any rank."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -50,5 +50,5 @@ def _context(protocol: int, place: Path) -> ssl.SSLContext:
     context.load_verify_locations(place / AUTHORITY)
     context.load_cert_chain(place / CERTIFICATE, place / KEY)
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # the client only sends, and would never read them
+        context.num_tickets = 0  # the client only sends, so it would never read them
     return context

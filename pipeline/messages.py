@@ -1,13 +1,13 @@
-"""The messages of the pipeline, and how they are written on the wire.
+"""The messages of the pipeline, and their format on the wire.
 
-They know nothing about how they travel. Segments, alone or in a batch, Start, Reset and Stop go round the ring in
-order; only a Prune may overtake, since node ids never change their meaning. Messages of a request carry its number,
-which rises from request to request. Features go from a stage straight to rank 0, Ask and Drafted between rank 0 and
-small models on ranks of their own.
+They know nothing about how they travel. Segments, single or in a batch, Start, Reset and Stop go round the ring in
+order. Only a Prune may overtake, since node ids never change their meaning. Messages of a request carry its number,
+which rises from request to request. Features go from a stage directly to rank 0. Ask and Drafted go between rank 0
+and a small model on its own rank.
 
-On the wire a message is a header and a body: whole numbers, then up to two tensors; a batch is followed by its
-segments. No pickle: a peer can send wrong numbers, but no code, and impossible numbers are refused before memory is
-allocated for them.
+On the wire a message is a header and a body of integers, then up to two tensors. A batch is followed by its segments.
+Nothing is pickled: a peer can send wrong numbers, but no code, and impossible sizes are refused before memory is
+allocated.
 
 Shapes: T rows, D columns of hidden states, N nodes with proposals below them, V vocabulary.
 """
@@ -25,18 +25,18 @@ from config.trees import Shape
 from model.cache import Survivors
 from model.sample import Sampler
 
-NOBODY = -1  # no node
+NOBODY = -1  # in place of a node id: no node
 DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)
-LARGEST = 1 << 31  # bytes of a body
-ABSENT = -1  # columns of a missing tensor
-NANO = 1e9  # nanoseconds of a second
+LARGEST = 1 << 31  # maximum bytes of a body
+ABSENT = -1  # in place of a number of columns: there is no tensor
+NANO = 1e9  # nanoseconds per second
 RULE_NAMES = CHOICES["verify"]
-WORD = 1 << 64  # values of 8 bytes
+WORD = 1 << 64  # number of values of an 8-byte integer
 NO_LAWS = torch.empty(0, 0, dtype=torch.float64)
 
 
 class Visit(NamedTuple):
-    """The work of a stage on one message."""
+    """The work of one stage on one message: computed rows, and seconds."""
 
     rows: int
     seconds: float
@@ -44,11 +44,11 @@ class Visit(NamedTuple):
 
 @dataclass
 class Segment:
-    """Rows on their way through the stages; `x`: tokens `[T]` before the first stage, hidden states `[T, D]` after it.
+    """Rows in flight through the stages; `x` is tokens `[T]` before the first stage, then hidden states `[T, D]`.
 
-    The first `text` rows are settled text, the others guesses; a parent comes before its children. If a draft needs
-    `inner`, `[T, 0]` at first, each stage appends inputs of its layers. Each stage appends its `Visit`, whose rows are
-    those of the whole message.
+    The first `text` rows are settled text, the others guesses; a parent comes before its children. `inner` exists only
+    if the draft needs inner features: it begins as `[T, 0]`, and stages append columns with inputs of their layers.
+    Each stage appends a `Visit`, which counts the rows of the whole message.
     """
 
     request: int
@@ -61,7 +61,7 @@ class Segment:
     visits: tuple[Visit, ...] = ()
 
     def take(self, rows: Sequence[int]) -> Segment:
-        """The segment with only these rows, in this order; itself if they are all."""
+        """Return the segment with only these rows, in this order; the segment itself if no row is dropped."""
         if len(rows) == len(self.nodes):
             return self
         nodes = [self.nodes[i] for i in rows]
@@ -75,7 +75,7 @@ class Segment:
 
 @dataclass
 class Batch:
-    """Segments of different requests that travel and are computed together."""
+    """Segments of different requests that are sent and computed together."""
 
     segments: list[Segment]
 
@@ -87,7 +87,7 @@ class Batch:
 
 @dataclass
 class Features:
-    """What is known of rows that are still under way: the inputs `x` `[T, layers * D]` of so many inner layers."""
+    """Inner features of rows in flight: the inputs `x`, `[T, layers * D]`, of this number of inner layers."""
 
     request: int
     layers: int
@@ -97,7 +97,7 @@ class Features:
 
 @dataclass
 class Prune:
-    """The text ends in `tip` below `parent`; of the nodes older than `horizon` only these two and `keep` live."""
+    """The text ends in `tip`, a child of `parent`; of the guesses older than `horizon` only `keep` are alive."""
 
     request: int
     tip: int
@@ -113,9 +113,9 @@ class Prune:
 
 @dataclass
 class Reset:
-    """The request is over. Comes back to rank 0 when every stage has forgotten it.
+    """The end of a request; the message comes back to rank 0 when every stage has forgotten the request.
 
-    If `last` is a node, the text up to it stays until a `Start` or a second Reset names the request.
+    If `last` is a node, stages keep the text up to that node until a `Start` or a second `Reset` names the request.
     """
 
     request: int
@@ -124,9 +124,9 @@ class Reset:
 
 @dataclass
 class Start:
-    """A request begins with the first `length` tokens of the request `source`, which the stages hold.
+    """The begin of a request with the first `length` tokens of the request `source`, which the stages hold.
 
-    They end in the node `last` there, and in `tip` in the new request.
+    The last of these tokens is the node `last` of `source`, and the node `tip` of the new request.
     """
 
     request: int
@@ -138,14 +138,14 @@ class Start:
 
 @dataclass
 class Stop:
-    """The pipeline ends. Passed on, then obeyed."""
+    """The end of the pipeline; a rank passes this message on, then ends."""
 
 
 @dataclass
 class Ask:
-    """Question `number` of rank 0: a tree of this shape below the text, whose tokens behind the first `sent` are here.
+    """Request `number` of rank 0 for a tree of this shape below the text; `tokens` is the text after the first `sent`.
 
-    If `sent` is 0, a new request begins, of at most `limit` tokens, chosen by `sampler` (without its penalties).
+    With `sent` = 0 a new generation begins, of at most `limit` tokens, sampled by `sampler` (without its penalties).
     """
 
     number: int
@@ -158,11 +158,11 @@ class Ask:
 
 @dataclass
 class Drafted:
-    """The answer to question `number`: the proposals of one small model, in their order; `levels` are counts.
+    """The answer to the `Ask` of this number: one small model's proposals in order; `levels` are counts by level.
 
-    A parent is the place of a proposal, from 1; 0 is the tip. A score is the log-probability of the path from the tip.
-    `law_NV` has a row for each parent in the order of first proposals: the law of the draw; no rows if nothing was
-    drawn.
+    A parent is the number of a proposal, from 1; 0 is the tip. A score is the log-probability of the path from the tip.
+    `law_NV` has one row per parent, in the order of their first proposals: the distribution from which its children
+    were drawn. It has no rows if nothing was drawn.
     """
 
     number: int
@@ -177,20 +177,20 @@ Message = Union[Segment, Batch, Features, Prune, Reset, Start, Stop, Ask, Drafte
 
 
 def joined(segments: Sequence[Segment]) -> Segment | Batch:
-    """Segments of different requests as one message."""
+    """Return segments of different requests as one message."""
     return segments[0] if len(segments) == 1 else Batch(list(segments))
 
 
 def segments_of(msg: Message) -> list[Segment]:
-    """The segments that a message holds."""
+    """Return the segments in a message."""
     if isinstance(msg, Batch):
         return msg.segments
     return [msg] if isinstance(msg, Segment) else []
 
 
 def reports_of(msg: Message) -> list[Features]:
-    """What rank 0 may hear at once of a computed message: of its guesses, and of the newest row of its text, since a
-    draft reads earlier ones once they are back."""
+    """Return the features that rank 0 may receive at once: of a message's guesses, and of the newest row of its text.
+    A draft reads the features of earlier text once the segment has come back."""
     found = []
     for segment in segments_of(msg):
         rows = segment.take(range(max(0, segment.text - 1), len(segment.nodes)))
@@ -201,23 +201,23 @@ def reports_of(msg: Message) -> list[Features]:
 
 
 def newest(msg: Message) -> int:
-    """The highest request number in a message; -1 if there is none."""
+    """Return the highest request number in a message; -1 if there is none."""
     requests = [segment.request for segment in segments_of(msg)]
     return max(requests, default=getattr(msg, "request", -1))
 
 
 def facts_of(msg: Message) -> dict[str, Any]:
-    """The facts in a span of a message."""
+    """Return the facts that a trace span records about a message."""
     return {"kind": type(msg).__name__, "nodes": getattr(msg, "nodes", [])}
 
 
 # --- on the wire ------------------------------------------------------------------------------------------------------
 
-KINDS = (Segment, Prune, Reset, Stop, Batch, Start, Ask, Drafted, Features)  # by their numbers on the wire
+KINDS = (Segment, Prune, Reset, Stop, Batch, Start, Ask, Drafted, Features)  # the index is the number on the wire
 
 
 class Header(NamedTuple):
-    """The content of a body: whole numbers, then the tensors `x` and `inner`."""
+    """The layout of a body: integers, then the tensors `x` and `inner`."""
 
     kind: int
     numbers: int = 0
@@ -228,7 +228,7 @@ class Header(NamedTuple):
 
     @staticmethod
     def read(given: Tensor) -> Header:
-        """A header from `int64[6]`; raises ValueError for an impossible one."""
+        """Parse a header from `int64[6]`; raises ValueError for an impossible one."""
         header = Header(*given.tolist())
         if not 0 <= header.kind < len(KINDS):
             raise ValueError(f"a message of unknown kind {header.kind}")
@@ -240,20 +240,20 @@ class Header(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The size of the body."""
+        """Size of the body in bytes."""
         columns = max(self.width, 1) + max(self.inner, 0)
         element = torch.empty(0, dtype=DTYPES[self.dtype]).element_size()
         return 8 * self.numbers + self.rows * columns * element
 
 
 def packets(msg: Message) -> list[tuple[Tensor, Tensor]]:
-    """A message for the wire: pairs of a header `int64[6]` and a body `uint8`."""
+    """Encode a message for the wire, as pairs of a header `int64[6]` and a body `uint8`."""
     parts: list[Message] = [msg, *msg.segments] if isinstance(msg, Batch) else [msg]
     return [_encoded(part) for part in parts]
 
 
 def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:
-    """The next message; raises ValueError for malformed packets."""
+    """Decode the next message from the packets that `packet` returns; raises ValueError for malformed ones."""
     header, body = packet()
     if KINDS[header.kind] is not Batch:
         return _decoded(header, body)
@@ -264,7 +264,7 @@ def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:
 def _part(header: Header, body: Tensor) -> Segment:
     part = _decoded(header, body)
     if not isinstance(part, Segment):
-        raise ValueError(f"a {type(part).__name__} where a segment belongs")
+        raise ValueError(f"a {type(part).__name__} in place of a segment")
     return part
 
 
@@ -278,7 +278,7 @@ def _encoded(msg: Message) -> tuple[Tensor, Tensor]:
     header = Header(kind, len(numbers), len(x), width, columns, dtype)
     if header.bytes > LARGEST:
         smaller = "expansion" if isinstance(msg, Drafted) else "prefill_chunk"
-        raise ValueError(f"a {type(msg).__name__} of {header.bytes} bytes is too large to be sent: give a smaller "
+        raise ValueError(f"a {type(msg).__name__} of {header.bytes} bytes is too large to send: give a smaller "
                          f"{smaller}")
     parts = [torch.tensor(numbers, dtype=torch.int64), x]
     if inner is not None and columns:
@@ -288,12 +288,12 @@ def _encoded(msg: Message) -> tuple[Tensor, Tensor]:
 
 
 def _gathered(parts: Sequence[Tensor], size: int) -> Tensor:
-    """One body on the host. CUDA tensors are copied through pinned memory, and waited for once."""
+    """Join tensors to one body on the host. CUDA tensors are copied through pinned memory, with one synchronization."""
     cuda = next((part.device for part in parts if part.is_cuda), None)
     body = torch.empty(size, dtype=torch.uint8, pin_memory=cuda is not None)
     at = 0
     for part in parts:
-        if part.numel():  # an empty tensor has no view of another type
+        if part.numel():  # an empty tensor cannot be viewed as another type
             flat = part.contiguous().view(-1).view(torch.uint8)
             body[at:at + len(flat)].copy_(flat, non_blocking=True)
             at += len(flat)
@@ -303,7 +303,7 @@ def _gathered(parts: Sequence[Tensor], size: int) -> Tensor:
 
 
 def _numbers(msg: Message) -> list[int]:
-    """The whole numbers in a message's body."""
+    """Return the integers of a message's body."""
     if isinstance(msg, Segment):
         visits: list[int] = []
         for rows, seconds in msg.visits:
@@ -329,16 +329,16 @@ def _numbers(msg: Message) -> list[int]:
 
 
 def _leading_numbers(header: Header, body: Tensor) -> list[int]:
-    """The whole numbers at the beginning of a body."""
+    """Return the integers at the beginning of a body."""
     if len(body) != header.bytes:
-        raise ValueError(f"a body of {len(body)} bytes where {header.bytes} belong")
+        raise ValueError(f"a body of {len(body)} bytes instead of {header.bytes}")
     if not header.numbers:
         return []
     return body[:8 * header.numbers].view(torch.int64).tolist()  # type: ignore[no-any-return]
 
 
 def _decoded(header: Header, body: Tensor) -> Message:
-    """The message in a packet, unless it is a batch; its tensors are views of the body."""
+    """Decode a packet that is no batch; the message's tensors are views of the body."""
     numbers = _leading_numbers(header, body)
     kind: Any = KINDS[header.kind]
     rows, dtype = header.rows, DTYPES[header.dtype]
@@ -368,14 +368,14 @@ def _decoded(header: Header, body: Tensor) -> Message:
 
 def _segment(numbers: list[int], x: Tensor, inner: Tensor | None) -> Segment:
     rows = len(x)
-    begin = len(numbers) - 3 * rows  # of the nodes, after request, text and visits
+    begin = len(numbers) - 3 * rows  # where the nodes begin, after request, text and visits
     if begin < 2 or begin % 2 or not 0 <= numbers[1] <= rows:
-        raise ValueError(f"a segment of {rows} rows whose {len(numbers)} numbers contradict each other")
+        raise ValueError(f"a segment of {rows} rows with {len(numbers)} contradictory numbers")
     request, text, *visited = numbers[:begin]
     counted = zip(visited[::2], visited[1::2])
     visits = tuple(Visit(count, took / NANO) for count, took in counted)
     if any(visit.rows < 1 or visit.seconds < 0 for visit in visits):
-        raise ValueError(f"a segment of {rows} rows whose stages computed none, or in less than no time")
+        raise ValueError(f"a segment of {rows} rows with an impossible visit of a stage")
     nodes, others = numbers[begin:begin + rows], numbers[begin + rows:]
     return Segment(request, nodes, others[:rows], others[rows:], text, x, inner, visits)
 
@@ -385,7 +385,7 @@ def _ask(numbers: list[int]) -> Ask:
     sizes = len(whole), len(real), sum(levels)
     fits = sizes == (6, 3, len(flat)) and all(count >= 0 for count in levels)
     if not fits or not 0 <= whole[5] < len(RULE_NAMES):
-        raise ValueError("a question for a tree whose numbers contradict each other")
+        raise ValueError("an Ask with contradictory numbers")
     number, sent, limit, seed, top_k, rule = whole
     temperature, top_p, min_p = _floats(real)
     sampler = Sampler(temperature, top_p, top_k, seed % WORD, RULE_NAMES[rule], min_p)
@@ -403,19 +403,19 @@ def _drafted(numbers: list[int], law_NV: Tensor) -> Drafted:
     fits = len(tokens) == len(scores) == len(parents) == sum(levels)
     possible = fits and len(number) == 1 and known > 0
     if not possible or not lawful or len(law_NV) not in (0, known) or min(levels) < 0:
-        raise ValueError("a tree of proposals whose numbers contradict each other")
+        raise ValueError("a tree of proposals with contradictory numbers")
     if not all(0 <= parent <= place for place, parent in enumerate(parents)):
-        raise ValueError("a proposal that stands on a later one")
+        raise ValueError("a proposal below a later one")
     return Drafted(number[0], levels, parents, tokens, _floats(scores), law_NV)
 
 
 def _joined(*columns: Sequence[int]) -> list[int]:
-    """Columns of numbers in one list, each after its length."""
+    """Join columns of numbers to one list, each preceded by its length."""
     return [number for column in columns for number in (len(column), *column)]
 
 
 def _columns(numbers: list[int], count: int) -> list[list[int]]:
-    """The inverse of `_joined` for this number of columns; raises ValueError if the lengths do not fit."""
+    """Invert `_joined` for this number of columns; raises ValueError if the lengths do not fit."""
     left = iter(numbers)
     found = [list(islice(left, max(0, next(left, 0)))) for _ in range(count)]
     if _joined(*found) != numbers:
@@ -424,7 +424,7 @@ def _columns(numbers: list[int], count: int) -> list[list[int]]:
 
 
 def _bits(real: Sequence[float]) -> list[int]:
-    """Floating-point numbers as whole numbers of the same bits."""
+    """Return float64 numbers as int64 numbers with the same bits."""
     return torch.tensor(real, dtype=torch.float64).view(torch.int64).tolist()  # type: ignore[no-any-return]
 
 

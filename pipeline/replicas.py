@@ -1,7 +1,7 @@
-"""Replicas: several copies of the target, each a ring of its own, which share the segments of a request.
+"""Replicas: several copies of the target, each with its own ring, which share the segments of a request.
 
-It knows nothing about strategies. A node is sent with those of its ancestors that the replica lacks (catch-up), each
-under a new id, so that a node that a replica has given up can be sent to it again. The stages of a replica receive the
+They know nothing about strategies. A node is sent with those of its ancestors that the replica lacks (catch-up). Each
+gets a new id, so that a node that a replica has given up can be sent to it again. The stages of a replica receive the
 same kinds of messages as those of any ring.
 """
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pipeline.strategies import Progress
 from pipeline.trace import OFF, REAL, Clock, NoTrace
 from pipeline.transport import Link
 
-MOST = 64  # rows of a segment, at most
+MOST = 64  # maximum rows of a segment
 
 
 class Replicas(Ring):
-    """Rank 0's end of all replicas, whose `links` share an inbox. Each replica computes `stages` segments at once."""
+    """Rank 0's view of all replicas. Their `links` share an inbox; each replica computes `stages` segments at once."""
 
     def __init__(self, links: Sequence[Link], lm_head: Callable[[Tensor], Tensor], stages: int,
                  device: torch.device | str = "cpu", trace: NoTrace = OFF, clock: Clock = REAL) -> None:
@@ -50,44 +50,44 @@ class Replicas(Ring):
     def running(self) -> list[RequestTarget]:
         return list(dict.fromkeys(super().running))
 
-    def _is_back(self, segments: Sequence[Segment]) -> None:
-        """Nothing is measured: the flights of the replicas show which one is free."""
+    def _measure(self, segments: Sequence[Segment]) -> None:
+        """Measure nothing: the flights of the replicas show which one is free."""
 
 
 @dataclass
 class Flight:
-    """A segment on its way through a replica."""
+    """A segment in flight through a replica."""
 
     nodes: list[int]
-    ids: list[int]  # of the nodes, in this replica
-    wanted: frozenset[int]  # the nodes that it was sent for; the others catch up
+    ids: list[int]  # ids of the nodes in this replica
+    wanted: frozenset[int]  # the nodes to verify; the others are catch-up
     stale: bool = False  # whether all its nodes were declared dead
 
 
 class Copy:
-    """What one replica holds of one request, as rank 0 knows it. `request` is the number in its messages."""
+    """Rank 0's record of one request in one replica. `request` is the request number in its messages."""
 
     def __init__(self, link: Link, request: int, tree: TokenTree, ids: Iterator[int]) -> None:
         self.link, self.request = link, request
         self.flights: deque[Flight] = deque()
         self._tree, self._ids = tree, ids
-        self._id: dict[int, int] = {}  # node -> its id there, of nodes that were sent and not given up
-        self._young: set[int] = set()  # the nodes among these that are not settled there
+        self._id: dict[int, int] = {}  # node -> its id in the replica, for nodes sent and not given up
+        self._young: set[int] = set()  # the nodes among these that are not settled in the replica
         self._back: set[int] = set()  # the young nodes whose rows have come back
-        self._settled = 0  # nodes at the beginning of the trunk that are settled there
+        self._settled = 0  # number of leading trunk nodes that are settled in the replica
         self._horizon = 0  # above all ids of this replica
 
     @property
     def busy(self) -> int:
-        """The number of segments that are not given up."""
+        """Number of segments in flight that are not given up."""
         return sum(not flight.stale for flight in self.flights)
 
     def effort(self, nodes: Sequence[int]) -> tuple[int, int, int]:
-        """Its work before these nodes: segments, all segments with those given up, missing rows."""
+        """Return its work before these nodes: live segments, all segments, missing rows."""
         return self.busy, len(self.flights), len(self.lacks(nodes))
 
     def lacks(self, nodes: Sequence[int]) -> list[int]:
-        """These nodes and their ancestors, as far as the replica lacks them, parents first."""
+        """Return those of these nodes and their ancestors that the replica lacks, parents first."""
         found: set[int] = set()
         for node in nodes:
             while node not in self._id and node not in found:
@@ -96,9 +96,9 @@ class Copy:
         return sorted(found)
 
     def name(self, segment: Segment, wanted: frozenset[int]) -> Segment:
-        """The segment under new ids, added to the flights.
+        """Return the segment with new ids, and add it to the flights.
 
-        A segment with guesses may be given up as a whole, so its text counts as guesses until a prune settles it.
+        A segment with guesses may be given up as a whole, so its text rows count as guesses until a prune settles them.
         """
         nodes = segment.nodes
         ids = [next(self._ids) for _ in nodes]
@@ -111,7 +111,7 @@ class Copy:
         return replace(segment, nodes=ids, parents=parents, text=text)
 
     def take(self, segment: Segment) -> Segment:
-        """Take in the oldest segment, which came back; returns it under its nodes, without rows if it was given up."""
+        """Accept the oldest segment, which came back; return it with rank 0's ids, without rows if it was given up."""
         flight = self.flights.popleft()
         if flight.stale:
             return segment.take([])
@@ -121,9 +121,9 @@ class Copy:
         return replace(segment, nodes=nodes)
 
     def prune(self, spare: bool = False) -> Prune | None:
-        """The prune for this replica; None before it has answered for the first row of the text.
+        """Return the prune for this replica; None before the replica has answered for the first row of the text.
 
-        Text that it has not answered for is kept like a live guess; with `spare`, so are all segments under way.
+        Later text without an answer is kept like a live guess; with `spare`, so are all segments in flight.
         """
         tree = self._tree
         if not spare:
@@ -144,7 +144,7 @@ class Copy:
         return Prune(self.request, self._id[tip], self._id[parent], self._horizon, keep)
 
     def _give_up(self) -> None:
-        """Mark the newest segments as stale, as far as some of their wanted guesses died and none lives."""
+        """Mark segments as stale, the newest first, up to one with a live wanted guess or without dead ones."""
         tree = self._tree
         for flight in reversed(self.flights):
             useful = any(node in tree.live or node == tree.tip for node in flight.wanted)
@@ -156,7 +156,7 @@ class Copy:
                 self._forget(flight.nodes)
 
     def _forget(self, nodes: Sequence[int]) -> None:
-        """The replica gives these nodes up."""
+        """Record that the replica gives these nodes up."""
         for node in nodes:
             self._id.pop(node, None)
             self._young.discard(node)
@@ -164,14 +164,14 @@ class Copy:
 
 
 class ReplicaTarget(RequestTarget):
-    """All replicas as one request sees them: all read the prompt, and later segments go to the least busy one."""
+    """All replicas as seen by one request: all read the prompt, and each later segment goes to the least busy one."""
 
     def __init__(self, replicas: Replicas, copies: Sequence[Copy], tree: TokenTree, sampler: Sampler,
                  terms: Terms) -> None:
         super().__init__(replicas, copies[0].request, tree, sampler, terms)
         self._stages = replicas.stages
         self._copies = {copy.request: copy for copy in copies}
-        self._heard: set[int] = set()  # nodes whose rows have come back from any replica
+        self._returned_nodes: set[int] = set()  # nodes that have come back from any replica
 
     @property
     def in_flight(self) -> int:
@@ -192,7 +192,7 @@ class ReplicaTarget(RequestTarget):
                 ids += self._send(copy, nodes)
 
     def _send(self, copy: Copy, nodes: Sequence[int]) -> Iterator[int]:
-        """Send these nodes and what the replica lacks before them; the ids of all."""
+        """Send these nodes and the ancestors that the replica lacks; yield the ids of all."""
         lacking = copy.lacks(nodes)
         for begin in range(0, len(lacking), MOST):
             piece = lacking[begin:begin + MOST]
@@ -203,7 +203,7 @@ class ReplicaTarget(RequestTarget):
             yield from segment.nodes
 
     def wait(self) -> Progress:
-        if self.in_flight:  # a second answer for a node brings nothing, and may have been the last one
+        if self.in_flight:  # the last returned segment may have held only second answers, which are dropped
             yield from super().wait()
 
     def share(self, size: int | None) -> int | None:
@@ -220,9 +220,9 @@ class ReplicaTarget(RequestTarget):
     def take(self, segment: Segment, message: int) -> None:
         copy = self._copies[segment.request]
         segment = copy.take(segment)
-        news = [i for i, node in enumerate(segment.nodes) if node not in self._heard]
-        self._heard.update(segment.nodes)
-        self._hear(segment.take(news), message)
+        news = [i for i, node in enumerate(segment.nodes) if node not in self._returned_nodes]
+        self._returned_nodes.update(segment.nodes)
+        self._queue(segment.take(news), message)
 
     def prune(self) -> None:
         with self._span("prune"):

@@ -1,7 +1,7 @@
-"""Rank 0's requests: the ring of stages, which all requests share, and the target of each one.
+"""Requests on rank 0: the ring of stages, which all requests share, and the target of each request.
 
-A strategy sends segments through its target, which notes in the tree what follows each node. The ring only passes
-trees on; strategies know nothing else of the pipeline.
+A strategy sends segments through its target, which records in the tree the token that follows each node. Strategies
+know nothing else of the pipeline. The ring sends, receives and distributes messages.
 """
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ from pipeline.transport import Link, send_round
 
 
 def final(loss: PeerLost) -> None:
-    """Raise a loss from which no rank recovers."""
+    """Raise the loss: there is no recovery."""
     raise loss
 
 
 @dataclass
 class Returned:
-    """A segment that came back and was not judged yet. It refers to no target, so there is no reference cycle."""
+    """A segment that came back and is not judged yet. It refers to no target, so there is no reference cycle."""
 
     segment: Segment
     x_TD: Tensor
-    message: int  # its number
-    asked: bool = False  # whether the LM head has computed `logits`
+    message: int  # number of the message that held it
+    asked: bool = False  # whether its rows went through the LM head
     logits: dict[int, Tensor] = field(default_factory=dict)  # node -> logits [V]
 
 
 class RequestTarget(Target):
-    """The ring as one request sees it: its segments under way and returned, and what the target says of their rows."""
+    """The ring as seen by one request: its segments in flight and returned, and the target's answers for them."""
 
     def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, terms: Terms) -> None:
         self.ring, self.tree, self.sampler = ring, tree, sampler
         self.request = request  # the number of its messages
         self.terms = terms
-        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments under way
+        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments in flight
         self._returned: deque[Returned] = deque()
-        self._prompt = self._settled = len(tree.trunk)  # tokens: of the prompt; of the text at the last prune
-        self._gone = 0  # guesses that were sent until no stage held any
-        self.wakes: float | None = None  # moment at which the strategy advances without a message
-        self.ended = False  # nothing is sent any more
-        self.closed = False  # every stage has forgotten the request
-        self.segments = 0  # sent so far
-        self.reused = 0  # tokens of the prompt that the stages held already
-        self.passed_over = 0  # segments since one that carried guesses of this request
-        self._drafting = 0.0  # seconds of networks for the newest level
+        self._prompt = self._settled = len(tree.trunk)  # lengths of the prompt, and of the text at the last prune
+        self._gone = 0  # number of guesses sent before the last prune that left none alive
+        self.wakes: float | None = None  # time at which the strategy advances without a message
+        self.ended = False  # whether the request sends nothing any more
+        self.closed = False  # whether every stage has forgotten the request
+        self.segments = 0  # number of segments sent so far
+        self.reused = 0  # number of prompt tokens that the stages held already
+        self.passed_over = 0  # number of segments since the last one with guesses of this request
+        self._drafting = 0.0  # seconds that networks took for the newest level
 
     @property
     def depth(self) -> int:
@@ -93,7 +93,7 @@ class RequestTarget(Target):
 
     @property
     def _may_send(self) -> bool:
-        """Whether it may add to the next segments: once, and its prompt only behind those of older requests."""
+        """Whether it may add rows to the next segments: once, and prompt rows only after those of older requests."""
         pacing = self.ring.pacing
         if self.request in pacing.rows.left_out or pacing.batcher.holds(self.request):
             return False
@@ -108,7 +108,7 @@ class RequestTarget(Target):
         return self.ring.pacing.rows.share(self, running, size)
 
     def waits_for(self, promise: float) -> bool:
-        self._level_is_done()
+        self._finish_level()
         if not self.terms.thrifty or len(self.tree.trunk) <= self._prompt + 1:  # a network still reads the prompt
             return False
         guesses = map(math.exp, worths(self, weighed=False))
@@ -117,14 +117,14 @@ class RequestTarget(Target):
         return self.ring.pacing.gate.waits_for(promise, likely, behind)
 
     def pays(self, promise: float) -> bool:
-        self._level_is_done()
+        self._finish_level()
         pacing = self.ring.pacing
         pays = pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now())
         return pays or not self.terms.thrifty
 
     @property
     def guesses(self) -> bool:
-        """Whether to guess at all: not if the request is alone and plain decoding is faster."""
+        """Whether to guess at all; False for a single request for which plain decoding is faster."""
         alone = self.terms.plain_seconds and len(self.ring.running) == 1
         return not alone or self.ring.pacing.fallback.guesses
 
@@ -132,13 +132,13 @@ class RequestTarget(Target):
         """Add the seconds of a network's pass to the newest level."""
         self._drafting += seconds
 
-    def _level_is_done(self) -> None:
+    def _finish_level(self) -> None:
         if self._drafting:
             self.ring.pacing.gate.drafted(self._drafting)
         self._drafting = 0.0
 
     def send(self, nodes: Sequence[int]) -> None:
-        assert nodes and not self.ended, f"{len(nodes)} nodes are sent for request {self.request}"
+        assert nodes and not self.ended, f"{len(nodes)} nodes to send for request {self.request}, ended: {self.ended}"
         self._flying.append(nodes)
         self.segments += 1
         self.ring.put(self._segment(self.request, nodes))
@@ -174,9 +174,9 @@ class RequestTarget(Target):
             pacing.first_stage.prune(dead, now)
 
     def end(self, keep: bool = False) -> Sequence[int]:
-        """Prune what is in flight, and let every stage forget the request; does not wait.
+        """End the request: prune what is in flight, and send the Reset, without waiting.
 
-        With `keep` the stages may keep the text; returns the nodes that they keep.
+        With `keep` the stages may keep the text. Returns the nodes that they keep.
         """
         self.ended = True
         self.wakes = None
@@ -191,12 +191,12 @@ class RequestTarget(Target):
 
     @property
     def held_prompt(self) -> Sequence[int]:
-        """The nodes of the prompt, once every stage holds them as text."""
+        """The nodes of the prompt once every stage holds them as text; empty before."""
         answered = len(self.tree.trunk) > self._prompt
         return self.tree.trunk[:self._prompt] if answered else ()
 
     def begin_behind(self, request: int, nodes: Sequence[int], length: int) -> None:
-        """Begin behind the first `length` nodes of another request, which have the same tokens."""
+        """Begin after the first `length` nodes of another request, which have the same tokens."""
         tip = self.tree.trunk[length - 1]
         self.tree.skip(length)
         self.reused = length
@@ -210,13 +210,13 @@ class RequestTarget(Target):
             self.ring.listen()
 
     def take(self, segment: Segment, message: int) -> None:
-        """Take in a segment that came back in the message of this number."""
-        assert self._flying, f"a segment is back for request {self.request}, which has sent none"
+        """Accept a segment that came back in the message of this number."""
+        assert self._flying, f"a segment came back for request {self.request}, which has none in flight"
         self._flying.popleft()
-        self._hear(segment, message)
+        self._queue(segment, message)
 
     def learn(self, features: Features) -> None:
-        """Note what a stage says of rows that are still under way, unless a later one has said more."""
+        """Record a stage's features of rows in flight, unless a later stage has reported more."""
         feature_TN = upload(features.x, self.ring.device)
         for node, feature_N in zip(features.nodes, feature_TN):
             known = self.tree.nodes.get(node)
@@ -226,36 +226,36 @@ class RequestTarget(Target):
                 known.partial = feature_N
 
     def reset(self, request: int) -> None:
-        """A Reset with this request number came back."""
+        """Close the request: the Reset with this request number came back."""
         self.closed = True
         self._flying.clear()
         self.ring.forget(self.request)
 
     def _broadcast(self, keep: list[int]) -> None:
-        """Send every stage the end of the text and the guesses that live."""
+        """Send the end of the text and the live guesses to every stage."""
         tree, tip = self.tree, self.tree.tip
         prune = Prune(self.request, tip, tree.nodes[tip].parent, tree.horizon, keep)
         self.ring.link.broadcast(prune)
 
     def alive(self, segment: Segment) -> Segment:
-        """The rows of a waiting segment that are still worth sending."""
+        """Return the rows of a waiting segment that are still worth sending."""
         if not self.terms.prunes:
             return segment
         known = [i for i, node in enumerate(segment.nodes) if node in self.tree.nodes]
         return segment.take(known)
 
     def to_judge(self, nodes: Iterable[int]) -> list[int]:
-        """The live guesses and the tip among these nodes; below others nothing can settle."""
+        """Return the live guesses and the tip among these nodes; below other nodes nothing can settle."""
         tree = self.tree
         return [node for node in nodes if node in tree.live or node == tree.tip]
 
     def echoes(self, node: int) -> bool:
-        """Whether the log-probability of the prompt's token behind a node is requested."""
+        """Return whether the log-probability of the prompt token after this node is requested."""
         wanted = self.terms.logprobs
         return wanted is not None and node in self.tree.nodes and self.tree.nodes[node].pos < wanted.echoed
 
-    def _hear(self, segment: Segment, message: int) -> None:
-        """Keep a segment to be judged, unless it has no rows."""
+    def _queue(self, segment: Segment, message: int) -> None:
+        """Queue a segment to be judged, unless it has no rows."""
         if segment.nodes:
             x_TD = upload(segment.x, self.ring.device)
             self._returned.append(Returned(segment, x_TD, message))
@@ -263,18 +263,18 @@ class RequestTarget(Target):
             self.ring.trace.note("judge", self.ring.clock.now(), nodes=[], said={})
 
     def _judge(self) -> None:
-        """Note what follows the rows of the oldest returned segment."""
+        """Record the target's answers for the rows of the oldest returned segment."""
         returned = self._returned[0]
         said: dict[int, int] = {}
         with self.ring.trace.span("judge", nodes=returned.segment.nodes, said=said):
             self._note(returned)
-            self._ask(returned.message)
+            self._compute_logits(returned.message)
             self._returned.popleft()
             self._decide(returned.logits, said)
             self._note_logprobs(returned.logits, said)
 
     def _decide(self, logits: Mapping[int, Tensor], said: dict[int, int]) -> None:
-        """Note in the tree and in `said` which tokens follow these nodes."""
+        """Record in the tree and in `said` the tokens that follow these nodes."""
         if nodes := self.to_judge(logits):
             logits_TV = torch.stack([logits[node] for node in nodes])
             said.update(zip(nodes, self._tokens(nodes, logits_TV)))
@@ -282,7 +282,7 @@ class RequestTarget(Target):
                 self.tree.nodes[node].target_token = token
 
     def _tokens(self, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
-        """The target's token after each of these nodes."""
+        """Return the target's token after each of these nodes."""
         if self.tree.law is not None:
             logits_TV = self.tree.law.shaped(self.tree, nodes, logits_TV)
         if self.sampler.matches:
@@ -290,7 +290,7 @@ class RequestTarget(Target):
         return judged(self.sampler, self.tree, nodes, logits_TV)
 
     def _note_logprobs(self, logits: Mapping[int, Tensor], said: Mapping[int, int]) -> None:
-        """Note the requested log-probabilities in the tree: of the tokens in `said`, and of the prompt."""
+        """Store the requested log-probabilities in the tree: of the tokens in `said`, and of the prompt."""
         wanted, tree = self.terms.logprobs, self.tree
         if wanted is None:
             return
@@ -304,8 +304,8 @@ class RequestTarget(Target):
             for node, logprob in zip(after, logprobs(logits_TV, list(after.values()), wanted.likeliest)):
                 tree.nodes[node].logprob = logprob
 
-    def _ask(self, message: int) -> None:
-        """Run the LM head once for all segments of a message whose requests have not ended."""
+    def _compute_logits(self, message: int) -> None:
+        """Run the LM head once for all segments of a message, without those of ended requests."""
         ring = self.ring
         asked: list[tuple[Returned, int]] = []
         chosen = []
@@ -325,7 +325,7 @@ class RequestTarget(Target):
                 each.logits[node] = logits_V
 
     def _note(self, returned: Returned) -> None:
-        """Keep the features of a segment's rows in the tree, for the draft."""
+        """Store the features of a segment's rows in the tree, for the draft."""
         inner = returned.segment.inner
         feature_TD = returned.x_TD if inner is None else upload(inner, self.ring.device)
         for node, feature_D in zip(returned.segment.nodes, feature_TD):
@@ -338,7 +338,7 @@ class RequestTarget(Target):
         return self.ring.trace.span(name, tip=self.tree.tip, token=tip.token, parent=tip.parent)
 
     def _segment(self, request: int, nodes: Sequence[int]) -> Segment:
-        """These nodes as a message."""
+        """Return a segment of these nodes."""
         known = [self.tree.nodes[node] for node in nodes]
         parents = [node.parent for node in known]
         pos = [node.pos for node in known]
@@ -349,29 +349,29 @@ class RequestTarget(Target):
 
 
 class Ring:
-    """The stages in a ring, shared by all requests: rank 0 sends to the first and hears from the last.
+    """The ring of stages, shared by all requests: rank 0 sends to the first stage and receives from the last.
 
-    `depth` segments fill it.
+    It is filled by `depth` segments.
     """
 
     target_of: Callable[..., RequestTarget] = RequestTarget
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
                  trace: NoTrace = OFF, clock: Clock = REAL) -> None:
-        self.links = [link]  # one to each copy of the stages; all messages come back at the first
+        self.links = [link]  # one to each copy of the stages; all messages come back at the first link
         self.lm_head = lm_head
         self.depth, self.device = depth, device
         self.trace, self.clock = trace, clock
-        self.meter = Meter()  # of rank 0's work
+        self.meter = Meter()  # measures the work of rank 0
         self.unlearn()
-        self.requests = 0  # closed since the start
-        self.heard = 0  # messages that came back since the start
-        self.unanswered = 0  # messages of the last `ping`
+        self.requests = 0  # number of requests closed since the start
+        self.heard = 0  # number of messages that came back since the start
+        self.unanswered = 0  # messages of the last `ping` that have not come back
         self.stopped = False
-        self.epoch = 0  # how often all ranks have connected again
-        self.reconnect: Callable[[PeerLost], None] = final  # connects all ranks again, or raises PeerLost
-        self.ids: Iterator[int] = count()  # of the nodes of all requests: no id ever means two nodes
-        self._numbers: Iterator[int] = count()  # of the requests
+        self.epoch = 0  # number of times that all ranks have reconnected
+        self.reconnect: Callable[[PeerLost], None] = final  # reconnects all ranks, or raises PeerLost
+        self.ids: Iterator[int] = count()  # for the nodes of all requests: no id is ever used twice
+        self._numbers: Iterator[int] = count()  # for the requests
         self._ping = -1  # the request number of the last `ping`
         self._open: dict[int, RequestTarget] = {}  # by the request number of their messages
 
@@ -391,11 +391,11 @@ class Ring:
         return any(target.ended for target in self._open.values())
 
     def unlearn(self) -> None:
-        """Forget what was measured during earlier requests; none is open."""
+        """Reset the measurements of earlier requests; no request may be open."""
         self.pacing = Pacing(self.depth)
 
     def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:
-        """The target of a new request."""
+        """Return the target of a new request."""
         request = next(self._numbers)
         target = self.target_of(self, request, tree, sampler, terms)
         self._open[request] = target
@@ -410,14 +410,14 @@ class Ring:
     # --- out ----------------------------------------------------------------------------------------------------------
 
     def put(self, segment: Segment) -> None:
-        """Send a segment: at once if its request is alone, else with those of others at the next departure."""
+        """Send a segment: at once if its request is the only one, else together with others' at the next `depart`."""
         self.pacing.batcher.put(segment)
         if len(self.running) == 1:
             self.depart()
 
     @property
     def free(self) -> bool:
-        """Whether the first stage is about free."""
+        """Whether the first stage is free, or nearly so."""
         return self.clock.now() >= self.pacing.first_stage.ready_at
 
     def depart(self) -> None:
@@ -434,10 +434,10 @@ class Ring:
                 self.link.send(message)
             self.pacing.rows.close()
 
-    # --- back ---------------------------------------------------------------------------------------------------------
+    # --- in -----------------------------------------------------------------------------------------------------------
 
     def listen(self, until: float | None = None) -> None:
-        """Wait for a message, a moment of the clock, or one that a request waits for; hand out messages."""
+        """Wait for a message, at most until `until` or a time that a request waits for; distribute messages."""
         self.depart()
         moments = [target.wakes for target in self.running if target.wakes is not None]
         if until is not None:
@@ -450,15 +450,15 @@ class Ring:
         elif self.closing or any(target.in_flight for target in self.running):
             self._hand_out(self.link.recv())
         else:
-            self.pacing.rows.close()  # all were left out for a request that has nothing to send any more
+            self.pacing.rows.close()  # all were left out because of a request that has nothing to send any more
 
     def poll(self) -> None:
-        """Hand out the messages that have arrived; does not wait."""
+        """Distribute the messages that have arrived, without waiting."""
         while self.link.ready:
             self._hand_out(self.link.recv())
 
     def _hand_out(self, message: Message) -> None:
-        """Give a message to its requests."""
+        """Pass a message to its requests."""
         if isinstance(message, Features):
             if message.request in self._open:
                 self._open[message.request].learn(message)
@@ -471,36 +471,36 @@ class Ring:
             self.unanswered -= message.request == self._ping
         segments = segments_of(message)
         if segments:
-            self._is_back(segments)
+            self._measure(segments)
         for segment in segments:
             self._open[segment.request].take(segment, self.heard)
 
-    def _is_back(self, segments: Sequence[Segment]) -> None:
-        """Measure the way of the oldest message, which came back."""
+    def _measure(self, segments: Sequence[Segment]) -> None:
+        """Measure the round trip of the oldest message, which came back."""
         rows = sum(len(segment.nodes) for segment in segments)
         way = self.pacing.first_stage.back(rows, self.clock.now())
         self.pacing.times.learn(max((segment.visits for segment in segments), key=len), way)
 
-    # --- all of it ----------------------------------------------------------------------------------------------------
+    # --- the whole ring -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Wait until a first message has passed every stage."""
         send_round(self.links, Reset(next(self._numbers)))
 
     def ping(self) -> None:
-        """Send round a message that changes nothing: whether it comes back shows whether all stages work."""
+        """Send a message round that changes nothing; if it comes back, all stages work."""
         self._ping = next(self._numbers)
         self.unanswered = len(self.links)
         for link in self.links:
             link.send(Reset(self._ping))
 
     def stop(self) -> None:
-        """End the pipeline; returns when every stage has passed the message on."""
+        """End the pipeline, and wait until every stage has passed the message on."""
         self.stopped = True
         send_round(self.links, Stop())
 
     def recover(self, loss: PeerLost) -> None:
-        """After a loss: connect all ranks again and begin with empty stages; raises PeerLost if that fails."""
+        """Reconnect all ranks after a loss, and start with empty stages; raises PeerLost if that fails."""
         while True:
             self.reconnect(loss)
             self._open, self.unanswered = {}, 0
@@ -513,5 +513,5 @@ class Ring:
 
 
 def sent(segment: Segment) -> dict[str, Any]:
-    """The facts in the span in which rank 0 sends a segment."""
+    """Return the facts for the trace span in which rank 0 sends a segment."""
     return {"nodes": segment.nodes, "tokens": segment.x.tolist(), "parents": segment.parents, "text": segment.text}

@@ -1,7 +1,7 @@
-"""Connections between processes, of one machine or several: sockets, one for each direction and kind.
+"""Connections between processes on one or several machines: one socket per direction and kind of wire.
 
-They carry bytes, and know nothing about messages. Each begins with a greeting: who sends what, in which epoch of the
-links. All of an epoch are made and cut together; a cut wakes the threads that wait at them.
+They carry bytes, and know nothing about messages. Each begins with a greeting: epoch, kind and sender. All connections
+of an epoch are made and cut together; a cut wakes the threads that wait for them.
 """
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pipeline.failure import broken, guarded
 from pipeline.keys import Keys, encrypted
 from pipeline.transport import WIRES, Peers, Wire
 
-GREETING = struct.Struct("=8s3q")  # a mark, the epoch, the kind of the connection, and the sender's rank
+GREETING = struct.Struct("=8s3q")  # mark, epoch, kind of the wire, rank of the sender
 MARK = b"flowspec"
-LOOK = 0.02  # seconds to wait for a peer to connect
-BRIEF = 10.0  # seconds for a greeting, and to reach a board
-STRANGERS = 64  # connections without a greeting; of more the oldest is closed
+LOOK = 0.02  # seconds of one wait for a peer to connect
+BRIEF = 10.0  # timeout in seconds of a greeting, and of connecting to a board
+STRANGERS = 64  # maximum number of connections without a greeting; beyond it the oldest is closed
 
 
 class Greeted(NamedTuple):
-    """A connection whose greeting has come."""
+    """A connection that has received its greeting."""
 
     connection: socket.socket
     kind: int
@@ -35,9 +35,9 @@ class Greeted(NamedTuple):
 
 
 class Door:
-    """Accepts a rank's peers in one epoch; they find it by its `name`.
+    """The listening socket of a rank for its peers in one epoch; peers connect to its `name`.
 
-    Each connection has a thread that waits for its greeting, so that silent strangers delay nobody.
+    A thread per connection waits for the greeting, so that silent strangers delay no peer.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Door:
     def __init__(self, epoch: int, listening: socket.socket) -> None:
         self.epoch = epoch
         self._listening = listening
-        self._strangers: deque[socket.socket] = deque()  # without a greeting so far
+        self._strangers: deque[socket.socket] = deque()  # connections without a greeting so far
         self._greeted: SimpleQueue[Greeted] = SimpleQueue()
         self._closed = False
-        self._error: BaseException | None = None  # that ended a thread of the door
+        self._error: BaseException | None = None  # the error that ended a thread of the door
         listening.listen()
         self._thread = guarded("door", self._accept, self._failed)
 
@@ -57,7 +57,7 @@ class Door:
 
     def __exit__(self, *error: object) -> None:
         self._closed = True
-        hang_up(self._listening)  # which wakes its thread
+        hang_up(self._listening)  # this wakes its thread
         self._thread.join()
         self._listening.close()
         while (found := self.let_in(0.0)) is not None:
@@ -68,7 +68,7 @@ class Door:
         raise NotImplementedError
 
     def let_in(self, seconds: float = LOOK) -> Greeted | None:
-        """The next peer of this epoch, or None after a while."""
+        """Return the next peer of this epoch, or None if there is none after `seconds`."""
         if self._error:
             raise self._error
         try:
@@ -85,7 +85,7 @@ class Door:
         while True:
             try:
                 connection = self._take()
-            except OSError:  # the peer has left, or too many files are open
+            except OSError:  # the peer has disconnected, or too many files are open
                 if self._closed:
                     return
                 time.sleep(LOOK)
@@ -105,7 +105,7 @@ class Door:
             connection.settimeout(None)
         except (OSError, struct.error):
             mark, epoch = b"", 0
-        with suppress(ValueError):  # it was removed as the oldest stranger
+        with suppress(ValueError):  # it may have been removed as the oldest stranger
             self._strangers.remove(connection)
         if (mark, epoch) == (MARK, self.epoch):
             self._greeted.put(Greeted(connection, kind, peer))
@@ -114,7 +114,7 @@ class Door:
 
 
 class FolderDoor(Door):
-    """A door in a private folder of one machine; the path goes through its descriptor, as its name may be too long."""
+    """A door in a private folder of one machine. Paths use the folder's descriptor, as its name may be too long."""
 
     def __init__(self, folder: str, epoch: int) -> None:
         self.name = f"door-{epoch}-{os.getpid()}"
@@ -125,7 +125,7 @@ class FolderDoor(Door):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        with suppress(OSError):  # the folder may be gone
+        with suppress(OSError):  # the folder may have been removed
             os.unlink(self.name, dir_fd=self._folder)
         os.close(self._folder)
 
@@ -137,7 +137,7 @@ class FolderDoor(Door):
 
 
 class BoardDoor(Door):
-    """A door at one address of a board. With keys, connections are encrypted, and only the cluster's boards get in."""
+    """A door at one address of a board. With keys, connections are encrypted and open to the cluster's boards only."""
 
     def __init__(self, address: str, keys: Keys | None, epoch: int, port: int = 0) -> None:
         self._keys = keys
@@ -171,7 +171,7 @@ def _connected(connection: socket.socket, place: Any) -> socket.socket:
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
-    """Read this number of bytes, or fewer if the connection ends."""
+    """Read this number of bytes; fewer if the connection ends."""
     found = b""
     while len(found) < size and (more := connection.recv(size - len(found))):
         found += more
@@ -179,13 +179,13 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Shut a connection down, which wakes waiting threads at both ends; without decrypting it."""
-    with suppress(OSError):  # it is gone already
+    """Shut a connection down, which wakes waiting threads at both ends; an encrypted one stays encrypted."""
+    with suppress(OSError):  # it may be closed already
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _numbered(links: Iterable[Sequence[Sequence[int]]]) -> set[tuple[int, int]]:
-    """The kind of each wire and the rank at its other end, for all links."""
+    """Return the kind of each wire of all links, and the rank at its other end."""
     return {(kind, peer) for link in links for kind, ranks in enumerate(link) for peer in ranks}
 
 
@@ -200,7 +200,7 @@ class Connections:
         self.missing = _numbered(each.heard for each in peers)
 
     def reach(self, door: Door, kind: int, peer: int, name: str) -> None:
-        """Connect to a peer at the door of this name; raises PeerLost."""
+        """Connect to a peer at the door of this name; raises PeerLost if that fails."""
         try:
             connection = door.reach(name)
             self._all.append(connection)
@@ -211,7 +211,7 @@ class Connections:
             raise broken(peer) from error
 
     def let_in(self, door: Door) -> None:
-        """Accept the next missing peer, if one comes soon."""
+        """Accept the next missing peer, if one connects soon."""
         found = door.let_in()
         if found is None:
             return
@@ -224,11 +224,11 @@ class Connections:
             connection.close()
 
     def cut(self) -> None:
-        """Break the connections, for waiting threads and for peers."""
+        """Shut all connections down, so that waiting threads and peers notice."""
         for connection in self._all:
             hang_up(connection)
 
     def close(self) -> None:
-        """Close the connections; no thread waits at them any more."""
+        """Close the connections; no thread may wait for them any more."""
         for connection in self._all:
             connection.close()

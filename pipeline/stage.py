@@ -1,6 +1,6 @@
-"""A stage: a slice of the model and a cache for each request; its state is a function of the received messages.
+"""A stage: a slice of the model and a cache per request. Its state depends only on the received messages.
 
-It knows nothing about strategies or ranks: a segment brings ids, parents and positions, which define the mask.
+It knows nothing about strategies or ranks: ids, parents and positions in a segment define the attention mask.
 """
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from pipeline.transport import StageLink
 
 
 class Stage:
-    """Computes segments with the slice `part`; `new_cache` makes the cache of a request.
+    """A stage that computes segments with the slice `part`; `new_cache` creates the cache of a request.
 
-    A segment that needs inner features gets the inputs of the slice's `inner_layers`, of which rank 0 hears at once if
-    the stage `reports`. At most `requests` are under way.
+    To a segment that needs inner features it adds the inputs of the slice's `inner_layers`; with `reports` it also
+    sends them to rank 0 at once. `requests` caches are allocated at the start.
     """
 
     def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,
@@ -43,22 +43,22 @@ class Stage:
         self.part, self.trace = part, trace
         self.inner_layers, self.reports = inner_layers, reports
         self.caches: dict[int, TreeCache] = {}  # of open requests
-        self.ended: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
+        self.ended: dict[int, TreeCache] = {}  # of ended requests; others may begin with their text
         self._new_cache = new_cache
         self._spare = [new_cache() for _ in range(requests)]
-        self._early: dict[int, Prune] = {}  # the newest prune of each request that has not begun here
+        self._early: dict[int, Prune] = {}  # request that has not begun here -> its newest prune
         self._newest = -1  # the highest request number of all segments, Starts and Resets so far
         self.device = self._spare[0].like.device
 
     def forget(self) -> None:
-        """Forget all requests; after an interruption, so caches may be half written."""
+        """Forget all requests, also after an interruption, when caches may be half written."""
         for cache in [*self.caches.values(), *self.ended.values()]:
             cache.clear()
             self._spare.append(cache)
         self.caches, self.ended, self._early = {}, {}, {}
 
     def apply(self, msg: Message, news: Callable[[], Prune | None] = lambda: None) -> Message | None:
-        """Obey one message; returns the message for the next stage. `news` are prunes that come meanwhile."""
+        """Apply one message, and return the message for the next stage. `news` returns prunes that arrive meanwhile."""
         if isinstance(msg, Prune):
             self._prune(msg)
             return None
@@ -72,31 +72,31 @@ class Stage:
         return msg
 
     def living(self, segment: Segment) -> Segment:
-        """The live rows of a segment."""
+        """Return the live rows of a segment."""
         return segment.take(self.cache(segment.request).alive(segment.nodes))
 
     def cache(self, request: int) -> TreeCache:
-        """The cache of a request, which opens with its first segment.
+        """Return the cache of a request; the first segment of a request opens one.
 
-        A new one is made only where several decoders keep texts.
+        A new cache is allocated only if several decoders keep texts.
         """
         if request not in self.caches:
             self._open(request, self._spare.pop() if self._spare else self._new_cache())
         return self.caches[request]
 
     def reports_of(self, msg: Message) -> list[Features]:
-        """What rank 0 hears at once of the rows in a computed message."""
+        """Return the features of a computed message that are reported to rank 0 at once."""
         return reports_of(msg) if self.reports else []
 
     def _open(self, request: int, cache: TreeCache) -> None:
-        """Open a request, and obey the prune that came before."""
+        """Open a request, and apply the prune that came before it."""
         self.caches[request] = cache
         early = self._early.pop(request, None)
         if early is not None:
             self._prune(early)
 
     def _start(self, start: Start) -> None:
-        """Begin a request behind the text of one that is over, or a copy of that of an open one."""
+        """Begin a request with the text of an ended one, or with a copy of the text of an open one."""
         taken = self.ended.pop(start.source, None)
         if taken is None:
             self.cache(start.request).copy(self.caches[start.source], start.length)
@@ -105,7 +105,7 @@ class Stage:
             self._open(start.request, taken)
 
     def _close(self, reset: Reset) -> None:
-        """End a request; its text stays up to the node in the Reset, if any."""
+        """End a request; its text is kept up to the node in the Reset, if any."""
         self._early.pop(reset.request, None)
         cache = self.caches.pop(reset.request, None) or self.ended.pop(reset.request, None)
         if cache is None:
@@ -118,10 +118,10 @@ class Stage:
             self.ended[reset.request] = cache
 
     def _prune(self, prune: Prune) -> None:
-        """Obey a prune, unless its request may be over.
+        """Apply a prune, unless its request may have ended.
 
-        A request that is not open has certainly not ended only if its number is above all so far. Then the prune is
-        kept until the first segment: a cache may be needed for earlier requests.
+        A request that is not open has certainly not ended only if its number is above all earlier ones. Then the prune
+        waits for the first segment, since earlier requests may need the spare cache.
         """
         if prune.request in self.caches:
             with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):
@@ -132,14 +132,14 @@ class Stage:
             self._early[prune.request] = max(known, prune, key=lambda each: each.horizon)
 
     def _forward(self, segments: list[Segment], news: Callable[[], Prune | None]) -> list[Segment]:
-        """Run the layers for these segments; an empty one is passed on, since rank 0 counts them.
+        """Run the layers for these segments; empty ones are passed on, since rank 0 counts segments.
 
         If all rows die meanwhile, the segments are given up between two layers.
         """
         computed = [segment for segment in segments if segment.nodes]
         if not computed:
             return segments
-        prunes: list[Prune] = []  # obeyed at the end, since the layers use the caches
+        prunes: list[Prune] = []  # applied at the end, since the layers use the caches
         survivors: dict[int, list[Survivors]] = {}  # by request
 
         def alive() -> bool:
@@ -155,7 +155,7 @@ class Stage:
         return [results.get(segment.request, segment) for segment in segments]
 
     def _compute(self, segments: list[Segment], alive: Callable[[], bool]) -> dict[int, Segment]:
-        """The computed segments by request; without rows if they were given up."""
+        """Compute segments, and return them by request; without rows if they were given up."""
         for segment in segments:
             self.cache(segment.request).admit(segment.nodes, segment.parents, segment.text)
         counts = [len(segment.nodes) for segment in segments]
@@ -171,7 +171,7 @@ class Stage:
                 x_TD = self.part(before_T, pos_T, caches, inputs, alive)
             if x_TD is None:
                 return {segment.request: segment.take([]) for segment in segments}
-            if x_TD.is_cuda:  # wait for the kernels, as the message would: the visit has their time
+            if x_TD.is_cuda:  # wait for the kernels, as sending would: the visit must include their time
                 torch.cuda.current_stream(x_TD.device).synchronize()
             parts = x_TD.split(counts)
             features = [None] * len(segments)
@@ -184,7 +184,7 @@ class Stage:
 
 
 def run_stage(stage: Stage, link: StageLink) -> None:
-    """The main loop of a stage. Prunes are obeyed before waiting data, and before a computed segment leaves."""
+    """Run the main loop of a stage. Prunes are applied before queued data, and before a computed segment leaves."""
     msg: Message | None = None
     while not isinstance(msg, Stop):
         with stage.trace.span("wait"):

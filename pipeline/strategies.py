@@ -1,9 +1,9 @@
-"""The strategies: when to draft, send, verify and prune; one generator each, side by side.
+"""The strategies: when to draft, send, verify and prune. Each one is a generator.
 
-They know nothing about ranks, devices or messages. Each yields the tokens that it settled, `WAIT` while it waits, and
-its draft's `Reading`s.
-The target samples, keyed by position: so every strategy writes the same text, and only the order of the verbs differs.
-They need no torch, so they can be read, tested and simulated without.
+They know nothing about ranks, devices or messages. Each yields settled tokens, `WAIT` while it waits for its target,
+and the `Reading`s of its draft.
+The noise of the target's samples is keyed by position, so all strategies produce the same text, and differ only in the
+order of these steps. They need no torch, so they can be read, tested and simulated without it.
 """
 from __future__ import annotations
 
@@ -15,70 +15,70 @@ from model.tree import TokenTree, verify
 
 
 class Waiting:
-    """What a strategy yields while it waits for its target."""
+    """The value that a strategy yields while it waits for its target."""
 
 
 WAIT = Waiting()
 
-# A strategy yields settled tokens, `WAIT`, or a `Reading` of its draft, for which it is sent what was `Read`.
+# A strategy yields settled tokens, `WAIT`, or a `Reading` of its draft. A `Reading` is answered with a `Read`.
 Progress = Generator[Union[List[int], Waiting, Reading], Any, None]
 
 
 class Target(Protocol):
-    """The pipeline, as the strategy of one request sees it."""
+    """The pipeline as seen by the strategy of one request."""
 
     @property
     def depth(self) -> int:
-        """The number of segments that fill the pipeline."""
+        """Number of segments that fill the pipeline."""
 
     @property
     def in_flight(self) -> int:
-        """The number of this request's segments that were sent and not verified yet."""
+        """Number of this request's segments that were sent and are not verified yet."""
 
     @property
     def has_room(self) -> bool:
-        """Whether the pipeline is not full yet."""
+        """Whether the pipeline can take another segment of this request."""
 
     @property
     def free(self) -> bool:
-        """Whether the first stage is about free, and this request may send."""
+        """Whether the first stage is free, or nearly so, and this request may send."""
 
     def share(self, size: int | None) -> int | None:
-        """How many of `size` rows in the next segment this request may fill; None: no bound."""
+        """Return the rows that this request may fill in the next segment; `size` is for a single request, None: all."""
 
     def ready(self) -> bool:
-        """Take in what has arrived; whether a segment is back, so that `wait` would return at once."""
+        """Process arrived messages; return whether a segment has come back, so that `wait` would not wait."""
 
     def pays(self, promise: float) -> bool:
-        """Whether a level of guesses, of `promise` expected tokens, is worth its time."""
+        """Return whether drafting a level of guesses, with `promise` expected tokens, is worth its time."""
 
     def waits_for(self, promise: float) -> bool:
-        """Whether the waiting nodes should leave together with a level of `promise` expected tokens."""
+        """Return whether unsent nodes should wait, to leave with a new level of `promise` expected tokens."""
 
     def send(self, nodes: Sequence[int]) -> None:
-        """Send these nodes of the tree; does not wait."""
+        """Send these nodes of the tree without waiting."""
 
     def wait(self) -> Progress:
-        """Yield until a segment of this request is back, and note its answers in the tree.
+        """Yield until a segment of this request has come back, then record its answers in the tree.
 
-        `yield from` it: the decoder serves other requests at each `WAIT`.
+        Call it with `yield from`: at each `WAIT` the decoder serves other requests.
         """
 
     def rest(self) -> Progress:
-        """Yield until a segment is back or, if there are nodes to send, until the first stage is free."""
+        """Yield until a segment has come back or, if there are nodes to send, until the first stage is free."""
 
     def prune(self) -> None:
-        """Send every stage which nodes are alive."""
+        """Send the list of live nodes to every stage."""
 
     def close(self) -> None:
-        """End the request; returns when every stage has forgotten it."""
+        """End the request, and wait until every stage has forgotten it."""
 
 
 Strategy = Callable[[TokenTree, Target, Draft, TreeConfig], Progress]
 
 
 def autoregressive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """One token, once round the ring; the prompt goes in chunks that follow each other through the stages."""
+    """Decode one token per round of the ring; chunks of the prompt follow each other through the stages."""
     while True:
         while segment := tree.cut(1, cfg.chunk):
             target.send(segment)
@@ -88,7 +88,7 @@ def autoregressive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfi
 
 
 def serial(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """Draft a tree and send it whole: one stage works while the others wait."""
+    """Draft a tree and send it as one segment: one stage works while the others wait."""
     while True:
         while (yield from draft.grow(tree, cfg.init)):
             pass
@@ -101,7 +101,7 @@ def serial(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pr
 
 
 def naive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """Draft a tree, cut it into equal shares that fill the pipeline, verify it once all are back (Chunk-PP)."""
+    """Draft a tree, send it in equal shares that fill the pipeline, verify it once all are back (Chunk-PP)."""
     while True:
         while (yield from draft.grow(tree, cfg.init)):
             pass
@@ -115,7 +115,7 @@ def naive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pro
 
 
 def pruned(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """Send a tree best guesses first; verify every segment as it returns, and prune what is still on its way."""
+    """Send a tree with the best guesses first; verify each segment as it returns, and prune those in flight."""
     while True:
         while (yield from draft.grow(tree, cfg.init)):
             pass
@@ -129,10 +129,10 @@ def pruned(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pr
 
 
 def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """Keep the pipeline full of the best unsent guesses; verify, prune and regrow at every return (FlowSpec)."""
+    """Fill the pipeline with the best unsent guesses; verify, prune and grow at each returned segment (FlowSpec)."""
     growth = cfg.init
     while True:
-        if tree.unsent:  # the tip shall not wait for the whole tree, nor leave alone
+        if tree.unsent:  # the tip must neither wait for the whole tree nor leave alone
             while (yield from draft.grow(tree, cfg.init.young)):
                 pass
             target.send(tree.cut(cfg.init.segment, cfg.chunk))
@@ -151,7 +151,7 @@ def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -
 
 
 def pipedec(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """Every step send one more layer of the tree, and verify the layer that comes back (PipeDec)."""
+    """In each step send the next layer of the tree, and verify the layer that comes back (PipeDec)."""
     while True:
         if segment := tree.cut(cfg.layer.segment, cfg.chunk):
             target.send(segment)
@@ -165,7 +165,7 @@ def pipedec(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> P
 
 
 def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """The tip at once and alone, then run after run of one drafted chain, which a miss ends (PipeInfer)."""
+    """Send the tip at once and alone, then successive runs of one drafted chain, until a miss (PipeInfer)."""
     while True:
         while tree.unsent:
             target.send(tree.cut(1, cfg.chunk))
@@ -181,10 +181,10 @@ def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
 
 
 def pearl(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """One verification at a time of all that one chain has by then, while the chain goes on (PEARL, AMUSD).
+    """Verify all guesses of a chain so far, one verification at a time, while the chain grows (PEARL, AMUSD).
 
-    After a miss that is the tip alone, beside which the first guesses are drafted (PEARL's pre-verify, algorithm 2); as
-    long as guesses are right, it is what was drafted during the verification before (its post-verify).
+    After a miss the tip alone is verified, while the first guesses are drafted (PEARL's pre-verify, algorithm 2). As
+    long as guesses are accepted, those drafted during the previous verification are verified next (its post-verify).
     """
     while True:
         while segment := tree.cut(None, cfg.chunk):
@@ -198,10 +198,10 @@ def pearl(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pro
 
 
 def ssd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """One verification at a time; meanwhile grow below all that its answer may be, so that the next leaves at once.
+    """Run one verification at a time; meanwhile draft below its likely outcomes, so that the next leaves at once.
 
-    That is Saguaro's speculation cache (SSD, section 4.1). After an answer below which nothing was grown, a tree is
-    drafted first, with the same draft: the paper's fallback where requests are few (section 4.3).
+    This is Saguaro's speculation cache (SSD, section 4.1). After an outcome below which nothing was drafted, a tree is
+    drafted first, with the same draft: the paper's fallback for few requests (section 4.3).
     """
     growth = cfg.outcomes
     while True:
@@ -219,9 +219,9 @@ def ssd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 
 
 def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """Judge what is back; else send the best guesses just as the first stage gets free; else draft; else rest.
+    """Verify a returned segment; else send the best guesses as the first stage gets free; else draft; else rest.
 
-    Guesses that are not worth their row are not sent, levels that are not worth rank 0's time are not drafted.
+    Guesses that are not worth a row are not sent. Levels that are not worth rank 0's time are not drafted.
     """
     while True:
         if target.ready():
@@ -239,7 +239,7 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
 
 
 def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """One guess for each step of a stage, so that each stage has one of a chain (SPD)."""
+    """Send one guess of a chain whenever the first stage is free, so that each stage holds one guess (SPD)."""
     while True:
         if target.ready():
             yield from target.wait()
@@ -253,7 +253,7 @@ def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
 
 
 def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """A drafter that never waits: the tip at once, and every few guesses of one chain to a free replica (DSI)."""
+    """Draft a chain without waiting; the tip leaves at once, every `lookahead` guesses go to a free replica (DSI)."""
     enough = cfg.lookahead
     while True:
         if target.ready():

@@ -1,7 +1,7 @@
-"""When a rank did what: its clock, its meter, and its trace, one JSON line per span.
+"""Timing of a rank: its clock, its meter of work, and its trace with one JSON line per span.
 
-It knows nothing about what is timed. A trace that is off is one shared object that does nothing; the lines of all ranks
-are merged into a Chrome trace for https://ui.perfetto.dev, and read by scripts/timeline.
+It knows nothing about the meaning of spans. A trace that is off is one shared object that does nothing. The lines of
+all ranks are merged into a Chrome trace for https://ui.perfetto.dev, and read by scripts/timeline.
 """
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from typing import Any, ContextManager, Iterator
 from config.files import explained, fits, lines, write
 from config.schema.untrusted import plain
 
-RECENT = 2.0  # seconds over which the share of work is measured
+RECENT = 2.0  # length in seconds of the window for the share of work
 OFTEN = 0.5  # seconds between two writes
 RANK_FILE = re.compile(r"rank_([0-9]+)(_[0-9]+)?\.jsonl")
-CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
+CLOCK = "clock"  # span of a rank on another machine; `ahead`: seconds by which rank 0's clock is ahead
 SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # fields of every span
-DELETE = "delete this line, or trace once more"
+DELETE = "delete this line, or trace the run again"
 ROOM = "make room there, or choose another trace="
 
 
 class Clock:
-    """The machine's monotonic clock, in seconds; subclasses model time."""
+    """The monotonic clock of the machine, in seconds; subclasses model time."""
 
     def now(self) -> float:
         return time.monotonic()
 
     def sleep_until(self, due: float) -> None:
-        """Return once `now()` is `due` or later."""
+        """Wait until `now()` is at least `due`."""
         while (left := due - time.monotonic()) > 0:
             time.sleep(left)
 
@@ -43,14 +43,14 @@ REAL = Clock()
 
 
 class Meter:
-    """The share of its last seconds that a rank was at work, and did not wait for messages.
+    """A meter of the share of time in which a rank works, rather than waits for messages.
 
-    Time inside `with meter:` is work, unless it is inside `with meter.idle():`. One thread works, another may look.
+    Time inside `with meter:` is work, except inside `with meter.idle():`. One thread works; another may read the share.
     """
 
     def __init__(self) -> None:
-        self._counted: tuple[float, float | None] = (0.0, None)  # seconds of work; start of the present work, if any
-        self._looks = deque([(time.monotonic(), 0.0)])  # moments, and seconds of work until then
+        self._counted: tuple[float, float | None] = (0.0, None)  # seconds of finished work; start of present work
+        self._looks = deque([(time.monotonic(), 0.0)])  # times, with the seconds of work until then
 
     @property
     def seconds(self) -> float:
@@ -66,7 +66,7 @@ class Meter:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """A context that does not count as work."""
+        """Return a context in which time does not count as work."""
         working = self._counted[1] is not None
         self.__exit__()
         try:
@@ -76,7 +76,7 @@ class Meter:
                 self.__enter__()
 
     def share(self) -> float:
-        """The share of work, from 0 to 1, in about the last `RECENT` seconds."""
+        """Return the share of work, from 0 to 1, in about the last `RECENT` seconds."""
         now, seconds = time.monotonic(), self.seconds
         self._looks.append((now, seconds))
         while len(self._looks) > 2 and self._looks[1][0] <= now - RECENT:
@@ -91,11 +91,11 @@ class NoTrace:
     _nothing = nullcontext()
 
     def span(self, name: str, **facts: Any) -> ContextManager[Any]:
-        """A context that is timed; `facts` may be filled until it ends."""
+        """Return a context that is timed; values in `facts` may change until it ends."""
         return self._nothing
 
     def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
-        """Note a span between two moments of this trace's clock, in seconds, or until now."""
+        """Record a span between two times of this trace's clock, in seconds; `until` defaults to now."""
 
     def close(self) -> None:
         """Write the remaining spans."""
@@ -105,9 +105,9 @@ OFF = NoTrace()
 
 
 class Trace(NoTrace):
-    """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of `clock`.
+    """The trace of a rank, written to `folder/rank_<rank>.jsonl`; times are seconds of `clock`.
 
-    A rank that was started again keeps that file, and writes `rank_<rank>_<number>.jsonl`.
+    A restarted rank keeps that file, and writes `rank_<rank>_<number>.jsonl`.
     """
 
     def __init__(self, folder: str, rank: int, clock: Clock = REAL) -> None:
@@ -118,7 +118,7 @@ class Trace(NoTrace):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "w", encoding="utf-8")
         self._spans: list[dict[str, Any]] = []  # not written yet
-        self._due = 0.0  # moment of the next write
+        self._due = 0.0  # time of the next write
         self._lock = threading.Lock()
 
     @contextmanager
@@ -146,7 +146,7 @@ class Trace(NoTrace):
 
     def _write(self) -> None:
         spans, self._spans = self._spans, []
-        if self._file.closed:  # a listener may still run
+        if self._file.closed:  # a listener thread may still run
             return
         try:
             with explained(self._path, ROOM):
@@ -160,7 +160,7 @@ class Trace(NoTrace):
 
 
 def rank_files(folder: str | Path, rank: int | str = "*") -> list[Path]:
-    """The trace files of all ranks, or of one, in a folder."""
+    """Return the trace files of all ranks, or of one rank, in a folder."""
     found = []
     for path in Path(folder).glob("rank_*.jsonl"):
         match = RANK_FILE.fullmatch(path.name)
@@ -170,13 +170,13 @@ def rank_files(folder: str | Path, rank: int | str = "*") -> list[Path]:
 
 
 def forget(folder: str | Path, rank: int | str = "*") -> None:
-    """Delete the files of all ranks, or of one."""
+    """Delete the trace files of all ranks, or of one rank."""
     for path in rank_files(folder, rank):
         path.unlink()
 
 
 def read(folder: str | Path) -> list[dict[str, Any]]:
-    """The spans of all ranks by the clock of rank 0, sorted by their beginnings."""
+    """Return the spans of all ranks, sorted by their beginnings, in times of rank 0's clock."""
     spans = [span for path in rank_files(folder) for span in _spans(path)]
     ahead = {span["rank"]: span["ahead"] for span in spans if span["name"] == CLOCK}
     found = [span for span in spans if span["name"] != CLOCK]
@@ -187,20 +187,20 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def _spans(path: Path) -> Iterator[dict[str, Any]]:
-    """The spans of one rank, without a last line that is half written."""
+    """Yield the spans in one file; an incomplete last line is skipped."""
     for number, span in lines(path, DELETE, growing=True):
         if not fits(span, SPAN) or (span["name"] == CLOCK and not fits(span, {"ahead": float})):
-            raise ValueError(f"line {number} of {path} is no span of a trace: {DELETE}")
+            raise ValueError(f"line {number} of {path} is not a span of a trace: {DELETE}")
         yield span
 
 
 def _begins(span: dict[str, Any]) -> bool:
-    """Whether rank 0 sends a segment."""
+    """Return whether this is a span in which rank 0 sends a segment."""
     return span["name"] == "send" and span["rank"] == 0
 
 
 def merge(folder: str | Path) -> Path:
-    """Write the spans of all ranks, with an arrow for each segment's way, to `folder/trace.json`; returns its path."""
+    """Write the spans of all ranks, with arrows along the segments, to `folder/trace.json`; return its path."""
     spans = read(folder)
     sent = [span["nodes"] for span in spans if _begins(span)]
     segments = {node: number for number, nodes in enumerate(sent) for node in nodes}

@@ -1,7 +1,7 @@
-"""Links: a rank's end of the wires, over threads of one process or between processes.
+"""Links: a rank's ends of the wires to other ranks, which are threads of one process or processes.
 
-They know nothing about what messages mean, except that a Prune is handed out before others. Threads of their own
-receive and send, beside the computing.
+They know nothing about the meaning of messages, except that a Prune is handed out before others. They send and receive
+in threads of their own, during the computation.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.failure import Failure, PeerLost, broken, explain, guarded
 from pipeline.messages import Header, Message, Prune, Stop, facts_of, packets, receive
 from pipeline.trace import OFF, Meter, NoTrace
 
-WIRES = ("data", "control", "report")  # what they carry: messages in order, those of rank 0 to all, and those to it
+WIRES = ("data", "control", "report")  # for messages in order, of rank 0 to all ranks, and of stages to rank 0
 DATA, CONTROL, REPORT = range(3)
 
 
@@ -32,30 +32,30 @@ class Link(Protocol):
         """Whether `recv` would return at once."""
 
     def send(self, msg: Message) -> None:
-        """To the next rank, in order; does not wait."""
+        """Send a message to the next rank, in order, without waiting."""
 
     def recv(self) -> Message:
-        """The next message, a Prune before others; raises PeerLost."""
+        """Return the next message, a Prune before others; raises PeerLost."""
 
     def rest(self, until: float) -> None:
-        """Wait until `recv` would return at once, or until a moment of the clock, in seconds."""
+        """Wait until `recv` would return at once, or until this time on the clock, in seconds."""
 
     def urgent(self) -> Prune | None:
-        """The next Prune that has come already; raises PeerLost."""
+        """Return the next Prune that has arrived, or None; raises PeerLost."""
 
     def broadcast(self, msg: Message) -> None:
-        """To all other ranks, past what is on its way; does not wait."""
+        """Send a message to all other ranks without waiting; it may overtake messages in flight."""
 
 
 class StageLink(Link, Protocol):
     """The link of a stage."""
 
     def report(self, msg: Message) -> None:
-        """To rank 0, past what is on its way; does not wait."""
+        """Send a message to rank 0 without waiting; it may overtake messages in flight."""
 
 
 def send_round(links: Sequence[Link], msg: Message) -> None:
-    """Send a message over each link and wait until it has come back from all; what comes before it is dropped."""
+    """Send a message over each link, and wait until all have come back; drop other messages that come before."""
     for link in links:
         link.send(msg)
     for link in links:
@@ -64,9 +64,9 @@ def send_round(links: Sequence[Link], msg: Message) -> None:
 
 
 class Inbox:
-    """The received messages of a rank: prunes are handed out first, the others in order.
+    """The received messages of a rank: it hands out prunes first, the others in order.
 
-    With `ordered`, prunes keep their place. `meter` does not count the time in which the rank waits.
+    With `ordered`, prunes keep their place. `meter` does not count the time in which the rank waits for messages.
     """
 
     def __init__(self, trace: NoTrace = OFF, ordered: bool = False, meter: Meter | None = None) -> None:
@@ -78,7 +78,7 @@ class Inbox:
         self._failure: PeerLost | None = None
 
     def put(self, msg: Message, since: float | None = None) -> None:
-        """Add a message whose first byte came at `since`, seconds of the monotonic clock."""
+        """Add a message; `since` is the arrival of its first byte, in seconds of the monotonic clock."""
         since = since or time.monotonic()
         self._trace.note("recv", since, **facts_of(msg))
         with self._news:
@@ -89,13 +89,13 @@ class Inbox:
             self._news.notify()
 
     def fail(self, failure: PeerLost) -> None:
-        """Let `get` raise this failure, or the first of several."""
+        """Make `get` raise this failure, or the first one if there are several."""
         with self._news:
             self._failure = self._failure or failure
             self._news.notify_all()
 
     def clear(self) -> None:
-        """Forget all messages and the failure."""
+        """Drop all messages and the failure."""
         with self._news:
             self._prunes.clear()
             self._others.clear()
@@ -111,7 +111,7 @@ class Inbox:
             return (self._prunes or self._others).popleft()
 
     def rest(self, until: float) -> None:
-        """Wait for a message or a failure, or until a moment of the monotonic clock."""
+        """Wait for a message or a failure, at most until this time on the monotonic clock."""
         with self._news, self._meter.idle():
             self._news.wait_for(lambda: self.ready, max(0.0, until - time.monotonic()))
 
@@ -128,21 +128,21 @@ class Inbox:
 class Peers(NamedTuple):
     """The ranks at the other ends of a link."""
 
-    previous: int | None  # whose messages it receives in order
-    following: Sequence[int]  # to which it sends
-    others: Sequence[int] = ()  # to which it broadcasts
-    root: int | None = None  # whose broadcasts it receives
-    ordered: bool = False  # whether it receives prunes in order, too
-    reports: bool = False  # whether it reports to the root, or receives reports of those to which it broadcasts
+    previous: int | None  # rank from which it receives messages in order
+    following: Sequence[int]  # ranks to which it sends messages in order
+    others: Sequence[int] = ()  # ranks to which it broadcasts
+    root: int | None = None  # rank from which it receives broadcasts
+    ordered: bool = False  # whether prunes are handed out in order, too
+    reports: bool = False  # whether it reports to `root`, or receives reports from `others`
 
     @property
     def reached(self) -> list[Sequence[int]]:
-        """To whom it sends, over the wires of each kind."""
+        """The ranks to which it sends, for each kind of wire."""
         return [self.following, self.others, _named(self.root) if self.reports else ()]
 
     @property
     def heard(self) -> list[Sequence[int]]:
-        """Whom it hears, over the wires of each kind."""
+        """The ranks from which it receives, for each kind of wire."""
         return [_named(self.previous), _named(self.root), self.others if self.reports else ()]
 
 
@@ -163,9 +163,9 @@ class Hearing:
 
 
 class LocalLink(Hearing):
-    """A link of a rank that is a thread; `tables` are where else the threads wait for each other."""
+    """A link of a rank that is a thread; `fail` also ends the waiting of threads at `tables`."""
 
-    takes = 0.1e-3  # seconds from `send` until the next rank has woken up
+    takes = 0.1e-3  # seconds from `send` until the next rank wakes up
 
     def __init__(self, rank: int, inboxes: Sequence[Inbox], peers: Peers, tables: Iterable[Any] = ()) -> None:
         super().__init__(inboxes[rank])
@@ -192,17 +192,17 @@ class LocalLink(Hearing):
             end.fail(failure)
 
     def failed(self, thread: str, error: BaseException) -> None:
-        """Report the error that ended a thread of this rank."""
+        """End all ranks because of an error that ended a thread of this rank."""
         self.fail(PeerLost(f"rank {self._rank} failed: {explain(error)} (in its thread {thread})"))
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     drop = close
 
 
 class Wire:
-    """Carries tensors between processes, over a connection to or from each peer; a broken one raises PeerLost."""
+    """The connections to and from each peer, which carry tensors between processes; a broken one raises PeerLost."""
 
     def __init__(self) -> None:
         self.out: dict[int, socket.socket] = {}  # by peer
@@ -233,18 +233,18 @@ def _bytes(x: Tensor) -> memoryview:
 
 
 def _queues() -> list[SimpleQueue[Any]]:
-    """What waits to be sent over the wires of each kind."""
+    """Return an empty queue of outgoing messages for each kind of wire."""
     return [SimpleQueue() for _ in WIRES]
 
 
 class ProcessLink(Hearing):
-    """A link of a rank that is a process, on this machine or a board; tensors travel through host memory.
+    """A link of a rank that is a process, on this machine or a board; tensors go through host memory.
 
-    Data, control and reports have separate wires, so none waits behind another. `failed` is given the error that ends a
-    thread, PeerLost for a connection. Links of a rank may share an `inbox`. Nothing travels before `begin`.
+    Data, control and reports have separate wires, so none delays another. `failed` is called with the error that ends
+    a thread, PeerLost for a broken connection. Links of a rank may share an `inbox`. Nothing is sent before `begin`.
     """
 
-    takes = 0.3e-3  # seconds from `send` until the next rank on this machine has woken up, at least
+    takes = 0.3e-3  # minimum seconds from `send` until the next rank on this machine wakes up
 
     def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, inbox: Inbox | None = None) -> None:
         super().__init__(inbox or Inbox(trace, peers.ordered))
@@ -254,16 +254,16 @@ class ProcessLink(Hearing):
         self.fail = self._inbox.fail
 
     def begin(self, wires: Sequence[Wire]) -> None:
-        """Use these wires, one of each kind."""
+        """Start the threads that send and receive over these wires, one of each kind."""
         peers, work = self._peers, []
         for kind, queue, wire, reached, heard in zip(WIRES, self._queues, wires, peers.reached, peers.heard):
             if reached:
                 work.append((f"{kind} sender", partial(self._send_all, queue, wire, reached)))
-            work += [(f"{kind} listener", partial(self._hear_all, wire, peer)) for peer in heard]
+            work += [(f"{kind} listener", partial(self._receive_all, wire, peer)) for peer in heard]
         self._threads = [guarded(name, run, self.failed) for name, run in work]
 
     def end(self) -> None:
-        """Forget all messages on wires that were cut, so that the link can `begin` with others."""
+        """Drop all messages after the wires were cut, so that the link can `begin` with other wires."""
         self._join()
         self._queues = _queues()
         self._inbox.clear()
@@ -278,7 +278,7 @@ class ProcessLink(Hearing):
         self._queues[REPORT].put(msg)
 
     def close(self) -> None:
-        """After the Stop went round: send what is left, and end the threads and the other ranks' listeners."""
+        """Send the remaining messages after the Stop went round; end the threads and the other ranks' listeners."""
         self.broadcast(Stop())
         self.report(Stop())
         self._join()
@@ -289,12 +289,12 @@ class ProcessLink(Hearing):
             thread.join()
 
     def drop(self) -> None:
-        """After a loss: end the senders; broken connections end the listeners."""
+        """End the senders after a loss; broken connections end the listeners."""
         for queue in self._queues:
             queue.put(None)
 
     def _send_all(self, queue: SimpleQueue[Any], wire: Wire, reached: Sequence[int]) -> None:
-        """Encode and send messages; device tensors are copied to the host here, beside the computing."""
+        """Encode and send messages; this thread copies device tensors to the host, during the computation."""
         while (msg := queue.get()) is not None:
             since = time.monotonic()
             parts = [part for packet in packets(msg) for part in packet if len(part)]
@@ -304,9 +304,9 @@ class ProcessLink(Hearing):
             size = len(reached) * sum(part.numel() * part.element_size() for part in parts)
             self._trace.note("sent", since, kind=type(msg).__name__, bytes=size)
 
-    def _hear_all(self, wire: Wire, peer: int) -> None:
+    def _receive_all(self, wire: Wire, peer: int) -> None:
         msg: Message | None = None
-        since: float | None = None  # moment of the message's first byte
+        since: float | None = None  # arrival of the message's first byte
 
         def packet() -> tuple[Header, Tensor]:
             nonlocal since
@@ -324,6 +324,6 @@ class ProcessLink(Hearing):
             try:
                 msg = receive(packet)
             except ValueError as error:
-                raise PeerLost(f"rank {peer} was lost: it sent {error}; do all ranks run the same version of FlowSpec?"
+                raise PeerLost(f"rank {peer} was lost: it sent {error}; run the same version of FlowSpec on all ranks"
                                ) from error
             self._inbox.put(msg, since)

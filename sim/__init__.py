@@ -1,2 +1,2 @@
-"""Modelled time: devices, wires and groups that take the time of those that they stand for."""
+"""Modelled time: devices, wires and groups that take the time of the hardware that they model."""
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Modelled time: the virtual clock, the pace of an emulated rank, and boards that get slower while they work.
+"""Modelled time: the virtual clock, the pace of an emulated rank, and boards that slow down while they work.
 
-It knows nothing about what takes the time.
+This module knows nothing about the work that takes the time.
 """
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Sequence
 from config.profiles import Profile
 from pipeline.trace import OFF, REAL, Clock, NoTrace
 
-# From here to twice as far, doubles are equally far apart: 2^-34 s. So times do not depend on the whole second at which
-# they begin, to the last bit.
+# From this number to twice as much, float64 numbers have a constant spacing of 2^-34 s. So the bits of time differences
+# do not depend on the whole second at which they begin.
 EVEN_FROM = 2.0 ** 18
 
 
 class VirtualClock(Clock):
-    """A clock that only counts, in seconds from `begin`."""
+    """A clock that advances only when it is set, in seconds from `begin`."""
 
     def __init__(self, begin: float = 0.0) -> None:
         self._now = begin
@@ -26,7 +26,7 @@ class VirtualClock(Clock):
         return self._now
 
     def even(self) -> None:
-        """Go to the next whole second from `EVEN_FROM` on."""
+        """Advance to the next whole second, at least to `EVEN_FROM`."""
         self._now = max(EVEN_FROM, math.floor(self._now) + 1.0)
 
     def sleep_until(self, due: float) -> None:
@@ -35,7 +35,7 @@ class VirtualClock(Clock):
 
 @dataclass(frozen=True)
 class Pace:
-    """The profile, clock and trace of all emulated devices and wires of a rank."""
+    """The profile, clock and trace that all emulated devices and wires of a rank share."""
 
     profile: Profile
     clock: Clock = REAL
@@ -45,15 +45,15 @@ class Pace:
         return self.clock.now()
 
     def spend_until(self, due: float) -> None:
-        """Sleep until a moment; the trace notes as `late` by how much it was missed."""
+        """Sleep until the time `due`; the trace records the delay after it as `late`."""
         self.clock.sleep_until(due)
         self.trace.note("late", due)
 
 
 class Heat:
-    """The heat of a board that lowers its clock.
+    """The thermal throttling of a board.
 
-    `throttles` are pairs in order: seconds of computing, and the factor by which everything takes longer after them.
+    `throttles` are pairs in order: seconds of computing, and the factor of all times after them.
     """
 
     def __init__(self, throttles: Sequence[tuple[float, float]]) -> None:
@@ -61,11 +61,11 @@ class Heat:
         self.cool()
 
     def cool(self) -> None:
-        """Begin as at the start."""
+        """Reset the board to its state at the start."""
         self._computed = 0.0
 
     def takes(self, seconds: float) -> float:
-        """Compute work that takes `seconds` at the start; returns its present seconds."""
+        """Add work that takes `seconds` on a cool board; return the seconds that it takes now."""
         factor = 1.0
         for since, slower in self._throttles:
             if self._computed >= since:

@@ -1,7 +1,7 @@
-"""The virtual cluster: rank 0's links to stages and wires that take a profile's time on a virtual clock.
+"""The virtual cluster: rank 0's links to stages and wires that take the time of a profile on a virtual clock.
 
-One thread, and nobody sleeps. Rank 0 spends its own time on the clock; whenever it looks at a link, all events up to
-that moment happen in order. The tokens are real: what the target says of a row is looked up when the row comes back.
+There is one thread, which never sleeps. Rank 0 spends its own time on the clock. Whenever it reads a link, all events
+up to that time happen in order. The tokens are real: the target's output for a row is looked up when the row returns.
 """
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from sim.wires import Wire, note
 
 @dataclass(frozen=True)
 class Own:
-    """The time of the program beside what a profile charges, in seconds."""
+    """Seconds that the program takes in addition to the times of a profile."""
 
-    turn: float = 0.0  # of rank 0 for each received message
-    message: float = 0.0  # of a message on a wire
-    segment: float = 0.0  # of a segment in a stage
+    turn: float = 0.0  # on rank 0 for each received message
+    message: float = 0.0  # for each message on a wire
+    segment: float = 0.0  # for each segment in a stage
 
 
 NO_OWN_TIME = Own()
-Arrive = Callable[[Message, float], None]  # a message, and the moment
-Said = Tuple[Tensor, Tensor]  # the LM head's inputs [T, D] at the end of paths, and their inner features [T, D * inner]
+Arrive = Callable[[Message, float], None]  # is called with a message and the time
+Said = Tuple[Tensor, Tensor]  # last hidden states [T, D] at the ends of paths, and inner features [T, D * inner]
 
 
 class Answers(Protocol):
-    """What the target says after each path of tokens. A path has a number; `root` is the one without tokens."""
+    """The target's outputs after each path of tokens. A path has a number; `root` is the path without tokens."""
 
     root: int
 
@@ -51,17 +51,17 @@ class Answers(Protocol):
         """Forget all paths."""
 
     def after(self, path: int, token: int) -> int:
-        """The number of a path with one more token."""
+        """Return the number of the path with one more token."""
 
     def said(self, paths: Sequence[int]) -> Said:
-        """What is known at the end of each path."""
+        """Return the target's outputs at the end of each path."""
 
 
 class Cluster:
-    """Rings of stages, and rank 0's `links` to them; `rings[i][j]` is the work of stage j in ring i.
+    """The rings of stages, and rank 0's `links` to them; `rings[i][j]` is the work of stage j in ring i.
 
-    `traces` are those of rank 0 and of each stage, ring by ring. A wire leads to each stage and back to rank 0. With
-    one trace only, rank 0 is the one stage itself, and computes while it sends.
+    `traces` are the traces of rank 0 and of each stage, ring by ring. A wire leads to each stage and back to rank 0. If
+    there is only one trace, rank 0 itself is the only stage, and computes while it sends.
     """
 
     def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: Answers,
@@ -82,7 +82,7 @@ class Cluster:
             self.links.append(self._ring(works, own_traces))
 
     def _ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> Way:
-        """The stages of one ring, and rank 0's link to them."""
+        """Create the stages of one ring; return rank 0's link to them."""
         ranks = [0, *(work.rank for work in works)]
         back = self._wire(ranks[-1], 0)
         send = self._onward(self._arrive, traces[-1], back)
@@ -102,10 +102,10 @@ class Cluster:
         return wire
 
     def restart(self, same: bool) -> None:
-        """Begin as at the start, at a whole second, so that times are equal to the last bit; no request is open.
+        """Reset to the state at the start, at a whole second, so that times repeat bit for bit; no request may be open.
 
-        The target's answers are computed again, since their last bits depend on the rows that are computed together;
-        but not for the `same` question, whose rows are.
+        The target's outputs are computed again, since their last bits depend on the rows that are computed together.
+        They are kept for the `same` question with a deferred look-up, since its rows are equal.
         """
         self._clock.even()
         if not (same and self._memory.deferred):
@@ -116,7 +116,7 @@ class Cluster:
             work.cool()
 
     def defer(self) -> Callable[[Sequence[int]], Said]:
-        """Return segments with the numbers of paths `[T, 1]`; the returned function looks up what is said there."""
+        """Let segments return with path numbers `[T, 1]`; return the function that looks up the outputs of paths."""
         self._memory.deferred = True
         return self._paths.said
 
@@ -150,7 +150,7 @@ class Cluster:
         return msg
 
     def rest(self, until: float) -> None:
-        """Let time pass until a message is there, or until a moment."""
+        """Advance the clock until a message has arrived, or until this time."""
         self._happen(self._clock.now())
         while not self._inbox and self._events and self._events[0][0] <= until:
             self._happen_next()
@@ -170,7 +170,7 @@ class Cluster:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def at(self, moment: float, event: Callable[[float], None]) -> None:
-        """Call `event` with this moment when it comes."""
+        """Schedule `event`, which is called with this time when the clock reaches it."""
         heapq.heappush(self._events, (moment, next(self._order), event))
 
     def _happen(self, until: float) -> None:
@@ -183,7 +183,7 @@ class Cluster:
         self._happen(self._clock.now())
 
     def _onward(self, arrive: Arrive, trace: NoTrace, wire: Wire) -> Arrive:
-        """A wire to `arrive`; `trace` is that of its sender."""
+        """Return a function that sends messages over a wire to `arrive`; `trace` is the sender's."""
         def send(msg: Message, now: float) -> None:
             arrival = now if self._alone else wire.arrival(msg, now) + self._own.message
             self._note(trace, msg, now, arrival)
@@ -192,7 +192,7 @@ class Cluster:
         return send
 
     def _arrive(self, msg: Message, now: float) -> None:
-        """A message is back at rank 0."""
+        """Put a message that came back to rank 0 into its inbox."""
         self._trace.note("recv", now, now, **facts_of(msg))
         self._inbox.append(msg)
 
@@ -201,7 +201,7 @@ class Cluster:
 
 
 class Way:
-    """Rank 0's link to one ring of a cluster; it receives the messages from all rings."""
+    """Rank 0's link to one ring of a cluster; it receives messages from all rings."""
 
     def __init__(self, cluster: Cluster, leave: Arrive,
                  stages: Sequence[tuple[VirtualStage, Wire]]) -> None:
@@ -223,15 +223,15 @@ class Way:
 
 
 class Memory:
-    """The path of each node that was sent."""
+    """The number of the path of each sent node."""
 
     def __init__(self, paths: Answers) -> None:
         self._paths = paths
-        self.deferred = False  # whether rank 0 looks up what the target says
+        self.deferred = False  # whether rank 0 looks up the target's outputs itself
         self._path: dict[int, dict[int, int]] = {}  # request -> node -> path
 
     def learn(self, segment: Segment) -> None:
-        """Note the paths of a segment whose `x` are tokens."""
+        """Store the paths of a segment's nodes; its `x` are tokens."""
         if not self._path and self._paths.full:
             self._paths.clear()
         known = self._path.setdefault(segment.request, {})
@@ -241,12 +241,12 @@ class Memory:
             known[node] = self._paths.after(before, token)
 
     def start(self, start: Start) -> None:
-        """Note where a request begins in the text of another one."""
+        """Store the path with which a request begins in the text of another one."""
         place = self._path[start.source][start.last]
         self._path[start.request] = {start.tip: place}
 
     def answered(self, segment: Segment) -> Segment:
-        """A returned segment with the hidden states of its rows."""
+        """Return a segment with the hidden states of its rows, or with their path numbers if `deferred`."""
         if not segment.nodes:
             return segment
         known = self._path[segment.request]
@@ -257,7 +257,7 @@ class Memory:
         return replace(segment, x=x_TD, inner=None if segment.inner is None else inner)
 
     def known(self, features: Features) -> Features:
-        """What stages say of rows under way, with the inputs of their inner layers; nothing of a request that is over.
+        """Return features of rows in flight, with the inputs of the inner layers; without rows if the request ended.
         """
         paths = self._path.get(features.request)
         if paths is None:
@@ -266,7 +266,7 @@ class Memory:
         return replace(features, x=inner_TN[:, :features.layers * x_TD.shape[1]])
 
     def forget(self, request: int) -> None:
-        """Forget a request that is over."""
+        """Forget an ended request."""
         self._path.pop(request, None)
 
 
@@ -282,15 +282,15 @@ class DrafterWay:
         self._clock, self._own = clock, own
         self._trace = trace
         self._there, self._back = Wire(profile), Wire(profile)
-        self._answers: deque[tuple[float, Message]] = deque()  # with the moments of arrival
+        self._answers: deque[tuple[float, Message]] = deque()  # with their times of arrival
 
     def restart(self) -> None:
-        """Draw the wires' jitter from its beginning."""
+        """Restart the random jitter of the wires."""
         self._there.restart()
         self._back.restart()
 
     def send(self, msg: Message) -> None:
-        """Send a message; the rank obeys it once it has arrived and earlier ones are done."""
+        """Send a message; the rank applies it once it has arrived and earlier ones are done."""
         there = self._carry(self._there, msg, self._clock, self._trace)
         self._own.sleep_until(there)
         answer = self._drafter.apply(msg)
@@ -298,7 +298,7 @@ class DrafterWay:
         self._answers.append((arrival, answer))
 
     def recv(self) -> Message:
-        """The next answer; waits for its moment."""
+        """Return the next answer at the time of its arrival."""
         arrival, answer = self._answers.popleft()
         self._clock.sleep_until(arrival)
         self._trace.note("recv", arrival, arrival, **facts_of(answer))

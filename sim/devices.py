@@ -1,7 +1,7 @@
-"""The emulated cluster: stages, drafts and wires that take at least the time of those that they stand for.
+"""The emulated cluster: stages, drafts and wires that take at least the time of the hardware that they model.
 
-Processes, messages and tokens are real, the time is modelled: work that is done early sleeps until the moment at which
-the emulated device would be done, so that errors do not add up. It knows nothing about strategies or ranks.
+Processes, messages and tokens are real, the time is modelled: after the real work a device sleeps until the time at
+which the emulated device would finish, so that errors do not add up. It knows nothing about strategies or ranks.
 """
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sim.wires import Wire, note
 
 
 class SlowSlice:
-    """A slice of the model that takes as long as a share of the emulated model's layers would.
+    """A slice of the model that takes the time of a share of the emulated model's layers.
 
-    `share` is from 0 to 1. Between two layers of the emulated model `go_on` is asked whether the segment is still
-    worth computing, as a real slice asks between its own.
+    `share` is from 0 to 1. Between two layers of the emulated model `go_on` is called, as a real slice does between
+    its own layers; it returns whether the segment is still worth computing.
     """
 
     def __init__(self, part: Callable[..., Tensor | None], pace: Pace, share: float) -> None:
@@ -47,7 +47,7 @@ class SlowSlice:
 
 
 class SlowHead:
-    """An LM head that takes the time of the emulated one, and of the verification."""
+    """An LM head that takes the time of the emulated LM head and verification."""
 
     def __init__(self, lm_head: Callable[[Tensor], Tensor], pace: Pace) -> None:
         self.lm_head, self.pace = lm_head, pace
@@ -60,9 +60,9 @@ class SlowHead:
 
 
 class SlowPasses:
-    """Passes of drafts' networks that take the time of the emulated draft's levels.
+    """Passes of draft networks that take the time of the emulated draft's levels.
 
-    A pass that only reads text takes no time: it counts as a part of the next level.
+    A pass that only reads text takes no emulated time: it counts as a part of the next level.
     """
 
     def __init__(self, passes: Passes, pace: Pace) -> None:
@@ -80,7 +80,7 @@ class SlowPasses:
 
 
 class SlowLink:
-    """A link whose messages arrive later. Data, control and reports have a wire each."""
+    """A link whose messages are delayed. Data, control and reports have one emulated wire each."""
 
     def __init__(self, link: Any, pace: Pace) -> None:
         self._link = link
@@ -106,10 +106,10 @@ class SlowLink:
 
 
 class Lane:
-    """One emulated wire, which delivers a message at its modelled arrival.
+    """One emulated wire, which delivers a message at its modelled time of arrival.
 
-    `deliver` sends it over the real wire, whose `takes` seconds are part of the latency. `failed` is given the error
-    that ends the lane's thread.
+    `deliver` sends the message over the real wire, whose `takes` seconds are part of the latency. `failed` is called
+    with the error that ends the lane's thread.
     """
 
     def __init__(self, deliver: Callable[[Message], None], pace: Pace, takes: float,
@@ -123,7 +123,7 @@ class Lane:
         self._thread = guarded("emulated wire", self._run, self._failed)
 
     def forget(self) -> None:
-        """Drop what is under way."""
+        """Drop the messages in flight."""
         with suppress(Empty):
             while True:
                 self._queue.get_nowait()
@@ -134,12 +134,12 @@ class Lane:
         self._queue.put((msg, self._pace.now()))
 
     def close(self) -> None:
-        """Deliver what is under way, and end."""
+        """Deliver the messages in flight, and end the thread."""
         self.drop()
         self._thread.join()
 
     def drop(self) -> None:
-        """As `close`, without waiting."""
+        """Do as `close`, without waiting for the thread."""
         self._queue.put(None)
 
     def _run(self) -> None:

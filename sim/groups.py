@@ -1,7 +1,7 @@
-"""The emulated group: its products and sums take at least the time of those in an emulated cluster.
+"""The emulated group: its products and sums take at least the time that they take in the emulated cluster.
 
-Numbers are computed and exchanged for real; the time is that of the profile's model, of which each layer here stands
-for several. The largest share, the slowest board and the longest wire decide. It knows nothing about ranks.
+Numbers are computed and exchanged for real. The time is that of the profile's model; each real layer stands for
+several of its layers. The largest share, the slowest board and the slowest wire decide. It knows nothing about ranks.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tp.overlap import Product
 
 
 def slowest(profile: Profile, ranks: Sequence[int]) -> Profile:
-    """The times of the slowest board in a group, and of the slowest wire between neighbours."""
+    """Return the profile of a group's slowest board, with the slowest wire between neighbours."""
     board = max((profile.board(rank) for rank in ranks), key=lambda one: one.model)
     neighbours = zip(ranks, [*ranks[1:], ranks[0]])
     wires = [profile.link(rank, other) for rank, other in neighbours]
@@ -26,21 +26,21 @@ def slowest(profile: Profile, ranks: Sequence[int]) -> Profile:
 
 
 def hop(profile: Profile, size: float) -> float:
-    """Seconds for `size` bytes from one member to the next, one step of a collective."""
+    """Return the seconds for `size` bytes from one member to the next, one step of a collective operation."""
     return profile.step / 1e3 + profile.transfer(round(size))
 
 
 def all_reduce(profile: Profile, size: float, members: int) -> float:
-    """Seconds of a ring all-reduce of `size` bytes; an all-gather and a reduce-scatter take half of it each."""
+    """Return the seconds of a ring all-reduce of `size` bytes; all-gather and reduce-scatter take half of them each."""
     hops = 2 * (members - 1)
     return hops * hop(profile, size / members)
 
 
 @dataclass(frozen=True)
 class Times:
-    """The seconds of a group for one of the profile's layers.
+    """The seconds of a group for one layer of the profile's model.
 
-    `members` ranks share it; `share`, from 0 to 1, is the largest part that one of them computes.
+    `members` ranks share the layer; `share`, from 0 to 1, is the largest part that one of them computes.
     """
 
     profile: Profile
@@ -51,19 +51,19 @@ class Times:
         assert 0 < self.share <= 1 <= self.members, f"a share of {self.share} among {self.members} members"
 
     def block(self, rows: int, text: int) -> float:
-        """Attention or MLP of all rows, and the all-reduce behind it."""
+        """Return the seconds of attention or MLP for all rows, and of the all-reduce after it."""
         compute = self._compute(rows, text) / 2
         return compute + all_reduce(self.profile, rows * self.profile.row_bytes, self.members)
 
     def tiles(self, rows: int, text: int) -> float:
-        """Half a block, tile by tile, while the next tile travels."""
+        """Return the seconds of half a block, which is computed tile by tile while the next tile travels."""
         own = -(-rows // self.members)
         product = self._compute(own, text) / 4
         travel = hop(self.profile, own * self.profile.row_bytes)
         return product + (self.members - 1) * max(product, travel)
 
     def layer(self, tiled: bool, rows: int, text: int) -> float:
-        """A whole layer: two blocks, or four halves of them in tiles."""
+        """Return the seconds of a whole layer: two blocks, or four halves of a block in tiles."""
         return 4 * self.tiles(rows, text) if tiled else 2 * self.block(rows, text)
 
     def _compute(self, rows: int, text: int) -> float:
@@ -71,7 +71,7 @@ class Times:
 
 
 class Paced(Comm):
-    """`comm` in modelled time: each layer stands for `layers` of the profile's, each of which takes `times`."""
+    """`comm` in modelled time: each real layer stands for `layers` of the profile's model, which take `times` each."""
 
     def __init__(self, comm: Comm, pace: Pace, layers: float, times: Times) -> None:
         self._comm, self._pace = comm, pace
@@ -86,7 +86,7 @@ class Paced(Comm):
         self._due, self._begins = self._pace.now(), True
 
     def scatter(self, x_TD: Tensor) -> Tensor:
-        # The first block finds all rows, and behind the last one is an all-gather of the same time, counted here.
+        # The first block needs no all-gather, but one of the same time follows the last block; it is counted here.
         if self.tiled:
             self._spend()
         return self._comm.scatter(x_TD)
@@ -106,9 +106,9 @@ class Paced(Comm):
         return self._comm.gather(x_tD)
 
     def _spend(self) -> None:
-        """Sleep until a block, or a half of one in tiles, is over.
+        """Sleep until the modelled end of a block, or of half a block in tiles.
 
-        Members receive a segment after their leader, who waits for them once.
+        The first block of a segment begins now at the earliest: members receive the segment after their leader does.
         """
         if self._begins:
             self._due, self._begins = max(self._due, self._pace.now()), False

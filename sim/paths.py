@@ -1,9 +1,9 @@
-"""What the target says after each path of tokens, computed once.
+"""The target's outputs after each path of tokens, computed once.
 
-A row of the target depends only on the tokens from the root to its node. So the same path in another segment, method or
-request gets the same bits. It knows nothing about time.
+A row of the target depends only on the tokens from the root to its node. So the same path gets the same bits in every
+segment, method and request. This module knows nothing about time.
 
-Shapes: T rows asked for, P rows that they see, D model, K key/value heads, E head dimension.
+Shapes: T requested rows, P rows that they attend to, D model, K key/value heads, E head dimension.
 """
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch import Tensor
 from model.cache import PLAIN, AttentionForm, attend
 from model.llama import LlamaConfig, Slice
 
-FIRST = 1024  # rows of memory at first; it doubles
-MOST_BYTES = 1 << 29  # of memory; beyond, all paths are forgotten before the next request
+FIRST = 1024  # rows of memory at first; memory grows by doubling
+MOST_BYTES = 1 << 29  # limit of memory; above it all paths are forgotten before the next request
 
 
 class Paths:
-    """A model in `slices`, from the first layer to the last, over a tree of all paths, which have numbers.
+    """A model, as `slices` from the first layer to the last, over a tree of all paths, which are numbered.
 
-    The inputs of the layers `inner` are kept beside the last hidden states.
+    The inputs of the layers `inner` are stored in addition to the last hidden states.
     """
 
     root = -1  # the path without tokens
@@ -38,10 +38,10 @@ class Paths:
         config = self._slices[0].config
         self._stores = [Store(config, len(part.layers), self._like) for part in self._slices]
         width = config.hidden * (1 + len(self._inner))
-        self._said = self._like.new_empty(FIRST, width)  # last hidden states, and inner ones behind them
-        self._numbers: dict[tuple[int, int], int] = {}  # path before, token -> path
-        self._tokens: list[int] = []
-        self._ways: list[np.ndarray] = []  # the paths that lead to each, itself included
+        self._said = self._like.new_empty(FIRST, width)  # columns: last hidden states, then inner ones
+        self._numbers: dict[tuple[int, int], int] = {}  # parent path, token -> path
+        self._tokens: list[int] = []  # last token of each path
+        self._ways: list[np.ndarray] = []  # the prefixes of each path, itself included
         self._computed: list[bool] = []
 
     @property
@@ -51,7 +51,7 @@ class Paths:
         return stored + self._said.numel() * self._said.element_size() > MOST_BYTES
 
     def after(self, path: int, token: int) -> int:
-        """The number of a path with one more token."""
+        """Return the number of the path with one more token."""
         found = self._numbers.get((path, token))
         if found is not None:
             return found
@@ -63,7 +63,7 @@ class Paths:
         return number
 
     def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The last hidden states `[T, D]` at the end of each path, and the inner ones `[T, D * inner]`."""
+        """Return the last hidden states `[T, D]` at the end of each path, and the inner ones `[T, D * inner]`."""
         missing = [path for path in self._union(paths) if not self._computed[path]]
         if missing:
             self._compute(missing)
@@ -72,7 +72,7 @@ class Paths:
         return found[:, :width], found[:, width:]
 
     def _union(self, paths: Sequence[int]) -> list[int]:
-        """All paths that lead to these, in the order of their numbers: parents first."""
+        """Return all prefixes of these paths, in the order of their numbers: parents first."""
         ways = [self._ways[path] for path in paths]
         return np.unique(np.concatenate(ways)).tolist()  # type: ignore[no-any-return]
 
@@ -81,7 +81,7 @@ class Paths:
         return torch.tensor(positions, device=self._like.device)
 
     def _compute(self, rows: list[int]) -> None:
-        """Run the layers for these rows, in the order of their numbers."""
+        """Run the layers for these rows, which are in the order of their numbers."""
         self._make_room(rows[-1] + 1)
         seen = self._union(rows)
         shape = len(rows), len(seen)
@@ -110,7 +110,7 @@ class Paths:
 
 
 def _grown(x: Tensor, dim: int, rows: int) -> Tensor:
-    """A tensor with space for `rows` rows in a dimension; if it has to grow, to twice its size or more."""
+    """Return a tensor with space for `rows` rows in a dimension; if it must grow, it at least doubles."""
     shape = list(x.shape)
     size = shape[dim]
     if rows <= size:
@@ -120,10 +120,10 @@ def _grown(x: Tensor, dim: int, rows: int) -> Tensor:
 
 
 class Store:
-    """Keys and values `[layers, K, rows, E]` of the layers of a slice, which uses it like a tree cache.
+    """Keys and values `[layers, K, rows, E]` of the layers of a slice, which uses the store like a tree cache.
 
-    `view` are the rows `[T]` that are computed, the rows `[P]` that they may see, the additive mask `[T, P]`, and the
-    distances between both `[T, P]`.
+    `view` is the rows `[T]` to compute, the rows `[P]` that they may attend to, the additive mask `[T, P]`, and the
+    distances `[T, P]` between both in positions.
     """
 
     def __init__(self, config: LlamaConfig, layers: int, like: Tensor) -> None:
@@ -136,12 +136,12 @@ class Store:
         return 2 * self._keys.numel() * self._keys.element_size()
 
     def make_room(self, rows: int) -> None:
-        """Provide memory for this number of rows."""
+        """Allocate memory for this number of rows."""
         self._keys = _grown(self._keys, 2, rows)
         self._values = _grown(self._values, 2, rows)
 
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Store keys and values of the rows in a layer; returns those `[K, P, E]` of all rows seen, and the mask."""
+        """Store keys and values of the rows in a layer; return those `[K, P, E]` of all seen rows, and the mask."""
         rows, seen, mask_TP, _ = self.view
         keys, values = self._keys[layer], self._values[layer]
         keys[:, rows] = k_KTE
@@ -150,7 +150,7 @@ class Store:
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
-        """Store keys and values of the rows in a layer; returns the attention `[H, T, E]` of their queries."""
+        """Store keys and values of the rows in a layer; return the attention `[H, T, E]` of their queries."""
         keys, values, mask_TP = self.store(layer, k_KTE, v_KTE)
         if form.window:
             mask_TP = mask_TP.masked_fill(self.view[3] >= form.window, float("-inf"))

@@ -1,8 +1,8 @@
-"""The ring in virtual time: the model computes only the rows that the text reaches.
+"""The ring in virtual time: the model computes only rows that become part of the text.
 
-Stages and wires charge time for every row that was sent. The target's token after a guess only matters if the text
-reaches the guess, which is known when its segment is back: parents come back before their children. So the walk along
-the text computes row by row, whichever method guessed it.
+Stages and wires charge time for every sent row. The target's token after a guess matters only if the text reaches the
+guess. That is known when its segment has come back, since parents come back before their children. So the walk along
+the text computes row by row, in the same way for all methods.
 """
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Rows = Mapping[int, Tensor]  # of nodes
 
 
 class WalkingTarget(RequestTarget):
-    """The target of a request; a row of a segment is the number of a path `[1]`, which is looked up when needed."""
+    """The target of a request; a row of a segment is the number of a path `[1]`, to be looked up when needed."""
 
     ring: VirtualRing
 
     def _note(self, returned: Returned) -> None:
-        """Keep the features of text in the tree; those of guesses follow when the text reaches them."""
+        """Store the features of text in the tree; those of guesses follow when the text reaches them."""
         tree = self.tree
         text = {node: path for node, path in zip(returned.segment.nodes, returned.x_TD)
                 if node in tree.nodes and node not in tree.live}
         if text:
-            self._give(text)
+            self._store_features(text)
 
     def _decide(self, logits: Rows, said: dict[int, int]) -> None:
-        """Walk from the tip as far as answers have come back; `logits` holds the path of each answered node."""
+        """Walk from the tip along the answers that have come back; `logits` holds the path of each answered node."""
         tree = self.tree
         node: int | None = tree.tip
         while node is not None:
@@ -42,7 +42,7 @@ class WalkingTarget(RequestTarget):
                 if node not in logits:
                     return
                 super()._decide(self._logits({node: logits[node]}), said)
-            assert known.target_token is not None, f"nothing was said of node {node}"
+            assert known.target_token is not None, f"node {node} has no answer"
             node = tree.child(node, known.target_token)
 
     def _note_logprobs(self, logits: Rows, said: Mapping[int, int]) -> None:
@@ -52,14 +52,14 @@ class WalkingTarget(RequestTarget):
         super()._note_logprobs(logits, said)
 
     def _logits(self, paths: Rows) -> Rows:
-        """The logits `[V]` of nodes at the end of these paths; also keeps their features."""
+        """Return the logits `[V]` of nodes, given their path numbers; also store their features."""
         if not paths:
             return {}
-        logits_TV = self.ring.model_head(self._give(paths))
+        logits_TV = self.ring.model_head(self._store_features(paths))
         return dict(zip(paths, logits_TV))
 
-    def _give(self, paths: Rows) -> Tensor:
-        """Keep the features of nodes; returns the LM head's inputs there, `[T, D]`."""
+    def _store_features(self, paths: Rows) -> Tensor:
+        """Store the features of nodes, given their path numbers; return the LM head's inputs `[T, D]`."""
         x_TD, inner_TD = self.ring.look_up([int(path) for path in paths.values()])
         feature_TD = inner_TD if self.terms.inner else x_TD
         for node, feature_D in zip(paths, feature_TD):
@@ -68,7 +68,7 @@ class WalkingTarget(RequestTarget):
 
 
 class VirtualRing(Ring):
-    """The ring of a virtual cluster; the verdict takes the time of `head`, once for each message."""
+    """The ring of a virtual cluster; verification takes the time of `head`, once per message."""
 
     target_of = WalkingTarget
 

@@ -1,7 +1,7 @@
-"""A stage in virtual time: what it would hold, drop and compute, and when it would be done; it computes nothing.
+"""A stage in virtual time: it computes nothing, but knows what it would hold, drop and compute, and when.
 
-It obeys messages as `pipeline/stage.py` does: a prune at once, the others in order. Dead rows cost nothing, and a
-segment that dies is given up between two layers.
+It applies messages as `pipeline/stage.py` does: a prune at once, the others in order. Dead rows cost no time, and a
+segment without live rows is given up between two layers.
 """
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ from sim.clock import Heat
 from sim.groups import Times, slowest
 from tp.comm import TILE
 
-Seconds = Callable[[int, int], float]  # from rows and the tokens of text before them
-At = Callable[[float, Callable[[float], None]], None]  # calls an event with a moment when that comes
+Seconds = Callable[[int, int], float]  # from the number of rows and of text tokens before them
+At = Callable[[float, Callable[[float], None]], None]  # schedules an event, which is called with its time
 Send = Callable[[Message, float], None]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A stage's work on a segment."""
+    """The work of a stage on a segment."""
 
     seconds: Seconds
-    layers: int  # after each of which a dead segment is given up; 1: never
-    kept: int = 0  # layers that keep their inputs for a draft that needs inner features
-    reports: bool = False  # whether rank 0 hears of them at once
-    rank: int = 0  # of its board, where wires differ; 0: any
-    cool: Callable[[], object] = lambda: None  # resets the heat of its board
+    layers: int  # after each of them a dead segment may be given up; 1: never
+    kept: int = 0  # number of layers whose inputs the draft needs as inner features
+    reports: bool = False  # whether they are reported to rank 0 at once
+    rank: int = 0  # the stage's rank, if wires differ; 0: any
+    cool: Callable[[], object] = lambda: None  # resets the heat of the stage's board
 
 
 class Held(NamedTuple):
-    """What a stage holds."""
+    """The part of the model that a stage holds."""
 
-    ranks: Sequence[int]  # the leader first
+    ranks: Sequence[int]  # of the stage, the leader first
     share: float  # of the model's layers, from 0 to 1
-    kept: int = 0  # layers that keep their inputs for a draft that needs inner features
-    largest: float = 1.0  # the largest part of a layer that one of the ranks computes
+    kept: int = 0  # number of layers whose inputs the draft needs as inner features
+    largest: float = 1.0  # the largest part of a layer that one rank computes
     tiles: bool = False  # whether products and transfers overlap, as in Galaxy
-    reports: bool = False  # whether rank 0 hears of those inputs at once
+    reports: bool = False  # whether those inputs are reported to rank 0 at once
 
 
 def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
-    """The work of a stage on a segment; `extra` seconds are added to what the profile charges."""
+    """Return the work of a stage on a segment; `extra` seconds are added to the time of the profile."""
     board = slowest(profile, held.ranks)
     layers = held.share * profile.layers
     members, leader = len(held.ranks), held.ranks[0]
@@ -83,20 +83,20 @@ def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
 
 
 class VirtualStage:
-    """One stage; `send` passes on a message at a moment, `report` brings one to rank 0."""
+    """One stage; `send` passes on a message at a given time, `report` sends one to rank 0."""
 
     def __init__(self, at: At, work: Work, send: Send, report: Send, trace: NoTrace) -> None:
-        self._at, self._does = at, work
+        self._at, self._cost = at, work
         self._send, self._report, self._trace = send, report, trace
         self._queue: deque[Message] = deque()
-        self._survivors: dict[int, Survivors] = {}  # of the open requests
+        self._survivors: dict[int, Survivors] = {}  # by open request
         self._newest = -1  # the highest request number of all segments, Starts and Resets so far
-        self._work: list[Segment] = []  # that are computed together
-        self._since = self._until = 0.0  # the moments at which they begin and end
-        self._idle = 0.0  # since when it waits
+        self._work: list[Segment] = []  # segments in computation
+        self._since = self._until = 0.0  # times at which their computation begins and ends
+        self._idle = 0.0  # time at which the stage began to wait
 
     def hear(self, msg: Message, now: float) -> None:
-        """Take in a message at its arrival."""
+        """Accept a message at its arrival."""
         self._trace.note("recv", now, now, **facts_of(msg))
         if isinstance(msg, Prune):
             self._prune(msg, now)
@@ -115,9 +115,9 @@ class VirtualStage:
             self._give_up(now)
 
     def _give_up(self, now: float) -> None:
-        """End the computation after the present layer."""
+        """End the computation after the current layer."""
         whole = self._until - self._since
-        layers = self._does.layers
+        layers = self._cost.layers
         passed = math.ceil((now - self._since) / whole * layers) if whole else 0
         done = min(max(1, passed), layers)
         early = self._since + whole * done / layers
@@ -126,7 +126,7 @@ class VirtualStage:
             self._at(early, self._end)
 
     def _living(self, segment: Segment) -> Segment:
-        """The live rows of a segment."""
+        """Return the live rows of a segment."""
         survivors = self._survivors.setdefault(segment.request, Survivors())
         return segment.take(survivors.alive(segment.nodes))
 
@@ -151,7 +151,7 @@ class VirtualStage:
         computed = [segment for segment in segments if segment.nodes]
         rows = sum(len(segment.nodes) for segment in computed)
         text = sum(max(segment.pos) for segment in computed)
-        self._until = now + self._does.seconds(rows, text)
+        self._until = now + self._cost.seconds(rows, text)
         self._at(self._until, self._end)
 
     def _end(self, now: float) -> None:
@@ -164,18 +164,18 @@ class VirtualStage:
         visit = Visit(len(nodes), now - self._since)
         computed = joined([self._computed(segment, visit) for segment in map(self._living, segments)])
         self._pass_on(computed, now)
-        if self._does.reports:
+        if self._cost.reports:
             for features in reports_of(computed):
                 self._report(features, now)
         self._next(now)
 
     def _computed(self, segment: Segment, visit: Visit) -> Segment:
-        """The segment as it leaves; one column stands for the hidden states, which no stage reads."""
+        """Return the segment as it leaves; one column replaces the hidden states, which no stage reads."""
         if not segment.nodes:
             return segment
         rows, inner = len(segment.nodes), segment.inner
         if inner is not None:
-            inner = inner.new_empty(rows, inner.shape[1] + self._does.kept)
+            inner = inner.new_empty(rows, inner.shape[1] + self._cost.kept)
         visits = (*segment.visits, visit)
         return replace(segment, x=torch.empty(rows, 1), inner=inner, visits=visits)
 

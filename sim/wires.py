@@ -1,6 +1,6 @@
-"""The arithmetic of a wire: when a message arrives at its other end.
+"""The arithmetic of a wire: the time at which a message arrives at its other end.
 
-It knows nothing about who waits for that moment: a thread that sleeps, or a simulation.
+It does not know whether a sleeping thread or a simulation uses that time.
 """
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from pipeline.trace import NoTrace
 
 NUMBERS = 24  # bytes of a row's node, parent and position on the wire, or of a proposal's parent, token and score
 TOKEN = 8  # bytes of a row that is a token
-LAW = 8  # bytes of a token's probability
+LAW = 8  # bytes of a token's probability in a distribution
 
 
 class Wire:
-    """One wire of a profile, over which messages follow each other; its jitter is a random stream of its own.
+    """One wire of a profile, over which messages follow each other; its jitter is its own random stream.
 
-    `takes` seconds of the latency are spent by the real wire that carries the messages.
+    The real wire that carries the messages takes `takes` seconds of the latency.
     """
 
     def __init__(self, profile: Profile, takes: float = 0.0) -> None:
         self._profile, self._takes = profile, takes
         self.restart()
-        self._free = 0.0  # when the last message has left
-        self._arrived = 0.0  # when it has come
+        self._free = 0.0  # time at which the last message has left
+        self._arrived = 0.0  # time at which it arrives
 
     def restart(self) -> None:
-        """Draw the jitter from its beginning."""
+        """Restart the random jitter."""
         self._jitter = random.Random(0)
 
     def arrival(self, msg: Message, asked: float) -> float:
-        """The moment at which a message arrives that is sent at `asked`, in seconds of one clock."""
+        """Return the time of arrival of a message that is sent at `asked`, in seconds of the same clock."""
         return self.carried(size(msg, self._profile), asked)
 
     def carried(self, count: int, asked: float) -> float:
-        """The moment at which so many bytes arrive: they leave behind earlier ones, and take the latency more."""
+        """Return the time at which this many bytes arrive: they leave after earlier ones, then take the latency."""
         profile = self._profile
         self._free = max(self._free, asked) + profile.transfer(count)
         latency = (profile.latency + profile.jitter * self._jitter.random()) / 1e3
@@ -45,7 +45,7 @@ class Wire:
 
 
 def size(msg: Message, profile: Profile) -> int:
-    """The bytes of a message between the devices of a profile, with its model."""
+    """Return the bytes of a message between the devices of a profile that run its model."""
     if isinstance(msg, Prune):
         return 8 * len(msg.keep)
     if isinstance(msg, Batch):
@@ -67,7 +67,7 @@ def size(msg: Message, profile: Profile) -> int:
 
 
 def note(trace: NoTrace, msg: Message, profile: Profile | None, *moments: float) -> None:
-    """Note a message's way over a wire between two moments, or from one until now; without a profile it has no bytes.
+    """Trace a message on a wire between two times, or from one time until now; without a profile it has no bytes.
     """
     weight = size(msg, profile) if profile else 0
     trace.note("wire", *moments, kind=type(msg).__name__, bytes=weight)

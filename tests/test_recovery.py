@@ -346,7 +346,7 @@ def test_losses_without_an_end_are_given_up(saved):
 
         with pytest.raises(PeerLost):
             for _ in range(6):
-                pipeline.decoder._whole(lose)
+                pipeline.decoder._with_recovery(lose)
         assert pipeline.decoder._losses == 6
 
 

@@ -106,7 +106,7 @@ def test_a_malformed_message_is_the_loss_of_who_sent_it(monkeypatch, numbers, se
     thread, error = lost(numbers)
     assert (thread, error[:len("PeerLost: rank 2 was lost: it sent ")]) == (
         "data listener", "PeerLost: rank 2 was lost: it sent ")
-    assert sentence in error and error.endswith("do all ranks run the same version of FlowSpec?")
+    assert sentence in error and error.endswith("run the same version of FlowSpec on all ranks")
     assert max(set_aside) <= len(Header._fields)
 
 
@@ -198,7 +198,7 @@ def test_the_trace_of_a_run_that_was_lost_can_be_read_and_a_cut_line_at_its_end_
 def test_a_line_that_is_no_span_is_named(tmp_path, line):
     Trace(str(tmp_path), 0).close()
     (tmp_path / "rank_0.jsonl").write_text(f"{line}\n")
-    with pytest.raises(ValueError, match=r"line 1 of .*rank_0.jsonl is .*: delete this line, or trace once more"):
+    with pytest.raises(ValueError, match=r"line 1 of .*rank_0.jsonl is .*: delete this line, or trace the run again"):
         read(tmp_path)
 
 

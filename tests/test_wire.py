@@ -96,7 +96,7 @@ def test_segments_of_several_requests_come_out_together(rows):
 
 
 def test_a_batch_of_other_things_than_segments_is_refused():
-    with pytest.raises(ValueError, match="a Stop where a segment belongs"):
+    with pytest.raises(ValueError, match="a Stop in place of a segment"):
         through(Batch([Stop()]))
 
 
@@ -123,15 +123,15 @@ def test_a_header_of_any_numbers_is_read_or_refused_and_asks_for_no_more_memory_
 def test_a_body_of_another_length_than_its_header_says_is_refused():
     (header, body), = packets(Segment(0, [1, 2],
                                       [0, 1], [1, 2], 0, torch.zeros(2, 3)))
-    with pytest.raises(ValueError, match="a body of 87 bytes where 88 belong"):
+    with pytest.raises(ValueError, match="a body of 87 bytes instead of 88"):
         receive(lambda: (Header.read(header), body[:-1]))
 
 
 @pytest.mark.parametrize(("kind", "numbers", "rows", "sentence"), [
-    (Segment, [0, 3, 0, 0, 0, 0, 0, 0], 2, "a segment of 2 rows whose 8 numbers contradict each other"),
-    (Segment, [0, 0, 5, 0, 0, 0, 0, 0, 0], 2, "a segment of 2 rows whose 9 numbers"),
-    (Segment, [0], 0, "a segment of 0 rows whose 1 numbers"),
-    (Segment, [0, 0, 0, 9], 0, "stages computed none"),
+    (Segment, [0, 3, 0, 0, 0, 0, 0, 0], 2, "a segment of 2 rows with 8 contradictory numbers"),
+    (Segment, [0, 0, 5, 0, 0, 0, 0, 0, 0], 2, "a segment of 2 rows with 9"),
+    (Segment, [0], 0, "a segment of 0 rows with 1"),
+    (Segment, [0, 0, 0, 9], 0, "impossible visit"),
     (Prune, [0, 1, 2], 0, "a Prune of 3 numbers"), (Reset, [0], 0, "a Reset of 1 numbers"),
     (Start, [0] * 6, 0, "a Start of 6 numbers"), (Stop, [0], 0, "a Stop of 1 numbers"),
     (Batch, [], 0, "expected 1"), (Batch, [1, 1], 0, "expected 1")])

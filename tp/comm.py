@@ -1,9 +1,9 @@
-"""How a group adds up what its members computed: Megatron's way and Galaxy's.
+"""The collective operations of a group: sums over its members as in Megatron-LM, or as in Galaxy.
 
-They know nothing about layers. A block of a layer begins with column-parallel products, behind `enter`, and ends with a
-row-parallel product, whose parts `leave` adds up. `scatter` and `gather` are at both ends of a slice.
+They know nothing about layers. A block of a layer begins with `enter`, then column-parallel products; it ends with a
+row-parallel product, which `leave` computes and sums over the members. `scatter` begins a slice, `gather` ends it.
 
-Shapes: T rows of a segment, t rows that a member keeps between blocks, D model, N what it holds of a wider dimension.
+Shapes: T rows of a segment, t rows that a member keeps between blocks, D model, N a member's share of another width.
 """
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tp.group import Group
 from tp.overlap import Product, gather, reduce
 from tp.shares import ranges
 
-TILE = 8  # rows of a member below which tiles do not pay: every tile reads all weights
+TILE = 8  # minimum rows per member for which tiles pay, since each tile reads all weights
 
 
 class Products:
-    """The products of all rows of a segment, computed tile by tile while the rows arrived, in place of the rows.
+    """The products of all rows of a segment, computed tile by tile while the rows arrived; they replace the rows.
 
-    `len` is the number T of rows, `of` a product's outputs `[T, N]`.
+    `len` returns the number T of rows, `of` the outputs `[T, N]` of a product.
     """
 
     def __init__(self, rows: int, made: Mapping[Product, Tensor]) -> None:
@@ -35,42 +35,42 @@ class Products:
 
 
 class Comm:
-    """The collective operations of a layer, Megatron's way: members keep all rows, a block ends with an all-reduce."""
+    """The collective operations as in Megatron-LM: members keep all rows, and each block ends with an all-reduce."""
 
-    gathers = False  # whether `enter` ever returns `Products`
-    tiled = False  # whether each member keeps only its own rows of the present segment, so that rows travel in tiles
+    gathers = False  # whether `enter` may return `Products`
+    tiled = False  # whether members keep only their own rows of the present segment, and exchange rows in tiles
 
     def __init__(self, group: Group, hidden: int) -> None:
         self._group = group
 
     def open(self, rows: int, text: int) -> None:
-        """Begin a segment of `rows` rows; `text` settled tokens are in the KV cache before it."""
+        """Begin a segment of `rows` rows after `text` settled tokens in the KV cache."""
 
     def scatter(self, x_TD: Tensor) -> Tensor:
-        """The rows `[t, D]` that this member keeps between blocks, out of all rows."""
+        """Return the rows `[t, D]` that this member keeps between blocks, given all rows."""
         return x_TD
 
     def enter(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
-        """All rows, out of every member's own: the tensor `[T, D]`, or their `Products` with these products."""
+        """Return all rows `[T, D]`, given this member's own ones; or the `Products` of all rows with these products."""
         return x_tD
 
     def leave(self, x_TN: Tensor, product: Product) -> Tensor:
-        """The rows `[t, D]` that this member keeps of the product, summed over all members."""
+        """Return the rows `[t, D]` that this member keeps of the product, summed over all members."""
         sums = product(x_TN)
         if self._group.size > 1:
             self._group.all_reduce(sums)
         return sums
 
     def gather(self, x_tD: Tensor) -> Tensor:
-        """All rows `[T, D]`, out of every member's own."""
+        """Return all rows `[T, D]`, given this member's own ones."""
         return x_tD
 
 
 class Galaxy(Comm):
-    """Between blocks each member keeps its own rows, and computes norms and residual sums for those only.
+    """The collective operations as in Galaxy: between blocks a member keeps, normalizes and adds only its own rows.
 
-    Each block begins with an all-gather and ends with a reduce-scatter, both in tiles beside the products. A segment
-    with fewer than `tile` rows for a member is computed Megatron's way. `hidden` is the width of a row.
+    Each block begins with an all-gather and ends with a reduce-scatter, both in tiles during the products. A segment
+    with fewer than `tile` rows per member is computed as in Megatron-LM. `hidden` is the width of a row.
     """
 
     gathers = True
@@ -108,5 +108,5 @@ class Galaxy(Comm):
         return gather(self._group, x_tD, self._bounds, [lambda tile: tile])[0]
 
 
-MakeComm = Callable[[Group, int], Comm]  # of a group and the width of a row
+MakeComm = Callable[[Group, int], Comm]  # from a group and the width of a row
 COMMS: dict[str, MakeComm] = {"tp": Comm, "galaxy": Galaxy}  # by the name of a target in config/methods.py

@@ -1,7 +1,7 @@
-"""Groups: the members that compute one slice together, as threads of one process or over torch.distributed.
+"""Groups: members that compute one slice together, as threads of one process or over torch.distributed.
 
-They know nothing about what is summed or sent. Members form a ring: each sends to the next and receives from the one
-before. A lost member ends every call of the others with PeerLost.
+They know nothing about the meaning of tensors. Members form a ring: each sends to the next member and receives from
+the previous one. After the loss of a member all calls of the others raise PeerLost.
 """
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Group(Protocol):
     member: int
 
     def all_reduce(self, x: Tensor) -> None:
-        """Put the sum over all members into `x`, bit for bit the same everywhere."""
+        """Replace `x` by the sum over all members, which is bit for bit the same on all of them."""
 
     def send(self, x: Tensor) -> Wait:
-        """Begin to send `x` to the next member; the returned function waits until `x` may change."""
+        """Start to send `x` to the next member; return a function that waits until `x` may change."""
 
     def recv(self, x: Tensor) -> Wait:
-        """Begin to receive `x` from the member before; the returned function waits until `x` is filled."""
+        """Start to receive `x` from the previous member; return a function that waits until `x` is filled."""
 
 
 class Table:
-    """What members that are threads share; `fail` ends all of their calls."""
+    """The shared state of members that are threads; `fail` ends all of their calls."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
@@ -51,7 +51,7 @@ class Table:
 
 
 class ThreadGroup:
-    """One of the members that are threads of one process."""
+    """A member that is a thread; all members are threads of one process."""
 
     def __init__(self, table: Table, member: int) -> None:
         self.size, self.member = len(table.mail), member
@@ -62,7 +62,7 @@ class ThreadGroup:
         try:
             table.laid[self.member] = x
             table.barrier.wait()
-            total = torch.stack(table.laid).sum(0)  # in one order everywhere
+            total = torch.stack(table.laid).sum(0)  # in the same order on all members
             table.barrier.wait()
         except threading.BrokenBarrierError:
             raise table.failure from None
@@ -83,11 +83,10 @@ class ThreadGroup:
 
 
 class DistGroup:
-    """One of the members that are processes: `group` is a process group of gloo, `ranks` its ranks in order.
+    """A member that is a process: `group` is a process group of gloo, `ranks` its ranks in order.
 
-    When a connection breaks, `find_lost` names the lost rank in a sentence, or returns "" after a while. Gloo's ring
-    reduces each piece of a sum in one place, so that all members get the same bits. Device tensors go through host
-    memory.
+    If a connection breaks, `find_lost` returns a sentence that names the lost rank, or "" after a timeout. Gloo's ring
+    reduces each piece of a sum on one member, so all members get the same bits. Device tensors go through host memory.
     """
 
     def __init__(self, group: Any, ranks: Sequence[int], member: int, find_lost: Callable[[], str]) -> None:
@@ -116,7 +115,7 @@ class DistGroup:
         return wait
 
     def _start(self, transfer: Callable[..., Any], held: Tensor, peer: int) -> Any:
-        """Begin `dist.isend` or `dist.irecv` with a rank; an empty tensor is not transferred."""
+        """Start `dist.isend` or `dist.irecv` with a rank; an empty tensor is not transferred."""
         if not len(held):
             return None
         return self._watched(lambda: transfer(held, peer, group=self._group))

@@ -1,9 +1,9 @@
-"""Sharded layers: a slice of the model with fewer heads and columns in each layer, whose outputs a group adds up.
+"""Sharded layers: each member of a group computes some heads and columns of each layer, and the group adds them up.
 
-They consist of the model's own modules and know nothing about what a family computes; the model's file knows nothing
-about them. Every member has the whole embedding and norms.
+They consist of the model's own modules, and know nothing about the formulas of a model family; model/llama.py knows
+nothing about them. Every member has the whole embedding and all norms.
 
-Shapes: T rows of a segment, t rows that a member keeps between blocks, D model, N what it holds of a wider dimension.
+Shapes: T rows of a segment, t rows that a member keeps between blocks, D model, N a member's share of another width.
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tp.comm import Comm, Products
 from tp.shares import Share
 
 INTO = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # products at the beginning of a block
-OUT = ("o_proj", "down_proj")  # and at its end
+OUT = ("o_proj", "down_proj")  # products at the end of a block
 
 
 class Column(nn.Module):
-    """A product with sharded outputs; it may have been computed while the rows came in."""
+    """A product with sharded outputs (column-parallel); it may have been computed while the rows arrived."""
 
     def __init__(self, product: nn.Module) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Column(nn.Module):
 
 
 class Row(nn.Module):
-    """A product with sharded inputs, whose outputs are added up."""
+    """A product with sharded inputs (row-parallel); its outputs are summed over the members."""
 
     def __init__(self, product: nn.Module, comm: Comm) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Row(nn.Module):
 
 
 class Nothing(nn.Module):
-    """The product of a member that holds nothing of it: zeros."""
+    """The product of a member without a share of it: zeros."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Nothing(nn.Module):
 
 
 class Summed(nn.Module):
-    """A feed-forward of sharded experts; a row has the same experts on all members."""
+    """A feed-forward layer of sharded experts; all members choose the same experts for a row."""
 
     def __init__(self, experts: nn.Module, comm: Comm) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Summed(nn.Module):
 
 
 class Idle(nn.Module):
-    """The attention of a member without heads, or the MLP of one without columns: it only joins in the sums."""
+    """The attention of a member without heads, or the MLP of one without columns: it only takes part in the sums."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Idle(nn.Module):
 
 
 class TPLayer(nn.Module):
-    """A layer of which this member holds a share; the first of a slice, which `opens` it, gets all rows `[T, D]`."""
+    """A layer of which this member holds a share; if it `opens` the slice, its input is all rows `[T, D]`."""
 
     def __init__(self, layer: Layer, comm: Comm, opens: bool) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class TPLayer(nn.Module):
             self.into_mlp = self._join(self.mlp)
 
     def _join(self, block: nn.Module) -> list[nn.Module]:
-        """Make the products at both ends of a block parallel; returns those at its beginning."""
+        """Make the products at both ends of a block parallel; return those at its beginning."""
         into = [name for name in INTO if getattr(block, name, None) is not None]
         products: list[nn.Module] = [getattr(block, name) for name in into]
         if self.comm.gathers:
@@ -123,9 +123,9 @@ class TPLayer(nn.Module):
 
 
 def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
-    """The layers [first, last) of one member, without memory: `share.cut` of the tensors fills them."""
+    """Return the layers [first, last) of one member, without memory; cut tensors (`share.cut`) will fill them."""
     own = share.sizes(c)
-    # a module has a head and a column at least; blocks that hold nothing are replaced below
+    # a module needs at least one head and one column; blocks without any are replaced below
     least = {name: max(1, getattr(own, name)) for name in ("heads", "kv_heads", "intermediate")}
     body = Slice(replace(own, **least), first, last)
     body.config = own
@@ -142,9 +142,9 @@ def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
 
 
 class ShardedSlice:
-    """A member's slice with its weights, as a stage calls it: all rows in, all rows out.
+    """A member's slice with its weights, as a stage calls it: inputs and outputs are all rows.
 
-    `go_on` is not asked: members would learn of a dead segment at different layers.
+    `go_on` is not called, since members would notice a dead segment at different layers.
     """
 
     def __init__(self, body: Slice, comm: Comm) -> None:
@@ -159,7 +159,7 @@ class ShardedSlice:
         self.comm.open(len(x), cache.settled)
         out_TD = self.comm.gather(self.body(x, pos_T, cache, inner))
         if inner:
-            # the first layer's input has all rows already; the others are gathered in the same order on all members
+            # the first layer's input has all rows already; all members gather the others in the same order
             for number in sorted(set(inner) - {self._first}):
                 inner[number] = self.comm.gather(inner[number])
         return out_TD

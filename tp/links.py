@@ -1,7 +1,7 @@
-"""Links of a pipeline whose stages are groups: a group's leader forwards its messages, which keep their order there.
+"""Links of a pipeline whose stages are groups: the leader of a group forwards messages, in order, to the members.
 
-They know nothing about what is computed. The leader is in the ring, or is rank 0 itself; members receive from it alone,
-and send nothing.
+They know nothing about the computation. The leader is in the ring, or is rank 0 itself. Members receive only from
+the leader, and send nothing.
 """
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from pipeline.transport import Link, Peers, StageLink
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks of a pipeline: those of a group follow its leader; last come the ranks that hold a small model each."""
+    """The ranks of a pipeline: each leader, followed by its members; the ranks of small models, one each, come last."""
 
-    rings: Sequence[Sequence[int]]  # the leaders in order, rank 0 first, for each copy of the model
-    holding: int  # ranks that hold a part of the target
-    drafting: int = 0  # ranks that hold a small model; they are linked to rank 0 alone
-    reports: bool = False  # whether stages report to rank 0 what they computed
+    rings: Sequence[Sequence[int]]  # for each copy of the model its leaders in order, rank 0 first
+    holding: int  # number of ranks that hold a part of the target
+    drafting: int = 0  # number of ranks that hold a small model; they are linked only to rank 0
+    reports: bool = False  # whether stages report inner features to rank 0
 
     @staticmethod
     def of(stages: Sequence[int], tp: int, copies: int = 1, drafting: int = 0, reports: bool = False) -> Placement:
-        """The placement of `copies` of a model with `stages[i]` layers in stage i, each of which `tp` ranks share.
+        """Return the placement of `copies` of a model; stage i has `stages[i]` layers, which `tp` ranks share.
 
-        A single stage is shared by rank 0; otherwise rank 0 is a stage of its own, for all copies of the others.
+        If there is only one stage, rank 0 is one of its ranks. Otherwise rank 0 is a stage of its own, which all copies
+        of the others share.
         """
         found = placements(stages, tp)
         leaders = [rank for rank, (_, member) in enumerate(found) if member == 0]
@@ -55,7 +56,7 @@ class Placement:
         return range(self.holding, self.world)
 
     def drafter(self, rank: int) -> int | None:
-        """The number, from 0, of a rank's small model; None if it holds a part of the target."""
+        """Return the number, from 0, of a rank's small model; None if the rank holds a part of the target."""
         holders = self.small_model_ranks
         return holders.index(rank) if rank in holders else None
 
@@ -64,7 +65,7 @@ class Placement:
         return [self.root, *chain.from_iterable(ring[1:] for ring in self.rings)]
 
     def group(self, rank: int) -> range:
-        """The ranks of a rank's group, the leader first; a rank with a small model is alone."""
+        """Return the ranks of a rank's group, the leader first; a rank with a small model has a group of its own."""
         ranks = range(self.world)
         assert rank in ranks, f"there is no rank {rank} among {self.world}"
         leaders = [*self.leaders, *self.small_model_ranks]
@@ -78,7 +79,7 @@ class Placement:
         return [self.group(leader) for leader in self.leaders]
 
     def peers(self, rank: int) -> list[Peers]:
-        """The peers of each link of a rank, but for a leader's to its members and rank 0's to small models."""
+        """Return the peers of each link of a rank, without those of `fan` and `asked`."""
         if self.drafter(rank) is not None:
             return [_pair(self.root)]
         leader = self.group(rank)[0]
@@ -92,24 +93,24 @@ class Placement:
         return len(self.leaders) < self.holding
 
     def reached(self, rank: int) -> list[Peers]:
-        """The peers of all links of a rank."""
+        """Return the peers of all links of a rank."""
         fan = self.fan(rank)
         found = [*self.peers(rank), *self.asked(rank)]
         return [*found, fan] if fan else found
 
     def fan(self, rank: int) -> Peers | None:
-        """The members to whom a leader forwards messages; None for other ranks."""
+        """Return the members to which a leader forwards messages; None for other ranks."""
         leader, *members = self.group(rank)
         return Peers(None, members) if members and rank == leader else None
 
     def asked(self, rank: int) -> list[Peers]:
-        """The peers of rank 0's link to each small model; none for other ranks."""
+        """Return the peers of rank 0's link to each small model; none for other ranks."""
         asks = {self.root: self.small_model_ranks}
         return [_pair(holder) for holder in asks.get(rank, ())]
 
 
 def _pair(other: int) -> Peers:
-    """The peers of a rank that is linked to one other."""
+    """Return the peers of a link between two ranks."""
     return Peers(other, [other])
 
 
@@ -125,9 +126,9 @@ def _neighbours(ring: Sequence[int], rank: int) -> Peers:
 
 
 class Loop:
-    """The ring of a pipeline that is one group: messages go to the members and to rank 0's own stage.
+    """The link of rank 0 in a pipeline that is one group: messages go to the members and to rank 0's own stage.
 
-    The stage computes during `send`, so the answer is there at once.
+    The stage computes during `send`, so the answer is available at once.
     """
 
     def __init__(self, stage: Stage, fan: Link | None) -> None:
@@ -151,14 +152,14 @@ class Loop:
         return self._answers.popleft()
 
     def rest(self, until: float) -> None:
-        """Every answer is there when `send` returns."""
+        """Do nothing: every answer is available when `send` returns."""
 
     def urgent(self) -> Prune | None:
         return None
 
 
 class Leading:
-    """A leader's link in the ring; it forwards messages to its members in the order in which it obeys them."""
+    """A leader's link in the ring; it forwards messages to the members in the order in which it hands them out."""
 
     def __init__(self, link: StageLink, fan: Link) -> None:
         self._link, self._fan = link, fan

@@ -1,7 +1,7 @@
-"""Galaxy's tiles: rows that go round a ring of members while others are multiplied (arXiv 2405.17245).
+"""Galaxy's tiles: rows that go round a ring of members while other rows are multiplied (arXiv 2405.17245).
 
-It knows nothing about layers. A tile is the rows of one member; `bounds` are all members' ranges of rows, which may
-differ in length or be empty.
+It knows nothing about layers. A tile is the rows of one member. `bounds` are the ranges of rows of all members; they
+may differ in length or be empty.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Product = Callable[[Tensor], Tensor]
 
 
 def gather(group: Group, own_tD: Tensor, bounds: Bounds, products: Sequence[Product]) -> list[Tensor]:
-    """Each product of all rows `[T, D]`; this member has its own rows `[t, D]` (all-gather).
+    """Return each product of all rows `[T, D]`, given this member's own rows `[t, D]` (all-gather).
 
-    A tile is multiplied while it is sent on and the next one comes in.
+    A tile is multiplied while it is sent on and the next one arrives.
     """
     found: list[list[Tensor]] = [[own_tD] * group.size for _ in products]
     in_hand, last = own_tD, group.size - 1
@@ -39,9 +39,9 @@ def gather(group: Group, own_tD: Tensor, bounds: Bounds, products: Sequence[Prod
 
 
 def reduce(group: Group, x_TN: Tensor, bounds: Bounds, product: Product, width: int) -> Tensor:
-    """This member's rows `[t, width]` of the sum over members of their products of all rows (reduce-scatter).
+    """Return this member's rows `[t, width]` of the products of all rows, summed over members (reduce-scatter).
 
-    The sum of a tile goes once round the ring and ends at its owner; while it comes in, its next part is computed.
+    The sum of a tile goes once round the ring and ends at its owner; while it arrives, the next summand is computed.
     """
     waits: list[Wait] = []
     for step in range(group.size):

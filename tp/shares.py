@@ -1,7 +1,7 @@
-"""Shares: which heads and columns of every layer each member of a group holds, and how a tensor is cut to them.
+"""Shares: the heads and columns of every layer that a member of a group holds, and the cuts of tensors to them.
 
-It knows nothing about communication. Nothing has to divide evenly: a member may hold one head more than another, or
-none. A range [a, b) of heads, columns or elements is a `Span`.
+They know nothing about communication. Heads and columns need not divide evenly: a member may hold one head more than
+another, or none. A range [a, b) of heads, columns or elements is a `Span`.
 """
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
 from model.weights.parts import HEAD
 
-PRODUCT = re.compile(r"\.(self_attn|mlp)\.(?:experts\.\d+\.)?(\w+)\.(weight|bias)$")  # or a norm of each head
-ALIGNED = 64  # columns that stay together, if there are many, for kernels and blocks of quantized weights
+PRODUCT = re.compile(r"\.(self_attn|mlp)\.(?:experts\.\d+\.)?(\w+)\.(weight|bias)$")  # or a norm per head
+ALIGNED = 64  # columns per block of a cut, if there are many, for kernels and quantized weights
 Span = Tuple[int, int]
-Heads = Tuple[Span, Tuple[int, ...]]  # of one member: a span of query heads, and their key/value heads
+Heads = Tuple[Span, Tuple[int, ...]]  # query heads of one member, and their key/value heads
 
 
 @dataclass(frozen=True)
 class Share:
-    """One member's part of every layer: some query heads, their key/value heads, and MLP columns.
+    """A member's part of every layer: some query heads, their key/value heads, and MLP columns.
 
-    Grouped-query attention reads the query heads in runs of equal length: run i attends with the key/value head
-    `kv[i]`. So several members may hold a key/value head, and it is in `kv` twice where the runs would differ in length
-    otherwise.
+    Grouped-query attention divides the query heads into runs of equal length: run i uses the key/value head `kv[i]`. So
+    several members may hold the same key/value head. It is more than once in `kv` if the runs would otherwise differ in
+    length.
     """
 
     heads: Span  # query heads
     kv: tuple[int, ...]
     columns: Span  # of the MLP
-    biased: tuple[bool, bool]  # whether it adds the output bias of attention, and of the MLP; one member does
+    biased: tuple[bool, bool]  # whether it adds the output bias of attention, and of the MLP: one member adds each
 
     def sizes(self, c: LlamaConfig) -> LlamaConfig:
-        """The sizes of a model with only these heads and columns."""
+        """Return the configuration of a model with only these heads and columns."""
         heads, columns = _length(self.heads), _length(self.columns)
         return replace(c, heads=heads, kv_heads=len(self.kv), intermediate=columns)
 
     def cut(self, name: str, head_dim: int) -> Cut | None:
-        """The cut of the model's tensor `name` for this member; None if it holds nothing of it."""
+        """Return the cut of the model's tensor `name` for this member; None if the member holds nothing of it."""
         if name.endswith(".self_attn.sinks"):
             return Cut(0, (self.heads,)) if _length(self.heads) else None
         product = PRODUCT.search(name)
@@ -71,13 +71,13 @@ class Share:
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut through one dimension of a tensor: its `spans`, one after another; None: all of it."""
+    """A cut through one dimension of a tensor: the concatenated `spans`; None means the whole tensor."""
 
     dim: int
     spans: tuple[Span, ...] | None = None
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """The shape of a tensor of shape `whole` after the cut."""
+        """Return the shape of a tensor of shape `whole` after the cut."""
         if self.spans is None:
             return tuple(whole)
         left = list(whole)
@@ -85,7 +85,7 @@ class Cut:
         return tuple(left)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """A tensor after the cut; itself without spans."""
+        """Cut a tensor; without spans return it unchanged."""
         if self.spans is None:
             return x
         pieces = [x.narrow(self.dim, start, end - start) for start, end in self.spans]
@@ -111,7 +111,7 @@ def _scaled(span: Span, unit: int) -> Span:
 
 
 def ranges(count: int, speeds: Sequence[float]) -> list[Span]:
-    """[0, `count`) in consecutive spans, each in proportion to a speed to within one."""
+    """Divide [0, `count`) into consecutive spans, whose lengths are proportional to `speeds` to within one."""
     total, above, ends = sum(speeds), 0.0, [0]
     for speed in speeds:
         above += speed
@@ -120,7 +120,7 @@ def ranges(count: int, speeds: Sequence[float]) -> list[Span]:
 
 
 def shares(c: LlamaConfig, speeds: Sequence[float]) -> list[Share]:
-    """The share of every member of a group, in proportion to the members' `speeds`."""
+    """Return the share of every member of a group, in proportion to the members' `speeds`."""
     heads, columns = _split_heads(c, speeds), _split_columns(c.intermediate, speeds)
     attends = _first([own for own, _ in heads])
     computes = _first(columns)
@@ -129,14 +129,14 @@ def shares(c: LlamaConfig, speeds: Sequence[float]) -> list[Share]:
 
 
 def _first(spans: Sequence[Span]) -> int:
-    """The first member that holds anything; it adds the bias."""
+    """Return the first member with a non-empty span; it adds the bias."""
     return next(member for member, span in enumerate(spans) if _length(span))
 
 
 def _split_heads(c: LlamaConfig, speeds: Sequence[float]) -> list[Heads]:
-    """The query and key/value heads of every member.
+    """Return the query and key/value heads of every member.
 
-    Query heads that share a key/value head stay together where the slowest member is fastest then.
+    Query heads that share a key/value head stay together if that minimizes the time of the slowest member.
     """
     group = c.heads // c.kv_heads
 
@@ -153,7 +153,7 @@ def _split_heads(c: LlamaConfig, speeds: Sequence[float]) -> list[Heads]:
 
 
 def _kv_heads(span: Span, group: int) -> tuple[int, ...]:
-    """The key/value heads of a span of query heads, of which `group` share one: one for each run of equal length."""
+    """Return the key/value heads of a span of query heads, one per run of equal length; `group` heads share one."""
     needed = [head // group for head in range(*span)]
     runs = Counter(needed).values()
     length = reduce(math.gcd, runs, 0)
@@ -161,7 +161,7 @@ def _kv_heads(span: Span, group: int) -> tuple[int, ...]:
 
 
 def _split_columns(count: int, speeds: Sequence[float]) -> list[Span]:
-    """Every member's columns of the MLP, in blocks of `ALIGNED` if each gets several."""
+    """Return the MLP columns of every member, in blocks of `ALIGNED` if each member gets several blocks."""
     unit = ALIGNED if count >= 8 * ALIGNED * len(speeds) else 1
     blocks = ranges(math.ceil(count / unit), speeds)
     spans = [_scaled(block, unit) for block in blocks]
@@ -170,9 +170,9 @@ def _split_columns(count: int, speeds: Sequence[float]) -> list[Span]:
 
 def held(names: Mapping[str, str], c: LlamaConfig,
          speeds: Sequence[float], member: int) -> dict[str, str]:
-    """The tensors of a stage of which a member holds a part: name there -> name in the checkpoint.
+    """Return the tensors of a stage of which a member holds a part: name in the stage -> name in the checkpoint.
 
-    The first member alone has the LM head, which is not sharded.
+    Only the first member has the LM head, which is not sharded.
     """
     share = shares(c, speeds)[member]
     own = [name for name in names if share.cut(name, c.head_dim)]
@@ -180,7 +180,7 @@ def held(names: Mapping[str, str], c: LlamaConfig,
 
 
 class ShardedSource(Checkpoint):
-    """A checkpoint with every tensor cut to one member's share."""
+    """A checkpoint with every tensor cut to the share of one member."""
 
     def __init__(self, whole: Checkpoint, speeds: Sequence[float], member: int) -> None:
         self._whole, self.config = whole, whole.config
@@ -189,7 +189,7 @@ class ShardedSource(Checkpoint):
 
     def _cut(self, name: str) -> Cut:
         cut = self._share.cut(name, self._sizes.head_dim)
-        assert cut, f"{name} is another member's"
+        assert cut, f"this member holds no part of {name}"
         return cut
 
     def form(self, name: str) -> Form:
@@ -207,10 +207,10 @@ class ShardedSource(Checkpoint):
 
 
 class Joined(Checkpoint):
-    """The tensors of a stage, joined from the checkpoints of its group's members."""
+    """The tensors of a stage, joined from the checkpoints of the members of its group."""
 
     def __init__(self, members: Sequence[Checkpoint], c: LlamaConfig, speeds: Sequence[float]) -> None:
-        vars(self).update(vars(members[0]))  # its tables
+        vars(self).update(vars(members[0]))  # takes over the tables of the first member
         self._members = members
         self._head_dim = c.head_dim
         self._shares = shares(c, speeds)
