@@ -113,7 +113,7 @@ class Boards(Place):
 
     @contextmanager
     def running(self, words: Sequence[str], spaces: Sequence[str]) -> Iterator[None]:
-        """Start all boards with these arguments, restart those that end, and finally wait for them to end with rank 0."""
+        """Start all boards with these arguments, restart those that end, and finally wait until all end with rank 0."""
         self._words, self._spaces = words, spaces
         self._running = {rank: self._start(rank) for rank in self.ranks}
         over = Event()
