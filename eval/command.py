@@ -38,7 +38,7 @@ SLOWEST = 64  # largest slowdown to try: a machine that fails even there has oth
 
 def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
     """Answer, on rank 0, all questions with each method that this start of the pipeline serves."""
-    if _apart(own):
+    if _one_rank_per_host(own):
         announce(own)
     evaluation, split = Evaluation(own, pipeline), pipeline.spec.part.split_id
     with closing(Results(own.results).open(own, pipeline.config.slowdown, split)) as results:
@@ -103,14 +103,14 @@ def announce(config: EvalConfig) -> None:
 
 
 def _check_drafts(config: EvalConfig) -> None:
-    """Raise ValueError for a draft whose folder does not exist."""
+    """Raise ValueError if a draft's folder does not exist."""
     for name in filter(None, [*config.asked_drafts, config.baseline_draft]):
         for folder in filter(None, parts(name)[1:]):
             if not Path(folder).is_dir():
                 raise ValueError(f"{name}: there is no folder {folder}: give that of a draft head or a small model")
 
 
-def _apart(config: EvalConfig) -> bool:
+def _one_rank_per_host(config: EvalConfig) -> bool:
     """Whether each rank is on its own host; then only the host of rank 0 has the results."""
     return bool(config.run.hosts or os.environ.get(BOARD))
 
@@ -148,7 +148,7 @@ def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
         raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
     resolved = resolve(argv, EvalConfig, os.environ.get(TYPED_AS, "bash run_eval.sh"))
     config: EvalConfig = resolved.keys
-    if _apart(config):
+    if _one_rank_per_host(config):
         check_folder(config.results, OTHER)  # for the tally of this host
     else:
         announce(config)
@@ -170,7 +170,7 @@ def _conclude(results: Results, code: int) -> int:
 
 def _start(config: EvalConfig, argv: Sequence[str]) -> int:
     """Start the pipeline once; return its exit code. On several hosts a child process becomes this host's rank."""
-    if not _apart(config):
+    if not _one_rank_per_host(config):
         return run(START, argv)
     child = subprocess.Popen([sys.executable, "-m", *MODULE.split(), *argv])
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the child, which ends all ranks

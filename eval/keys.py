@@ -25,7 +25,7 @@ HELD_OUT = {"questions": "30:50"}  # the paper's questions of the real data sets
 QUICK = {"profile": "jetson-7b", "time": "virtual", "questions": "5", "max_new_tokens": "64"}
 HURRY = "0.5"  # the slowdown of QUICK in real time, which takes half an hour on a laptop
 RESULTS = ROOT / "results"
-# For the models that run if none is named. dsi runs on the bundled one, whose copies are small.
+# For the models that run if none is named. dsi runs on the bundled one, since its copies are small.
 OF_MODEL = {
     SMOLLM2: {**QUICK, "max_new_tokens": "128", "results": str(RESULTS / SMOLLM2)},
     TOY_PRESET: {**QUICK, "methods": "ar,serial,naive,pruned,pipedec,continuous,streaming,dsi",
@@ -189,7 +189,7 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
 
 
 def drafted(methods: Sequence[str], drafts: Sequence[str]) -> list[Contender]:
-    """Return these methods with each of the drafts; those that need none, or have their own, appear once."""
+    """Return these methods with each of the drafts; methods without a draft, or with their own, appear once."""
     own = {name: METHODS[name].draft if name in METHODS else "eagle" for name in methods}
     each = {name: drafts if kind == "eagle" else (kind,) for name, kind in own.items()}
     return [Contender(name, draft) for name in each for draft in each[name]]
@@ -225,7 +225,7 @@ def wrong_list(key: str, value: str, chosen: Sequence[Any]) -> Iterator[str]:
 def words(protocol: str, argv: Sequence[str]) -> list[str]:
     """Return the arguments of an evaluation: those that were typed, and a protocol's for keys that were not given.
 
-    `emulated`, `tensor-parallel`: SmolLM2 or the bundled model on a cluster whose time is modelled, by default virtual,
+    `emulated`, `tensor-parallel`: SmolLM2 or the bundled model on a cluster with modelled time, by default virtual,
     and a few questions; a model that is given runs without emulation, and answers all questions.
     `paper-7b`, `paper-13b`: the comparison of the paper; its questions are 30 to 49 (from 0) of the real data sets.
     `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need another split of the model.

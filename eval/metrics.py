@@ -86,7 +86,7 @@ def speed(samples: Sequence[np.ndarray]) -> Interval:
 
 
 def decoding_speed(sets: Sequence[Answers]) -> Interval:
-    """Return the speed of decoding without prefill; questions whose answers have a single token do not count."""
+    """Return the speed of decoding without prefill; questions with answers of a single token do not count."""
     samples = [sample(answers, decoding) for answers in sets]
     return speed([rows[rows[:, 1] > 0] for rows in samples])
 
@@ -126,7 +126,7 @@ def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
     """Return a statistic of the samples of all sets, with the bounds of a bootstrap over questions.
 
     Questions are drawn with replacement, within their set and together with their baseline. The bounds are percentiles
-    of the statistic, whose argument is the sums over the questions, `[..., sets, columns]`.
+    of the statistic, which takes sums over the questions, `[..., sets, columns]`.
     """
     samples = [rows for rows in samples if len(rows)]
     if not samples:

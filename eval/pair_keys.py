@@ -108,6 +108,6 @@ class TablesConfig(MeasureKeys):
             yield "max_new_tokens=1 leaves nothing to be guessed: give 2 or more"
 
     def widths(self, k: int) -> list[int]:
-        """Return the widths of the tree whose varied step has `k` children."""
+        """Return the widths of the tree with `k` children in its varied step."""
         written = self.expansion.replace("k", str(k))
         return list(map(int, written.split(",")))

@@ -1,6 +1,6 @@
 """The plots: bars and lines as PNG, readable without colour, since methods differ in hatches, markers and dashes.
 
-Every title says whether the figures were measured, emulated or simulated.
+Every title states whether the figures were measured, emulated or simulated.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Prompts for measurements: questions of a data set, or entries of a public one in a known prompt format.
 
-A set is a NAME, whose questions `questions.py` reads, or FORMAT:FILE, a file whose entries have the fields of the
+A set is a NAME, with questions that `questions.py` reads, or FORMAT:FILE, a file of entries with the fields of the
 format's data set at Hugging Face. The formats are those of the measurements in the paper on distributed speculative
 inference; the text around an entry is ours where the paper's own is not known.
 """

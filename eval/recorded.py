@@ -108,8 +108,8 @@ def keep(path: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> 
 def kept(path: str, settings: Mapping[str, Any], what: str, other: str) -> Any:
     """Return the content of a file that was recorded with these settings; None if it does not exist.
 
-    Raise ValueError, with `other` as the remedy, for a file that is not as `keep` wrote it, which the message says in
-    the words `what`, or that has other settings.
+    Raise ValueError, with the remedy `other`, for a file with other settings, or one that `keep` did not write; `what`
+    is the predicate of the latter's message.
     """
     if not path or not Path(path).is_file():
         return None

@@ -163,7 +163,7 @@ def read_environment(folder: Path, remedy: str) -> Mapping[str, Any]:
         return {}
     env: Mapping[str, Any] = whole(path, remedy)
     if not fits(env, ENVIRONMENT):
-        raise ValueError(f"{path} was not written by an evaluation: {remedy}")
+        raise ValueError(f"{path} is not in the form that an evaluation writes: {remedy}")
     return env
 
 

@@ -50,7 +50,7 @@ class Found:
     def drafts(self) -> list[str]:
         """The drafts of the answers, in the order of the request."""
         return _ordered({group[1] for group in self.groups
-                         if not _needs_none(group[0])}, _asked_drafts(self.starts))
+                         if not _needs_no_draft(group[0])}, _asked_drafts(self.starts))
 
     @property
     def baseline_draft(self) -> str:
@@ -69,7 +69,7 @@ class Found:
     def label(self, contender: Contender) -> str:
         """Return the name of a contender in tables and plots, with its draft if there are several."""
         several = len({*self.drafts, *_asked_drafts(self.starts)}) > 1
-        return ", ".join(contender) if several and not _needs_none(contender.method) else contender.method
+        return ", ".join(contender) if several and not _needs_no_draft(contender.method) else contender.method
 
     @property
     def sets(self) -> list[str]:
@@ -119,7 +119,7 @@ def _tally(start: Path) -> Iterator[TallyLine]:
         for number, entry in lines(path, DELETE, growing=True):
             sound = fits(entry, TALLY_LINE) and ("flight" not in entry or fits(entry, FLIGHT_LINE))
             if not sound:
-                raise ValueError(f"line {number} of {path} was not written by an evaluation: {DELETE}")
+                raise ValueError(f"line {number} of {path} is not in the form that an evaluation writes: {DELETE}")
             yield {**entry, "launch": start.name}
 
 
@@ -156,7 +156,7 @@ def _wanted(found: Found, name: str, start: Mapping[str, Any]) -> int:
                     if group[2] == name), default=0)
 
 
-def _needs_none(method: str) -> bool:
+def _needs_no_draft(method: str) -> bool:
     """Whether a method works without a draft."""
     return method in METHODS and METHODS[method].draft == "none"
 

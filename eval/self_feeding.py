@@ -1,6 +1,6 @@
 """A draft unrolled along a given text: from each token of the text on, it reads its own features.
 
-A text is a token tree whose nodes have the target's features. `read_text` creates one.
+A text is a token tree with the target's features at its nodes. `read_text` creates one.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOM = 64  # largest depth of a tree
 
 
 class Unrolled(NamedTuple):
-    """The outputs `[T, D]` of a draft at some places of a text, whose rows follow `depth` tokens read as guesses."""
+    """The outputs `[T, D]` of a draft at some places of a text, each after `depth` tokens that it read as guesses."""
 
     depth: int
     places: Sequence[int]  # positions in the text of the tokens that were read last
@@ -108,7 +108,7 @@ def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Te
 
 
 def read_text(decoder: Decoder, text: Sequence[int]) -> TokenTree:
-    """Return a tree whose trunk is this text and the target's token after it, with the target's features."""
+    """Return a tree with this text and the target's next token as its trunk, and with the target's features."""
     reader = Decoder(decoder.ring, decoder.draft, autoregressive, decoder.cfg, Limits(decoder.max_length))
     _, stream = reader.decode(Request(text, Sampler(), ROOM))
     with closing(stream):  # type: ignore[type-var]

@@ -45,7 +45,7 @@ RATIOS = (
 SPEEDS = ("xi", "xi_decoding", *(ratio.column for ratio in RATIOS))  # figures that have bounds
 TIMES = (*ACTIVITIES, "late")
 ORIGIN = ("emulated", "profile")
-POSITIONS = 8  # after the first token of a target pass: those whose acceptance is shown
+POSITIONS = 8  # number of positions after the first token of a target pass, for which acceptance is shown
 SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUNDS),
            "tau", "by_position", "ttft", "request_mean",
            "request_p95", "tpt_p50", "tpt_p99", "total", "equal", *TIMES, *ORIGIN)

@@ -24,7 +24,7 @@ from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import markdown, number, save
 from launch.console import EXIT_STOPPED, EXIT_WRONG, command, say
 
-# A draft head alone, whose trees grow as in the papers.
+# A draft head alone, with trees that grow as in the papers.
 QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "questions": "5", "max_new_tokens": "64", "draft": "eagle",
          "baseline_draft": ""}
 COLUMNS = ("sweep", "point", *SUMMARY)
@@ -225,7 +225,7 @@ def main(words: Sequence[str]) -> int:
         print(f"{name}: {SWEEPS[name].about}: {', '.join(SWEEPS[name].points)}\n", flush=True)
         return _evaluate(argv)
     folder, points = commands(name, SWEEPS[name], argv)
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code says so
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, as its exit code shows
     code = 0
     for turn, (point, words) in enumerate(points.items(), 1):
         print(f"\n{name}: point {turn} of {len(points)}, {point}", flush=True)

@@ -207,7 +207,7 @@ class EventStream(StreamingResponse):
 async def unless_gone(request: Request, work: Any) -> Any:
     """Return the result of `work`; raise Refused if the client leaves first."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
+    leaving = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -218,7 +218,7 @@ async def unless_gone(request: Request, work: Any) -> Any:
         leaving.cancel()
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     """Return when the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -53,11 +53,11 @@ class Guard:
     def _refused(self, scope: Any) -> Refused | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if not self._named(host):
+        if not self._allows_host(host):
             called = "127.0.0.1 or localhost" if self._local else "the server's address"
             return Refused(f"without a key the host must be {called}, not {host or 'empty'}: use that address, or "
                            "start it with api_key=SECRET", code="host", status=403)
-        if not self._from_here(host, headers.get("origin")):
+        if not self._allows_origin(host, headers.get("origin")):
             return Refused("pages of other origins have no access: start the server with cors=ORIGIN", code="origin",
                            status=403)
         if not self._key or scope["path"] in OPEN:
@@ -70,7 +70,7 @@ class Guard:
         return Refused("the key is missing or invalid: send it as Authorization: Bearer KEY, or as x-api-key",
                        code="invalid_api_key", status=401)
 
-    def _named(self, host: str) -> bool:
+    def _allows_host(self, host: str) -> bool:
         """Whether a request may give this host.
 
         Without a key, a foreign name that resolves to this machine shows that a stranger's page sends the request. So
@@ -83,7 +83,7 @@ class Guard:
         own = name in self._names or is_address(name)
         return bool(self._key) or is_loopback(name) or (own and not self._local)
 
-    def _from_here(self, host: str, origin: str | None) -> bool:
+    def _allows_origin(self, host: str, origin: str | None) -> bool:
         """Whether the request comes from no page, from a page of this server, or from an allowed origin."""
         try:
             page = urlsplit(origin or "").netloc

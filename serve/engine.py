@@ -93,16 +93,16 @@ class Engine(RequestLoop):
         self._seconds = 1.0  # that an answer takes, estimated
         self._failed = 0  # consecutive failed tries to open the pipeline
         self._patience = 0.0  # seconds within which the ring must answer
-        self._asked = self._heard = 0.0  # when the ring was last pinged, and last known to answer
+        self._pinged = self._answered = 0.0  # when the ring was last pinged, and last known to answer
         self._messages = 0  # number that had come back by then
-        self._looked = 0.0  # when the shares of busy time were last read
+        self._polled = 0.0  # when the shares of busy time were last read
 
     # --- called by other threads --------------------------------------------------------------------------------------
 
     @property
     def health(self) -> Health:
         """The state of the pipeline; `silent` if its ring has not answered for more than `timeout` seconds."""
-        silence = time.monotonic() - self._heard
+        silence = time.monotonic() - self._answered
         if self.state.status != "ready" or silence <= self._patience:
             return self.state
         return Health("silent", f"the ring has not answered for {silence:.0f} s: a rank hangs, although it reports "
@@ -158,7 +158,7 @@ class Engine(RequestLoop):
     def _live(self) -> None:
         """Open a pipeline, and answer until `stop` or a loss; report a loss before closing, which may take long."""
         with self._opened() as pipeline:
-            self._failed, self._messages, self._heard = 0, 0, time.monotonic()
+            self._failed, self._messages, self._answered = 0, 0, time.monotonic()
             virtual = pipeline.config.virtual  # its ring answers only while requests run
             self._patience = math.inf if virtual else pipeline.config.timeout + RING_INTERVAL
             self.figures.plain.set(pipeline.round_trip)
@@ -197,8 +197,8 @@ class Engine(RequestLoop):
         while self._waiting and len(self._running) < self.limits.places:
             super()._take_in(self._waiting.pop(0), pipeline)
         self._ping(pipeline.ring)
-        if time.monotonic() - self._looked >= POLL_SECONDS:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._polled >= POLL_SECONDS:
+            self._polled = time.monotonic()
             self.figures.occupy(pipeline.rank.busy())
         self.figures.running.set(len(self._running))
         self.figures.waiting.set(len(self._waiting))
@@ -222,9 +222,9 @@ class Engine(RequestLoop):
         now = time.monotonic()
         heard = ring.heard > self._messages
         if heard if self._running else not ring.unanswered:
-            self._heard, self._messages = now, ring.heard
-        if not self._running and not ring.unanswered and now - self._asked >= RING_INTERVAL:
-            self._asked = now
+            self._answered, self._messages = now, ring.heard
+        if not self._running and not ring.unanswered and now - self._pinged >= RING_INTERVAL:
+            self._pinged = now
             ring.ping()
 
     def _hand_out(self, job: AnswerJob, pipeline: Pipeline) -> None:
@@ -240,7 +240,7 @@ class Engine(RequestLoop):
         """Count the end of a job, and report it as Ended or Refused; None is a cancelled job."""
         outcome = "cancelled"
         if isinstance(end, Generation):
-            end, outcome = self._counted(end, time.monotonic() - job.came), "answered"
+            end, outcome = self._count_answer(end, time.monotonic() - job.came), "answered"
         elif isinstance(end, Refused):
             outcome = "lost" if end.status == UNAVAILABLE else "refused"
         elif isinstance(end, ValueError):
@@ -251,7 +251,7 @@ class Engine(RequestLoop):
         self.figures.requests.labels(outcome).inc()
         super()._report_end(job, end)
 
-    def _counted(self, generation: Generation, seconds: float) -> Ended:
+    def _count_answer(self, generation: Generation, seconds: float) -> Ended:
         """Count a complete answer, this many `seconds` after its request came, and return its end."""
         answer, accepted = generation.answer, generation.accepted
         rejected = max(0, generation.tree.guessed - accepted)

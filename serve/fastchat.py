@@ -89,7 +89,7 @@ class Worker(Service):
              "/count_token": "count", "/worker_get_conv_template": "conversation", "/model_details": "details"}
     ERRORS = {Refused: _refuse}
     config: WorkerConfig
-    _beating: asyncio.Task[None]  # the only reference to this task
+    _heartbeat: asyncio.Task[None]  # the only reference to this task
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Worker(Service):
         """Begin to report this worker, at this address, to the controller."""
         address = self.config.worker or url
         print(f"flowspec: a worker of {self.config.controller} at {address}", flush=True)
-        self._beating = asyncio.get_running_loop().create_task(self.beat(address))
+        self._heartbeat = asyncio.get_running_loop().create_task(self.beat(address))
 
     async def beat(self, address: str, interval: float = WORKER_HEART_BEAT_INTERVAL, retry: float = RETRY) -> None:
         """Report this worker to the controller every `interval` seconds, as long as the pipeline is ready.
@@ -156,7 +156,7 @@ class Worker(Service):
                     await asyncio.sleep(interval)
 
     async def _announce(self, client: httpx.AsyncClient, address: str, known: bool) -> bool:
-        """Register, or send a heartbeat if the worker is `known`; return whether the controller knows it then."""
+        """Register, or send a heartbeat if the worker is `known`; return whether the controller has it then."""
         if not known:
             facts = {"worker_name": address, "check_heart_beat": True, "worker_status": self.status,
                     "multimodal": False}

@@ -92,7 +92,7 @@ class Choice(NamedTuple):
 
 
 class Strict(BaseModel):
-    """A body whose fields must have exactly their types; unknown fields are ignored, and null counts as missing."""
+    """A body with strictly typed fields; unknown fields are ignored, and null counts as missing."""
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
@@ -437,7 +437,7 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
         body.check()
         return body
     except ValidationError as error:
-        place, wrong = _first(error)
+        place, wrong = _first_error(error)
         raise Refused(f"{place}: {wrong}", place) from None
     except ValueError as error:
         raise Refused(str(error), code="invalid_json") from None
@@ -445,7 +445,7 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
         gc.enable()
 
 
-def _first(error: ValidationError) -> tuple[str, str]:
+def _first_error(error: ValidationError) -> tuple[str, str]:
     """Return the place of an invalid field, and what is wrong with it.
 
     For a field with several types, pydantic reports an error for each type, with the type's name in the place. The

@@ -60,7 +60,7 @@ def _add(messages: list[Facts], item: Facts, place: str) -> None:
 
 
 class ResponseAnswer(Answer):
-    """The answer of /v1/responses, whose events are numbered."""
+    """The answer of /v1/responses, with numbered events."""
 
     @cached_property
     def _numbers(self) -> Iterator[int]:
@@ -75,9 +75,9 @@ class ResponseAnswer(Answer):
                 "incomplete_details": CUT if outcome == "incomplete" else None, "tool_choice": "auto",
                 "parallel_tool_calls": True, "temperature": None, "top_p": None,
                 "output": [_item(block, outcome if block is said.block else "completed") for block in said.blocks],
-                "usage": self._used() if said.ended else None}
+                "usage": self._usage() if said.ended else None}
 
-    def _used(self) -> Facts:
+    def _usage(self) -> Facts:
         usage = self.usage
         return {"input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},

@@ -66,13 +66,13 @@ class Listener(uvicorn.Server):
         """Return sockets bound to the address, for `run`; raise ValueError before anything is loaded if it is taken."""
         host, port = self.config.host, self.config.port
         try:
-            return asyncio.run(_bound(host, port))
+            return asyncio.run(_bind(host, port))
         except OSError as error:
             raise ValueError(f"cannot listen at host={host} port={port} ({error.strerror}): give another host or "
                              "port, or end the program that listens there") from None
 
 
-async def _bound(host: str, port: int) -> list[socket.socket]:
+async def _bind(host: str, port: int) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
     sockets = [bound.dup() for bound in server.sockets]
@@ -118,7 +118,7 @@ def run(engine: Engine, listener: Listener) -> int:
     except KeyboardInterrupt:
         interrupted = True
     engine.stop()
-    _await(thread, engine)
+    _join(thread, engine)
     if interrupted:
         say("stopped", "\n")
         if thread.is_alive():  # torch does not end a thread that waits for other ranks
@@ -129,7 +129,7 @@ def run(engine: Engine, listener: Listener) -> int:
     return EXIT_LOST if engine.health.status == "lost" else 0
 
 
-def _await(thread: threading.Thread, engine: Engine) -> None:
+def _join(thread: threading.Thread, engine: Engine) -> None:
     """Wait for the engine's thread. Ranks that are loading receive no messages, so they are killed to end it."""
     if engine.health.status in ("ready", "stopped"):
         thread.join(PATIENCE)

@@ -13,7 +13,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Union
 
 from model.grammar import FORM, Guide
 
-CALLS = 8  # largest number in one answer whose calls a grammar forces
+CALLS = 8  # largest number in one answer, if a grammar forces calls
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 DEFINITIONS = ("$defs", "definitions")
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -99,7 +99,7 @@ class CallReader:
         if self._unclear is None:
             return []
         self._held = self._unclear + self._held
-        return [*self._say(len(self._held))]
+        return [*self._emit(len(self._held))]
 
     def _parts(self) -> Iterator[Part | None]:
         """Yield all parts, and None whenever more text is needed."""
@@ -114,9 +114,9 @@ class CallReader:
         opening = self._dialect.opening
         while (begin := self._begin()) < 0:
             begun = [size for size in range(len(opening)) if self._held.endswith(opening[:size])]
-            yield from self._say(len(self._held) - max(begun, default=0))
+            yield from self._emit(len(self._held) - max(begun, default=0))
             yield None
-        yield from self._say(begin)
+        yield from self._emit(begin)
         self._held = self._held.lstrip(self._blanks)[len(opening):]
 
     def _begin(self) -> int:
@@ -126,7 +126,7 @@ class CallReader:
         bare = self._held.lstrip(self._blanks)
         return self._held.find("{") if bare.startswith("{") and not self._spoken else -1
 
-    def _say(self, size: int) -> Iterator[Part]:
+    def _emit(self, size: int) -> Iterator[Part]:
         """Yield the first `size` characters of the held text, unless they are blanks to hold back."""
         said = self._held[:size]
         if said.strip(self._blanks) or (said and self._spoken):
@@ -134,7 +134,7 @@ class CallReader:
             yield said
 
     def _call(self) -> Iterator[Part | None]:
-        """Yield a call whose opening was skipped, or its text if it is no call."""
+        """Yield a call after its opening, or its text if it is no call."""
         while not (head := HEAD.match(self._held)) and self._end_of_call() < 0:
             yield None
         self._unclear, self._spoken = None, False
@@ -171,7 +171,7 @@ class CallReader:
 
 
 class Braces:
-    """A counter of open braces in an object whose text arrives in pieces; braces in strings do not count."""
+    """A counter of open braces in an object that arrives in pieces; braces in strings do not count."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -192,7 +192,7 @@ class Braces:
 
 
 def _call_in(body: str) -> list[Part]:
-    """Return a call whose keys have another order, or whose arguments are a string; empty if it is no call."""
+    """Return a call with keys in another order, or with arguments as a string; empty if it is no call."""
     try:
         found = json.loads(body)
         name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))

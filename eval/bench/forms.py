@@ -40,12 +40,12 @@ def stages(argv: list[str]) -> int:
 def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     """Time all forms, and print a line for each."""
     made = build(args, forms)
-    speeds = [_copied(args.device) for _ in range(args.repeats)]
+    speeds = [_copy_speed(args.device) for _ in range(args.repeats)]
     jobs = {(form, rows): partial(cost, stage.compute, rows)
             for rows in args.rows for form, stage in made.items()}
     took = {key: min(costs).wall
             for key, costs in by_turns(jobs, args.repeats).items()}
-    speeds += [_copied(args.device) for _ in range(args.repeats)]
+    speeds += [_copy_speed(args.device) for _ in range(args.repeats)]
     errors = _errors(made, max(args.rows))
     print(f"{args.layers} layer(s) of width {args.hidden} and {args.intermediate}, {args.context} tokens of context, "
           f"{args.device}, {torch.get_num_threads()} threads: ms per segment, minimum of {args.repeats}, and over the "
@@ -61,7 +61,7 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     print(in_columns(heading, table))
 
 
-def _copied(device: str) -> float:
+def _copy_speed(device: str) -> float:
     """Return the bytes that a copy reads and writes per second."""
     numbers = torch.zeros(COPIED, dtype=torch.uint8, device=device)
     other = torch.empty_like(numbers).copy_(numbers)

@@ -42,7 +42,7 @@ def head(argv: list[str]) -> int:
     x_TD = _read(whole, text_of(args.model, args.tokens))
     exact_T = whole.lm_head(x_TD).argmax(-1)
     weight = whole.lm_head.product.weight
-    heads = {form: _made(whole, weight, form)
+    heads = {form: _build(whole, weight, form)
              for form in tqdm(FORMS, desc="quantizing", leave=False)}
     jobs = {(form, rows): partial(cost, _judge, made, x_TD[:rows].to(form.dtype))
             for form, made in heads.items() for rows in ROWS}
@@ -65,7 +65,7 @@ def _judge(head: Logits, x_TD: Tensor) -> None:
     head(x_TD).max(-1)
 
 
-def _made(whole: Whole, weight: Tensor, form: Form) -> Logits:
+def _build(whole: Whole, weight: Tensor, form: Form) -> Logits:
     made = Logits(whole.config)
     fill(made, {"product.weight": weight}, form.dtype, "cpu")
     compress(made, form.kind, form.dtype)

@@ -98,7 +98,7 @@ def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
             servers.append(f"{HERE}:{port}")
         model = "-m", str(file), "-rpc", ",".join(servers), "-ngl", "99", "-t", "1"
         asked = "-p", "0", "-n", str(WRITTEN), "-r", "1", "-o", "json", "--delay", "1"
-        said = _said("llama-bench", [bench, *model, *asked])
+        said = _output("llama-bench", [bench, *model, *asked])
     return float(json.loads(said)[-1]["avg_ts"])
 
 
@@ -107,12 +107,12 @@ def ours(words: Sequence[str], written: Path) -> float:
     written.unlink(missing_ok=True)
     usual = ["draft=suffix", "dtype=bfloat16", "quant=int4", f"max_new_tokens={WRITTEN}", "ignore_eos=true",
              "threads_per_rank=1", "max_length=512", f"prompt={PROMPT}", f"output={written}"]
-    _said("ours", [sys.executable, "-m", "scripts.generate", *words, *usual])
+    _output("ours", [sys.executable, "-m", "scripts.generate", *words, *usual])
     answer = json.loads(written.read_text())
     return float((answer["new_tokens"] - 1) / answer["decode_seconds"])
 
 
-def _said(name: str, command: Sequence[str]) -> str:
+def _output(name: str, command: Sequence[str]) -> str:
     """Return the output of a command. Raise ValueError, with the end of its stderr, if it fails."""
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if made.returncode:
@@ -126,37 +126,37 @@ def _said(name: str, command: Sequence[str]) -> str:
 def wire(port: int, profile: Profile) -> Iterator[int]:
     """Yield a port that leads to this one over a wire of the profile: with its rate each way, and its latency."""
     with socket.create_server((HERE, 0)) as door:
-        Thread(target=_let_in, args=(door, port, profile), daemon=True).start()
+        Thread(target=_accept, args=(door, port, profile), daemon=True).start()
         try:
             yield int(door.getsockname()[1])
         finally:
             door.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
 
-def _let_in(door: socket.socket, port: int, profile: Profile) -> None:
+def _accept(door: socket.socket, port: int, profile: Profile) -> None:
     """Accept callers, and relay data between each of them and the server, until the socket is shut down."""
     with suppress(OSError):
         while True:
             caller, _ = door.accept()
-            Thread(target=_carry, args=(caller, port, profile), daemon=True).start()
+            Thread(target=_relay, args=(caller, port, profile), daemon=True).start()
 
 
-def _carry(caller: socket.socket, port: int, profile: Profile) -> None:
+def _relay(caller: socket.socket, port: int, profile: Profile) -> None:
     """Relay data between a caller and the server until both have ended."""
     with caller, socket.create_connection((HERE, port)) as server:
         threads = []
         for source, target in ((caller, server), (server, caller)):
             target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             under_way: SimpleQueue[Parcel] = SimpleQueue()
-            threads.append(Thread(target=_leave, args=(source, under_way, Wire(profile)), daemon=True))
-            threads.append(Thread(target=_arrive, args=(under_way, target), daemon=True))
+            threads.append(Thread(target=_receive, args=(source, under_way, Wire(profile)), daemon=True))
+            threads.append(Thread(target=_deliver, args=(under_way, target), daemon=True))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
 
-def _leave(source: socket.socket, under_way: SimpleQueue[Parcel], way: Wire) -> None:
+def _receive(source: socket.socket, under_way: SimpleQueue[Parcel], way: Wire) -> None:
     """Read data from one end, with the time of its arrival at the other; the last parcel is empty."""
     data = b"?"
     while data:
@@ -166,7 +166,7 @@ def _leave(source: socket.socket, under_way: SimpleQueue[Parcel], way: Wire) -> 
         under_way.put((way.carried(len(data), time.monotonic()), data))
 
 
-def _arrive(under_way: SimpleQueue[Parcel], target: socket.socket) -> None:
+def _deliver(under_way: SimpleQueue[Parcel], target: socket.socket) -> None:
     """Send each parcel at its time of arrival."""
     data = b"?"
     while data:

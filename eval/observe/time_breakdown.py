@@ -55,11 +55,11 @@ def utilization(tally: TallyLines, answers: Iterable[Answer]) -> dict[int, Utili
     ranks = sorted({rank for by_rank in requests for rank in by_rank})
     complete = [by_rank for by_rank in requests if len(by_rank) == len(ranks)]
     durations = [max(line["seconds"] for line in by_rank.values()) for by_rank in complete]
-    return {rank: _used([by_rank[rank] for by_rank in complete], durations)
+    return {rank: _utilization([by_rank[rank] for by_rank in complete], durations)
             for rank in ranks if complete}
 
 
-def _used(lines: Sequence[TallyLine], durations: Sequence[float]) -> Utilization:
+def _utilization(lines: Sequence[TallyLine], durations: Sequence[float]) -> Utilization:
     """Return the utilization of one rank, from its lines about requests of these durations."""
     def total(name: str) -> float:
         return sum(line[name] for line in lines)

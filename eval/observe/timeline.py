@@ -52,7 +52,7 @@ class Story:
         for span in self.spans:
             if span["rank"] == self.root and span["name"] in follow:
                 follow[span["name"]](span)
-        self._travel()
+        self._add_stays()
 
     def _note(self, at: float, kind: str, what: int, many: int, **stage: int) -> None:
         """Add an event of rank 0, or of the stage that is given."""
@@ -111,12 +111,12 @@ class Story:
             self.nodes[int(node)].update(said=token, saidAt=at)
             self.requests[-1]["said"] = True
         # round a ring, segments come back in order, even those of which all rows have died
-        number = self._of(span) if self._dealt else self._away.popleft() if self._away else None
+        number = self._segment_of(span) if self._dealt else self._away.popleft() if self._away else None
         if number is not None:
             self.segments[number].update(judged=[begin, at], back=begin)
             self._note(at, "judge", number, len(span.get("said", ())))
 
-    def _of(self, span: Span) -> int | None:
+    def _segment_of(self, span: Span) -> int | None:
         """Return the segment of a span, if any of its rows is left to identify it."""
         return next(map(self._number.get, span["nodes"]), None)
 
@@ -162,19 +162,19 @@ class Story:
 
     # --- the segments on their way ------------------------------------------------------------------------------------
 
-    def _travel(self) -> None:
-        """Add the segments' stays. Messages except Prunes leave a rank in order, so segments without rows are known."""
+    def _add_stays(self) -> None:
+        """Add the segments' stays. Messages except Prunes leave a rank in order, so even segments without rows are found."""
         for here in self.ranks:
             mine = [span for span in self.spans if span["rank"] == here]
             came = [span for span in mine if span["name"] == "recv" and span["kind"] != "Prune"]
             left = (span for span in mine if span["name"] == "send")
-            forwards = {self._of(span): span for span in mine
+            forwards = {self._segment_of(span): span for span in mine
                         if span["name"] == "forward" and span["nodes"]}
             numbers = iter(range(len(self.segments)))
             for span, departed in zip(came, chain(left, repeat(None))):
                 number = None
                 if span["kind"] == "Segment":
-                    number = self._of(span) if self._dealt else next(numbers, None)
+                    number = self._segment_of(span) if self._dealt else next(numbers, None)
                 if number is not None and here == self.root:
                     self.segments[number]["back"] = span["t1"]
                     self._note(span["t1"], "back", number, len(span["nodes"]))
