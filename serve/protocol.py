@@ -30,7 +30,7 @@ MOST_STOPS = 4
 SEEDS = 1 << 64
 ALL = -1  # some clients send this for top_k=0
 TOKEN = re.compile("[0-9]{1,9}")
-ROLES = {"developer": "system"}  # of a message -> its name in templates, if that is another one
+ROLES = {"developer": "system"}  # role of a message -> its name in templates, if different
 TYPES = ("str", "NamedTool")  # pydantic's names of types in the place of an error, for fields with several types
 Facts = Dict[str, Any]  # of JSON
 Item = TypeVar("Item")
@@ -371,7 +371,7 @@ class Chat(Body):
             raise Refused(f"{field} is not supported, since template={config.template} reads only the messages: "
                           "leave it out, or start the server with template=own", field, "unsupported_parameter")
         for name in sorted(taken_variables().intersection(self.chat_template_kwargs)):
-            raise Refused(f"{field}.{plain(name)} is no variable of a template: leave it out", f"{field}.{name}",
+            raise Refused(f"{field}.{plain(name)} is reserved: leave it out", f"{field}.{name}",
                           "unsupported_parameter")
 
 

@@ -141,7 +141,7 @@ def _join(thread: threading.Thread, engine: Engine) -> None:
 
 
 def _work(engine: Engine, listener: Listener) -> None:
-    """Run the engine, on its thread; end the listener if there was never a pipeline."""
+    """Run the engine, on its thread; end the listener after an error without a pipeline."""
     try:
         engine.run()
     except BaseException as error:  # which the engine does not handle

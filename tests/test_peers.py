@@ -125,4 +125,4 @@ def test_our_profile_of_wires_takes_no_time_to_compute(tmp_path):
 def test_wires_without_processes_are_refused(capsys):
     with pytest.raises(SystemExit):
         peers.peers(["m.gguf", "--wires", "wifi"])
-    assert "give --over N" in capsys.readouterr().err
+    assert "add --over N" in capsys.readouterr().err

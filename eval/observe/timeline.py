@@ -163,7 +163,7 @@ class Story:
     # --- the segments on their way ------------------------------------------------------------------------------------
 
     def _add_stays(self) -> None:
-        """Add the segments' stays. Messages except Prunes leave a rank in order, so even segments without rows are found."""
+        """Add the segments' stays, also without rows: messages leave a rank in the order in which they came."""
         for here in self.ranks:
             mine = [span for span in self.spans if span["rank"] == here]
             came = [span for span in mine if span["name"] == "recv" and span["kind"] != "Prune"]
