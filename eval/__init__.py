@@ -1,4 +1,4 @@
-"""The evaluation: data sets, the loop over them, and what is made of the answers."""
+"""The evaluation: data sets, the loop over them, and the metrics, tables and plots of the answers."""
 from __future__ import annotations
 
 import sys

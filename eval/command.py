@@ -1,7 +1,7 @@
-"""The evaluation: methods, data sets and temperatures, over one pipeline after the other, and tables at the end.
+"""The evaluation of methods on data sets at several temperatures, with tables and plots at the end.
 
 Usage: python -m scripts.evaluate PROTOCOL [PRESET] [key=value ...], which run_eval.sh and others call; --help shows all
-keys, docs/evaluation.md describes what comes out.
+keys, docs/evaluation.md describes the output.
 """
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from launch.trace import open_trace
 from launch.words import resolve, with_model
 from pipeline.trace import Clock, NoTrace
 
-USUAL_PROTOCOL = "emulated"  # the protocol of the model that every command means where none is named
-MODULE = "scripts.evaluate start"  # what a rank is
-TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
+USUAL_PROTOCOL = "emulated"  # the default protocol, for the default model of all commands
+MODULE = "scripts.evaluate start"  # what a rank runs
+TOO_FAST = 3  # exit code of a start that cannot keep pace with the emulated cluster
 OTHER = "choose another results="
-SLOWEST = 64  # times slower than modelled: a machine that cannot do that has other troubles
+SLOWEST = 64  # largest slowdown to try: a machine that fails even there has other problems
 
 
 def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
-    """On rank 0: answer all questions with each method that this start of the pipeline serves."""
-    if _apart(own):
+    """Answer, on rank 0, all questions with each method that this start of the pipeline serves."""
+    if _one_rank_per_host(own):
         announce(own)
     evaluation, split = Evaluation(own, pipeline), pipeline.spec.part.split_id
     with closing(Results(own.results).open(own, pipeline.config.slowdown, split)) as results:
@@ -46,19 +46,19 @@ def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
 
 
 def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
-    """The sums of a rank's times, and its trace behind them, if one is wanted.
+    """Return the tally of a rank's times, which also feeds its trace if one is requested.
 
-    A tally knows one request at a time, so where there are several it is left out.
+    A tally supports one request at a time, so with several at once there is only the trace.
     """
     trace = open_trace(config.run, rank, clock)
     if config.concurrency > 1:
-        _tallies(config).mkdir(parents=True, exist_ok=True)  # by which starts are numbered
+        _tallies(config).mkdir(parents=True, exist_ok=True)  # starts are numbered by these folders
         return trace
     return Tally(_tallies(config), rank, trace, clock)
 
 
 def _tallies(config: EvalConfig) -> Path:
-    """The folder in which the ranks of this start leave their sums."""
+    """Return the folder into which the ranks of this start write their tallies."""
     return Path(config.results) / "tally" / config.launch
 
 
@@ -66,22 +66,22 @@ START = Command(MODULE, answer_all, EvalConfig, tallied)
 
 
 def _check_pace(config: EvalConfig) -> None:
-    """End this start if the machine does not keep the pace of the emulated cluster."""
+    """End this start if the machine does not keep pace with the emulated cluster."""
     late = lateness(_tallies(config))
     if config.run.cluster and late > TOO_LATE and config.run.slowdown < SLOWEST:
-        say(f"what is emulated comes {late:.0%} too late on this machine: once more, and slower")
+        say(f"emulated times are {late:.0%} late on this machine: starting again, more slowly")
         raise SystemExit(TOO_FAST)
 
 
 def announce(config: EvalConfig) -> None:
-    """Print what will be done. Raises ValueError if it cannot be."""
+    """Print the plan of the evaluation. Raise ValueError if it cannot be executed."""
     run, sets, results = config.run, config.asked, Results(config.results)
     _check_drafts(config)
     check_folder(config.results, OTHER)
     results.check(config)
     questions = all_questions(config, sets, config.chosen_methods)
     done = len(questions.keys() & results.texts.keys())
-    there = f", of which {done} are there" if done else ""
+    there = f", of which {done} exist" if done else ""
     last_seed = run.seed + config.repeats - 1
     asked = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
     emulated = f"a cluster that is {run.kind}, profile {run.profile}"
@@ -103,20 +103,20 @@ def announce(config: EvalConfig) -> None:
 
 
 def _check_drafts(config: EvalConfig) -> None:
-    """Raise ValueError for a draft whose folder is not there."""
+    """Raise ValueError if a draft's folder does not exist."""
     for name in filter(None, [*config.asked_drafts, config.baseline_draft]):
         for folder in filter(None, parts(name)[1:]):
             if not Path(folder).is_dir():
-                raise ValueError(f"{name}: there is no folder {folder}: name that of a draft head, or of a small model")
+                raise ValueError(f"{name}: there is no folder {folder}: give that of a draft head or a small model")
 
 
-def _apart(config: EvalConfig) -> bool:
-    """Whether each rank is on a host of its own, which has the results only if it is rank 0's."""
+def _one_rank_per_host(config: EvalConfig) -> bool:
+    """Whether each rank is on its own host; then only the host of rank 0 has the results."""
     return bool(config.run.hosts or os.environ.get(BOARD))
 
 
 def evaluate(protocol: str, argv: Sequence[str]) -> int:
-    """The whole life of the command; its exit code. Each group of methods has a start of the pipeline of its own."""
+    """Execute the command and return its exit code. Each group of methods has its own start of the pipeline."""
     if protocol in ASKS:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
@@ -135,7 +135,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
                f"draft={config.first_draft}", f"max_requests={config.concurrency}"]
         code = _start(config, [*argv, *own])
-        if code == TOO_FAST:  # once more
+        if code == TOO_FAST:  # start this group again
             code, slowdown = 0, 2 * slowdown
         else:
             groups.pop(0)
@@ -143,12 +143,12 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
 
 
 def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
-    """The words and the keys of the whole evaluation, announced where the results will be."""
+    """Return the arguments and the keys of the whole evaluation; announce it unless rank 0 does that elsewhere."""
     if any(word.startswith("pipeline_type=") for word in argv):
         raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
     resolved = resolve(argv, EvalConfig, os.environ.get(TYPED_AS, "bash run_eval.sh"))
     config: EvalConfig = resolved.keys
-    if _apart(config):
+    if _one_rank_per_host(config):
         check_folder(config.results, OTHER)  # for the tally of this host
     else:
         announce(config)
@@ -156,7 +156,7 @@ def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
 
 
 def _conclude(results: Results, code: int) -> int:
-    """Tables of what is there, even if the pipeline ended too early; the exit code."""
+    """Write tables of the existing answers, even if the pipeline ended too early; return the exit code."""
     if not results.has_answers:
         return code
     try:
@@ -164,13 +164,13 @@ def _conclude(results: Results, code: int) -> int:
     except (ValueError, OSError) as error:
         code = code or ended_by(error)
     if code:
-        say("what was answered is kept; the same command goes on from there")
+        say("the answers so far are kept; the same command continues from there")
     return code
 
 
 def _start(config: EvalConfig, argv: Sequence[str]) -> int:
-    """One start of the pipeline; its exit code. On several hosts a process becomes the rank of its host, and ends."""
-    if not _apart(config):
+    """Start the pipeline once; return its exit code. On several hosts a child process becomes this host's rank."""
+    if not _one_rank_per_host(config):
         return run(START, argv)
     child = subprocess.Popen([sys.executable, "-m", *MODULE.split(), *argv])
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the child, which ends all ranks
@@ -182,6 +182,6 @@ def _start(config: EvalConfig, argv: Sequence[str]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """The command, or one rank of it."""
+    """Execute the command, or one rank of it."""
     name, *words = argv or [""]
     return run(START, words) if name == "start" else evaluate(name, words)

@@ -1,7 +1,7 @@
-"""The evaluation's loop: every method answers every question by turns, and each answer becomes one line of the results.
+"""The evaluation's loop: all methods answer each question in turn, and each answer becomes one line of the results.
 
-All seconds are modelled ones: those that passed, divided by how many times slower than the modelled cluster this
-machine runs it (1 where nothing is emulated).
+All seconds are modelled: the elapsed ones divided by the slowdown of this machine, compared with the modelled cluster
+(1 without emulation).
 """
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from model.sample import Sampler, gumbel
 from model.text import Reader
 from pipeline.decode import Coroutine, Decoder, Request, concurrent
 
-WARM_UP = 16  # tokens, at most
+WARM_UP = 16  # largest number of tokens
 Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
 Questions = Mapping[Key, Question]  # the questions that methods have to answer
 Texts = Sequence[Sequence[int]]  # the token ids of each turn
 Turn = Mapping[str, Any]  # the fields of one turn
-Line = dict  # an answer as it is written
-# The fields that have an element for each turn: those that Spec-Bench measures speed with, and those beside them; and
-# of all these what a pipeline says itself.
+Line = dict  # an answer as written to the results
+# Fields with an element for each turn: those from which Spec-Bench computes speed, and further ones; and those of both
+# kinds that are copied from the pipeline's answer.
 CHOICE = ("turns", "idxs", "new_tokens", "wall_time")
 BESIDE = ("sources", "requests", "prompt_tokens", "token_ids", "finish_reason", "ttft", "settled", "target_passes",
           "tau", "segments")
 OF_ANSWER = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "target_passes", "segments")
 T = TypeVar("T")
-Steps = Generator[None, None, T]  # to a result; it yields where it waits for the pipeline
+Steps = Generator[None, None, T]  # returns a result; yields while it waits for the pipeline
 
 
 @dataclass(frozen=True)
 class Recorder(Sampler):
-    """A sampler that keeps the logits `[V]` of every position that it was asked for."""
+    """A sampler that keeps the logits `[V]` of every position that it has sampled."""
 
     rows: dict[int, Tensor] = field(default_factory=dict, compare=False)
 
@@ -55,8 +55,8 @@ class Recorder(Sampler):
         return super().__call__(logits_TV, positions)
 
     def margin(self, position: int, token: int, other: int) -> float:
-        """By how much `token` beats `other` in what the sampler compares: logits, above temperature 0 warped ones with
-        their noise."""
+        """Return by how much `token` beats `other` in the values that the sampler compares: logits, or above
+        temperature 0 warped logits with their noise."""
         row_V = self.rows[position]
         if self.temperature:
             [warped_V] = self.warped(row_V[None])
@@ -65,8 +65,8 @@ class Recorder(Sampler):
 
 
 def all_questions(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> Questions:
-    """All questions in their order: each goes to all methods with all drafts by turns, so that what changes in a
-    machine's speed meets them all. Where several questions are answered at once, a method answers those of a set."""
+    """Return all questions in order. Each goes to all methods and drafts in turn, so that changes in the machine's
+    speed affect them all. If several questions are answered at once, a method answers all those of a set together."""
     questions, contenders = {}, config.contenders(methods)
     for repeat in range(config.repeats):
         for name, temperature in itertools.product(config.chosen_sets, config.chosen_temperatures):
@@ -80,7 +80,7 @@ def all_questions(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> Que
 
 
 class Evaluation:
-    """Methods that answer questions over one pipeline, which serves those of one group of the configuration."""
+    """Methods that answer questions on one pipeline, which serves one group of the configuration's methods."""
 
     def __init__(self, config: EvalConfig, pipeline: Pipeline) -> None:
         self.config, self.pipeline, self.scale = config, pipeline, pipeline.config.slowdown
@@ -89,15 +89,15 @@ class Evaluation:
         for contender in config.contenders(self.methods):
             run = config.with_draft(contender.draft, pipeline_type=contender.method)
             self.decoders[contender] = pipeline.decoder_for(run, parts(contender.draft).head)
-        assert pipeline.text, "an evaluation asks questions"
+        assert pipeline.text, "an evaluation needs a tokenizer"
         self.text = pipeline.text
 
     def run(self, sets: Sets, results: Results,
             ready: Callable[[], None] = lambda: None) -> None:
-        """Answer what `results` does not have yet, and write each answer as it is made.
+        """Answer what `results` does not have yet, and write each answer once it is complete.
 
-        `ready` is called once, when every method is warm and nothing is written yet. Raises ValueError before the
-        first answer if a question and its answers do not fit into the context.
+        `ready` is called once, after every method has warmed up and before anything is written. Raise ValueError before
+        the first answer if a question and its answers do not fit into the context.
         """
         questions = all_questions(self.config, sets, self.methods)
         left = {key: question for key, question in questions.items() if key not in results.texts}
@@ -113,7 +113,7 @@ class Evaluation:
         with tqdm(total=len(questions), initial=len(questions) - len(left),
                   unit="answer", file=sys.stderr) as bar:
             asked: Sequence[Question] = ()
-            several = self.config.concurrency > 1  # at once: those that differ in the question alone
+            several = self.config.concurrency > 1  # at once: keys that differ only in the question
             for first, group in itertools.groupby(left, lambda key: key._replace(question=0) if several else key):
                 batch = list(group)
                 before, asked = asked, [left[key] for key in batch]
@@ -126,7 +126,7 @@ class Evaluation:
                     bar.update()
 
     def _check(self, questions: Questions) -> None:
-        """Raise ValueError if a question and its answers may not fit into the context: better now than in an hour."""
+        """Raise ValueError, before any answer, if a question and its answers may not fit into the context."""
         room = min(decoder.max_length for decoder in self.decoders.values())
         for name, question in dict.fromkeys((key.set, question) for key, question in questions.items()):
             messages = [message for turn in question.turns for message in (turn, "")]
@@ -135,10 +135,10 @@ class Evaluation:
             if need >= room:
                 raise ValueError(f"question {question.id} of {name} needs up to {need} tokens before its last answer, "
                                  f"but the context has {room}: leave it out with questions=BEGIN:END, "
-                                 "leave the set out with sets=, or give less max_new_tokens or more max_length")
+                                 "leave the set out with sets=, or lower max_new_tokens or raise max_length")
 
     def _warm_up(self, questions: Questions) -> dict[Contender, float]:
-        """Let each contender give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
+        """Have each contender write a short, unrecorded answer; return their speeds in tokens per elapsed second."""
         key, question = next(iter(questions.items()))
         request = self._request(key, question.turns[:1])
         short = replace(request, max_new_tokens=min(WARM_UP, request.max_new_tokens))
@@ -146,7 +146,7 @@ class Evaluation:
         return {contender: self.decoders[contender].whole(short).tokens_per_second for contender in contenders}
 
     def _request(self, key: Key, messages: Sequence[str]) -> Request:
-        """The request of an answer to the last of these messages."""
+        """Return the request for an answer to the last of these messages."""
         config = self.config.run
         prompt = self.pipeline.prompt_ids(messages, config.template)
         return replace(self.pipeline.request(prompt, config, config.stop), sampler=self._sampler(key))
@@ -156,7 +156,7 @@ class Evaluation:
         return replace(sampler_of(config), temperature=key.temperature, seed=config.seed + key.repeat)
 
     def _answer(self, key: Key, question: Question, known: Mapping[Key, Texts]) -> Coroutine[Line]:
-        """Answer a question; the line to be written. `known` has the token ids of `ar` for each turn, if any."""
+        """Answer a question and yield its line. `known` has the token ids of answers, for a comparison with `ar`."""
         clock = self.pipeline.ring.clock
         begun = clock.now()
         turns = yield from self._conversation(key, question)
@@ -172,7 +172,7 @@ class Evaluation:
         yield line
 
     def _conversation(self, key: Key, question: Question) -> Steps[list[Turn]]:
-        """All turns of a question, each with the method's own answers before it; yields where it waits."""
+        """Return all turns of a question, each after the method's own earlier answers; yield while waiting."""
         messages: list[str] = []
         turns = []
         for words in question.turns:
@@ -183,10 +183,10 @@ class Evaluation:
         return turns
 
     def _turn(self, contender: Contender, request: Request) -> Steps[Turn]:
-        """One turn of a conversation, by the names of the fields that have an element for each turn."""
+        """Return one turn of a conversation, by the names of the fields with an element for each turn."""
         reader = Reader(self.text, self.config.run.stop)
         answer, stream = self.decoders[contender].submit(request, waits=False)
-        number = self.pipeline.ring.requests  # so many came before it, as the tally counts them
+        number = self.pipeline.ring.requests  # number of earlier requests, as in the tally
         settled: list[list[float]] = []  # modelled seconds since the request began, tokens settled then
         with self.pipeline.rank.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
             for new in stream:
@@ -205,7 +205,7 @@ class Evaluation:
         return turn
 
     def _line(self, key: Key, question: Question, turns: Sequence[Turn]) -> Line:
-        """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""
+        """Return an answer's line: EAGLE's and Spec-Bench's fields, then ours. See docs/evaluation.md."""
         def by_turn(names: Sequence[str]) -> Line:
             return {name: [turn[name] for turn in turns] for name in names}
 
@@ -226,12 +226,12 @@ class Evaluation:
 
     def _first_difference(self, key: Key, turns: Sequence[Turn],
                           reference: Texts) -> dict[str, Any] | None:
-        """Where the answer leaves that of `ar`, and by how much the target itself prefers the token of `ar`."""
+        """Return where the answer first differs from that of `ar`, and by how much the target prefers `ar`'s token."""
         for number, (turn, others) in enumerate(zip(turns, reference)):
             texts = turn["token_ids"], others
             position = divergence(*texts)
             if position is not None:
-                token, other = ([*text, None][position] for text in texts)  # None behind the end
+                token, other = ([*text, None][position] for text in texts)  # None after the end
                 margin = None
                 if token is not None and other is not None:
                     before = [*turn["prompt"], *others[:position]]
@@ -241,7 +241,7 @@ class Evaluation:
 
     def _margin(self, key: Key, before: list[int],
                 token: int, other: int) -> float:
-        """Ask the target once more what follows the tokens `before`, which the prefill of a new request shows."""
+        """Return the target's margin after the tokens `before`, from the prefill of a new request."""
         recorder = Recorder(**vars(self._sampler(key)))
         _, stream = self.decoders[key.contender].decode(Request(before, recorder, 1))
         with closing(stream):  # type: ignore[type-var]

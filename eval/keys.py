@@ -1,6 +1,6 @@
-"""What an evaluation is: which methods answer which questions, how often, and where the answers go.
+"""The keys of an evaluation: its methods, its questions, the number of repeats, and the folder of the answers.
 
-It knows nothing about how a question is asked; all other keys are those of a single run.
+This module does not know how questions are answered; all other keys are those of a single run.
 """
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from config.presets import ROOT, SMOLLM2, TOY_PRESET
 from config.questions import Question, bundled, categories, load
 from config.run_config import RANGES as OF_RUNS
 
-# The trees of the paper, whatever a preset is tuned to.
+# The trees of the paper, even if a preset is tuned to others.
 TREES = {"min_probability": "0", "expand_depth": "6", "ablate": ""}
 PAPER = {**TREES, "methods": "naive,tp,galaxy,pipedec,continuous", "max_new_tokens": "256"}
-# Each board holds its part of a pipeline, so the methods that need the model split another way are left out.
+# Each board holds its part of a pipeline, so the methods that need another split of the model are left out.
 BOARDS = {**PAPER, "methods": "naive,pipedec,continuous"}
 HELD_OUT = {"questions": "30:50"}  # the paper's questions of the real data sets
 QUICK = {"profile": "jetson-7b", "time": "virtual", "questions": "5", "max_new_tokens": "64"}
-HURRY = "0.5"  # the slowdown of the same in real time, half an hour on a laptop
+HURRY = "0.5"  # the slowdown of QUICK in real time, which takes half an hour on a laptop
 RESULTS = ROOT / "results"
-# Of the models that run where none is named; the copies of the bundled one for dsi are small.
+# For the models that run if none is named. dsi runs on the bundled one, since its copies are small.
 OF_MODEL = {
     SMOLLM2: {**QUICK, "max_new_tokens": "128", "results": str(RESULTS / SMOLLM2)},
     TOY_PRESET: {**QUICK, "methods": "ar,serial,naive,pruned,pipedec,continuous,streaming,dsi",
@@ -37,7 +37,7 @@ FP4 = {"quant": "fp4"}
 
 
 class Protocol(NamedTuple):
-    """What an evaluation is if nothing else is said: its preset, the values of keys, and others of single presets."""
+    """The defaults of an evaluation: its preset, the values of keys, and other values for single presets."""
 
     preset: str
     keys: Mapping[str, str]
@@ -65,12 +65,12 @@ EXAMPLES = """\
 
 @dataclass(frozen=True)
 class AsksSets(CommandKeys):
-    """The base of the keys of commands that ask the questions of data sets."""
+    """The base of the keys of commands that answer the questions of data sets."""
 
-    LISTS: ClassVar[Mapping[str, str]] = {"sets": "chosen_sets"}  # keys of lists that must name something -> properties
+    LISTS: ClassVar[Mapping[str, str]] = {"sets": "chosen_sets"}  # keys of lists that must not be empty -> properties
 
-    # Which questions are asked
-    sets: str = SETS  # the data sets; questions= is of each
+    # Which questions are answered
+    sets: str = SETS  # the data sets; questions= applies to each
     data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json, or a file of categories; empty: the bundled
 
     @property
@@ -80,7 +80,7 @@ class AsksSets(CommandKeys):
 
     @property
     def chosen_sets(self) -> tuple[str, ...]:
-        """The sets by name: of a file, its categories, all of them if `sets` says nothing else."""
+        """The names of the sets; if `data` is a file, they are its categories, by default all of them."""
         every = self.sets == SETS and Path(self.data).is_file()
         return tuple(categories(self.data)) if every else listed(self.sets)
 
@@ -99,10 +99,10 @@ class AsksSets(CommandKeys):
 
 
 class ComparesMethods(AsksSets):
-    """The same where methods answer, at several temperatures."""
+    """The base of the keys of commands that compare methods at several temperatures."""
 
     LISTS = {"methods": "chosen_methods", **AsksSets.LISTS, "temperatures": "chosen_temperatures"}
-    methods = temperatures = ""  # keys of each command, with meanings of their own
+    methods = temperatures = ""  # keys that each command defines itself
 
     def problems(self) -> Iterator[str]:
         yield from wrong_numbers("temperatures", self.temperatures, OF_RUNS["temperature"])
@@ -118,7 +118,7 @@ class ComparesMethods(AsksSets):
 
 
 class Contender(NamedTuple):
-    """What is compared: a method with a draft; `none` is that of a method that needs no draft."""
+    """The unit of comparison: a method with a draft, which is `none` for a method that needs no draft."""
 
     method: str
     draft: str
@@ -126,25 +126,25 @@ class Contender(NamedTuple):
 
 @dataclass(frozen=True)
 class EvalConfig(ComparedDrafts, ComparesMethods):
-    """One evaluation. The comments are what `bash run_eval.sh --help` prints, as those of `RunConfig` are."""
+    """The keys of an evaluation. `bash run_eval.sh --help` prints the comments, as it does those of `RunConfig`."""
 
     REFUSED = ("temperature", "prompt_ids", "question_file", "answers", "reuse")
     RANGES = {"repeats": REPEATS, "concurrency": OF_RUNS["max_requests"]}
     LISTS = {**ComparesMethods.LISTS, "drafts": "asked_drafts"}
     EXAMPLES: ClassVar[str] = EXAMPLES
 
-    # What is compared (commas between)
-    methods: str = "ar,serial,naive,pruned,pipedec,continuous,streaming"  # those that answer
-    baseline_draft: str = ""  # the draft whose naive is the baseline, and answers beside drafts; empty: drafts' first
-    temperatures: str = "0,1"  # each question is asked at each of them
-    repeats: int = 1  # how often; the seed grows by 1 each time
+    # What is compared (separated by commas)
+    methods: str = "ar,serial,naive,pruned,pipedec,continuous,streaming"  # the methods that answer
+    baseline_draft: str = ""  # the draft of the baseline naive, which also answers; empty: the first of drafts
+    temperatures: str = "0,1"  # each question is answered at each of them
+    repeats: int = 1  # answers to each question; the seed grows by 1 each time
     concurrency: int = 1  # questions that each method answers at once; above 1 the tally of ranks is off
-    results: str = "results"  # folder for answers, figures and tables; the same command goes on with what is there
-    launch: str = ""  # name of one start of the pipeline, in answers and tally; given by the command itself
+    results: str = "results"  # folder for answers, figures and tables; the same command continues what is in it
+    launch: str = ""  # name of one start of the pipeline, in answers and tally; set by the command itself
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
-        """The methods, `ar` first, since the others are compared with it."""
+        """The methods, with `ar` first, since the others are compared with it."""
         return tuple(sorted(super().chosen_methods, key=lambda name: name != "ar"))
 
     @property
@@ -157,7 +157,7 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
         return [tuple(names) for names in found.values()]
 
     def contenders(self, methods: Sequence[str]) -> list[Contender]:
-        """These methods with the drafts that answer with them; and naive with the baseline's draft."""
+        """Return these methods with the drafts that they use, and naive with the baseline's draft."""
         found = drafted(methods, self.asked_drafts)
         baseline = Contender(BASELINE, self.baseline_draft)
         if self.baseline_draft and BASELINE in methods and baseline not in found:
@@ -171,8 +171,8 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
         yield from self.draft_problems()
         yield from super().problems()
         if self.baseline_draft and BASELINE not in self.chosen_methods:
-            yield (f"baseline_draft={self.baseline_draft} is that of {BASELINE}, which is none of the methods: add it "
-                   "there")
+            yield (f"baseline_draft={self.baseline_draft} is for {BASELINE}, which is not among the methods: add it "
+                   "to methods=")
         if self.baseline_draft:
             try:
                 self.with_draft(self.baseline_draft)
@@ -189,33 +189,33 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
 
 
 def drafted(methods: Sequence[str], drafts: Sequence[str]) -> list[Contender]:
-    """These methods with each of the drafts; those that need none, or have their own, once."""
+    """Return these methods with each of the drafts; methods without a draft, or with their own, appear once."""
     own = {name: METHODS[name].draft if name in METHODS else "eagle" for name in methods}
     each = {name: drafts if kind == "eagle" else (kind,) for name, kind in own.items()}
     return [Contender(name, draft) for name in each for draft in each[name]]
 
 
 def first(group: Sequence[str]) -> str:
-    """The method that a start of the pipeline is made for: one that needs a draft, if there is one."""
+    """Return the method with which the pipeline of a group is started: one that needs a draft, if there is one."""
     return next((name for name in group if METHODS[name].draft != "none"), group[0])
 
 
-def _draft(name: str, beside: Sequence[str]) -> str:
-    """The kind of draft of a method; one without a draft goes with the others of its target."""
-    methods = [METHODS[other] for other in (name, *beside)]
-    drafts = [method.draft for method in methods if method.target == METHODS[name].target]
+def _draft(name: str, methods: Sequence[str]) -> str:
+    """Return the kind of draft of a method; one without a draft gets that of the other methods of its target."""
+    every = [METHODS[other] for other in (name, *methods)]
+    drafts = [method.draft for method in every if method.target == METHODS[name].target]
     return next((draft for draft in drafts if draft != "none"), "none")
 
 
 def wrong_numbers(key: str, value: str, allowed: Range, kind: Pattern[str] = NUMBER) -> Iterator[str]:
-    """What is wrong with a list of numbers."""
+    """Yield the problems of a list of numbers."""
     for word in listed(value):
         if not kind.fullmatch(word) or not allowed.holds(number(word)):
             yield f"{key}={value}: {word} is not possible: give {allowed.advice}, with commas between"
 
 
 def wrong_list(key: str, value: str, chosen: Sequence[Any]) -> Iterator[str]:
-    """What is wrong with a list of things that are chosen."""
+    """Yield the problems of a list of choices."""
     if not chosen:
         yield f"{key} is empty: name at least one"
     if len(set(chosen)) < len(chosen):
@@ -223,12 +223,12 @@ def wrong_list(key: str, value: str, chosen: Sequence[Any]) -> Iterator[str]:
 
 
 def words(protocol: str, argv: Sequence[str]) -> list[str]:
-    """The words of an evaluation: those that were typed, and those of a protocol that they leave open.
+    """Return the arguments of an evaluation: those that were typed, and a protocol's for keys that were not given.
 
-    `emulated`, `tensor-parallel`: SmolLM2 or the bundled model on a cluster whose time is modelled, in virtual time
-    unless said otherwise, a few questions; another model that is named runs as it is, and answers all.
-    `paper-7b`, `paper-13b`: the comparison of the paper; its questions are the 30th to 49th of the real data sets.
-    `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need the model split another way.
+    `emulated`, `tensor-parallel`: SmolLM2 or the bundled model on a cluster with modelled time, by default virtual,
+    and a few questions; a model that is given runs without emulation, and answers all questions.
+    `paper-7b`, `paper-13b`: the comparison of the paper; its questions are 30 to 49 (from 0) of the real data sets.
+    `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need another split of the model.
     """
     check_name(protocol, PROTOCOLS, "protocol")
     preset, keys, of_model = PROTOCOLS[protocol]

@@ -1,8 +1,8 @@
-"""The metrics: from answers to speeds, ratios, their uncertainty, and whether texts are equal; pure functions.
+"""The metrics of answers: speeds, ratios and their uncertainty, and the equality of texts, as pure functions.
 
-An answer is one line of a results folder: what a method wrote in all turns of a question. Its seconds are modelled
-ones where a cluster was emulated. Samples are arrays with a row for each question: tokens and seconds of a method, and
-in two more columns those of the baseline that it is compared with.
+An answer is one line of a results folder: the output of a method in all turns of a question. Its seconds are modelled
+if a cluster was emulated. Samples are arrays with a row for each question: tokens and seconds of a method, and in two
+more columns those of its baseline.
 """
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pipeline.decode import by_position
 
 Answer = Mapping[str, Any]
 Answers = Iterable[Answer]
-Amounts = tuple  # tokens, and the seconds that they took
+Amounts = tuple  # tokens and their seconds
 Statistic = Callable[[np.ndarray], np.ndarray]
-Trial = tuple  # set, temperature, repeat, seed and question: what two methods must share to be compared
+Trial = tuple  # set, temperature, repeat, seed and question: equal for two answers that are compared
 DRAWS, SEED, LEVEL = 2000, 0, 0.95  # of the bootstrap
-NAN = float("nan")  # where there is nothing to measure
-ANSWER_FIELDS = {  # what is read of an answer; see `fits` in config/files.py
+NAN = float("nan")  # nothing was measured
+ANSWER_FIELDS = {  # the fields that are read from an answer; see `fits` in config/files.py
     "method": str, "draft": str, "set": str, "temperature": float, "repeat": int, "seed": int,
     "question_id": lambda value: isinstance(value, (int, str)),
     "choices": ({"new_tokens": [int], "wall_time": [float], "accept_lengths": [int]},),
@@ -32,7 +32,7 @@ ANSWER_FIELDS = {  # what is read of an answer; see `fits` in config/files.py
 
 
 class Interval(NamedTuple):
-    """A value and the bounds that it has with 95 % confidence."""
+    """A value with its bounds at 95 % confidence."""
 
     value: float
     low: float
@@ -43,27 +43,27 @@ NO_INTERVAL = Interval(NAN, NAN, NAN)
 
 
 def trial_of(answer: Answer) -> Trial:
-    """The trial that an answer belongs to."""
+    """Return the trial of an answer."""
     return tuple(answer[key] for key in ("set", "temperature", "repeat", "seed", "question_id"))
 
 
 # --- speeds -----------------------------------------------------------------------------------------------------------
 
 def whole(answer: Answer) -> Amounts:
-    """Tokens and seconds of all turns of an answer, prefill included."""
+    """Return the tokens and seconds of all turns of an answer, including the prefill."""
     [choice] = answer["choices"]
     return sum(choice["new_tokens"]), float(sum(choice["wall_time"]))
 
 
 def decoding(answer: Answer) -> Amounts:
-    """The tokens behind the first of each turn, and the seconds after it: what decoding alone did."""
+    """Return the tokens after the first of each turn, and the seconds after it, which are those of decoding alone."""
     [choice] = answer["choices"]
     spent = [total - first for total, first in zip(choice["wall_time"], answer["ttft"])]
     return sum(choice["new_tokens"]) - len(choice["new_tokens"]), float(sum(spent))
 
 
 def sample(answers: Answers, amounts: Callable[[Answer], Amounts] = whole) -> np.ndarray:
-    """Tokens and seconds of each question, `[questions, 2]`; what was asked several times is one row."""
+    """Return tokens and seconds of each question, `[questions, 2]`; several answers to a question are summed up."""
     rows: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for answer in answers:
         rows[answer["question_id"]] += amounts(answer)
@@ -72,7 +72,7 @@ def sample(answers: Answers, amounts: Callable[[Answer], Amounts] = whole) -> np
 
 
 def paired(answers: Answers, baseline: Answers) -> np.ndarray:
-    """Tokens and seconds of both methods, `[questions, 4]`, over the trials that both have answered."""
+    """Return tokens and seconds of both methods, `[questions, 4]`, over the trials that both have answered."""
     mine = {trial_of(answer): answer for answer in answers}
     theirs = {trial_of(answer): answer for answer in baseline}
     both = [trial for trial in mine if trial in theirs]
@@ -81,35 +81,35 @@ def paired(answers: Answers, baseline: Answers) -> np.ndarray:
 
 
 def speed(samples: Sequence[np.ndarray]) -> Interval:
-    """The speed xi in tokens/s: all new tokens by all seconds; of several sets, the mean of theirs."""
+    """Return the speed xi in tokens/s: all new tokens divided by all seconds; for several sets, the mean of theirs."""
     return bootstrap(samples, lambda sums: _rate(sums[..., :2]))
 
 
 def decoding_speed(sets: Sequence[Answers]) -> Interval:
-    """The speed of decoding alone, without prefill; answers of a single token have none, and count in no set."""
+    """Return the speed of decoding without prefill; questions with answers of a single token do not count."""
     samples = [sample(answers, decoding) for answers in sets]
     return speed([rows[rows[:, 1] > 0] for rows in samples])
 
 
 def speed_up(samples: Sequence[np.ndarray]) -> Interval:
-    """The speed-up SR: xi by the baseline's xi on the same questions.
+    """Return the speed-up SR: xi divided by the baseline's xi on the same questions.
 
-    Of several sets it is the ratio of both means, as in table 1 of the FlowSpec paper.
+    For several sets it is the ratio of the two means, as in table 1 of the FlowSpec paper.
     """
     return bootstrap(samples,
                      lambda sums: _rate(sums[..., :2]) / _rate(sums[..., 2:]))
 
 
 def _rate(sums: np.ndarray) -> np.ndarray:
-    """Tokens per second, the mean over the sets, from sums `[..., sets, 2]` of tokens and seconds."""
+    """Return tokens per second, the mean over the sets, from sums `[..., sets, 2]` of tokens and seconds."""
     rates = sums[..., 0] / sums[..., 1]
     return np.asarray(np.mean(rates, -1))
 
 
 def total_speed(answers: Answers) -> float:
-    """Tokens per second of all answers together, where several were made at once; NaN where they do not say when.
+    """Return tokens per second of all answers together if several were generated at once; NaN if none has a `span`.
 
-    The seconds are those from the beginning of the first answer to the end of the last one, of each start and repeat.
+    The seconds are those from the beginning of the first answer to the end of the last one, for each start and repeat.
     """
     spans: dict[Any, list[Sequence[float]]] = defaultdict(list)
     made = 0
@@ -123,10 +123,10 @@ def total_speed(answers: Answers) -> float:
 
 
 def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
-    """A statistic of the samples of all sets, with the bounds of a bootstrap over questions.
+    """Return a statistic of the samples of all sets, with the bounds of a bootstrap over questions.
 
-    Questions are drawn again with replacement, within their set and together with their baseline; the bounds are
-    percentiles of the statistic, which gets sums over the questions, `[..., sets, columns]`.
+    Questions are drawn with replacement, within their set and together with their baseline. The bounds are percentiles
+    of the statistic, which takes sums over the questions, `[..., sets, columns]`.
     """
     samples = [rows for rows in samples if len(rows)]
     if not samples:
@@ -147,9 +147,9 @@ def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
 # --- tokens of a pass, times of requests and tokens -------------------------------------------------------------------
 
 def acceptance_length(answers: Answers) -> float:
-    """The mean acceptance length tau: tokens per pass of the target, its own (bonus) token included.
+    """Return the mean acceptance length tau: tokens per pass of the target, including its own (bonus) token.
 
-    The token that each prefill brings does not count. Without a pass it is NaN.
+    The token from each prefill does not count. Without a pass, tau is NaN.
     """
     settled = passes = 0
     for answer in answers:
@@ -160,24 +160,24 @@ def acceptance_length(answers: Answers) -> float:
 
 
 def acceptance_by_position(answers: Answers) -> list[float]:
-    """The share of target passes that accepted a first guess, a second one, ..., by all answers together."""
+    """Return the share of target passes, over all answers, that accepted a first guess, a second one, and so on."""
     return by_position([length for answer in answers for length in answer["choices"][0]["accept_lengths"]])
 
 
 def first_token_times(answers: Answers) -> list[float]:
-    """The seconds from the beginning of each request, which is a turn, to its first token."""
+    """Return the seconds from the beginning of each request (a turn) to its first token."""
     return [spent for answer in answers for spent in answer["ttft"]]
 
 
 def request_times(answers: Answers) -> list[float]:
-    """The seconds of each request to its last token."""
+    """Return the seconds of each request up to its last token."""
     return [spent for answer in answers for spent in answer["choices"][0]["wall_time"]]
 
 
 def token_times(answers: Answers) -> list[float]:
-    """The seconds of each token.
+    """Return the seconds of each token.
 
-    Tokens that settle together each get an equal fraction of the time since the tokens before them. Those that settle
+    Tokens that settle together each get an equal fraction of the time since the previous tokens. The tokens that settle
     first in a turn are left out, since their time is that of reading the prompt.
     """
     times = []
@@ -192,22 +192,22 @@ def mean(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The least value that this share of them, 0 to 1, does not exceed."""
+    """Return the least of the values that this share of them (0 to 1) does not exceed."""
     return float(np.quantile(values, share, method="inverted_cdf")) if values else NAN
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 def divergence(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """The first position at which two texts differ, which may be the end of the shorter one; None if they are equal."""
+    """Return the first position at which two texts differ, possibly the end of the shorter one; None if equal."""
     pairs = enumerate(zip_longest(ids, others))
     return next((position for position, (one, other) in pairs if one != other), None)
 
 
 def equality(answers: Answers, baseline: Answers) -> str:
-    """Either `same`, or how many answers differ from the baseline's and where the first one does.
+    """Return `same`, or how many answers differ from the baseline's and where the first one does.
 
-    The text is empty if no answer has a counterpart.
+    The result is empty if no answer has a counterpart.
     """
     reference = {trial_of(answer): answer["token_ids"] for answer in baseline}
     compared = [answer for answer in answers if trial_of(answer) in reference]
@@ -219,11 +219,11 @@ def equality(answers: Answers, baseline: Answers) -> str:
 
 
 def _difference(answer: Answer, reference: Sequence[Sequence[int]]) -> str:
-    """Where an answer leaves the reference first, and by how much the target prefers the latter, if that is known."""
+    """Return where an answer first differs from the reference, with the margin of the reference's token if known."""
     margin = (answer.get("first_difference") or {}).get("margin")
-    beside = "" if margin is None else f", margin {margin:.2g}"
+    suffix = "" if margin is None else f", margin {margin:.2g}"
     for turn, texts in enumerate(zip(answer["token_ids"], reference), 1):
         position = divergence(*texts)
         if position is not None:
-            return f"question {answer['question_id']} turn {turn} token {position + 1}{beside}"
+            return f"question {answer['question_id']} turn {turn} token {position + 1}{suffix}"
     return ""

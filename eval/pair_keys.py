@@ -21,29 +21,29 @@ MOST_CHILDREN = 5  # children of a guess in SpecInfer's tables
 
 @dataclass(frozen=True)
 class MeasureKeys(Checked):
-    """What every measurement of whole models takes."""
+    """The keys of every measurement of whole models."""
 
     PATHS: ClassVar[Sequence[str]] = (
         "target", "draft", "model", "data", "traces", "picture", "records", "output")
-    ASKED: ClassVar[str] = "target"  # the key that names the model that is asked
+    ASKED: ClassVar[str] = "target"  # the key of the model that gets the prompts
     RANGES = {
         "num_examples": Range(1, COUNT, {0: "all"}), "max_new_tokens": Range(1, 1 << 20),
         "temperature": Range(0, 1000), "top_p": Range(0, 1), "seed": OF_RUNS["seed"],
         "threads": Range(1, 1024, {0: "as torch chooses"}), "device": FORMS["device"]}
     CHOICES = {name: CHOICES_OF_RUNS[name] for name in ("template", "dtype")}
 
-    # What the models are asked
+    # The prompts of the models
     sets: str = SETS  # NAME, or FORMAT:FILE of cnn_dailymail, alpaca, mbpp, mbpp_docstring, openai_humaneval (commas)
     data: str = ""  # folder of the sets with a NAME; empty: the bundled ones
     num_examples: int = 5  # prompts of each set, drawn with the seed; 0: all
-    template: str = "auto"  # around the questions of a set with a NAME, as the key template of a run
-    max_new_tokens: int = 64  # that are written behind a prompt, at most
+    template: str = "auto"  # for the questions of a set with a NAME, as the key template of a run
+    max_new_tokens: int = 64  # largest number of tokens after a prompt
 
     # How a token is chosen
     do_sample: bool = False  # draw it; else the likeliest one is taken
     temperature: float = 1.0  # of drawing
     top_p: float = 1.0  # draw among the likeliest tokens that have this probability together
-    seed: int = 42  # of everything that is drawn
+    seed: int = 42  # of all random draws
 
     # Where it runs
     dtype: str = "auto"  # number type: float64, float32, float16, bfloat16; auto: float16 on CUDA, else float32
@@ -79,8 +79,8 @@ class TablesConfig(MeasureKeys):
     """SpecInfer's tables for a target and a drafter, with the paper's own figures below.
 
     Table 1: how often the target's token is among a drafter's best 1 to 5. Table 2: the tokens that a pass of the
-    target verifies, where one step of the tree gets 1 to 5 guesses. Table 3: naive sampling beside multi-step
-    speculative sampling. All of it is counted along texts that the target writes, at temperature 0 and drawn.
+    target verifies if one step of the tree has 1 to 5 guesses. Table 3: naive sampling compared with multi-step
+    speculative sampling. All are counted along texts of the target, at temperature 0 and sampled.
     """
 
     EXAMPLES: ClassVar[str] = """\
@@ -88,7 +88,7 @@ class TablesConfig(MeasureKeys):
   python -m scripts.bench specinfer draft=toy/draft_b sets=humaneval,qa num_examples=20
   python -m scripts.bench specinfer target=DIR draft=DIR temperature=0.8 expansion=k,1,1,1"""
 
-    # Whose tokens are compared
+    # The models that are compared
     target: str = TARGET  # folder of the target, a model in Hugging Face form
     draft: str = TOY_DRAFTS[0]  # folder of the drafter
 
@@ -96,7 +96,7 @@ class TablesConfig(MeasureKeys):
     expansion: str = "1,1,k,1,1,1,1,1"  # children of each guess, step by step; k is 1 to 5
 
     # How a token is chosen
-    do_sample: bool = True  # texts that are drawn, too; else only those of the likeliest tokens
+    do_sample: bool = True  # add sampled texts; else only those of the likeliest tokens
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -108,6 +108,6 @@ class TablesConfig(MeasureKeys):
             yield "max_new_tokens=1 leaves nothing to be guessed: give 2 or more"
 
     def widths(self, k: int) -> list[int]:
-        """The widths of the tree whose varied step has `k` children."""
+        """Return the widths of the tree with `k` children in its varied step."""
         written = self.expansion.replace("k", str(k))
         return list(map(int, written.split(",")))

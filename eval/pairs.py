@@ -1,4 +1,4 @@
-"""A target and its drafter, whole on one device: what the target writes, and what of it the drafter foresees."""
+"""A target and its drafter, whole on one device: texts of the target, and the tokens that the drafter predicts."""
 from __future__ import annotations
 
 import sys
@@ -31,23 +31,23 @@ class Model(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The folder that it was read from."""
+        """The folder from which the model was read."""
         return str(self.text.folder)
 
     def ids(self, prompt: Prompt, template: str) -> list[int]:
-        """The token ids of a prompt."""
+        """Return the token ids of a prompt."""
         return self.text.prompt_ids([prompt.text], "none" if prompt.ready else template)
 
     def logits(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """What it says at each token of a text behind a prompt, `[N, V]`; it reads both in one pass."""
+        """Return the logits `[N, V]` at each token of a text after a prompt, which are read in one pass."""
         read = [*prompt, *text[:-1]]
         return self.whole.logits(read, self.whole.cache(len(read)), len(text))
 
 
 def open_model(folder: str, config: MeasureKeys, target: Model | None = None) -> Model:
-    """The model in a folder, which is to draft for the target, if that is given.
+    """Open the model in a folder; if `target` is given, as its drafter.
 
-    Raises ValueError for one that is damaged, not supported or too large for the device, or whose tokens are not the
+    Raise ValueError if the model is damaged, unsupported, too large for the device, or if its tokens are not the
     target's.
     """
     if not folder or not Path(folder).is_dir():
@@ -71,7 +71,7 @@ def open_model(folder: str, config: MeasureKeys, target: Model | None = None) ->
 
 
 def check_pair(target: Model, drafter: Model) -> None:
-    """Raise ValueError for a drafter whose tokens are not the target's."""
+    """Raise ValueError if the drafter's tokens are not the target's."""
     mine, theirs = drafter.whole.config.vocab, target.whole.config.vocab
     if mine != theirs:
         raise ValueError(f"the drafter in {drafter.name} has vocab_size {mine}, but the target in {target.name} has "
@@ -86,21 +86,21 @@ def check_pair(target: Model, drafter: Model) -> None:
 
 
 def sampler_of(config: MeasureKeys) -> Sampler:
-    """What chooses the tokens of a measurement."""
+    """Return the sampler of a measurement."""
     return Sampler(config.temperature, config.top_p, seed=config.seed) if config.do_sample else Sampler()
 
 
 def check_sets(names: Iterable[str], config: MeasureKeys) -> None:
-    """Raise ValueError if a data set is not there, not sound or too short, before a model is loaded for it."""
+    """Raise ValueError if a data set is missing, invalid or too short, before a model is loaded for it."""
     for name in names:
         draw(name, config.folder, config.num_examples, config.seed)
 
 
 def prompts_of(name: str, config: MeasureKeys,
                models: Sequence[Model]) -> list[list[int]]:
-    """The prompts of a data set as token ids of the first of these models.
+    """Return the prompts of a data set as token ids of the first of these models.
 
-    Those that leave no room for an answer in the context of one of them are left out with a warning. Raises ValueError
+    Prompts that leave no room for an answer in the context of any model are left out with a warning. Raise ValueError
     if none is left.
     """
     context = min(model.whole.config.context for model in models)
@@ -119,7 +119,7 @@ def prompts_of(name: str, config: MeasureKeys,
 
 def answer(model: Model, prompt: Sequence[int],
            limit: int, sampler: Sampler) -> list[int]:
-    """The token ids that a model writes behind a prompt: `limit` of them, or up to an end token."""
+    """Return the token ids that a model writes after a prompt: `limit` of them, or up to an end token."""
     cache = model.whole.cache(len(prompt) + limit)
     ends, text = model.text.end_ids, []
     for token in islice(model.whole.words(prompt, cache, sampler), limit):
@@ -131,10 +131,10 @@ def answer(model: Model, prompt: Sequence[int],
 
 def record(drafter: Model, prompt: Sequence[int],
            text: Sequence[int], sampler: Sampler) -> list[int]:
-    """For each token of a target's text, whether the drafter has it, too, once it has read the text up to there.
+    """Return, for each token of a target's text, whether the drafter chooses it, too, after the text before it.
 
-    The drafter reads prompt and text in one pass. With the sampler of the target it draws with the target's noise, so
-    that above temperature 0 this is coupled acceptance.
+    The drafter reads prompt and text in one pass. The target's sampler also applies its noise to the drafter, so above
+    temperature 0 this is coupled acceptance.
     """
     places = range(len(prompt), len(prompt) + len(text))
     mine = sampler(drafter.logits(prompt, text), places)

@@ -1,6 +1,6 @@
-"""The plots: bars and lines as PNG, readable without colour: hatches, markers and dashes tell methods apart.
+"""The plots: bars and lines as PNG, readable without colour, since methods differ in hatches, markers and dashes.
 
-Every title says whether the figures were measured, emulated or simulated.
+Every title states whether the figures were measured, emulated or simulated.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from eval.summary import BASELINES, MEAN, View  # noqa: E402
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
 LOOKS = [about.look for about in METHODS.values()]  # tones and hatches
-MARKERS = "osD^vP*Xd<>ph8H"  # as many as there are methods; one that somebody adds may share the first
+MARKERS = "osD^vP*Xd<>ph8H"  # as many as there are methods; an added method may share the first
 LONG, DENSE = (0, (5, 1)), (0, (1, 1))  # offset, and lengths of strokes and gaps
 MIXED = (0, (3, 1, 1, 1))
 DASHES = ("-", "--", ":", "-.", LONG, DENSE, MIXED, "--", ":", "-.")
@@ -45,7 +45,7 @@ Labels = Tuple[str, str]  # of the x axis and the y axis
 
 
 class Series(NamedTuple):
-    """A line of a sweep, or the bars of a method: one value with its bounds for each place."""
+    """A line of a sweep, or the bars of a method: a value with its bounds for each place."""
 
     name: str
     values: Sequence[Interval]
@@ -56,7 +56,7 @@ class Series(NamedTuple):
 
     @property
     def whiskers(self) -> np.ndarray:
-        """Distances from the values to their bounds, `[2, places]`; 0 where there are no bounds."""
+        """Distances from the values to their bounds, `[2, places]`; 0 without bounds."""
         value, low, high = np.array(self.values).T
         return np.maximum(np.nan_to_num([value - low, high - value]), 0)
 
@@ -65,7 +65,7 @@ Lines = Sequence[Series]
 
 
 class Style(NamedTuple):
-    """How a contender is drawn: it looks the same in every plot, and has the tone and the marker of its method."""
+    """The look of a contender, which is the same in every plot; tone and marker are those of its method."""
 
     number: int
     tone: str
@@ -75,7 +75,7 @@ class Style(NamedTuple):
 
 
 def styles_of(names: Sequence[str]) -> dict[str, Style]:
-    """How the contenders of a plot are drawn, by their labels, in the order in which all plots have them."""
+    """Return the styles of the contenders of a plot, by their labels, which are in the order of all plots."""
     styles: dict[str, Style] = {}
     drafts: Counter[str] = Counter()
     for name in names:
@@ -92,8 +92,8 @@ def styles_of(names: Sequence[str]) -> dict[str, Style]:
 @contextmanager
 def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1),
           forms: Sequence[str] = (), **options: Any) -> Iterator[Any]:
-    """The axes of a figure, a grid of them if it has several `places`; what is drawn there is written to a file, or to
-    one of each of several `forms`."""
+    """Yield the axes of a figure, a grid of them if it has several `places`; then write the figure to a file, or to
+    one for each of several `forms`."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(*places, figsize=size, **options)
         yield axes
@@ -107,7 +107,7 @@ def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] =
 # --- kinds of plots ---------------------------------------------------------------------------------------------------
 
 def bars(path: Path, series: Lines, places: Sequence[str], title: str, labels: Labels) -> None:
-    """Draw groups of bars with whiskers; those of the last group are labelled, all of them if there are few."""
+    """Draw groups of bars with whiskers, and label the bars of the last group, or all of them if they are few."""
     count = len(series) * len(places)
     width, few = 0.82 / len(series), count <= 16
     styles = styles_of([one.name for one in series])
@@ -162,7 +162,7 @@ def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels
 
 def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]],
            fills: Fills, scale: float = 1.0) -> Any:
-    """Draw a bar for each name, stacked of its parts; the last parts."""
+    """Draw for each name a bar, stacked from its parts; return the bars of the last part."""
     left = np.zeros(len(parts))
     for part, (tone, hatch) in fills.items():
         widths = np.array([scale * own[part] for own in parts.values()])
@@ -175,7 +175,7 @@ def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]],
 # --- of a results folder ----------------------------------------------------------------------------------------------
 
 def draw(views: Sequence[View]) -> Iterator[str]:
-    """Write all plots of a results folder into it; their names."""
+    """Write all plots of a results folder into it; yield their names."""
     plots = {"speedup": _speed_ups, "progress": _progress, "stages": _stages, "account": _account}
     for view, (kind, plot) in itertools.product(views, plots.items()):
         path = view.found.folder / f"{kind}-t{view.temperature:g}.png"
@@ -184,7 +184,7 @@ def draw(views: Sequence[View]) -> Iterator[str]:
 
 
 def _speed_ups(view: View, path: Path, where: str) -> bool:
-    """Bars of the speed-ups over the first baseline that has answers; False without one, or with nothing else."""
+    """Draw speed-ups over the first baseline that has answers; return False without one, or without others."""
     found = view.found
     baseline = next((name for name in BASELINES if name in found.methods), None)
     if baseline is None or len(found.contenders) < 2:
@@ -199,7 +199,7 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
 
 
 def _progress(view: View, path: Path, where: str) -> bool:
-    """How the text grows: tokens settled after so many seconds, the mean over the turns of all answers."""
+    """Draw how the text grows: settled tokens by seconds, the mean over the turns of all answers."""
     styles = styles_of(list(view.rows))
     with drawn(path, LINE_SIZE) as axes:
         for label, answers in view.means("answers").items():
@@ -218,7 +218,7 @@ def _progress(view: View, path: Path, where: str) -> bool:
 
 
 def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds `[97]`, and the mean number of tokens `[97]` that all turns had settled by then."""
+    """Return seconds `[97]`, and the number of tokens `[97]` settled by then, the mean over the turns."""
     settled = [turn for answer in answers for turn in answer["settled"]]
     turns = [np.array(turn, dtype=float) for turn in settled if turn]
     time = np.linspace(0, max(turn[-1, 0] for turn in turns), 97)
@@ -230,7 +230,7 @@ def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stages(view: View, path: Path, where: str) -> bool:
-    """A bar for each rank and contender, stacked of what the rank did; False if there is no tally."""
+    """Draw a bar for each rank and contender, stacked from the rank's activities; return False without a tally."""
     used = view.means("ranks")
     if not used:
         return False
@@ -257,7 +257,7 @@ def _stages(view: View, path: Path, where: str) -> bool:
 
 
 def _account(view: View, path: Path, where: str) -> bool:
-    """A bar for each contender, stacked of what its tokens' time went into; False if the tally has none of it."""
+    """Draw a bar for each contender, stacked from the parts of its time per token; return False without any."""
     seen = view.means("account")
     if not seen:
         return False

@@ -1,8 +1,8 @@
-"""Prompts for measurements: questions of a data set, or entries of a public one in the words of a known prompt format.
+"""Prompts for measurements: questions of a data set, or entries of a public one in a known prompt format.
 
-A set is a NAME, whose questions `questions.py` reads, or FORMAT:FILE, a file whose
-entries have the fields that the data set of the format has at Hugging Face. The formats are those that the paper on
-distributed speculative inference measures with; the words around an entry are ours where its own are not known.
+A set is a NAME, with questions that `questions.py` reads, or FORMAT:FILE, a file of entries with the fields of the
+format's data set at Hugging Face. The formats are those of the measurements in the paper on distributed speculative
+inference; the text around an entry is ours where the paper's own is not known.
 """
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def double(number):
 
 
 class Prompt(NamedTuple):
-    """What a model is asked; `ready` says that it needs no template of conversations around it."""
+    """A prompt of a model; `ready` means that it needs no conversation template."""
 
     text: str
     ready: bool
 
 
 class Format(NamedTuple):
-    """How an entry of a data set becomes a prompt, what it must hold for that, and this in words."""
+    """A format: how an entry of a data set becomes a prompt, the form of an entry, and this form in words."""
 
     write: Callable[[Entry], str]
     form: Any  # see `fits` in config/files.py
@@ -48,14 +48,14 @@ class Format(NamedTuple):
 
 def _alpaca(entry: Entry) -> str:
     given = entry.get("input")
-    beside = ", paired with an input that provides further context" if given else ""
-    parts = [f"{INSTRUCTED}{beside}. {ANSWERED}", f"### Instruction:\n{entry['instruction']}"]
+    paired = ", paired with an input that provides further context" if given else ""
+    parts = [f"{INSTRUCTED}{paired}. {ANSWERED}", f"### Instruction:\n{entry['instruction']}"]
     parts += [f"### Input:\n{given}"] if given else []
     return "\n\n".join([*parts, "### Response:\n"])
 
 
 def _task(entry: Entry) -> dict[str, str]:
-    """Text and first test of a task of MBPP, whose sanitized half calls the text otherwise."""
+    """Return the text and first test of an MBPP task; the sanitized half has another name for the text."""
     return {"text": entry.get("text") or entry["prompt"], "test": entry["test_list"][0]}
 
 
@@ -80,7 +80,7 @@ FORMATS = {
 
 
 def problems(sets: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the names of sets, each in a sentence that names the fix."""
+    """Yield the problems of the names of sets, one sentence each, with the fix."""
     for name in sets:
         form, colon, path = name.partition(":")
         if colon and form not in FORMATS:
@@ -92,9 +92,9 @@ def problems(sets: Sequence[str]) -> Iterator[str]:
 
 
 def draw(name: str, data: str, count: int, seed: int) -> list[Prompt]:
-    """So many prompts of a set, drawn with the seed, or all if `count` is 0; `data` is the folder of sets with a name.
+    """Return `count` prompts of a set, drawn with the seed, or all if 0; `data` is the folder of sets with a name.
 
-    Raises ValueError, with the place and the fix, if the set is not there, not sound or too short.
+    Raise ValueError, with the place and the fix, if the set is missing, invalid or too short.
     """
     form, colon, path = name.partition(":")
     if colon:
@@ -109,7 +109,7 @@ def draw(name: str, data: str, count: int, seed: int) -> list[Prompt]:
 
 
 def _texts(path: Path, name: str) -> Iterator[str]:
-    """All entries of a file as prompts: one JSON object a line, or a list of them in a file .json."""
+    """Yield all entries of a file as prompts: one JSON object per line, or a list of them in a .json file."""
     form = FORMATS[name]
     remedy = f"write JSON objects with {form.needs}, one a line, or a list of them into a file .json"
     kind = "entry" if path.suffix == ".json" else "line"

@@ -1,7 +1,7 @@
-"""A recorded text in the place of a target: no model is computed. Which file of a record fits a command.
+"""A recorded text in place of a target, so that no model is computed; and files of records that fit a command.
 
-The target says the next token of the text for a row on the text. What it says of other rows is never read, since a row
-below a wrong guess is dead when its answer is judged.
+For a row on the text, the target returns the next token of the text. Its result for other rows is never read, since a
+row below a wrong guess is dead by the time its answer is verified.
 
 Shapes: T rows, V vocabulary.
 """
@@ -24,14 +24,14 @@ from model.sample import Sampler
 from model.text import chosen
 
 ASIDE = -2  # every path that has left the text
-FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # of such keys, those that name folders
-BEGINNING = 1 << 20  # bytes of a file that are compared: of weights their shapes, and the first of them
+FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # keys that name folders
+BEGINNING = 1 << 20  # bytes of a file that are compared: the shapes of weights, and the first weights
 
 
 class Recorded:
-    """The target as `sim/cluster.py` asks for it, which writes a recorded text; `vocab` is how many tokens there are.
+    """A target for `sim/cluster.py` that writes a recorded text; `vocab` is the number of tokens.
 
-    A path along the text is known by the position of its last token.
+    A path along the text is identified by the position of its last token.
     """
 
     root = -1
@@ -42,41 +42,41 @@ class Recorded:
         self.prompt, self.text = prompt, text  # of the next request
 
     def clear(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing, since there is no state."""
 
     def after(self, path: int, token: int) -> int:
-        """The number of a path with one more token."""
+        """Return the number of a path with one more token."""
         position = path + 1
         place = position - len(self.prompt)
         stands = place < 0 or place < len(self.text) and self.text[place] == token
         return position if path != ASIDE and stands else ASIDE
 
     def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The token that follows each path, as a column `[T, 1]` for `lm_head`; there are no inner features."""
+        """Return the token that follows each path, as a column `[T, 1]` for `lm_head`, and no inner features."""
         said_T1 = torch.tensor([self.next(path) for path in paths],
                                dtype=torch.float64)[:, None]
         return said_T1, said_T1.new_empty(len(said_T1), 0)
 
     def lm_head(self, said_T1: Tensor) -> Tensor:
-        """Logits `[T, V]` that leave no choice, out of the tokens of `said`."""
+        """Return logits `[T, V]` that allow only the tokens of `said`."""
         logits_TV = said_T1.new_full((len(said_T1), self.vocab), float("-inf"))
         return logits_TV.scatter(1, said_T1.long(), 0.0)
 
     def next(self, position: int) -> int:
-        """The token of the text behind a position; any, where there is none."""
+        """Return the token of the text after a position, or any token outside the text."""
         place = position + 1 - len(self.prompt)
         return self.text[place] if 0 <= place < len(self.text) else 0
 
 
 def sampler_of(run: RunConfig) -> Sampler:
-    """What chooses the tokens of the target."""
+    """Return the sampler of the target's tokens."""
     return replace(build.sampler_of(run), rule="match")
 
 
-# --- which keys made a record -----------------------------------------------------------------------------------------
+# --- the settings of a record -----------------------------------------------------------------------------------------
 
 def settings_of(config: CommandKeys, keys: Sequence[str]) -> dict[str, Any]:
-    """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
+    """Return the values of these keys, with folders by their content, so that a record is valid if they are moved."""
     values = {key: value for key, value in flat(config).items() if key in keys}
     if "template" in keys:
         values["template"] = config.run.chat_template or chosen(config.run.template, config.run.first_folder)
@@ -86,7 +86,7 @@ def settings_of(config: CommandKeys, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _content(folder: str) -> str:
-    """A folder by its name, and by names, sizes and beginnings of its files; as it is, if there is none."""
+    """Return a folder's name with a hash of its files' names, sizes and beginnings; a missing folder as it is."""
     if not folder or not Path(folder).is_dir():
         return folder
     digest = hashlib.sha256()
@@ -100,16 +100,16 @@ def _content(folder: str) -> str:
 
 
 def keep(path: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    """Write what was recorded with these settings into a file that `kept` reads."""
+    """Write content that was recorded with these settings into a file that `kept` reads."""
     found = {"keys": settings, **content}
     write_json(path, {**found, "sha256": _digest(found)}, indent=None)
 
 
 def kept(path: str, settings: Mapping[str, Any], what: str, other: str) -> Any:
-    """What a file holds that was recorded with these settings; None if it is not there.
+    """Return the content of a file that was recorded with these settings; None if it does not exist.
 
-    Raises ValueError for a file that is not as `keep` wrote it, of `what` it holds none, or of other settings; `other`
-    is what to do then.
+    Raise ValueError, with the remedy `other`, for a file with other settings, or one that `keep` did not write; `what`
+    is the predicate of the latter's message.
     """
     if not path or not Path(path).is_file():
         return None
@@ -120,17 +120,17 @@ def kept(path: str, settings: Mapping[str, Any], what: str, other: str) -> Any:
     for key, value in settings.items():
         recorded = found["keys"].get(key)
         if recorded != value:
-            raise ValueError(f"{path} was recorded with {key}={recorded}, and {key}={value} is asked for: {other}")
+            raise ValueError(f"{path} was recorded with {key}={recorded}, and {key}={value} is requested: {other}")
     return found
 
 
 def _digest(found: Any) -> str:
-    """A checksum, so that what is read has the form of what was written."""
+    """Return a checksum, which shows that a file is read as it was written."""
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def check_room(prompts: Sequence[Sequence[int]], most: int, context: int) -> None:
-    """Raise ValueError if a prompt and an answer of so many tokens may not fit into a context."""
+    """Raise ValueError if a prompt and an answer of `most` tokens may not fit into a context."""
     longest = max(map(len, prompts))
     if longest + most > context:
         raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={most} in a "

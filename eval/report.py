@@ -1,6 +1,6 @@
-"""The report: a results folder becomes summary.csv, stages.csv, account.csv, report.md and plots.
+"""The report: it turns a results folder into summary.csv, stages.csv, account.csv, report.md and plots.
 
-It works on what is there, and says what is missing.
+It uses the existing answers, and lists the missing ones.
 
 Usage: python -m eval.report DIR
 """
@@ -22,8 +22,8 @@ from eval.summary import BASELINES, MEAN, Row, View
 from eval.tables import NOT_MEASURED, markdown, number
 from launch.console import command
 
-TOO_LATE = 0.03  # of the time of computing
-SHOWN = 20  # sentences about what is missing
+TOO_LATE = 0.03  # share of the computing time
+SHOWN = 20  # largest number of sentences about missing answers
 Lines = Iterator[str]
 Rows = Mapping[str, Iterable[str]]  # cells by the label of a contender
 FIGURES = (  # title, figures, digits, factor
@@ -31,7 +31,7 @@ FIGURES = (  # title, figures, digits, factor
     ("Tokens per second of decoding alone, without prefill", ["xi_decoding"], 2, 1.0),
     ("Tokens per second of all answers of a set together, several at once", ["total"], 2, 1.0),
     ("Mean acceptance length, τ", ["tau"], 2, 1.0),
-    ("Acceptance rate by position behind the first token of a target pass", ["by_position"], 2, 1.0),
+    ("Acceptance rate by position after the first token of a target pass", ["by_position"], 2, 1.0),
     ("Seconds of a request: the mean; the 95th percentile", ["request_mean", "request_p95"], 2, 1.0),
     ("Milliseconds to the first token; then per token, the median; the 99th percentile",
      ["ttft", "tpt_p50", "tpt_p99"], 0, 1e3),
@@ -39,30 +39,30 @@ FIGURES = (  # title, figures, digits, factor
 FLIGHT = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
           "ms of a token lost after misses")
 WORDS = """\
-- **ξ**: new tokens by seconds, all answers of a set together, prefill included. The mean is that of the sets' ξ.
-- **ξ of decoding**: the tokens behind the first of each turn by the seconds after it.
+- **ξ**: new tokens divided by seconds, over all answers of a set, prefill included. The mean is that of the sets' ξ.
+- **ξ of decoding**: the tokens after the first of each turn divided by the seconds after it.
 - **SR**: the ratio of two ξ on the same questions; of the mean, the ratio of the two means, with its bounds at 95 %
   confidence (bootstrap over questions).
 - **τ**: mean acceptance length: tokens per pass of the target, its own (bonus) token included; the token of the prefill
-  does not count. 1 means that no guess helped.
-- **time per token**: tokens that settle together share the time since those before; the first ones are left out.
-- **computed, waited, was idle**: fractions of a rank's time: in layers (rank 0: drafting, LM head, verification); for
-  messages, between its first segment of an answer and its last; before and after these. The rest is sending, pruning
-  and bookkeeping.
-- **drafting, verdict, waiting**: what rank 0 did after the first token of an answer; **prefill** is all until then, and
+  does not count. 1 means that no guess was accepted.
+- **time per token**: tokens that settle together share the time since the previous ones; the first ones are left out.
+- **computed, waited, was idle**: fractions of a rank's time: in layers (rank 0: drafting, LM head, verification);
+  waiting for messages, between its first segment of an answer and its last; before and after these. The rest is
+  sending, pruning and bookkeeping.
+- **drafting, verdict, waiting**: rank 0's time after the first token of an answer; **prefill** is all until then, and
   **other** is sending, pruning and bookkeeping (with tp and galaxy also rank 0's layers). They add up to the time of a
   token.
-- **true rows**: rows behind the prompt that became text; of all others the target's work was wasted. Their number in
-  flight is the mean over the time of decoding, their **stay** lasts from the sending until they are back.
+- **true rows**: rows after the prompt that became text; the target's work on all others was wasted. Their number in
+  flight is the mean over the time of decoding; their **stay** lasts from sending until their return.
 - **miss**: a true row that was sent only after the answer of its parent had come. **Lost** is the time of decoding in
   which no true row was in flight.
-- **too late**: by how much emulated devices and wires ended after their modelled times, all of it, by the time of
+- **too late**: the total delay of emulated devices and wires after their modelled times, divided by the time of
   computing.
 """
 
 
 def report(folder: str | Path) -> Path:
-    """Write all tables and plots into a results folder; the path of report.md. Raises ValueError without answers."""
+    """Write all tables and plots into a results folder; return report.md's path. Raise ValueError without answers."""
     found = read(folder)
     rows = summary.summary(found)
     summary.save_tables(found, rows)
@@ -93,7 +93,7 @@ def _text(found: Found, views: Sequence[View]) -> Lines:
 # --- above all tables -------------------------------------------------------------------------------------------------
 
 def _about(found: Found) -> Lines:
-    """Where the figures come from, and what is not there."""
+    """Yield the origin of the figures, and what is missing."""
     config = found.env.get("config", {})
     machine = found.env.get("machine", {})
     model = config.get("model_dir") or config.get("base_dir") or ""
@@ -104,14 +104,14 @@ def _about(found: Found) -> Lines:
     yield from (f"- {name}: {value}" for name, value in facts.items() if value)
     if config.get("concurrency", 1) > 1:
         yield (f"- a method answers {config['concurrency']} questions at once: ξ is the speed of one, and a table "
-               "says that of all together; what each rank did is not known, nor whether it kept pace")
+               "has that of all together; it is unknown what each rank did, and whether it kept pace")
     yield from _emulation(found)
     yield from _missing(found)
     yield ""
 
 
 def _emulation(found: Found) -> Lines:
-    """How much slower than modelled an emulated cluster ran, and whether this machine kept that pace."""
+    """Yield how much slower than modelled an emulated cluster ran, and whether this machine kept that pace."""
     scales = {answer["scale"] for answer in found.answers} - {1.0}
     if scales:
         yield f"- all emulated times were {max(scales):g} times as long, and the figures are divided by that"
@@ -119,14 +119,14 @@ def _emulation(found: Found) -> Lines:
                 for used in utilization(found.tally, group).values()]
     late = sum(lateness) / len(lateness) if lateness else 0.0
     if late > TOO_LATE:
-        yield (f"- **this machine did not keep pace**: what was emulated came {late:.0%} too late on average; let "
-               "nothing else run beside it, or give slowdown=2")
+        yield (f"- **this machine did not keep pace**: emulated times were {late:.0%} late on average; run "
+               "nothing else at the same time, or give slowdown=2")
 
 
 def _missing(found: Found) -> Lines:
     gaps = missing(found)
     if not found.env:
-        yield "- env.json is gone, so it is unknown whether anything is missing"
+        yield "- env.json does not exist, so it is unknown whether anything is missing"
     elif gaps:
         yield f"- missing: answers of {len(gaps)} groups"
     else:
@@ -139,7 +139,7 @@ def _missing(found: Found) -> Lines:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 def _table(title: str, head: Sequence[str], rows: Rows) -> Lines:
-    """A table with the cells of each contender."""
+    """Yield a table with the cells of each contender."""
     yield f"{title}:\n"
     lines = ([label, *cells] for label, cells in rows.items())
     yield from markdown(["method", *head], lines)
@@ -147,7 +147,7 @@ def _table(title: str, head: Sequence[str], rows: Rows) -> Lines:
 
 
 def _paper_table(view: View) -> Lines:
-    """The layout of the FlowSpec paper's table 1: methods by data sets, speed and ratio, the mean at the end."""
+    """Yield table 1 in the FlowSpec paper's layout: methods by data sets, speed and ratio, the mean at the end."""
     found = view.found
     baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
     ratio, named = f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
@@ -160,7 +160,7 @@ def _paper_table(view: View) -> Lines:
 
 
 def _ratio_table(view: View) -> Lines:
-    """The mean over the sets: both speeds, and a column for each baseline that has answers."""
+    """Yield the means over the sets: both speeds, and a ratio for each baseline that has answers."""
     found = view.found
     drafts = {"baseline": f" with {found.baseline_draft}", "same": " with the same draft", "none": ""}
     ratios = {f"SR to {ratio.method}{drafts[ratio.draft]}": ratio for ratio in summary.RATIOS
@@ -175,7 +175,7 @@ def _ratio_table(view: View) -> Lines:
 
 
 def _figure_tables(view: View) -> Lines:
-    """What else there is for each contender and data set, a table for each of FIGURES that was measured."""
+    """Yield, by contender and data set, a table for each of FIGURES that was measured."""
     for title, names, digits, factor in FIGURES:
         cell = partial(_cell, names, digits, factor)
         rows = {label: view.cells(label, cell, NOT_MEASURED) for label in view.rows}
@@ -184,7 +184,7 @@ def _figure_tables(view: View) -> Lines:
 
 
 def _stage_tables(view: View) -> Lines:
-    """How every rank spent its time and what it sent."""
+    """Yield tables of how every rank spent its time and what it sent."""
     used = view.means("ranks")
     head = sorted({rank for ranks in used.values() for rank in ranks})
 
@@ -201,11 +201,11 @@ def _stage_tables(view: View) -> Lines:
         yield from grid("Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows",
                         lambda own: [own.bytes / 1e3, own.control / 1e3, own.rows], 1)
     if any(own.late for ranks in used.values() for own in ranks.values()):
-        yield from grid("Per cent by which what was emulated came too late", lambda own: [100 * own.late], 1)
+        yield from grid("Delay of emulated times in per cent of computing", lambda own: [100 * own.late], 1)
 
 
 def _account_tables(view: View) -> Lines:
-    """Where the time of a token went on rank 0, and what the rows in flight did for the text."""
+    """Yield tables of where the time of a token went on rank 0, and of the rows in flight."""
     shares, flights = {}, {}
     for label, own in view.means("account").items():
         seconds = (*own[:len(SHARES)], own.whole)
@@ -216,13 +216,13 @@ def _account_tables(view: View) -> Lines:
                           number(own.tokens_per_miss), number(1e3 * own.lost, 1)]
     if shares:
         yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
-                          f"{view.where}", [*SHARES, "in all"], shares)
+                          f"{view.where}", [*SHARES, "in total"], shares)
         yield from _table(f"What was in flight while decoding, and how busy the stages were {view.where}", FLIGHT,
                           flights)
 
 
 def _source_table(view: View) -> Lines:
-    """How much of the text each source of the drafts had guessed; one guess may have several."""
+    """Yield a table of how much of the text each source of the drafts had guessed; a guess may have several."""
     counts: dict[str, Counter[str]] = {}
     for label, answers in view.means("answers").items():
         turns = [turn for answer in answers for turn in answer.get("sources", ())]
@@ -230,16 +230,16 @@ def _source_table(view: View) -> Lines:
     sources = sorted({source for count in counts.values() for source in count})
     if len(sources) > 1:
         rows = {label: [str(count[source]) for source in sources] for label, count in counts.items() if count}
-        yield from _table(f"Guesses that became text, by who had made them {view.where}", sources, rows)
+        yield from _table(f"Guesses that became text, by source {view.where}", sources, rows)
 
 
 def _cell(names: Sequence[str], digits: int, factor: float, row: Row) -> str:
-    """These figures of a row."""
+    """Return these figures of a row as one cell."""
     return "; ".join(_shown(row[name], digits, factor) for name in names)
 
 
 def _shown(figure: Any, digits: int = 2, factor: float = 1.0) -> str:
-    """A figure as a cell: a text, a number, or the value of an interval."""
+    """Return a figure as a cell: a text, a number, or the value of an interval."""
     if isinstance(figure, str):
         return figure or NOT_MEASURED
     return number(factor * (figure.value if isinstance(figure, Interval) else figure), digits)

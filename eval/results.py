@@ -1,4 +1,4 @@
-"""The results folder: a line for each answer, written once and for good, and env.json, which says how they were made.
+"""The results folder: a line for each answer, written once, and env.json, which records how they were generated.
 
 An interrupted evaluation loses no line and repeats none.
 """
@@ -28,7 +28,7 @@ from config.presets import ROOT
 from eval.keys import Contender, EvalConfig
 from eval.metrics import ANSWER_FIELDS
 
-# What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
+# Keys that may differ between starts that write into one folder: those of the request, and those without influence.
 ASKED = ("methods", "draft", "drafts", "sets", "temperatures", "questions", "repeats")
 FREE = frozenset((*ASKED, "baseline_draft", "max_requests", "results", "launch", "pipeline_type", "prompt", "slowdown",
                   "timeout", "master", "hosts", "wait", "trace", "output", "debug"))
@@ -38,7 +38,7 @@ DELETE = "delete this line"
 
 
 class Key(NamedTuple):
-    """The method, its draft and the trial that an answer belongs to; a folder has one answer for each."""
+    """The method, draft and trial of an answer; a folder has one answer for each key."""
 
     method: str
     draft: str
@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
 
 class Results:
-    """A folder of answers, which one evaluation at a time may open; `texts` are each answer's token ids, by turns."""
+    """A folder of answers, open in one evaluation at a time; `texts` are the token ids of each answer, turn by turn."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -61,44 +61,44 @@ class Results:
 
     @property
     def has_answers(self) -> bool:
-        """Whether any answer was written, be it a half one."""
+        """Whether any answer was written, even an incomplete one."""
         return bool(answer_files(self.folder))
 
     def path(self, method: str, name: str, temperature: float) -> Path:
-        """The file of a method's answers to the data set `name` at a temperature."""
+        """Return the file of a method's answers to the data set `name` at a temperature."""
         return self.folder / "answers" / method / f"{name}-t{temperature:g}.jsonl"
 
     @property
     def starts(self) -> int:
-        """How often the pipeline was started for these answers: each start leaves a folder tally/NUMBER-METHOD."""
+        """The number of starts of the pipeline for these answers: each start leaves a folder tally/NUMBER-METHOD."""
         found = (re.match(r"[0-9]+(?=-)", path.name) for path in self.folder.glob("tally/*"))
         return max((int(number[0]) + 1 for number in found if number), default=0)
 
     def check(self, config: EvalConfig) -> None:
-        """Read the answers that are there. Raises ValueError if they were made with another configuration."""
+        """Read the existing answers. Raise ValueError if they were generated with another configuration."""
         env = read_environment(self.folder, OTHER)
         if not self.has_answers:
             return
         if not env:
-            raise ValueError(f"{self.folder} has answers, but its env.json is gone, and with it their configuration: "
+            raise ValueError(f"{self.folder} has answers, but no env.json with their configuration: "
                              "choose another results=")
-        usual = {option.name: option.default for option in all_options(EvalConfig)}
-        former = sorted(env["config"].keys() - usual.keys())
+        defaults = {option.name: option.default for option in all_options(EvalConfig)}
+        former = sorted(env["config"].keys() - defaults.keys())
         if former:
             raise ValueError(f"{self.folder} holds answers of an earlier version, with the key {former[0]}: choose "
                              "another results=")
         for name, here in flat(config).items():
-            there = env["config"].get(name, usual[name])
+            there = env["config"].get(name, defaults[name])
             if name not in FREE and there != here:
                 raise ValueError(f"{self.folder} holds answers with {name}={there}, not {here}: choose another "
-                                 f"results=, or ask for {name}={there}")
+                                 f"results=, or give {name}={there}")
         answers = (line for path in answer_files(self.folder) for line in read_answers(path))
         self.texts = {key(line): line["token_ids"] for line in answers}
 
     def open(self, config: EvalConfig, scale: float, split: str = "") -> Results:
-        """Make it ready for writing: cut off half lines, note this start. Raises ValueError if it cannot be used.
+        """Prepare the folder for writing: cut off incomplete lines, note this start. Raise ValueError if that fails.
 
-        `split` names the split model of this start: methods of one target are asked of one model.
+        `split` identifies the split model of this start: all methods of one target must use one model.
         """
         self._take_lock()
         for path in answer_files(self.folder):
@@ -118,7 +118,7 @@ class Results:
         return self
 
     def _take_lock(self) -> None:
-        """Keep other evaluations out. Raises ValueError if one is in, or if the folder cannot be written."""
+        """Lock the folder. Raise ValueError if another evaluation has locked it, or if it cannot be written."""
         with explained(self.folder, "choose another results="):
             self._lock = open_lock(self.folder / ".lock")
             try:
@@ -128,13 +128,13 @@ class Results:
                                  "results=") from None
 
     def add(self, line: dict[str, Any]) -> None:
-        """Write one answer; it is on the disk when this returns."""
+        """Write one answer; it is on disk when this returns."""
         path = self.path(line["method"], line["set"], line["temperature"])
         append(path, json.dumps(line, ensure_ascii=False) + "\n", ROOM)
         self.texts[key(line)] = line["token_ids"]
 
     def close(self) -> None:
-        """Let another evaluation in."""
+        """Unlock the folder."""
         self._lock.close()
 
 
@@ -143,49 +143,49 @@ def answer_files(folder: Path) -> list[Path]:
 
 
 def _temperatures(value: Any) -> bool:
-    """Whether a value is a text of numbers with commas between."""
+    """Whether a value is a string of numbers, separated by commas."""
     try:
         return fits([float(word) for word in listed(value)], [float])
     except (ValueError, AttributeError):
         return False
 
 
-ENVIRONMENT = {  # what is read of env.json; see `fits` in config/files.py
+ENVIRONMENT = {  # the fields that are read from env.json; see `fits` in config/files.py
     "machine": dict, "config": {"data": str, "draft": str, "drafts": str, "baseline_draft": str},
     "starts": [{"methods": str, "draft": str, "drafts": str, "sets": str, "temperatures": _temperatures,
                 "questions": str, "repeats": int}]}
 
 
 def read_environment(folder: Path, remedy: str) -> Mapping[str, Any]:
-    """What env.json says; nothing if it is not there. Raises ValueError if no evaluation wrote it."""
+    """Return the content of env.json, empty if it does not exist. Raise ValueError if no evaluation wrote it."""
     path = folder / "env.json"
     if not path.is_file():
         return {}
     env: Mapping[str, Any] = whole(path, remedy)
     if not fits(env, ENVIRONMENT):
-        raise ValueError(f"{path} is not what an evaluation writes: {remedy}")
+        raise ValueError(f"{path} is not in the form that an evaluation writes: {remedy}")
     return env
 
 
 def key(line: Mapping[str, Any]) -> Key:
-    """The key of an answer as it is written."""
+    """Return the key of an answer's line."""
     return Key._make([*(line[name] for name in Key._fields[:-1]), line["question_id"]])
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
-    """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none."""
+    """Yield the answers in a file, without an incomplete last line. Raise ValueError for an invalid line."""
     first: dict[Key, int] = {}
     for number, entry in lines(path, DELETE, growing=True):
         if not fits(entry, ANSWER_FIELDS):
             raise ValueError(f"line {number} of {path} is no answer: {DELETE}")
         same = first.setdefault(key(entry), number)
         if same != number:
-            raise ValueError(f"line {number} of {path} answers once more what line {same} does: {DELETE}")
+            raise ValueError(f"line {number} of {path} repeats the answer of line {same}: {DELETE}")
         yield entry
 
 
 def _environment(config: EvalConfig) -> dict[str, Any]:
-    """The configuration, and what else figures may depend on."""
+    """Return the configuration, and all else that figures may depend on."""
     cluster = asdict(config.run.cluster) if config.run.cluster else None
     versions = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
     for name in PACKAGES:
@@ -198,7 +198,7 @@ def _environment(config: EvalConfig) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The name of the processor, as Linux gives it if this is Linux."""
+    """Return the name of the processor, on Linux from /proc/cpuinfo."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.is_file() else ""
     named = re.search(r"^model name\s*:\s*(.*)", text, re.M)
@@ -206,7 +206,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of this repository, with a + if files were changed since; None outside of git."""
+    """Return the commit of this repository, with a + if files were changed since; None outside of git."""
     try:
         asked = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
         return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None

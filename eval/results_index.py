@@ -1,4 +1,4 @@
-"""What a results folder holds: its answers by method, draft, set and temperature, and what is missing in it."""
+"""The content of a results folder: its answers by method, draft, set and temperature, and what is missing."""
 from __future__ import annotations
 
 import itertools
@@ -23,12 +23,12 @@ Group = tuple  # method, draft, set, temperature
 
 
 class NoAnswers(ValueError):
-    """There is nothing to report yet."""
+    """Raised if there is nothing to report yet."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a results folder holds; `env` is env.json, empty if that is gone, `tally` the lines of all starts."""
+    """The content of a results folder; `env` is env.json, empty if missing, `tally` has the lines of all starts."""
 
     folder: Path
     groups: Mapping[Group, Sequence[Answer]]
@@ -37,24 +37,24 @@ class Found:
 
     @property
     def starts(self) -> Sequence[Mapping[str, Any]]:
-        """What each start asked for."""
+        """The keys that each start requested, as in env.json."""
         return self.env.get("starts", ())
 
     @property
     def methods(self) -> list[str]:
-        """The methods that have answers, in the order in which they were asked for."""
+        """The methods that have answers, in the order of the request."""
         asked = [name for start in self.starts for name in listed(start["methods"])]
         return _ordered({group[0] for group in self.groups}, [*asked, *METHODS])
 
     @property
     def drafts(self) -> list[str]:
-        """The drafts that answers were made with, in the order in which they were asked for."""
+        """The drafts of the answers, in the order of the request."""
         return _ordered({group[1] for group in self.groups
-                         if not _needs_none(group[0])}, _asked_drafts(self.starts))
+                         if not _needs_no_draft(group[0])}, _asked_drafts(self.starts))
 
     @property
     def baseline_draft(self) -> str:
-        """The draft whose `naive` all are compared with: the one that was named, else the first that was asked for."""
+        """The draft of the `naive` with which all are compared: the given one, else the first that was requested."""
         config = self.env.get("config")
         named = config and (config["baseline_draft"] or _drafts(config)[0])
         return named if named in self.drafts else [*self.drafts, "none"][0]
@@ -67,9 +67,9 @@ class Found:
         return [Contender(*pair) for pair in every if pair in there]
 
     def label(self, contender: Contender) -> str:
-        """A contender as tables and plots call it: by its draft too, if there are several."""
+        """Return the name of a contender in tables and plots, with its draft if there are several."""
         several = len({*self.drafts, *_asked_drafts(self.starts)}) > 1
-        return ", ".join(contender) if several and not _needs_none(contender.method) else contender.method
+        return ", ".join(contender) if several and not _needs_no_draft(contender.method) else contender.method
 
     @property
     def sets(self) -> list[str]:
@@ -78,7 +78,7 @@ class Found:
 
     @property
     def temperatures(self) -> list[float]:
-        """The temperatures that have answers, rising."""
+        """The temperatures that have answers, in ascending order."""
         return sorted({group[3] for group in self.groups})
 
     @property
@@ -86,12 +86,12 @@ class Found:
         return [answer for group in self.groups.values() for answer in group]
 
     def of(self, contender: Contender, name: str, temperature: float) -> Sequence[Answer]:
-        """The answers of a contender to the data set `name` at a temperature."""
+        """Return the answers of a contender to the data set `name` at a temperature."""
         return self.groups.get((*contender, name, temperature), ())
 
 
 def provenance(answers: Sequence[Answer]) -> str:
-    """Whether answers were measured, emulated or simulated, and on which cluster: every table and plot says so."""
+    """Return, for titles, whether answers were measured, emulated or simulated, and the profile of the cluster."""
     kinds = sorted({"simulated" if answer.get("simulated") else "emulated" if answer["emulated"] else "measured"
                     for answer in answers})
     profiles = sorted({answer["profile"] for answer in answers} - {"none"})
@@ -100,7 +100,7 @@ def provenance(answers: Sequence[Answer]) -> str:
 
 
 def read(folder: str | Path) -> Found:
-    """Read a results folder. Raises NoAnswers if it has none, and another ValueError for a line that is spoiled."""
+    """Read a results folder. Raise NoAnswers if it has none, and another ValueError for an invalid line."""
     folder = Path(folder)
     groups: dict[Group, list[Answer]] = {}
     for path in answer_files(folder):
@@ -114,23 +114,23 @@ def read(folder: str | Path) -> Found:
 
 
 def _tally(start: Path) -> Iterator[TallyLine]:
-    """The lines of all ranks of a start. Raises ValueError for one of another form."""
+    """Yield the lines of all ranks of a start. Raise ValueError for an invalid one."""
     for path in rank_files(start):
         for number, entry in lines(path, DELETE, growing=True):
             sound = fits(entry, TALLY_LINE) and ("flight" not in entry or fits(entry, FLIGHT_LINE))
             if not sound:
-                raise ValueError(f"line {number} of {path} is not what an evaluation writes: {DELETE}")
+                raise ValueError(f"line {number} of {path} is not in the form that an evaluation writes: {DELETE}")
             yield {**entry, "launch": start.name}
 
 
 def _ordered(names: set[str], known: Sequence[str]) -> list[str]:
-    """Names that are known in their order, then the others by the alphabet."""
+    """Return the names in the order of `known`, then the others in alphabetical order."""
     order = [*known, *sorted(names)]
     return sorted(names, key=order.index)
 
 
 def missing(found: Found) -> list[str]:
-    """What was asked for and is not there yet, a sentence for each method, draft, set and temperature."""
+    """Return the missing answers, a sentence for each method, draft, set and temperature."""
     gaps = {}
     for start in found.starts:
         temperatures = [float(word) for word in listed(start["temperatures"])]
@@ -146,9 +146,9 @@ def missing(found: Found) -> list[str]:
 
 
 def _wanted(found: Found, name: str, start: Mapping[str, Any]) -> int:
-    """How many answers to a set each method was asked for; where the set is gone, the most that one has given."""
+    """Return the number of answers to a set that each method should give; if the set is gone, the most of any."""
     try:
-        questions = load(found.env["config"]["data"] or BUNDLED,  # the toy's are as many
+        questions = load(found.env["config"]["data"] or BUNDLED,  # the toy's sets have as many
                          name, *RunConfig(questions=start["questions"]).span)
         return len(questions) * int(start["repeats"])
     except ValueError:
@@ -156,13 +156,13 @@ def _wanted(found: Found, name: str, start: Mapping[str, Any]) -> int:
                     if group[2] == name), default=0)
 
 
-def _needs_none(method: str) -> bool:
+def _needs_no_draft(method: str) -> bool:
     """Whether a method works without a draft."""
     return method in METHODS and METHODS[method].draft == "none"
 
 
 def _drafts(asked: Mapping[str, Any]) -> Sequence[str]:
-    """The drafts that a start or a configuration asks for."""
+    """Return the drafts that a start or a configuration requests."""
     return listed(asked["drafts"]) or (asked["draft"],)
 
 

@@ -1,6 +1,6 @@
-"""A draft read along a given text: from each of its tokens on with the features that the draft makes itself.
+"""A draft unrolled along a given text: from each token of the text on, it reads its own features.
 
-A text is a token tree whose nodes have the target's features. `read_text` makes one.
+A text is a token tree with the target's features at its nodes. `read_text` creates one.
 """
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from model.tree import TokenTree
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import autoregressive
 
-ROOM = 64  # tokens that a tree may be deep
+ROOM = 64  # largest depth of a tree
 
 
 class Unrolled(NamedTuple):
-    """What a draft makes `[T, D]` of some places of a text, whose rows stand on `depth` guesses of its own."""
+    """The outputs `[T, D]` of a draft at some places of a text, each after `depth` tokens that it read as guesses."""
 
     depth: int
-    places: Sequence[int]  # in the text, of the tokens that were read last
+    places: Sequence[int]  # positions in the text of the tokens that were read last
     out_TD: Tensor
 
 
 def unrolled(draft: TreeDraft, tree: TokenTree, prompt: int, deepest: int) -> Iterator[Unrolled]:
-    """What a draft makes of the text of a tree, behind its first `prompt` tokens.
+    """Yield the outputs of a draft for the text of a tree, after its first `prompt` tokens.
 
-    From each token of the text on the draft reads up to `deepest` tokens that follow, as if it had guessed them: with
-    the features that it made itself.
+    From each token of the text on, the draft reads up to `deepest` further tokens as if it had guessed them: with its
+    own outputs as features.
     """
     draft.reset()
     text = tree.trunk
@@ -51,8 +51,8 @@ def unrolled(draft: TreeDraft, tree: TokenTree, prompt: int, deepest: int) -> It
 
 
 def blocks(draft: Block, tree: TokenTree, prompt: int) -> Iterator[Unrolled]:
-    """The same of a draft that guesses blocks, each of which begins at a token of the text with the target's features
-    of those before it; the guesses of a block stand on those that come first in it."""
+    """Yield the outputs of a draft that guesses blocks. Each block begins at a token of the text, with the target's
+    features of the tokens before it; `depth` is the number of guesses before the place in its block."""
     draft.reset()
     text, size = tree.trunk, draft.form.size
     if prompt > 1:
@@ -72,7 +72,7 @@ def blocks(draft: Block, tree: TokenTree, prompt: int) -> Iterator[Unrolled]:
 
 
 def _read_text(draft: TreeDraft, tree: TokenTree, nodes: Sequence[int], settled: bool) -> Tensor:
-    """What a draft makes `[T, D]` of these nodes of the text, with the target's features."""
+    """Return the outputs `[T, D]` of a draft for these nodes of the text, with the target's features."""
     if not nodes:
         return torch.empty(0)
     parents = [tree.nodes[node].parent for node in nodes]
@@ -90,11 +90,11 @@ def _read(draft: TreeDraft, tokens: Sequence[int],
 
 def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Tensor, deepest: int
             ) -> Iterator[Unrolled]:
-    """The same behind each of these places of the text; `out_TD` is what the draft made of their tokens."""
+    """Yield the outputs from each of these places of the text on; `out_TD` are those for their own tokens."""
     tokens, ids = tree.tokens, count(tree.horizon)
-    ends = [tree.trunk[start] for start in starts]  # the node that each of the unrolled texts ends in
+    ends = [tree.trunk[start] for start in starts]  # the last node of each unrolled text
     for depth in range(deepest + 1):
-        left = sum(start + depth + 1 < len(tokens) for start in starts)  # those with a token to be guessed
+        left = sum(start + depth + 1 < len(tokens) for start in starts)  # starts that have a token left to guess
         starts, ends, out_TD = starts[:left], ends[:left], out_TD[:left]
         if not left:
             return
@@ -108,7 +108,7 @@ def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Te
 
 
 def read_text(decoder: Decoder, text: Sequence[int]) -> TokenTree:
-    """A tree whose trunk is this text and the token that the target says behind it, with the target's features."""
+    """Return a tree with this text and the target's next token as its trunk, and with the target's features."""
     reader = Decoder(decoder.ring, decoder.draft, autoregressive, decoder.cfg, Limits(decoder.max_length))
     _, stream = reader.decode(Request(text, Sampler(), ROOM))
     with closing(stream):  # type: ignore[type-var]

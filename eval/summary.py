@@ -1,4 +1,4 @@
-"""The summary: what a results folder holds, as rows of figures."""
+"""The summary: the answers of a results folder as rows of figures."""
 from __future__ import annotations
 
 import itertools
@@ -11,16 +11,16 @@ from eval.observe.time_breakdown import Account, account, utilization
 from eval.results_index import GROUP, Found, Group, provenance
 from eval.tables import save
 
-BASELINES = ("naive", "ar")  # what the first table and the plots compare with, if it is there
-MEAN = "mean"  # in place of a set: all of them
-ACTIVITIES = ("computed", "waited", "idle", "other")  # what a rank's time is spent with
-BOUNDS = ("", "_low", "_high")  # ends of the columns of a value and its interval
+BASELINES = ("naive", "ar")  # for the first table and the plots: the first that has answers
+MEAN = "mean"  # in place of a set: all sets
+ACTIVITIES = ("computed", "waited", "idle", "other")  # the parts of a rank's time
+BOUNDS = ("", "_low", "_high")  # suffixes of the columns of a value and its interval
 
 
 class Ratio(NamedTuple):
-    """A speed-up: its column, the method that is its baseline, and that one's draft: of the baseline, the same, none.
+    """A speed-up: its column, and the method and draft of its baseline; the draft is `baseline`, `same` or `none`.
 
-    The draft of the baseline is the one whose `naive` all are compared with: a head of the paper's kind.
+    `baseline` is the draft of the `naive` with which all are compared: a head of the paper's kind.
     """
 
     column: str
@@ -29,7 +29,7 @@ class Ratio(NamedTuple):
     about: str
 
     def baseline(self, found: Found, draft: str) -> Contender:
-        """What a contender with this draft is compared with."""
+        """Return the contender with which a contender with this draft is compared."""
         drafts = {"baseline": found.baseline_draft, "same": draft, "none": "none"}
         return Contender(self.method, drafts[self.draft])
 
@@ -38,14 +38,14 @@ RATIOS = (
     Ratio("sr_naive", "naive", "baseline",
           "naive (Chunk-PP) with the draft that is every method's baseline (`baseline_draft`)."),
     Ratio("sr_naive_same", "naive", "same",
-          "naive (Chunk-PP) with the draft of the row: what the method alone brings."),
+          "naive (Chunk-PP) with the draft of the row: the gain of the method alone."),
     Ratio("sr_serial_same", "serial", "same",
-          "serial with the draft of the row: what keeping the stages busy brings."),
+          "serial with the draft of the row: the gain of keeping the stages busy."),
     Ratio("sr_ar", "ar", "none", "ar, which has no draft."))
 SPEEDS = ("xi", "xi_decoding", *(ratio.column for ratio in RATIOS))  # figures that have bounds
 TIMES = (*ACTIVITIES, "late")
 ORIGIN = ("emulated", "profile")
-POSITIONS = 8  # behind the first token of a target pass, whose acceptance is shown
+POSITIONS = 8  # number of positions after the first token of a target pass, for which acceptance is shown
 SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUNDS),
            "tau", "by_position", "ttft", "request_mean",
            "request_p95", "tpt_p50", "tpt_p99", "total", "equal", *TIMES, *ORIGIN)
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 def figures(found: Found, contender: Contender, sets: Sequence[str], temperature: float) -> Row:
-    """The figures of a contender over these sets, with its answers; a speed-up is over those of both."""
+    """Return a contender's figures over these sets, with its answers; a speed-up is over trials of both contenders."""
     def of_sets(other: Contender) -> list[Sequence[Answer]]:
         return [found.of(other, name, temperature) for name in sets]
 
@@ -90,7 +90,7 @@ def figures(found: Found, contender: Contender, sets: Sequence[str], temperature
 
 
 def summary(found: Found) -> dict[Group, Row]:
-    """The figures of each method, draft, set and temperature that has answers."""
+    """Return the figures of each method, draft, set and temperature that has answers."""
     rows: dict[Group, Row] = {}
     for temperature, name, contender in itertools.product(found.temperatures, found.sets, found.contenders):
         group = (*contender, name, temperature)
@@ -103,7 +103,7 @@ def summary(found: Found) -> dict[Group, Row]:
 
 
 def flat(row: Row) -> Row:
-    """A row with columns for the bounds of its intervals."""
+    """Return a row with columns for the bounds of its intervals."""
     bounds = (zip(BOUNDS, row[name]) for name in SPEEDS)
     named = zip(SPEEDS, bounds)
     return {**row, **{f"{name}{bound}": value for name, pairs in named for bound, value in pairs}}
@@ -123,7 +123,7 @@ def save_tables(found: Found, rows: Mapping[Group, Row]) -> None:
 
 
 class View:
-    """What there is at one temperature: figures by the label of a contender, then by data set, or MEAN for all sets."""
+    """The figures at one temperature, by the label of a contender, then by data set, or MEAN for all sets."""
 
     def __init__(self, found: Found, rows: Mapping[Group, Row], temperature: float) -> None:
         self.found, self.temperature = found, temperature
@@ -136,12 +136,12 @@ class View:
             self.rows[found.label(contender)] = own
 
     def means(self, name: str) -> dict[str, Any]:
-        """This figure over all sets, of those contenders that have it."""
+        """Return this figure over all sets, for the contenders that have it."""
         return {label: own[MEAN][name]
                 for label, own in self.rows.items() if own[MEAN][name]}
 
     def cells(self, label: str, value: Callable[[Row], T],
               otherwise: T) -> list[T]:
-        """For each data set what `value` makes of the contender's figures."""
+        """Return `value` of the contender's figures for each data set, or `otherwise` without figures."""
         own = self.rows[label]
         return [value(own[name]) if name in own else otherwise for name in self.found.sets]

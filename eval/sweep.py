@@ -1,8 +1,8 @@
-"""Sweeps and ablations: the evaluation at each point of what papers vary one at a time, then a table and a plot.
+"""Sweeps and ablations: the evaluation at each value of a setting that papers vary, then a table and a plot.
 
 Usage: python -m scripts.sweep NAME [PRESET] [key=value ...], which eval/sweeps/NAME.sh calls. Every key of run_eval.sh
-may be given, but those that the sweep varies; results=DIR holds a folder for each point (results/sweeps/NAME if it is
-not given), and the same command goes on with what is there.
+may be given, except those that the sweep varies; results=DIR holds a folder for each point (default:
+results/sweeps/NAME), and the same command continues an interrupted sweep.
 """
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import markdown, number, save
 from launch.console import EXIT_STOPPED, EXIT_WRONG, command, say
 
-# A head alone, whose trees grow as in the papers.
+# A draft head alone, with trees that grow as in the papers.
 QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "questions": "5", "max_new_tokens": "64", "draft": "eagle",
          "baseline_draft": ""}
 COLUMNS = ("sweep", "point", *SUMMARY)
-Points = Mapping[str, Found]  # what there is at each point of a sweep
+Points = Mapping[str, Found]  # the results at each point of a sweep
 Speeds = Sequence[metrics.Interval]  # one for each point
 
 
 class Sweep(NamedTuple):
-    """What is varied: `points` are names with the keys, as {"depth": "3"}, that each adds to those of `base`."""
+    """A sweep: `points` maps names to the keys, as {"depth": "3"}, that each point adds to those of `base`."""
 
     about: str
     axis: str
     points: Mapping[str, Mapping[str, str]]
     methods: str = "naive,pipedec,continuous"
-    profile: str = ""  # if another than usual
+    profile: str = ""  # if not the default
 
     @property
     def base(self) -> dict[str, str]:
@@ -49,7 +49,7 @@ class Sweep(NamedTuple):
 
     @property
     def numbers(self) -> list[float]:
-        """The points if all of them are numbers, else nothing."""
+        """The points as numbers; empty unless all of them are numbers."""
         try:
             return [float(name) for name in self.points]
         except ValueError:
@@ -57,12 +57,12 @@ class Sweep(NamedTuple):
 
 
 def _values(values: Iterable[Any], *keys: str) -> dict[str, dict[str, str]]:
-    """A point for each value, which all the keys get."""
+    """Return a point for each value, which all the keys get."""
     return {str(value): dict.fromkeys(keys, str(value)) for value in values}
 
 
 def _without(parts: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """A point for each name, without these parts."""
+    """Return a point for each name, without these parts."""
     return {name: {"ablate": left_out} for name, left_out in parts.items()}
 
 
@@ -78,7 +78,7 @@ SWEEPS = {
         "score-ordered segments, or guesses as they were drafted", "best guesses first",
         _without({"on": "", "off": "score_order"}), "naive,pruned,continuous"),
     "prune": Sweep(
-        "pruning of what died on its way", "pruning",
+        "pruning of rows that died on their way", "pruning",
         _without({"on": "", "off": "prune"}), "pruned,pipedec,continuous"),
     "expand": Sweep(
         "expansion of the tree: after a hit, in a turn without news, both, neither", "the tree grows",
@@ -113,21 +113,21 @@ SWEEPS = {
 
 
 def place(folder: Path, point: str) -> Path:
-    """The results folder of a point."""
+    """Return the results folder of a point."""
     return folder / point.replace(" ", "_")
 
 
 def write(folder: Path, name: str, sweep: Sweep) -> Path:
-    """Write sweep.csv, sweep.md and sweep.png of those points that have answers; the path of sweep.md.
+    """Write sweep.csv, sweep.md and sweep.png of the points that have answers; return the path of sweep.md.
 
-    Raises NoAnswers without any, ValueError for a spoiled line.
+    Raise NoAnswers without any answers, ValueError for an invalid line.
     """
     found = {}
     for point in sweep.points:
         with suppress(NoAnswers):
             found[point] = read(place(folder, point))
     if not found:
-        raise NoAnswers(f"{folder} has no answers at any point of this sweep: start it once more")
+        raise NoAnswers(f"{folder} has no answers at any point of this sweep: start it again")
     save(folder / "sweep.csv", COLUMNS, rows(name, found))
     where = provenance([answer for point in found.values() for answer in point.answers])
     title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({where})"
@@ -140,7 +140,7 @@ def write(folder: Path, name: str, sweep: Sweep) -> Path:
     missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
     text = [f"# {title}\n", about, *markdown(["method", *sweep.points], cells), missing, "![sweep.png](sweep.png)\n"]
     files.write(path, "\n".join(text), files.ROOM)
-    with suppress(ImportError):  # without matplotlib there is the table
+    with suppress(ImportError):  # without matplotlib there is only the table
         _plot(folder / "sweep.png", sweep, speeds, title)
     return path
 
@@ -158,10 +158,10 @@ def _plot(path: Path, sweep: Sweep,
 
 
 def rows(name: str, found: Points) -> list[dict[str, Any]]:
-    """The summary of every point, as rows of sweep.csv.
+    """Return the summary of every point, as rows of sweep.csv.
 
-    `equal` compares with the first answer to the same question in the whole sweep, one of ar if there is any: no switch
-    and no method changes a text.
+    `equal` compares with the first answer to the same question in the whole sweep, preferably one of ar, since no
+    switch and no method changes a text.
     """
     reference = [answer for point in found.values() for answer in point.answers]
     reference.reverse()  # the last of a trial counts
@@ -175,7 +175,7 @@ def rows(name: str, found: Points) -> list[dict[str, Any]]:
 
 
 def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
-    """The xi at each point, a line for each contender, and for each temperature if there are several at a point."""
+    """Return the xi at each point: a line for each contender, and for each temperature if a point has several."""
     lines: dict[str, dict[str, metrics.Interval]] = {}
     for point, results in found.items():
         several = len(results.temperatures) > 1
@@ -191,14 +191,14 @@ def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
 
 def commands(name: str, sweep: Sweep,
              argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
-    """The folder of the sweep, and the words of each point's evaluation. Raises ValueError for words that cannot be."""
+    """Return the sweep's folder, and the arguments of each point's evaluation. Raise ValueError for invalid ones."""
     raw = raw_values(argv)
     varied = {key for keys in sweep.points.values() for key in keys}
     for key in varied & raw.keys():
         raise ValueError(f"{key} is what {name} varies: leave {key}={raw[key]} out")
     results = raw.get("results", f"{ROOT / 'results' / 'sweeps' / name}")
     if not results.strip():
-        raise ValueError("results is empty: name a folder behind the results=")
+        raise ValueError("results is empty: name a folder after results=")
     folder = Path(results).expanduser().absolute()
     asked = [word for word in argv if not word.startswith("results=")]
     points = {}
@@ -214,7 +214,7 @@ def _evaluate(words: Sequence[str]) -> int:
 
 @command
 def main(words: Sequence[str]) -> int:
-    """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
+    """Evaluate point by point up to the first that fails, and show the results; return the exit code."""
     name, argv = "".join(words[:1]), words[1:]
     if name in ASKS:
         print(__doc__)
@@ -225,7 +225,7 @@ def main(words: Sequence[str]) -> int:
         print(f"{name}: {SWEEPS[name].about}: {', '.join(SWEEPS[name].points)}\n", flush=True)
         return _evaluate(argv)
     folder, points = commands(name, SWEEPS[name], argv)
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code says so
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, as its exit code shows
     code = 0
     for turn, (point, words) in enumerate(points.items(), 1):
         print(f"\n{name}: point {turn} of {len(points)}, {point}", flush=True)

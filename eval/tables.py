@@ -8,24 +8,24 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from config.files import ROOM, write
 
-NAME_WIDTH = 20  # characters of a name in a terminal, of which the last ones say most
+NAME_WIDTH = 20  # characters of a name in a terminal: its last ones, which say most
 APART = "  "
-NOT_MEASURED = "–"  # a cell of what was not measured
+NOT_MEASURED = "–"  # the cell of a figure that was not measured
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A figure as a cell; NaN was not measured."""
+    """Return a figure as a cell; NaN means not measured."""
     return NOT_MEASURED if value != value else f"{value:.{digits}f}"
 
 
 def short(name: str) -> str:
-    """The end of a name."""
+    """Return the end of a name."""
     return name[-NAME_WIDTH:]
 
 
 def in_columns(heading: Sequence[str],
                rows: Iterable[Sequence[str]], names: int = 1) -> str:
-    """A line for the heading and for each row; so many `names` begin a row, and figures follow, flush right."""
+    """Return a line for the heading and for each row; a row is this many `names`, then right-aligned figures."""
     columns = []
     for place, column in enumerate(zip(heading, *rows)):
         cells = list(map(short, column)) if place < names else column
@@ -37,7 +37,7 @@ def in_columns(heading: Sequence[str],
 
 def markdown(heading: Sequence[str],
              rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table in Markdown."""
+    """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(heading)} |"
     yield f"|{'---|' * len(heading)}"
     yield from (f"| {' | '.join(row)} |" for row in rows)
@@ -45,7 +45,7 @@ def markdown(heading: Sequence[str],
 
 def save(path: Path, columns: Sequence[str],
          rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write these columns into a CSV file; what was not measured is an empty cell."""
+    """Write these columns into a CSV file; figures that were not measured are empty cells."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)

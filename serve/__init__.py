@@ -1,4 +1,4 @@
-"""A pipeline that stays: OpenAI's protocol over HTTP, several users at a time."""
+"""The server: OpenAI's protocol over HTTP for several users at a time, on a pipeline that stays loaded."""
 from __future__ import annotations
 
 import sys

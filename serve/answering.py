@@ -1,6 +1,6 @@
-"""One request of HTTP while it is answered: its jobs, what they report, and the body or the events made of that.
+"""One HTTP request while it is answered: its jobs, the events they report, and the body or stream made of these.
 
-Each protocol has a form of its own: `completions`, `responses`, `anthropic` and `fastchat`.
+Each protocol has its own subclass of `Answer`: see `completions`, `responses`, `anthropic` and `fastchat`.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serve.tools import CallPart, CallReader
 
 @dataclass
 class Block:
-    """A text with the tokens that are wanted, or the arguments of a call that has a `name`."""
+    """A text with its tokens if they were requested, or the arguments of a tool call, which has a `name`."""
 
     name: str = ""
     text: str = ""
@@ -28,12 +28,12 @@ class Block:
 
     @property
     def call(self) -> str:
-        """The name of a call, which its result repeats."""
+        """The id of a tool call, which its result repeats."""
         return f"call_{self.id}"
 
 
 class Said:
-    """One choice of an answer, as far as it is made: texts and calls of tools, one after the other."""
+    """One choice of an answer, as far as it is generated: texts and tool calls, in order."""
 
     def __init__(self, number: int, choice: Choice) -> None:
         self.number, self.choice = number, choice
@@ -43,12 +43,12 @@ class Said:
 
     @property
     def block(self) -> Block:
-        """The last one."""
+        """The last block."""
         return self.blocks[-1]
 
     @property
     def place(self) -> int:
-        """Which of all blocks that is."""
+        """The index of the last block."""
         return len(self.blocks) - 1
 
     @property
@@ -65,12 +65,12 @@ class Said:
 
     @property
     def reason(self) -> str | None:
-        """Why it has ended, as OpenAI names it: stop, length or tool_calls."""
+        """Why the choice has ended, in OpenAI's terms: stop, length or tool_calls; None while it is under way."""
         reason = self.ended and self.ended.finish_reason
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def parts(self, event: Piece | Ended) -> Iterator[Piece | CallPart]:
-        """What an event adds: some of a text, or of a call."""
+        """Yield what an event adds: pieces of text, or parts of tool calls."""
         if self._reader is None:
             yield from [event] if isinstance(event, Piece) else []
             return
@@ -80,13 +80,13 @@ class Said:
 
 
 class Answer(Reports):
-    """An answer in the form of its protocol, whole or as events; nothing is computed for it once it is closed.
+    """An answer in the form of its protocol, as one body or as a stream; nothing is computed for it once it is closed.
 
-    A form says in `facts` what is sent of the whole, and in methods that return bytes what is sent in a stream: at its
-    begin, of the last block of a choice as it is opened, goes on and is closed, at the end of a choice, and at last.
+    A subclass returns the whole body in `facts`. Its methods that return bytes produce the stream: at the start, when
+    the last block of a choice is opened, extended and closed, at the end of a choice, and at the end of the stream.
     """
 
-    MEDIA = "text/event-stream"  # the type of a stream
+    MEDIA = "text/event-stream"  # media type of a stream
 
     def __init__(self, engine: Engine, body: Body, choices: Sequence[Choice], model: str) -> None:
         watched = body.stream and body.flowspec_tree
@@ -98,7 +98,7 @@ class Answer(Reports):
     # --- the form -----------------------------------------------------------------------------------------------------
 
     def facts(self) -> Facts:
-        """The body of the answer, as far as it is made."""
+        """Return the body of the answer, as far as it is generated."""
         raise NotImplementedError
 
     def begun(self) -> bytes:
@@ -120,14 +120,14 @@ class Answer(Reports):
         return b""
 
     def failed(self, refused: Refused) -> bytes:
-        """An error in the midst of a stream, which is its last event."""
+        """Return the event of an error, with which a stream ends."""
         raise NotImplementedError
 
     # --- what is reported ---------------------------------------------------------------------------------------------
 
     @property
     def usage(self) -> Facts:
-        """The tokens of all choices; a prompt of several choices counts once."""
+        """The token counts of all choices; a prompt that several choices share counts once."""
         ended = [said.ended for said in self.said if said.ended]
         prompt = sum(map(len, {tuple(job.ids) for job in self.jobs}))
         completion = sum(one.completion for one in ended)
@@ -142,13 +142,13 @@ class Answer(Reports):
         return not all(said.ended for said in self.said)
 
     async def whole(self) -> Facts:
-        """The body, once all is made; raises Refused if the answer has failed."""
+        """Return the body once all choices have ended; raise Refused if the answer has failed."""
         while self._open:
             self._sent(*await self.next())
         return self.facts()
 
     async def events(self, first: tuple[int, Event]) -> AsyncIterator[bytes]:
-        """The stream; `first` is the news that came before its first byte."""
+        """Yield the stream; `first` is the number and event of a choice that arrived before the stream began."""
         try:
             yield self.begun()
             yield self._sent(*first)
@@ -159,7 +159,7 @@ class Answer(Reports):
             yield self.failed(refused)
 
     def _sent(self, number: int, event: Event) -> bytes:
-        """Take in the news of a choice; what a stream has of it."""
+        """Add an event to its choice, and return the bytes that a stream sends for it."""
         if isinstance(event, dict):  # the guesses under way
             return event_of({"index": number, **event}, "tree")
         return b"".join(self._take(self.said[number], event))
@@ -186,11 +186,11 @@ class Answer(Reports):
 
 
 def event_of(facts: Facts, name: str = "") -> bytes:
-    """One server-sent event, which may have a name."""
+    """Return a server-sent event, with an optional name."""
     named = f"event: {name}\n" if name else ""
     return f"{named}data: {json.dumps(facts)}\n\n".encode()
 
 
 def typed(kind: str, /, **facts: Any) -> bytes:
-    """One whose facts have its name, too."""
+    """Return a server-sent event with a name, which its data repeats as `type`."""
     return event_of({"type": kind, **facts}, kind)

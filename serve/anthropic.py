@@ -1,4 +1,4 @@
-"""Anthropic's protocol, `/v1/messages`: a body as a chat, and an answer as content blocks, whole or streamed."""
+"""Anthropic's protocol, `/v1/messages`: bodies as chats, and answers as content blocks, whole or streamed."""
 from __future__ import annotations
 
 import json
@@ -18,15 +18,15 @@ WORDING = Wording(
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 IGNORED = ("thinking", "redacted_thinking")
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-KINDS = {  # of errors, by their status
+KINDS = {  # of errors, by HTTP status
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error"}
 
 
 def as_chat(given: Facts) -> Facts:
-    """The body of a chat that asks the same."""
+    """Return the equivalent body of /v1/chat/completions."""
     if "max_tokens" not in given:
-        raise Refused("max_tokens is missing: say how many tokens the answer may have", "max_tokens")
+        raise Refused("max_tokens is missing: give the largest number of tokens of the answer", "max_tokens")
     body = WORDING.chat(given)
     for number, message in enumerate(items(given.get("messages"), "messages")):
         body["messages"] += _messages(message, f"messages.{number}")
@@ -38,18 +38,18 @@ def as_chat(given: Facts) -> Facts:
 
 
 def _choice(choice: Facts) -> Any:
-    """Which tools are called, as a chat says it."""
+    """Return the chat's `tool_choice` for a message's."""
     kind, name = choice.get("type"), choice.get("name")
     if kind == "tool" and isinstance(name, str):
         return {"type": "function", "function": {"name": name}}
     if kind not in [*CHOICES]:
-        raise Refused(f"tool_choice.type is none of {', '.join(CHOICES)}, nor tool with a name: send one of them",
+        raise Refused(f"tool_choice.type is invalid: send {', '.join(CHOICES)}, or tool with a name",
                       "tool_choice")
     return CHOICES[kind]
 
 
 def _messages(message: Facts, place: str) -> list[Facts]:
-    """The messages of a chat that one message is: results of tools first, then what was said."""
+    """Return the chat messages for one message: first the tool results, then its text and tool calls."""
     said: Facts = {"role": WORDING.role(message, place), "content": "", "tool_calls": []}
     content, found = message.get("content"), []
     if isinstance(content, str):
@@ -67,7 +67,7 @@ def _messages(message: Facts, place: str) -> list[Facts]:
 
 
 def error_of(refused: Refused) -> Facts:
-    """An error as Anthropic sends it."""
+    """Return an error in Anthropic's format."""
     kind = "api_error" if refused.status >= 500 else KINDS.get(refused.status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": refused.message}}
 
@@ -106,18 +106,18 @@ class MessageAnswer(Answer):
 
 
 def _stop(said: Said) -> Facts:
-    """Why a choice has ended, if it has."""
+    """Return the stop reason of a choice, None as long as it is under way."""
     if said.ended and said.ended.stopped:
         return {"stop_reason": "stop_sequence", "stop_sequence": said.ended.stopped}
     return {"stop_reason": said.reason and REASONS[said.reason], "stop_sequence": None}
 
 
 def _content(block: Block) -> Facts:
-    """A content block, as far as it is made."""
+    """Return a content block, as far as it is generated."""
     if not block.name:
         return {"type": "text", "text": block.text}
     try:
         given = json.loads(block.text or "{}")
-    except (ValueError, RecursionError):  # the answer ended in its midst, or is nested without end
+    except (ValueError, RecursionError):  # the answer was cut off here, or is nested too deeply
         given = {}
     return {"type": "tool_use", "id": block.call, "name": block.name, "input": given}

@@ -1,6 +1,6 @@
-"""The server's addresses: what is asked over HTTP, and how it is answered.
+"""The server's HTTP endpoints: their requests and responses.
 
-It knows nothing about how answers are made: the engine does that on a thread of its own.
+This module does not know how answers are computed: the engine does that on its own thread.
 """
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from serve.text_chunks import ids_of
 PAGE = Path(__file__).with_name("page") / "chat.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-CLIENT_GONE = 499  # of a client that has left, whom nothing reaches
-SLOW = 60.0  # seconds for a body
+CLIENT_GONE = 499  # HTTP status for a client that has left; nobody receives it
+SLOW = 60.0  # seconds within which a body must arrive
 
 
 class Service:
-    """What answers at the addresses of a server of one model: its methods, by path, and errors by their kind."""
+    """The endpoints of a server of one model: method names by path, and error handlers by exception or status."""
 
     GETS: Mapping[str, str] = {}
     POSTS: Mapping[str, str] = {}
@@ -60,18 +60,18 @@ class Service:
         return app
 
     def begun(self, url: str) -> None:
-        """It listens at this address."""
+        """Handle the start of the server, which now listens at this address."""
         raise NotImplementedError
 
     async def read(self, request: Request, kind: type[Any], renamed: Renamed = dict) -> Any:
-        """The body of a request as `read_body` gives it, up to so many megabytes as the configuration says."""
+        """Return the body of a request, parsed by `read_body`; the configuration limits its megabytes."""
         try:
             data = await asyncio.wait_for(self._body(request), SLOW)
         except asyncio.TimeoutError:
-            raise Refused(f"the body was not whole within {SLOW:g} s: send it faster", code="body_too_slow", status=408
+            raise Refused(f"the body did not arrive within {SLOW:g} s: send it faster", code="body_too_slow", status=408
                           ) from None
         except ClientDisconnect:
-            raise Refused("the client has left before its body was whole", status=CLIENT_GONE) from None
+            raise Refused("the client left before its body had arrived", status=CLIENT_GONE) from None
         return read_body(data, kind, renamed)
 
     async def _body(self, request: Request) -> bytes:
@@ -83,7 +83,7 @@ class Service:
         return bytes(data)
 
     async def answer(self, request: Request, body: Body, form: type[Answer]) -> Response:
-        """The answer to a body, whole or as a stream; nothing is computed any more for a client that leaves."""
+        """Return the answer to a body, whole or as a stream; it is no longer computed once the client leaves."""
         answer = form(self.engine, body, body.choices(self.config.run), self.model)
         with ExitStack() as held:
             held.enter_context(closing(answer))
@@ -94,7 +94,7 @@ class Service:
         return EventStream(answer, first)
 
     async def ids(self, body: Body) -> list[int]:
-        """The token ids of the only prompt of a body."""
+        """Return the token ids of a body's only prompt."""
         [choice] = body.asked(self.config.run)
 
         async def read() -> list[int]:
@@ -109,7 +109,7 @@ class Service:
         except ValueError as error:
             raise Refused(str(error), choice.field) from None
         except asyncio.TimeoutError:
-            raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
+            raise Refused("the pipeline is busy: try later", code="waited_too_long", status=429, retry=10) from None
 
 
 async def _refuse(request: Request, error: Refused) -> Response:
@@ -124,15 +124,15 @@ async def _not_served(request: Request, error: NotServed) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(Refused("the server has failed; its output says where", code="failed", status=500), request.url.path)
+    return refusal(Refused("the server has failed: see its output", code="failed", status=500), request.url.path)
 
 
 class Server(Service):
-    """OpenAI's protocol, and a page to chat."""
+    """The endpoints of OpenAI's and Anthropic's protocols, and a chat page."""
 
     GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
             "/v1/models/{name:path}": "one_model"}
-    ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[Answer]]] = {  # the body of each, and the form of its answer
+    ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[Answer]]] = {  # body, translation into it, answer
         "/v1/chat/completions": (Chat, dict, ChatAnswer),
         "/v1/completions": (Completion, dict, CompletionAnswer),
         "/v1/responses": (Chat, responses.as_chat, responses.ResponseAnswer),
@@ -146,11 +146,11 @@ class Server(Service):
     # --- the pipeline -------------------------------------------------------------------------------------------------
 
     async def page(self) -> Response:
-        """The chat page. It loads nothing, and asks this server alone."""
+        """Return the chat page, which loads nothing and sends requests to this server only."""
         return Response(PAGE.read_bytes(), media_type="text/html", headers={"Content-Security-Policy": POLICY})
 
     async def health(self) -> Response:
-        """Whether the ring can answer: 200, or 503 with the reason."""
+        """Return status 200 if the ring can answer, else 503 with the reason."""
         health = self.engine.health
         facts = {"status": "ok" if health.status == "ready" else health.status, "reason": health.reason}
         return as_json(facts, 200 if health.status == "ready" else 503)
@@ -159,14 +159,14 @@ class Server(Service):
         return Response(self.engine.figures.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self) -> Response:
-        """The one model, once /health is 200: who waits for either can ask then."""
+        """Return the list of the one model; fails until /health is 200, so that clients can wait for either."""
         self.engine.check_healthy()
         return as_json({"object": "list", "data": [self._model]})
 
     async def one_model(self, name: str) -> Response:
         self.engine.check_healthy()
         if name != self.model:
-            raise Refused(f"there is no model of this name; there is {self.model}", "model", "model_not_found", 404)
+            raise Refused(f"no model has this name: use {self.model}", "model", "model_not_found", 404)
         return as_json(self._model)
 
     @property
@@ -175,7 +175,7 @@ class Server(Service):
                 "max_model_len": self.config.run.max_length}
 
     async def tokenize(self, request: Request) -> Response:
-        """The token ids of a text or of messages."""
+        """Return the token ids of a text or of messages."""
         ids = await self.ids(await self.read(request, ToTokenize))
         return as_json({"count": len(ids), "max_model_len": self.config.run.max_length, "tokens": ids})
 
@@ -186,13 +186,13 @@ class Server(Service):
         return await self.answer(request, await self.read(request, kind, renamed), form)
 
     async def count(self, request: Request) -> Response:
-        """How many tokens the prompt of a message has."""
+        """Return the number of tokens in the prompt of a body of /v1/messages."""
         body = await self.read(request, Chat, lambda given: anthropic.as_chat({"max_tokens": 1, **given}))
         return as_json({"input_tokens": len(await self.ids(body))})
 
 
 class EventStream(StreamingResponse):
-    """A stream of events. Its answer is given up if the client leaves, even before the first event was sent."""
+    """A stream of events. Its answer is cancelled if the client leaves, even before the first event is sent."""
 
     def __init__(self, answer: Answer, first: Any) -> None:
         super().__init__(answer.events(first), media_type=answer.MEDIA,
@@ -205,25 +205,25 @@ class EventStream(StreamingResponse):
 
 
 async def unless_gone(request: Request, work: Any) -> Any:
-    """What `work` brings; raises Refused if the client leaves before."""
+    """Return the result of `work`; raise Refused if the client leaves first."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
+    leaving = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise Refused("the client has left before its answer was there", status=CLIENT_GONE)
+        raise Refused("the client left before its answer was ready", status=CLIENT_GONE)
     finally:
         working.cancel()
         leaving.cancel()
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     """Return when the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def as_json(facts: Facts, status: int = 200) -> Response:
-    """An object as the body of an answer; in ASCII, as `refusal`."""
+    """Return an object as a JSON response, in ASCII like that of `refusal`."""
     return Response(json.dumps(facts), status, media_type="application/json")

@@ -1,6 +1,6 @@
-"""Who may ask: a key where there is one, and else programs and pages of this machine alone.
+"""Access control: clients with the key if there is one, else only programs and pages of this machine.
 
-A page of a stranger, open in a browser here, could reach a server at loopback: its browser says where the page is from.
+A stranger's page in a local browser could reach a server at loopback, but the browser sends the page's origin.
 """
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from config.serve_config import ServeConfig, is_address, is_loopback
 from serve import anthropic
 from serve.protocol import Refused
 
-OPEN = ("/", "/health")  # addresses that need no key: the page, which asks for it, and how the pipeline is
+OPEN = ("/", "/health")  # paths that need no key: the page, which asks for it, and the state of the pipeline
 
 
 class Framing:
-    """Middleware that refuses a body whose end is given twice, since a proxy in front may see another one.
+    """Middleware that refuses a body with two lengths, since a proxy in front may use the other one.
 
-    What the client sends behind it is not read. It has to be the outermost.
+    Whatever the client sends after it is not read. This middleware has to be the outermost one.
     """
 
     def __init__(self, app: Any) -> None:
@@ -38,7 +38,7 @@ class Framing:
 
 
 class Guard:
-    """Middleware that answers for the application where it may not be asked."""
+    """Middleware that refuses requests which the application must not receive."""
 
     def __init__(self, app: Any, config: ServeConfig) -> None:
         self._app = app
@@ -53,12 +53,12 @@ class Guard:
     def _refused(self, scope: Any) -> Refused | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if not self._named(host):
-            called = "127.0.0.1 or localhost" if self._local else "its address"
-            return Refused(f"without a key this server is asked as {called}, not as {host or 'nothing'}: ask it so, or "
+        if not self._allows_host(host):
+            called = "127.0.0.1 or localhost" if self._local else "the server's address"
+            return Refused(f"without a key the host must be {called}, not {host or 'empty'}: use that address, or "
                            "start it with api_key=SECRET", code="host", status=403)
-        if not self._from_here(host, headers.get("origin")):
-            return Refused("pages of other origins may not ask: start the server with cors=ORIGIN", code="origin",
+        if not self._allows_origin(host, headers.get("origin")):
+            return Refused("pages of other origins have no access: start the server with cors=ORIGIN", code="origin",
                            status=403)
         if not self._key or scope["path"] in OPEN:
             return None
@@ -67,24 +67,24 @@ class Guard:
         key = self._key.encode()
         if any(hmac.compare_digest(one.strip().encode("latin-1"), key) for one in given):
             return None
-        return Refused("the key is missing or wrong: send it as Authorization: Bearer KEY, or as x-api-key",
+        return Refused("the key is missing or invalid: send it as Authorization: Bearer KEY, or as x-api-key",
                        code="invalid_api_key", status=401)
 
-    def _named(self, host: str) -> bool:
-        """Whether the server may be asked by this name.
+    def _allows_host(self, host: str) -> bool:
+        """Whether a request may give this host.
 
-        Without a key, a stranger's name that leads here shows that a stranger's page asks: only loopback's own names
-        may be used there, and those of an open server.
+        Without a key, a foreign name that resolves to this machine shows that a stranger's page sends the request. So
+        at loopback only loopback's own names are accepted, and elsewhere also addresses and the server's own names.
         """
         try:
             name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:  # half an address
+        except ValueError:  # an incomplete address
             return False
         own = name in self._names or is_address(name)
         return bool(self._key) or is_loopback(name) or (own and not self._local)
 
-    def _from_here(self, host: str, origin: str | None) -> bool:
-        """Whether no page asks, or one of this server or of an origin that may."""
+    def _allows_origin(self, host: str, origin: str | None) -> bool:
+        """Whether the request comes from no page, from a page of this server, or from an allowed origin."""
         try:
             page = urlsplit(origin or "").netloc
         except ValueError:
@@ -93,7 +93,7 @@ class Guard:
 
 
 def refusal(refused: Refused, path: str, **headers: str) -> Response:
-    """An error as the protocol of this path sends it; in ASCII, so that half a character in it does no harm."""
+    """Return an error in the format of this path's protocol; in ASCII, so that a lone surrogate in it does no harm."""
     if refused.retry:
         headers["Retry-After"] = str(refused.retry)
     facts = anthropic.error_of(refused) if path.startswith(anthropic.PATH) else refused.body

@@ -1,4 +1,4 @@
-"""OpenAI's chats and completions: an answer as choices, whole or in chunks, with log-probabilities."""
+"""OpenAI's chats and completions: answers as choices, whole or in chunks, with log-probabilities."""
 from __future__ import annotations
 
 from typing import Sequence
@@ -38,11 +38,11 @@ class CompletionAnswer(Answer):
         return event_of(refused.body)
 
     def message(self, said: Said) -> Facts:
-        """Where a whole choice has its text."""
+        """Return the field of a whole choice that holds its text."""
         return {"text": said.text}
 
     def delta(self, said: Said, text: str) -> Facts:
-        """Where a chunk has the text that it adds."""
+        """Return the field of a chunk that holds the added text."""
         return {"text": text}
 
     def logprobs(self, tokens: Sequence[Token]) -> Facts:
@@ -53,7 +53,7 @@ class CompletionAnswer(Answer):
         return {"index": said.number, **added, "logprobs": logprobs, "finish_reason": said.reason}
 
     def _chunk(self, said: Said, added: Facts, tokens: Sequence[Token] | None = None) -> bytes:
-        """A chunk of one choice. Where a stream has its usage at the end, the other chunks have none."""
+        """Return a chunk of one choice. In a stream that ends with its usage, the other chunks have a null there."""
         facts = self._head(self.CHUNK, [self._choice(said, added, tokens)])
         if self.body.stream_options.include_usage:
             facts["usage"] = None
@@ -105,7 +105,7 @@ def _call(block: Block, arguments: str) -> Facts:
 
 
 def _part_of_call(said: Said, part: Facts) -> Facts:
-    """What a chunk adds to the last call."""
+    """Return what a chunk adds to the last tool call."""
     number = len(said.calls) - 1
     return {"delta": {"tool_calls": [{"index": number, **part}]}}
 
@@ -113,7 +113,7 @@ def _part_of_call(said: Said, part: Facts) -> Facts:
 # --- log-probabilities ------------------------------------------------------------------------------------------------
 
 def in_completion(tokens: Sequence[Token]) -> Facts:
-    """As a completion has them."""
+    """Return the log-probabilities of tokens in the format of /v1/completions."""
     return {"tokens": [_name(token.spelled) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_likeliest(token) for token in tokens],
@@ -126,7 +126,7 @@ def _entry(spelled: TokenText, logprob: float | None) -> Facts:
 
 
 def _likeliest(token: Token) -> dict[str, float] | None:
-    """The likeliest tokens by their names, and the token itself even if it is none of them."""
+    """Return the likeliest tokens by name, and the token itself even if it is not among them."""
     if token.logprob is None:
         return None
     others = {_name(other): value for other, value in token.likeliest}

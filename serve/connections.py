@@ -1,6 +1,6 @@
-"""Connections of HTTP, bounded in number and in the time that they may wait for their clients.
+"""HTTP connections, limited in number and in the time that they may wait for their clients.
 
-It knows nothing about what is served. uvicorn has no such bounds of its own, but takes a protocol of one's own.
+This module knows nothing about what is served. uvicorn has no such limits, but accepts a custom protocol class.
 """
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from config.serve_config import ServeConfig
 from launch.console import say
 from pipeline.failure import FILES, explain
 
-HEAD = 10.0  # seconds for the head of a request, and for what is left of a body that was answered already
-SPARE = 512  # connections beside two for each answer that may be under way or wait
+HEAD = 10.0  # seconds for the head of a request, and for the rest of a body that was answered already
+SPARE = 512  # connections in addition to two for each answer that may be under way or waiting
 MOST_ACCEPTED = 2048  # connections that are accepted at once
-EVERY = 60.0  # seconds between two lines that say the same
+EVERY = 60.0  # seconds between two equal lines of output
 
 
 def room(config: ServeConfig) -> tuple[int, int]:
-    """How many connections may be open at once, and how many are accepted before the first of them is counted.
+    """Return how many connections may be open at once, and how many are accepted before the first of them is counted.
 
-    The soft limit of open files is raised to the hard one first. Connections take a third of the files. Those just
-    accepted take another: the event loop accepts up to four times a backlog before it closes one.
+    First raise the soft limit of open files to the hard one. A third of the files is for open connections. Another
+    third is for newly accepted ones, since the event loop accepts up to four times a backlog before it closes one.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -37,16 +37,16 @@ def room(config: ServeConfig) -> tuple[int, int]:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if its client lets it wait, or if there are too many.
+    """A connection that is closed if its client is silent for too long, or if there are too many connections.
 
-    Of more than `most`, or of more than half as many from one address, the one whose client lets it wait the longest is
-    closed. So a client that sends a request at once is answered, however many are silent.
+    The limit is `most` connections, and half as many from one address. Above it, the connection that has waited longest
+    for its client is closed. So a client that sends its request at once is answered, however many others are silent.
     """
 
     def __init__(self, most: int, **given: Any) -> None:
         super().__init__(**given)
         self._most = most
-        self.since = 0.0  # when its client was waited for last
+        self.since = 0.0  # when it last began to wait for its client
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -73,7 +73,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; behind an answer that was begun already there is no place for another one."""
+        """Refuse a request that is not HTTP; if an answer has begun already, only close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -84,7 +84,7 @@ class Connection(H11Protocol):
         self._forget()
 
     def _watch(self) -> None:
-        """Count the seconds for the head of a request from when the connection has nothing else to do."""
+        """Start the time limit for the head of a request, unless a request is being answered."""
         if not self.between:
             self._forget()
         elif self._deadline is None:
@@ -101,18 +101,18 @@ class Connection(H11Protocol):
         near = [one for one in every if one.address == self.address]
         for crowd, most in ((near, self._most // 2), (every, self._most)):
             if len(crowd) > most:
-                waiting = [one for one in crowd if one.waits]  # this one among them
+                waiting = [one for one in crowd if one.waits]  # including this one
                 min(waiting, key=lambda one: one.since).transport.abort()
                 return
 
     @property
     def address(self) -> str:
-        """Where the client is."""
+        """The client's address."""
         return self.client[0] if self.client else ""
 
 
 class Complaints:
-    """What the event loop says of its errors: that files run short in one line, and that not too often."""
+    """The event loop's error handler, which reports a shortage of files in one line, and not too often."""
 
     def __init__(self) -> None:
         self._next = 0.0

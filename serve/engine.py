@@ -1,6 +1,6 @@
-"""The engine: a pipeline that is turned, with places and a queue, and that comes back when a rank is lost.
+"""The engine: it runs a pipeline, with places and a queue, and restarts it when a rank is lost.
 
-It knows nothing about HTTP. How jobs take turns is explained in `launch/asynchronous.py`.
+This module knows nothing about HTTP. `launch/asynchronous.py` explains how jobs take turns.
 """
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from serve.metrics import Figures
 from serve.protocol import Choice, Refused
 from serve.text_chunks import Pieces, fitting_ids, sight
 
-GLANCE = 0.05  # seconds between two sights of an answer
-RING_INTERVAL = 1.0  # seconds between two questions to a ring that has nothing to do
-TRIES = 5  # to bring a pipeline up again
-PAUSE = 1.0  # seconds between two of them
-UNAVAILABLE = 503  # the status of HTTP for whose pipeline is not there any more
+GLANCE = 0.05  # seconds between two snapshots of an answer
+RING_INTERVAL = 1.0  # seconds between two pings of an idle ring
+TRIES = 5  # to restart a pipeline
+PAUSE = 1.0  # seconds between two tries
+UNAVAILABLE = 503  # HTTP status if the pipeline is not available
 
 
 class Ended(NamedTuple):
-    """The answer is whole; the numbers count tokens."""
+    """The end of a complete answer; the numbers count tokens."""
 
     finish_reason: str
-    stopped: str  # the stop text that has ended it, if one has
+    stopped: str  # the stop text that ended the answer, if any
     completion: int
-    accepted: int  # of the answer, those that were guesses under way
-    rejected: int  # guesses that were sent and rejected
-    cached: int  # of the prompt, those that the stages had already
+    accepted: int  # tokens of the answer that had been sent as guesses
+    rejected: int  # guesses that were sent, but rejected
+    cached: int  # tokens of the prompt that the stages held already
 
 
-Event = Any  # Piece, the facts of a sight of the answer under way, Ended or Refused
+Event = Any  # Piece, the facts of a snapshot of the answer, Ended or Refused
 
 
 @dataclass(eq=False)
 class AnswerJob(Job):
-    """One answer that is asked for, and who hears of it."""
+    """A requested answer, and the callback that receives its events."""
 
     choice: Choice
     report: Callable[[Event], None] = print
-    watched: bool = False  # whether there shall be sights, too
+    watched: bool = False  # whether to report snapshots, too
     came: float = field(default_factory=time.monotonic)
     ids: Sequence[int] = ()
-    seen: float = 0.0  # when there was the last sight
-    pieces: Pieces | None = None  # of its text, since it has begun
+    seen: float = 0.0  # time of the last snapshot
+    pieces: Pieces | None = None  # of its text, once it has begun
 
     def begin(self, pipeline: Pipeline) -> Generation:
         self.pieces = Pieces(pipeline.text, self.choice, self.ids)
@@ -64,7 +64,7 @@ class AnswerJob(Job):
 
 
 class Limits(NamedTuple):
-    """How many answers are made at once, how many may wait, for how many seconds; whether a loss is mended."""
+    """How many answers run at once, how many may wait and how long, and whether to restart after a loss."""
 
     places: int
     queue: int
@@ -73,40 +73,40 @@ class Limits(NamedTuple):
 
 
 class Health(NamedTuple):
-    """How the pipeline is: loading, ready, silent, restarting, lost or stopped; and why."""
+    """The state of the pipeline (loading, ready, silent, restarting, lost or stopped) and its reason."""
 
     status: str
     reason: str = ""
 
 
 class Engine(RequestLoop):
-    """A pipeline that stays, and comes back when a rank is lost. `opened` opens it."""
+    """A pipeline that stays open, and is restarted when a rank is lost. `opened` opens it."""
 
     def __init__(self, opened: Callable[[], Pipeline], limits: Limits) -> None:
         super().__init__()
         self._opened, self.limits = opened, limits
         self.figures = Figures()
-        self.prompts = ThreadPoolExecutor(1, "prompts")  # a long one keeps no answer waiting while it is read
+        self.prompts = ThreadPoolExecutor(1, "prompts")  # reading a long one delays no answer
         self.state = Health("loading")
-        self.error: BaseException | None = None  # why there was no pipeline at all
-        self._waiting: list[AnswerJob] = []  # some of them may be over already
-        self._seconds = 1.0  # that an answer takes, about
-        self._failed = 0  # tries to bring the pipeline up, one after the other
-        self._patience = 0.0  # seconds for the ring to answer
-        self._asked = self._heard = 0.0  # when the ring was asked last, and when it was last known to answer
-        self._messages = 0  # that had come back by then
-        self._looked = 0.0  # when the ranks were asked last
+        self.error: BaseException | None = None  # why the first pipeline could not be opened
+        self._waiting: list[AnswerJob] = []  # some may be finished already
+        self._seconds = 1.0  # that an answer takes, estimated
+        self._failed = 0  # consecutive failed tries to open the pipeline
+        self._patience = 0.0  # seconds within which the ring must answer
+        self._pinged = self._answered = 0.0  # when the ring was last pinged, and last known to answer
+        self._messages = 0  # number that had come back by then
+        self._polled = 0.0  # when the shares of busy time were last read
 
-    # --- asked by other threads ---------------------------------------------------------------------------------------
+    # --- called by other threads --------------------------------------------------------------------------------------
 
     @property
     def health(self) -> Health:
-        """The state of the pipeline; `silent` as long as its ring owes an answer for more than `timeout` seconds."""
-        silence = time.monotonic() - self._heard
+        """The state of the pipeline; `silent` if its ring has not answered for more than `timeout` seconds."""
+        silence = time.monotonic() - self._answered
         if self.state.status != "ready" or silence <= self._patience:
             return self.state
-        return Health("silent", f"the ring has not answered for {silence:.0f} s: a rank hangs, though it says that it "
-                                "lives, or needs longer for a segment than timeout= says")
+        return Health("silent", f"the ring has not answered for {silence:.0f} s: a rank hangs, although it reports "
+                                "that it is alive, or a segment takes longer than timeout= allows")
 
     def check_healthy(self) -> None:
         """Raise Refused unless the pipeline can answer now."""
@@ -116,25 +116,25 @@ class Engine(RequestLoop):
             raise Refused(reason or f"the pipeline is {status}", code=status, status=UNAVAILABLE, retry=retry)
 
     def check_ready(self) -> None:
-        """The same, but what may come back can be asked: its answers wait."""
+        """Raise Refused as `check_healthy` does, but not during a restart, since answers can wait for its end."""
         if self.state.status not in ("ready", "restarting"):
             self.check_healthy()
 
     def check(self, more: int) -> None:
-        """Raise Refused if so many more answers cannot even wait."""
+        """Raise Refused if this many more answers cannot even wait."""
         self.check_ready()
         places, queue = self.limits.places, self.limits.queue
         held = len(self.jobs)
         if more > places + queue:
-            raise Refused(f"{more} answers are asked for at once, and no more than {places} + {queue} may be: ask for "
+            raise Refused(f"{more} answers are requested at once, and at most {places} + {queue} are possible: request "
                           "fewer", "n", "too_many")
         if held + more > places + queue:
             retry = max(1, min(60, round(self._seconds * (held - places + 1) / places)))
-            raise Refused(f"{held} answers are under way or waiting, and no more than {places} + {queue} may be: come "
+            raise Refused(f"{held} answers are under way or waiting, and at most {places} + {queue} are possible: try "
                           f"again in {retry} s", code="queue_full", status=429, retry=retry)
 
     def stop(self) -> None:
-        """Let `run` return. Where no pipeline is there, it may last until then, so those who wait hear it here."""
+        """Make `run` return. During a restart that may take long, so this ends the waiting jobs."""
         super().stop()
         if self.state.status == "restarting":
             self._end_all()
@@ -142,7 +142,7 @@ class Engine(RequestLoop):
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Own the pipeline until `stop`; this is what the engine's thread does."""
+        """Own the pipeline until `stop`, as the engine's thread."""
         while not self._stopping and self.state.status != "lost":
             try:
                 self._live()
@@ -150,16 +150,16 @@ class Engine(RequestLoop):
                 self._failed += 1
                 self._lose(error, last=self._failed >= TRIES)
                 time.sleep(PAUSE * (self.state.status == "restarting"))
-            gc.collect()  # a pipeline is full of cycles, and its networks would lie beside those of the next one
+            gc.collect()  # else reference cycles keep its weights in memory next to those of the next pipeline
         self.prompts.shutdown(wait=False)
         if self.state.status != "lost":
             self._end_all()
 
     def _live(self) -> None:
-        """Open a pipeline; answer until `stop`, or a loss, which is reported before closing: that may last."""
+        """Open a pipeline, and answer until `stop` or a loss; report a loss before closing, which may take long."""
         with self._opened() as pipeline:
-            self._failed, self._messages, self._heard = 0, 0, time.monotonic()
-            virtual = pipeline.config.virtual  # its ring answers only as requests go on
+            self._failed, self._messages, self._answered = 0, 0, time.monotonic()
+            virtual = pipeline.config.virtual  # its ring answers only while requests run
             self._patience = math.inf if virtual else pipeline.config.timeout + RING_INTERVAL
             self.figures.plain.set(pipeline.round_trip)
             self.state = Health("ready")
@@ -174,11 +174,11 @@ class Engine(RequestLoop):
         self.drop(Refused(self.state.reason, code="stopped", status=UNAVAILABLE))
 
     def _take_in(self, job: AnswerJob, pipeline: Pipeline) -> None:
-        """Let the job's prompt be read, behind those that came before it."""
+        """Have the job's prompt read, after earlier ones."""
         self.prompts.submit(self._read, job, pipeline)
 
     def _read(self, job: AnswerJob, pipeline: Pipeline) -> None:
-        """Read a prompt, on the thread of the prompts, and let the job wait for a place."""
+        """Read a prompt, on the thread of the prompts, and have the job wait for a place."""
         if job.over:
             return
         try:
@@ -191,14 +191,14 @@ class Engine(RequestLoop):
             self._inbox.put(lambda pipeline: self._waiting.append(job))
 
     def _admit(self, pipeline: Pipeline) -> None:
-        """Let those begin for whom there is a place, the first who came first; nobody waits too long."""
+        """End jobs that have waited too long, and begin waiting ones while there are places, in order of arrival."""
         self._expire()
         self._waiting = [job for job in self._waiting if not job.over]
         while self._waiting and len(self._running) < self.limits.places:
             super()._take_in(self._waiting.pop(0), pipeline)
         self._ping(pipeline.ring)
-        if time.monotonic() - self._looked >= POLL_SECONDS:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._polled >= POLL_SECONDS:
+            self._polled = time.monotonic()
             self.figures.occupy(pipeline.rank.busy())
         self.figures.running.set(len(self._running))
         self.figures.waiting.set(len(self._waiting))
@@ -208,27 +208,27 @@ class Engine(RequestLoop):
         with self._counting:
             late = [job for job in self.jobs if job.generation is None and now - job.came > patience]
         for job in late:
-            message = f"there was no place within {patience:g} s: come again"
+            message = f"no place became free within {patience:g} s: try again later"
             self._end(job, Refused(message, code="waited_too_long", status=429, retry=10))
 
     def _expire_meanwhile(self) -> None:
-        """The same while the engine's thread brings the pipeline up again, which may last."""
+        """Call `_expire` repeatedly while the engine's thread restarts the pipeline, which may take long."""
         while self.state.status == "restarting":
             self._expire()
             time.sleep(POLL_SECONDS)
 
     def _ping(self, ring: Ring) -> None:
-        """Note whether the ring answers: by what comes back of requests, and without any by what it is asked."""
+        """Note whether the ring answers: by the messages of running requests, or by pings if none is running."""
         now = time.monotonic()
         heard = ring.heard > self._messages
         if heard if self._running else not ring.unanswered:
-            self._heard, self._messages = now, ring.heard
-        if not self._running and not ring.unanswered and now - self._asked >= RING_INTERVAL:
-            self._asked = now
+            self._answered, self._messages = now, ring.heard
+        if not self._running and not ring.unanswered and now - self._pinged >= RING_INTERVAL:
+            self._pinged = now
             ring.ping()
 
     def _hand_out(self, job: AnswerJob, pipeline: Pipeline) -> None:
-        """Send what is to be seen to those who watch, not more often than an eye sees; and what has settled."""
+        """Report a snapshot if the job is watched, at most every `GLANCE` seconds; then report what has settled."""
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
             job.seen = now
@@ -237,10 +237,10 @@ class Engine(RequestLoop):
         super()._hand_out(job, pipeline)
 
     def _report_end(self, job: AnswerJob, end: Any) -> None:
-        """Count the end of a job, and report it as the protocol does."""
+        """Count the end of a job, and report it as Ended or Refused; None is a cancelled job."""
         outcome = "cancelled"
         if isinstance(end, Generation):
-            end, outcome = self._counted(end, time.monotonic() - job.came), "answered"
+            end, outcome = self._count_answer(end, time.monotonic() - job.came), "answered"
         elif isinstance(end, Refused):
             outcome = "lost" if end.status == UNAVAILABLE else "refused"
         elif isinstance(end, ValueError):
@@ -251,8 +251,8 @@ class Engine(RequestLoop):
         self.figures.requests.labels(outcome).inc()
         super()._report_end(job, end)
 
-    def _counted(self, generation: Generation, seconds: float) -> Ended:
-        """What is reported of an answer that is whole, so many seconds after it was asked for."""
+    def _count_answer(self, generation: Generation, seconds: float) -> Ended:
+        """Count a complete answer, this many `seconds` after its request came, and return its end."""
         answer, accepted = generation.answer, generation.accepted
         rejected = max(0, generation.tree.guessed - accepted)
         self._seconds += (seconds - self._seconds) / 8
@@ -264,12 +264,12 @@ class Engine(RequestLoop):
     # --- losses -------------------------------------------------------------------------------------------------------
 
     def _lose(self, error: Exception, last: bool = False) -> None:
-        """The pipeline is gone: those under way hear of it, the others wait on unless this was the `last` try."""
+        """Handle a loss of the pipeline: end the running jobs; the others keep waiting, except after the `last` try."""
         if self._stopping:
-            return  # the ranks may have been ended while they loaded, and all who are here hear of the end
+            return  # the ranks may have been ended while they loaded; `run` ends all jobs
         reason, before = explain(error), self.state.status
-        if before != "loading":  # else the starter of the engine reports `error`
-            with suppress(OSError):  # nobody may read there any more
+        if before != "loading":  # else the engine's starter reports `error`
+            with suppress(OSError):  # its output may be closed
                 show(error, debug=False)
             say(reason)
         final = last or before == "loading" or not self.limits.restart
@@ -277,11 +277,11 @@ class Engine(RequestLoop):
         self.error = error if before == "loading" else None
         self.figures.occupy([])
         running, self._running = self._running, []
-        hint, retry = ("", 0) if final else ("; ask again", 5)
+        hint, retry = ("", 0) if final else ("; try again", 5)
         for job in running:
             lost = Refused(f"the answer is lost: {reason}{hint}", code="rank_lost", status=UNAVAILABLE, retry=retry)
             self._end(job, lost)
-            job.generation = None  # which holds the pipeline, for as long as its client takes to hear of the end
+            job.generation = None  # else it keeps the pipeline in memory until its client has received the end
         if final:
             self.drop(Refused(reason, code="rank_lost", status=UNAVAILABLE))
             return

@@ -1,8 +1,8 @@
-"""A worker of FastChat: `python -m serve.fastchat controller=URL` adds the pipeline to a controller as a model.
+"""A FastChat worker: `python -m serve.fastchat controller=URL` adds the pipeline to a controller as a model.
 
-The controller hears of it and of its queue; prompts come by way of the controller, wrapped in their template
-already. Answers are cumulative texts in JSON, each behind the other with a zero byte between. It asks the engine that
-the server asks, by the fields that `protocol` reads.
+The worker reports itself and the length of its queue to the controller. Prompts come through the controller, already
+wrapped in their template. A stream is JSON objects with the whole text so far, each followed by a zero byte. The worker
+uses the same engine as the server, and the fields of `protocol`.
 """
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from serve.running import Listener
 from serve.text_chunks import Piece
 
 COMMAND = "python -m serve.fastchat"
-RETRY = 5.0  # seconds after which a controller that did not answer is asked again
+RETRY = 5.0  # seconds after which a controller that did not answer is tried again
 LOOK = 1.0  # seconds between two looks at a pipeline that is not ready
-PATIENCE = 5.0  # seconds for an answer of the controller
-FIELDS = {"temperature": 1.0, "max_new_tokens": 256, "echo": True}  # what FastChat's workers take for what is left out
-HEARD = {"exist": bool}  # what a controller answers
+PATIENCE = 5.0  # seconds for a response of the controller
+FIELDS = {"temperature": 1.0, "max_new_tokens": 256, "echo": True}  # defaults of FastChat's workers
+HEARD = {"exist": bool}  # the response to a heartbeat
 CODES = {429: ErrorCode.ENGINE_OVERLOADED, 503: ErrorCode.INTERNAL_ERROR, 500: ErrorCode.INTERNAL_ERROR}
 
 
 def error_of(refused: Refused) -> Facts:
-    """An error as FastChat sends it."""
+    """Return an error in FastChat's format."""
     code = CODES.get(refused.status, ErrorCode.PARAM_OUT_OF_RANGE)
     if refused.code == "context_length_exceeded":
         code = ErrorCode.CONTEXT_OVERFLOW
@@ -47,7 +47,7 @@ def error_of(refused: Refused) -> Facts:
 
 
 async def _refuse(request: Request, error: Refused) -> Response:
-    """FastChat reads an error in a body, whatever the status."""
+    """Return an error with HTTP status 200, since FastChat reads it from the body."""
     body = _part(error_of(error)) if _is_stream(request) else json.dumps(error_of(error))
     return Response(body, media_type=WorkerAnswer.MEDIA)
 
@@ -57,12 +57,12 @@ def _is_stream(request: Request) -> bool:
 
 
 def _part(facts: Facts) -> bytes:
-    """A part of a stream."""
+    """Return one part of a stream."""
     return json.dumps(facts).encode() + b"\0"
 
 
 class WorkerAnswer(Answer):
-    """The answer of a worker: the whole of it so far, again and again."""
+    """The answer of a worker; each part of its stream repeats the text so far."""
 
     MEDIA = "application/octet-stream"
 
@@ -83,19 +83,19 @@ class WorkerAnswer(Answer):
 
 
 class Worker(Service):
-    """What is answered at each address of a worker, and what its controller hears."""
+    """The endpoints of a worker, and its reports to the controller."""
 
     POSTS = {"/worker_generate_stream": "generate", "/worker_generate": "generate", "/worker_get_status": "state",
              "/count_token": "count", "/worker_get_conv_template": "conversation", "/model_details": "details"}
     ERRORS = {Refused: _refuse}
     config: WorkerConfig
-    _beating: asyncio.Task[None]  # which nobody else keeps
+    _heartbeat: asyncio.Task[None]  # the only reference to this task
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
     @property
     def status(self) -> Facts:
-        """The names of the model, and how many answers are under way or wait."""
+        """The name of the model, and the number of answers under way or waiting."""
         return {"model_names": [self.model], "speed": 1, "queue_length": len(self.engine.jobs)}
 
     async def state(self) -> Response:
@@ -105,7 +105,7 @@ class Worker(Service):
         return as_json({"context_length": self.config.run.max_length})
 
     async def conversation(self) -> Response:
-        """The template, as FastChat wraps messages in it."""
+        """Return the template in which FastChat wraps messages."""
         return as_json({"conv": asdict(conversation_of(self.config.run.template))})
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -115,28 +115,28 @@ class Worker(Service):
         return as_json({"count": len(ids), "error_code": 0})
 
     async def generate(self, request: Request) -> Response:
-        """An answer, while it is made or once it is whole."""
+        """Return an answer, as a stream or whole."""
         return await self.answer(request, await self._body_of(request), WorkerAnswer)
 
     async def _body_of(self, request: Request) -> Completion:
         body: Completion = await self.read(request, Completion, _as_completion)
         if len(body.prompts) * body.n > 1:
-            raise Refused("a worker answers one prompt at a time: ask for one", "prompt")
+            raise Refused("a worker answers one prompt at a time: send one", "prompt")
         body.stream = _is_stream(request)
         return body
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
     def begun(self, url: str) -> None:
-        """The controller may know of the worker at this address."""
+        """Begin to report this worker, at this address, to the controller."""
         address = self.config.worker or url
         print(f"flowspec: a worker of {self.config.controller} at {address}", flush=True)
-        self._beating = asyncio.get_running_loop().create_task(self.beat(address))
+        self._heartbeat = asyncio.get_running_loop().create_task(self.beat(address))
 
     async def beat(self, address: str, interval: float = WORKER_HEART_BEAT_INTERVAL, retry: float = RETRY) -> None:
-        """Tell the controller of this worker for as long as the pipeline is ready, every `interval` seconds.
+        """Report this worker to the controller every `interval` seconds, as long as the pipeline is ready.
 
-        A controller that has forgotten it hears of it again; one that does not answer is asked again after `retry`.
+        Register again if the controller has forgotten it; if the controller does not answer, retry after `retry`.
         """
         known, lost = False, False
         async with httpx.AsyncClient(base_url=self.config.controller, timeout=PATIENCE) as client:
@@ -149,14 +149,14 @@ class Worker(Service):
                 except (httpx.HTTPError, ValueError) as error:
                     if not lost:
                         print(f"flowspec: the controller at {self.config.controller} does not answer "
-                              f"({type(error).__name__}); it is asked again", file=sys.stderr, flush=True)
+                              f"({type(error).__name__}); trying again", file=sys.stderr, flush=True)
                     known, lost = False, True
                     await asyncio.sleep(retry)
                 if known:
                     await asyncio.sleep(interval)
 
     async def _announce(self, client: httpx.AsyncClient, address: str, known: bool) -> bool:
-        """Tell the controller, which may know of this worker; whether it knows of it then."""
+        """Register, or send a heartbeat if the worker is `known`; return whether the controller has it then."""
         if not known:
             facts = {"worker_name": address, "check_heart_beat": True, "worker_status": self.status,
                     "multimodal": False}
@@ -165,7 +165,7 @@ class Worker(Service):
         beat = {"worker_name": address, "queue_length": self.status["queue_length"]}
         answer = (await client.post("/receive_heart_beat", json=beat)).raise_for_status().json()
         if not fits(answer, HEARD):
-            raise ValueError("a controller says whether it knows of a worker")
+            raise ValueError("the controller's response to a heartbeat is invalid")
         return bool(answer["exist"])
 
 
@@ -176,12 +176,12 @@ def _as_completion(given: Facts) -> Facts:
 
 
 def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
-    """The engine and the listener of these words; neither of them runs yet."""
+    """Return the engine and the listener for these arguments; neither runs yet."""
     return running.build(argv, COMMAND, WorkerConfig, Worker)
 
 
 def serve(argv: Sequence[str]) -> int:
-    """Serve until the end; the exit code."""
+    """Serve until the end; return the exit code."""
     return running.run(*build(argv))
 
 

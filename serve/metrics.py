@@ -1,4 +1,4 @@
-"""What the server counts, in the form that Prometheus reads."""
+"""The server's metrics, in the format of Prometheus."""
 from __future__ import annotations
 
 from functools import partial
@@ -19,26 +19,26 @@ class Figures:
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
-        self.requests = counter("flowspec_requests", "Answers that were asked for, by how they ended.", ["outcome"])
-        self.tokens = counter("flowspec_tokens", "Tokens that were read as prompts or written as answers.", ["kind"])
-        self.guesses = counter("flowspec_guesses", "Guesses that were sent, by what became of them.", ["fate"])
-        self.first = histogram("flowspec_time_to_first_token_seconds", "From the request to its first token.",
+        self.requests = counter("flowspec_requests", "Requested answers, by outcome.", ["outcome"])
+        self.tokens = counter("flowspec_tokens", "Tokens of prompts and of answers.", ["kind"])
+        self.guesses = counter("flowspec_guesses", "Guesses that were sent, by outcome.", ["fate"])
+        self.first = histogram("flowspec_time_to_first_token_seconds", "Time from the request to its first token.",
                                buckets=SECONDS)
-        self.each = histogram("flowspec_time_per_token_seconds", "Of a token behind the first, on average of an "
-                              "answer.", buckets=SECONDS)
+        self.each = histogram("flowspec_time_per_token_seconds", "Time per token after the first, averaged "
+                              "over an answer.", buckets=SECONDS)
         self.accepted = histogram("flowspec_mean_accepted_length", "Tokens per target pass of an answer.",
                                   buckets=range(1, 17))
-        self.restarts = counter("flowspec_restarts", "How often the pipeline was brought up again.")
+        self.restarts = counter("flowspec_restarts", "How often the pipeline was restarted.")
         self.running = gauge("flowspec_requests_running", "Answers under way.")
         self.waiting = gauge("flowspec_requests_waiting", "Answers that wait for a place.")
-        self.plain = gauge("flowspec_plain_seconds_per_token", "Of plain decoding, estimated: one row once round the "
+        self.plain = gauge("flowspec_plain_seconds_per_token", "Estimate for plain decoding: one row once round the "
                            "ring, measured at the start.")
-        self.busy = gauge("flowspec_rank_busy_share", "For what share of its last two seconds a rank was at work.",
+        self.busy = gauge("flowspec_rank_busy_share", "Share of the last two seconds in which a rank was busy.",
                           ["rank"])
         self.busy_of_ranks: list[float] = []
 
     def count(self, answer: Answer, seconds: float, accepted: int, rejected: int) -> None:
-        """Take in an answer that is whole, so many seconds after it was asked for, and its guesses."""
+        """Count a complete answer, this many `seconds` after its request came, and its guesses."""
         self.first.observe(seconds - answer.decode_seconds)
         if answer.new_tokens > 1:
             self.each.observe(answer.decode_seconds / (answer.new_tokens - 1))
@@ -49,12 +49,12 @@ class Figures:
         self.guesses.labels("rejected").inc(rejected)
 
     def occupy(self, shares: list[float]) -> None:
-        """Take in for what share of the last seconds each rank was at work; nothing, where there are no ranks."""
+        """Set each rank's share of the last seconds in which it was busy; no shares if there are no ranks."""
         self.busy_of_ranks = [round(share, 3) for share in shares]
         self.busy.clear()
         for rank, share in enumerate(shares):
             self.busy.labels(str(rank)).set(share)
 
     def text(self) -> bytes:
-        """All of it, as /metrics shows it."""
+        """Return all metrics, as /metrics shows them."""
         return generate_latest(self.registry)

@@ -1,7 +1,7 @@
-"""OpenAI's protocol: what a body may say, and what the pipeline is asked then.
+"""OpenAI's protocol: the fields of a body, and the input of the pipeline that follows from them.
 
-It knows nothing about HTTP or engines. Every field that is wrong, or means something that the pipeline cannot do, is
-`Refused` by its name; fields that are unknown are ignored.
+This module knows nothing about HTTP or engines. A field that is invalid, or requests something that the pipeline cannot
+do, is `Refused` by name; unknown fields are ignored.
 """
 from __future__ import annotations
 
@@ -28,52 +28,52 @@ from serve.tools import Dialect, calls_of, dialect_of
 MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
 SEEDS = 1 << 64
-ALL = -1  # what some clients write for top_k=0
+ALL = -1  # some clients send this for top_k=0
 TOKEN = re.compile("[0-9]{1,9}")
-ROLES = {"developer": "system"}  # of a message, where a template has another name
-TYPES = ("str", "NamedTool")  # as pydantic names them in the place of a mistake, where a field may have several
+ROLES = {"developer": "system"}  # role of a message -> its name in templates, if different
+TYPES = ("str", "NamedTool")  # pydantic's names of types in the place of an error, for fields with several types
 Facts = Dict[str, Any]  # of JSON
 Item = TypeVar("Item")
 Renamed = Callable[[Facts], Facts]
-Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
-CHOOSING = tuple(key for key in SAMPLING if key in RANGES)  # as numbers, which the biases are not
-MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and what it may add
-NUMBERS = {  # a field -> what it may be
+Items = Annotated[list[Item], Field(fail_fast=True)]  # validated up to the first error: there may be a million
+CHOOSING = tuple(key for key in SAMPLING if key in RANGES)  # numbers, unlike the biases
+MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and the largest value
+NUMBERS = {  # field -> its range
     **{name: RANGES[name] for name in CHOOSING},
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), RANGES["max_new_tokens"]),
     "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
-# Fields that would change the answer if the pipeline knew them. One that is 0 or empty asks for nothing …
+# Unsupported fields that would change the answer. Values that are 0 or empty change nothing …
 REFUSED = """
     functions function_call repeat_penalty best_of suffix modalities audio prediction
     web_search_options min_tokens images stop_token_ids use_beam_search""".split()
-HARMLESS: dict[str, Sequence[Any]] = {  # … and so do these values
+HARMLESS: dict[str, Sequence[Any]] = {  # … nor do these
     "function_call": ("none", "auto"),
     **dict.fromkeys(("repeat_penalty", "best_of"), (1,)),
     "modalities": (["text"],)}
 
 
 class Refused(Exception):
-    """A request that is not answered: the sentence, the field, and the status of HTTP."""
+    """A request that is not answered: the message, the field, and the HTTP status."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400,
                  retry: int = 0) -> None:
         super().__init__(message)
         self.message, self.param, self.code = plain(message), param, code
-        self.status, self.retry = status, retry  # seconds after which to ask again; 0: asking again changes nothing
+        self.status, self.retry = status, retry  # seconds until the client may retry; 0: a retry changes nothing
 
     @property
     def body(self) -> Facts:
-        """As OpenAI sends errors."""
+        """The error in OpenAI's format."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class Choice(NamedTuple):
-    """What the pipeline is asked for one choice of an answer: a prompt, its template, and options.
+    """The input of the pipeline for one choice of an answer: a prompt, its template, and options.
 
-    `field` is where the prompt stood, `variables` are what the template reads beside the messages, and `echo` says
-    whether the answer begins with the prompt. `guide` is the grammar of the answer, and `guided_by` where that stood.
-    `dialect` is the form of calls in the answer, where there may be any.
+    `field` is the field of the prompt, `variables` are those of the template in addition to the messages, and `echo` is
+    whether the answer begins with the prompt. `guide` is the grammar of the answer, and `guided_by` the field of that.
+    `dialect` is the format of tool calls in the answer, None if it cannot have any.
     """
 
     prompt: Prompt
@@ -92,7 +92,7 @@ class Choice(NamedTuple):
 
 
 class Strict(BaseModel):
-    """Fields of their own types; others are ignored, and one that is null is left out."""
+    """A body with strictly typed fields; unknown fields are ignored, and null counts as missing."""
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
@@ -125,7 +125,7 @@ class ToolCall(Strict):
 
     @property
     def shown(self) -> Facts:
-        """As templates read it: with the arguments as an object, if they are one."""
+        """The call as templates read it: with the arguments as an object, if they are valid JSON."""
         facts = self.model_dump()
         with suppress(ValueError):
             facts["function"]["arguments"] = parse_object(self.function.arguments.encode(), "arguments")
@@ -140,14 +140,14 @@ class ChatMessage(Strict):
     name: str = ""
 
     def shown(self, place: str, own: bool) -> Facts:
-        """As templates read it; `own`: as one of the tokenizer's own does, which may know of tools."""
+        """Return the message as templates read it; `own`: for the tokenizer's own template, which may support tools."""
         if self.tool_calls and not own:
             raise Refused(f"{place}.tool_calls is not supported by this model's template: leave it out",
                           f"{place}.tool_calls", "unsupported_parameter")
         facts = {"role": ROLES.get(self.role, self.role), "content": self._text(f"{place}.content")}
         calls = [call.shown for call in self.tool_calls or ()]
-        beside = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
-        return {**facts, **{key: value for key, value in beside.items() if value and own}}
+        extra = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
+        return {**facts, **{key: value for key, value in extra.items() if value and own}}
 
     def _text(self, place: str) -> str:
         if self.content is None or isinstance(self.content, str):
@@ -202,7 +202,7 @@ GUIDES: dict[str, Callable[[Any], Guide | None]] = {  # fields that name a gramm
 
 
 class Body(Strict):
-    """What chats and completions share. What is left out is as the server was started."""
+    """The fields that chats and completions share. Missing options are those with which the server was started."""
 
     model: str = ""
     max_tokens: int | None = None
@@ -226,15 +226,15 @@ class Body(Strict):
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     user: str = ""
-    flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
+    flowspec_tree: bool = False  # FlowSpec's own: a stream also has `tree` events, which show the guesses
 
     @property
     def reported(self) -> Facts:
-        """The keys of an answer that say which log-probabilities are wanted."""
+        """The options of an answer that request log-probabilities."""
         raise NotImplementedError
 
     def options(self, config: RunConfig) -> list[Facts]:
-        """The keys of each of `n` answers; one after the other has the next seed."""
+        """Return the options of each of `n` answers, with consecutive seeds."""
         given = {key: getattr(self, key) for key in CHOOSING}
         given["logit_bias"] = ",".join(f"{token}:{value:.6f}" for token, value in self.logit_bias.items()) or None
         given["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
@@ -252,13 +252,13 @@ class Body(Strict):
     def guides(self) -> dict[str, Guide]:
         """The grammars that the answer has to follow, by the field that names each."""
         if self.guided_choice == []:
-            raise Refused("guided_choice is empty: give the texts among which to choose", "guided_choice")
+            raise Refused("guided_choice is empty: give the texts to choose from", "guided_choice")
         given = {name: getattr(self, name) for name in GUIDES}
         found = {name: GUIDES[name](value) for name, value in given.items() if value is not None}
         return {name: guide for name, guide in found.items() if guide}
 
     def choices(self, config: RunConfig) -> list[Choice]:
-        """What the pipeline is asked, choice by choice."""
+        """Return the input of the pipeline for each choice."""
         found = []
         for choice in self.asked(config):
             for field, guide in self.guides.items():
@@ -267,11 +267,11 @@ class Body(Strict):
         return found
 
     def asked(self, config: RunConfig) -> list[Choice]:
-        """A choice for each prompt, as yet without its options."""
+        """Return a choice for each prompt, still without its options."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Refuse numbers out of their range, and too many stop texts."""
+        """Raise Refused for numbers out of range, invalid biases or stop texts, and several grammars."""
         for name, allowed in NUMBERS.items():
             value = getattr(self, name, None)
             if value is not None and not allowed.holds(value):
@@ -302,8 +302,8 @@ class Chat(Body):
     messages: Items[ChatMessage]
     tools: Items[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
-    parallel_tool_calls: bool = True  # whether calls that must come may be several
-    chat_template_kwargs: Facts = {}  # what a tokenizer's own template reads beside the messages
+    parallel_tool_calls: bool = True  # whether forced calls may be several
+    chat_template_kwargs: Facts = {}  # variables of a tokenizer's own template
     logprobs: bool = False
     top_logprobs: int | None = None
 
@@ -316,11 +316,11 @@ class Chat(Body):
         if self.top_logprobs and not self.logprobs:
             raise Refused("top_logprobs needs logprobs: add logprobs=true, or leave it out", "top_logprobs")
         if self.tools and self.logprobs:
-            raise Refused("logprobs beside tools is not supported: leave one of them out", "logprobs")
+            raise Refused("logprobs with tools is not supported: leave one of them out", "logprobs")
         if self.must_call and not self.called:
-            raise Refused("tool_choice names no tool that is given: add it to tools, or leave it out", "tool_choice")
+            raise Refused("tool_choice names no tool of this request: add it to tools, or leave it out", "tool_choice")
         if self.must_call and self.guides:
-            raise Refused(f"{next(iter(self.guides))} and tool_choice ask for different answers: leave one of them out",
+            raise Refused(f"{next(iter(self.guides))} and tool_choice exclude each other: leave one of them out",
                           "tool_choice")
 
     @property
@@ -337,13 +337,13 @@ class Chat(Body):
         return {} if self.tool_choice == "none" else known
 
     def _dialect(self, config: RunConfig) -> Dialect | None:
-        """The form of the calls that the answer may have, if any."""
+        """Return the format of tool calls in the answer, None if it cannot have any."""
         if not self.called:
             return None
         dialect = _dialect_of(config.first_folder, config.chat_template) if config.uses_jinja else None
         if dialect is None:
-            raise Refused("tools is not supported, since the template of this model has no place for them: leave it "
-                          "out, or serve with template=FILE, a template that has one", "tools",
+            raise Refused("tools is not supported, since this model's template does not support them: leave it out, "
+                          "or serve with template=FILE, a template that does", "tools",
                           "unsupported_parameter")
         return dialect
 
@@ -351,7 +351,7 @@ class Chat(Body):
         own = config.uses_jinja
         messages = [message.shown(f"messages.{number}", own) for number, message in enumerate(self.messages)]
         if not messages:
-            raise Refused("messages is empty: say what to ask in one of the role user", "messages")
+            raise Refused("messages is empty: send one with the role user", "messages")
         self._check_variables(config)
         dialect, variables = self._dialect(config), self.chat_template_kwargs
         if dialect:
@@ -363,15 +363,15 @@ class Chat(Body):
         return [choice]
 
     def _check_variables(self, config: RunConfig) -> None:
-        """Refuse what the template does not read."""
+        """Raise Refused for variables that the template does not read."""
         field = "chat_template_kwargs"
         if not self.chat_template_kwargs:
             return
         if not config.uses_jinja:
-            raise Refused(f"{field} is not supported, since template={config.template} reads nothing but the messages: "
+            raise Refused(f"{field} is not supported, since template={config.template} reads only the messages: "
                           "leave it out, or start the server with template=own", field, "unsupported_parameter")
         for name in sorted(taken_variables().intersection(self.chat_template_kwargs)):
-            raise Refused(f"{field}.{plain(name)} is not for the template alone: leave it out", f"{field}.{name}",
+            raise Refused(f"{field}.{plain(name)} is reserved: leave it out", f"{field}.{name}",
                           "unsupported_parameter")
 
 
@@ -380,7 +380,7 @@ class Completion(Body):
 
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
     echo: bool = False
-    logprobs: int | None = None  # of how many likeliest tokens to hear
+    logprobs: int | None = None  # number of likeliest tokens to report
 
     @property
     def reported(self) -> Facts:
@@ -388,21 +388,21 @@ class Completion(Body):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The prompts, one after the other; a list of numbers is one prompt."""
+        """The prompts in order; a list of numbers is one prompt."""
         one = isinstance(self.prompt, str) or all(isinstance(token, int) for token in self.prompt)
         return cast("list[Prompt]", [self.prompt] if one else self.prompt)
 
     def asked(self, config: RunConfig) -> list[Choice]:
         if len(self.prompts) * self.n > MOST_CHOICES:
-            raise Refused(f"{len(self.prompts)} prompts with n={self.n} ask for too many answers: ask for "
-                          f"{MOST_CHOICES} at most", "prompt")
+            raise Refused(f"{len(self.prompts)} prompts with n={self.n} are too many answers: request at "
+                          f"most {MOST_CHOICES}", "prompt")
         if not all(self.prompts):
             raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
         return [Choice(prompt, "none", echo=self.echo) for prompt in self.prompts]
 
 
 class ToTokenize(Chat):
-    """A body of /tokenize: a text as it is, or a chat in its template."""
+    """A body of /tokenize: a text without a template, or a chat in its template."""
 
     messages: Items[ChatMessage] = []
     prompt: str | None = None
@@ -422,9 +422,9 @@ def _dialect_of(folder: Path, chat_template: str) -> Dialect | None:
 
 
 def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
-    """The body as `kind`, whose fields are `renamed` before; raises Refused with the first one that is wrong.
+    """Return the body as `kind`, after `renamed` has translated its fields; raise Refused for the first invalid one.
 
-    On the thread of the event loop alone. A million small lists would wake the collector, for which nothing is there.
+    Call this only on the event loop's thread. A million small lists would trigger useless garbage collections.
     """
     gc.disable()
     try:
@@ -437,7 +437,7 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
         body.check()
         return body
     except ValidationError as error:
-        place, wrong = _first(error)
+        place, wrong = _first_error(error)
         raise Refused(f"{place}: {wrong}", place) from None
     except ValueError as error:
         raise Refused(str(error), code="invalid_json") from None
@@ -445,11 +445,11 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
         gc.enable()
 
 
-def _first(error: ValidationError) -> tuple[str, str]:
-    """Where a field stands that is wrong, and what is wrong with it.
+def _first_error(error: ValidationError) -> tuple[str, str]:
+    """Return the place of an invalid field, and what is wrong with it.
 
-    Of a field that may have several types, pydantic says what is wrong with it as each of them, in a place that goes on
-    behind the name of the type: the type that fits the furthest is the one that was meant.
+    For a field with several types, pydantic reports an error for each type, with the type's name in the place. The
+    longest place is taken, since it belongs to the type that fits best.
     """
     errors = error.errors(include_url=False, include_context=False)
     furthest = max(errors, key=lambda one: len(one["loc"]))

@@ -1,4 +1,4 @@
-"""OpenAI's newer protocol, `/v1/responses`: a body as a chat, and an answer as output items; nothing is stored."""
+"""OpenAI's newer protocol, `/v1/responses`: bodies as chats, and answers as output items; nothing is stored."""
 from __future__ import annotations
 
 from functools import cached_property
@@ -20,7 +20,7 @@ STORED = ("previous_response_id", "conversation", "background", "prompt")
 
 
 def as_chat(given: Facts) -> Facts:
-    """The body of a chat that asks the same."""
+    """Return the equivalent body of /v1/chat/completions."""
     for name in STORED:
         if given.get(name):
             raise Refused(f"{name} is not supported, since nothing is stored here: send the whole conversation as "
@@ -41,7 +41,7 @@ def as_chat(given: Facts) -> Facts:
 
 
 def _add(messages: list[Facts], item: Facts, place: str) -> None:
-    """Add an item of the input to the messages of a chat; a turn's calls belong to its text."""
+    """Add an item of the input to the messages of a chat; tool calls join the assistant's last message."""
     kind = item.get("type", "message")
     if kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
@@ -55,12 +55,12 @@ def _add(messages: list[Facts], item: Facts, place: str) -> None:
         content = WORDING.text(item.get("content") or "", f"{place}.content")
         messages.append({"role": WORDING.role(item, place), "content": content})
     elif kind != "reasoning":
-        raise Refused(f"{place}.type is not supported: send messages, calls of functions and their outputs", place,
+        raise Refused(f"{place}.type is not supported: send messages, function calls and their outputs", place,
                       "unsupported_parameter")
 
 
 class ResponseAnswer(Answer):
-    """The answer of /v1/responses, whose events are numbered."""
+    """The answer of /v1/responses, with numbered events."""
 
     @cached_property
     def _numbers(self) -> Iterator[int]:
@@ -75,9 +75,9 @@ class ResponseAnswer(Answer):
                 "incomplete_details": CUT if outcome == "incomplete" else None, "tool_choice": "auto",
                 "parallel_tool_calls": True, "temperature": None, "top_p": None,
                 "output": [_item(block, outcome if block is said.block else "completed") for block in said.blocks],
-                "usage": self._used() if said.ended else None}
+                "usage": self._usage() if said.ended else None}
 
-    def _used(self) -> Facts:
+    def _usage(self) -> Facts:
         usage = self.usage
         return {"input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
@@ -121,7 +121,7 @@ class ResponseAnswer(Answer):
         return typed(f"response.{kind}", sequence_number=next(self._numbers), **facts)
 
     def _of_block(self, kind: str, said: Said, /, **facts: Any) -> bytes:
-        """An event of the last block of a choice."""
+        """Return an event of the last block of a choice."""
         return self._event(kind, item_id=_id(said.block), output_index=said.place, **facts)
 
 
@@ -130,7 +130,7 @@ def _id(block: Block) -> str:
 
 
 def _status(said: Said) -> str:
-    """What became of the answer, and of its last item."""
+    """Return the status of the answer, which is also that of its last item."""
     return "incomplete" if said.reason == "length" else "completed"
 
 
@@ -139,7 +139,7 @@ def _part(text: str) -> Facts:
 
 
 def _item(block: Block, status: str) -> Facts:
-    """An item of the output."""
+    """Return an item of the output."""
     if block.name:
         return {"type": "function_call", "id": _id(block), "call_id": block.call, "name": block.name,
                 "arguments": block.text, "status": status}

@@ -1,6 +1,6 @@
-"""A server from its words to its exit code: the engine on a thread of its own, and the listener of uvicorn.
+"""A server from its arguments to its exit code: the engine on its own thread, and a listener of uvicorn.
 
-It knows nothing about what is served.
+This module knows nothing about what is served.
 """
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from serve.app import Service
 from serve.connections import Complaints, Connection, room
 from serve.engine import Engine, Limits
 
-PATIENCE = 10.0  # seconds for the pipeline to end in good order
-LEAVE = 3  # seconds for answers under way, once the server is to end
-REPORT = 5  # seconds more to let the others know that it ends
+PATIENCE = 10.0  # seconds for the pipeline to close
+LEAVE = 3  # seconds for answers under way once the server shuts down
+REPORT = 5  # seconds more to send the error of the shutdown to the other clients
 
 
 class Listener(uvicorn.Server):
-    """Uvicorn, which calls `begun` with the address at which it listens, once it does.
+    """A uvicorn server that calls `begun` with its address once it listens.
 
-    It calls `ending` when it ends: at once, if there is nothing under way, and else `LEAVE` seconds later.
+    When it shuts down, it calls `ending`: at once if nothing is under way, else after at most `LEAVE` seconds.
     """
 
     def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any],
@@ -44,7 +44,7 @@ class Listener(uvicorn.Server):
         connection: Any = partial(Connection, most)
         super().__init__(uvicorn.Config(
             app, config.host, config.port, http=connection, ws="none", backlog=backlog,
-            timeout_graceful_shutdown=LEAVE + REPORT, log_level="error"))  # of a stranger's mistakes it warns
+            timeout_graceful_shutdown=LEAVE + REPORT, log_level="error"))  # its warnings are of clients' errors
         self._begun, self._ending = begun, ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -63,16 +63,16 @@ class Listener(uvicorn.Server):
         self._ending()
 
     def bound(self) -> list[socket.socket]:
-        """Sockets at this address, for `run`; raises ValueError if it is taken, before anything is loaded."""
+        """Return sockets bound to the address, for `run`; raise ValueError before anything is loaded if it is taken."""
         host, port = self.config.host, self.config.port
         try:
-            return asyncio.run(_bound(host, port))
+            return asyncio.run(_bind(host, port))
         except OSError as error:
-            raise ValueError(f"nothing can listen at host={host} port={port} ({error.strerror}): give another host or "
-                             "port, or end what listens there") from None
+            raise ValueError(f"cannot listen at host={host} port={port} ({error.strerror}): give another host or "
+                             "port, or end the program that listens there") from None
 
 
-async def _bound(host: str, port: int) -> list[socket.socket]:
+async def _bind(host: str, port: int) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
     sockets = [bound.dup() for bound in server.sockets]
@@ -82,10 +82,10 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
 
 def build(argv: Sequence[str], command: str, kind: type[ServeConfig],
           service: type[Service]) -> tuple[Engine, Listener]:
-    """The engine and the listener of these words; neither of them runs yet.
+    """Return the engine and the listener for these arguments; neither runs yet.
 
-    The pipeline reads those of the words that are not the server's own. The model is called as its folder, if one was
-    given, and else as the preset.
+    Arguments that are not the server's own go to the pipeline. The model's name is `model_name` if given, else that of
+    its folder if given, else that of the preset.
     """
     resolved = resolve(argv, kind, command)
     resolved.report()
@@ -105,7 +105,7 @@ def build(argv: Sequence[str], command: str, kind: type[ServeConfig],
 
 
 def run(engine: Engine, listener: Listener) -> int:
-    """Serve until Ctrl-C, or SIGTERM, or SIGHUP without nohup, which do the same. The exit code."""
+    """Serve until Ctrl-C, SIGTERM, or SIGHUP without nohup, which have the same effect; return the exit code."""
     sockets = listener.bound()
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -118,10 +118,10 @@ def run(engine: Engine, listener: Listener) -> int:
     except KeyboardInterrupt:
         interrupted = True
     engine.stop()
-    _await(thread, engine)
+    _join(thread, engine)
     if interrupted:
         say("stopped", "\n")
-        if thread.is_alive():  # torch does not let a thread end that waits for other ranks
+        if thread.is_alive():  # torch does not end a thread that waits for other ranks
             die(EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
     if engine.error is not None:
@@ -129,8 +129,8 @@ def run(engine: Engine, listener: Listener) -> int:
     return EXIT_LOST if engine.health.status == "lost" else 0
 
 
-def _await(thread: threading.Thread, engine: Engine) -> None:
-    """Wait for the engine's thread. Ranks that load hear of nothing, so they are ended, and with them the loading."""
+def _join(thread: threading.Thread, engine: Engine) -> None:
+    """Wait for the engine's thread. Ranks that are loading receive no messages, so they are killed to end it."""
     if engine.health.status in ("ready", "stopped"):
         thread.join(PATIENCE)
         return
@@ -141,10 +141,10 @@ def _await(thread: threading.Thread, engine: Engine) -> None:
 
 
 def _work(engine: Engine, listener: Listener) -> None:
-    """The engine's thread: without a pipeline there is nothing to serve."""
+    """Run the engine, on its thread; end the listener after an error without a pipeline."""
     try:
         engine.run()
-    except BaseException as error:  # that the engine does not know
+    except BaseException as error:  # which the engine does not handle
         engine.error = engine.error or error
     if engine.error is not None:
         listener.should_exit = True

@@ -1,6 +1,6 @@
-"""Prompts as token ids, and answers as they are sent: pieces of text with their tokens, and the guesses under way.
+"""Prompts as token ids, and answers as they are sent: pieces of text with their tokens, and snapshots of guesses.
 
-It knows nothing about HTTP or engines.
+This module knows nothing about HTTP or engines.
 """
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from model.text import Stream, Text, TokenText, TokenTexts
 from model.tree import TokenTree
 from serve.protocol import Choice, Facts, Refused
 
-SHOWN = 60  # guesses that are shown
-SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n"})  # as tokenizers write them
+SHOWN = 60  # largest number of guesses in a snapshot
+SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n"})  # whitespace as tokenizers write it
 LOG_OF_ZERO = -9999.0  # in place of the logarithm of 0, for which JSON has no number
 
 
 class Token(NamedTuple):
-    """How a token is written, where it begins in the text, its log-probability, and the likeliest ones in its place.
+    """A token's spelling, its offset in the text, its log-probability, and the likeliest tokens in its place.
 
     The first token of a prompt has no log-probability.
     """
@@ -31,21 +31,21 @@ class Token(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some text of a choice, and its tokens if they are wanted."""
+    """Some text of a choice, and its tokens if they were requested."""
 
     text: str
     tokens: Sequence[Token] = ()
 
 
 class Places:
-    """The places of tokens in a text, in whose front so many characters stand already."""
+    """The offsets of tokens in a text; the first token has the given `offset`, in characters."""
 
     def __init__(self, text: Text, offset: int = 0) -> None:
         self._stream, self._spelling = Stream(text.tokenizer), TokenTexts(text.tokenizer)
         self._offset = offset
 
     def add(self, token: int, logprob: float | None, likeliest: Sequence[tuple[int, float]] = ()) -> Token:
-        """The next token, with what is said of it."""
+        """Return the next token, with its offset and log-probabilities."""
         offset = self._offset
         self._offset += len(self._stream.add([token]))
         others = [(self._spelling(other), max(value, LOG_OF_ZERO)) for other, value in likeliest]
@@ -54,10 +54,10 @@ class Places:
 
 
 class Pieces:
-    """The pieces of a choice, the prompt in front if it is echoed; `text` is the pipeline's, and `ids` the prompt's.
+    """The pieces of a choice, after the prompt if it is echoed; `text` is the pipeline's, and `ids` the prompt's.
 
-    A token is sent with the first piece that goes beyond its begin. So what is not part of the text is not sent: end
-    tokens, and those behind a stop text. Raises ValueError for a pipeline without a tokenizer, where one is needed.
+    A token is sent with the first piece that goes beyond its offset. So tokens outside the text are not sent: end
+    tokens, and those after a stop text. Raise ValueError if a tokenizer is needed and the pipeline has none.
     """
 
     def __init__(self, text: Text | None, choice: Choice, ids: Sequence[int]) -> None:
@@ -68,14 +68,14 @@ class Pieces:
         self._echo = ""
         if choice.echo and text is not None:
             self._echo = choice.prompt if isinstance(choice.prompt, str) else text.decode(ids)
-        self._length = len(self._echo)  # of what was sent, in characters
-        self._text = text if choice.wants_logprobs else None  # None: no tokens are sent
+        self._length = len(self._echo)  # number of characters sent
+        self._text = text if choice.wants_logprobs else None  # None: send no tokens
         self._places = Places(self._text, self._length) if self._text else None
         self._taken = 0
         self._held: list[Token] = []
 
     def of(self, generation: Generation, text: str) -> Iterator[Piece]:
-        """What there is to send once the answer goes on with this text."""
+        """Yield the pieces to send once the answer continues with this text."""
         if self._echo:
             yield Piece(self._echo, self._prompt(generation.answer.prompt_logprobs))
             self._echo = ""
@@ -103,9 +103,9 @@ class Pieces:
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
-    """The token ids of a choice's prompt; raises ValueError for what the pipeline has no place for.
+    """Return the token ids of a choice's prompt; raise ValueError for a prompt that the pipeline cannot read.
 
-    A text that cannot fit, however it falls into tokens, is Refused before time is spent on it.
+    Raise Refused before tokenizing a text that is too long in any tokenization.
     """
     prompt, text = choice.prompt, pipeline.text
     texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
@@ -116,9 +116,9 @@ def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
 
 
 def fitting_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
-    """The same for a prompt that is to be answered: Refused if it leaves no room for a token behind it.
+    """Return the ids as `ids_of` does; raise Refused for a prompt that leaves no room for a token of the answer.
 
-    The grammar of the answer is compiled, too, which may take a second: the pipeline finds it made.
+    Also compile the grammar of the answer for the pipeline, which may take a second.
     """
     given, most = choice.prompt, pipeline.spec.context
     if len(given) >= most and isinstance(given[0], int):
@@ -135,25 +135,25 @@ def fitting_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
 
 
 def _too_long(size: str, choice: Choice, pipeline: Pipeline) -> Refused:
-    # litellm, and so aider, knows this error by the words of its middle.
+    # litellm, and so aider, recognizes this error by the words in its middle.
     said = (f"the prompt has {size}, and this model's maximum context length is {pipeline.spec.context} tokens, "
-            "those of the answer among them: shorten it")
+            "including those of the answer: shorten it")
     return Refused(said, choice.field, "context_length_exceeded")
 
 
 @lru_cache(maxsize=1)
 def _longest(text: Text) -> int:
-    """The most characters that one token stands for."""
+    """Return the length of the longest token, in characters."""
     return max(map(len, text.tokenizer.get_vocab()))
 
 
 # --- guesses ----------------------------------------------------------------------------------------------------------
 
 def sight(generation: Generation, text: Text | None) -> Facts:
-    """The likeliest live guesses, the older ones first, and the figures so far; times are in seconds.
+    """Return a snapshot: the likeliest live guesses, older ones first, and statistics so far; times are in seconds.
 
-    A guess has its `id`, its `parent` (null: it stands on the text), its `text`, whether it was `sent`, and the `score`
-    of its path, a logarithm of a probability.
+    A guess has its `id`, its `parent` (null: it follows the text), its `text`, whether it was `sent`, and the `score`
+    of its path from the tip, a log-probability.
     """
     tree, answer = generation.tree, generation.answer
     ranked = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))

@@ -1,8 +1,8 @@
-"""Tools: which form of calls a model's own template has, the grammar of calls that must come, and calls in a text.
+"""Tools: the format of calls in a model's own template, the grammar of forced calls, and calls in a text.
 
-Hermes and Qwen write `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` behind a text or alone; Llama 3 writes
-`{"name": ..., "parameters": {...}}` as its whole answer, several with semicolons between. What looks like a call and is
-none stays text.
+Hermes and Qwen write `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` after a text or alone. Llama 3 writes
+`{"name": ..., "parameters": {...}}` as its whole answer, with semicolons between several calls. Text that only looks
+like a call stays text.
 """
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, Iterator, Mapping, NamedTuple, Union
 
 from model.grammar import FORM, Guide
 
-CALLS = 8  # of one answer whose calls a grammar holds
+CALLS = 8  # largest number in one answer, if a grammar forces calls
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 DEFINITIONS = ("$defs", "definitions")
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class Dialect(NamedTuple):
-    """How a model writes a call: what stands before and behind it, what between two, and its word for arguments."""
+    """A model's format of calls: the strings before and after a call and between two, and the key of arguments."""
 
     opening: str
     closing: str
@@ -33,16 +33,16 @@ LLAMA = Dialect("", "", "; ", "parameters")
 
 
 def dialect_of(template: str) -> Dialect | None:
-    """The form of calls in the words of a template; None if it has no place for tools."""
+    """Return the format of calls in a template; None if it does not support tools."""
     if "tools" not in template:
         return None
     return HERMES if HERMES.opening in template else LLAMA
 
 
-# --- calls that must come ---------------------------------------------------------------------------------------------
+# --- forced calls -----------------------------------------------------------------------------------------------------
 
 def calls_of(functions: Mapping[str, Mapping[str, Any]], dialect: Dialect, several: bool) -> Guide:
-    """The grammar of an answer that calls one of these functions, or several; each name has the schema of arguments."""
+    """Return the grammar of an answer that calls one or several of these functions (name -> schema of arguments)."""
     bodies = [json.dumps(_body(name, schema, dialect)) for name, schema in functions.items()]
     opening, closing = (json.dumps(part) for part in (f"{dialect.opening}\n", f"\n{dialect.closing}"))
     call = f"{opening} body {closing}" if dialect.opening else "body"
@@ -54,9 +54,9 @@ def calls_of(functions: Mapping[str, Mapping[str, Any]], dialect: Dialect, sever
 
 
 def _body(name: str, schema: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """The schema of a call; what the arguments define moves to its root, from which references count.
+    """Return the schema of a call; definitions in the arguments' schema move to its root, where references start.
 
-    A function has no other arguments than those that it names, unless it says so.
+    A function has only the arguments that it names, unless its schema allows others.
     """
     inner = {key: value for key, value in (schema or NOTHING).items() if key not in DEFINITIONS}
     if "properties" in inner:
@@ -69,41 +69,40 @@ def _body(name: str, schema: Mapping[str, Any], dialect: Dialect) -> dict[str, A
 # --- calls in a text --------------------------------------------------------------------------------------------------
 
 class CallPart(NamedTuple):
-    """A part of a call: the name at its begin, and then the JSON of its arguments."""
+    """A part of a call: first its name, then pieces of the JSON of its arguments."""
 
     name: str = ""
     arguments: str = ""
 
 
-Part = Union[str, CallPart]  # a text that is no call, or a part of a call
+Part = Union[str, CallPart]  # text outside calls, or a part of a call
 
 
 class CallReader:
-    """The parts of an answer, as its text comes; a call begins with its name, and its arguments come as they are made.
-    """
+    """A parser of an answer's text as it arrives; of a call it gives first the name, then pieces of the arguments."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._blanks = dialect.between + " \n"  # they are no text before a call, or between two
+        self._blanks = dialect.between + " \n"  # dropped before a call and between two
         self._held = ""
-        self._unclear: str | None = ""  # what stood before the held text, if that is no call; None: it is one
-        self._spoken = bool(dialect.opening)  # whether blanks are text now
+        self._unclear: str | None = ""  # precedes the held text if that is no call; None: it is one
+        self._spoken = bool(dialect.opening)  # whether blanks are now text
         self._found: Iterator[Any] = self._parts()
 
     def read(self, text: str) -> list[Part]:
-        """The parts that are known once this text follows."""
+        """Return the parts that are known once this text follows."""
         self._held += text
         return [*takewhile(bool, self._found)]
 
     def finish(self) -> list[Part]:
-        """The last parts: of a call that has not begun to be one, its text."""
+        """Return the last parts; the beginning of what might have become a call is text."""
         if self._unclear is None:
             return []
         self._held = self._unclear + self._held
-        return [*self._say(len(self._held))]
+        return [*self._emit(len(self._held))]
 
     def _parts(self) -> Iterator[Part | None]:
-        """All parts, and None wherever more text is needed."""
+        """Yield all parts, and None whenever more text is needed."""
         while True:
             yield from self._text()
             self._unclear = self._dialect.opening
@@ -111,31 +110,31 @@ class CallReader:
             self._unclear = ""
 
     def _text(self) -> Iterator[Part | None]:
-        """What is said up to the next call, and the opening of that."""
+        """Yield the text up to the next call, and skip the opening of that call."""
         opening = self._dialect.opening
         while (begin := self._begin()) < 0:
             begun = [size for size in range(len(opening)) if self._held.endswith(opening[:size])]
-            yield from self._say(len(self._held) - max(begun, default=0))
+            yield from self._emit(len(self._held) - max(begun, default=0))
             yield None
-        yield from self._say(begin)
+        yield from self._emit(begin)
         self._held = self._held.lstrip(self._blanks)[len(opening):]
 
     def _begin(self) -> int:
-        """Where a call begins in the held text; -1: nowhere yet."""
+        """Return where a call begins in the held text; -1 if none begins yet."""
         if self._dialect.opening:
             return self._held.find(self._dialect.opening)
         bare = self._held.lstrip(self._blanks)
         return self._held.find("{") if bare.startswith("{") and not self._spoken else -1
 
-    def _say(self, size: int) -> Iterator[Part]:
-        """So much of the held text is said, unless it is held back as blanks."""
+    def _emit(self, size: int) -> Iterator[Part]:
+        """Yield the first `size` characters of the held text, unless they are blanks to hold back."""
         said = self._held[:size]
         if said.strip(self._blanks) or (said and self._spoken):
             self._held, self._spoken = self._held[size:], True
             yield said
 
     def _call(self) -> Iterator[Part | None]:
-        """A call behind its opening, or the text of what is none."""
+        """Yield a call after its opening, or its text if it is no call."""
         while not (head := HEAD.match(self._held)) and self._end_of_call() < 0:
             yield None
         self._unclear, self._spoken = None, False
@@ -151,12 +150,12 @@ class CallReader:
         yield from call or [self._dialect.opening + body + self._dialect.closing]
 
     def _end_of_call(self) -> int:
-        """Where a call ends before what closes it; -1: not yet."""
+        """Return where a call ends, before its closing; -1 if it does not end yet."""
         closing = self._dialect.closing
         return self._held.find(closing) if closing else Braces().end(self._held)
 
     def _arguments(self) -> Iterator[Part | None]:
-        """The arguments, up to the brace that closes them, and what closes the call."""
+        """Yield the arguments up to their closing brace, and skip the closing of the call."""
         braces = Braces()
         while (end := braces.end(self._held)) < 0:
             said, self._held = self._held, ""
@@ -172,14 +171,14 @@ class CallReader:
 
 
 class Braces:
-    """The braces of an object that are open, as its text comes; those in its strings do not count."""
+    """A counter of open braces in an object that arrives in pieces; braces in strings do not count."""
 
     def __init__(self) -> None:
         self._depth = 0
-        self._quoted = self._escaped = False  # whether the next letter is in a string, or behind a backslash
+        self._quoted = self._escaped = False  # whether the next letter is in a string, or after a backslash
 
     def end(self, text: str) -> int:
-        """Where the object ends in the text that follows; -1: not there."""
+        """Return where the object ends in the text that follows; -1 if it does not end there."""
         for end, letter in enumerate(text, 1):
             if self._escaped or letter == "\\":
                 self._escaped = not self._escaped
@@ -193,7 +192,7 @@ class Braces:
 
 
 def _call_in(body: str) -> list[Part]:
-    """A call whose keys come in another order, or whose arguments are a text; empty for what is none."""
+    """Return a call with keys in another order, or with arguments as a string; empty if it is no call."""
     try:
         found = json.loads(body)
         name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))

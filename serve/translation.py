@@ -1,4 +1,4 @@
-"""The body of a request in another protocol than a chat's, as the body of a chat that asks the same."""
+"""Translation of bodies of other protocols into equivalent bodies of /v1/chat/completions."""
 from __future__ import annotations
 
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
@@ -7,19 +7,19 @@ from serve.protocol import Facts, Refused
 
 
 class Wording(NamedTuple):
-    """How a protocol names what a chat has."""
+    """A protocol's names for the parts of a chat."""
 
-    fields: Mapping[str, str]  # of plain fields -> a chat's
-    system: str  # the field of what is said before all messages
+    fields: Mapping[str, str]  # names of plain fields -> a chat's names
+    system: str  # the field of the system prompt
     form: str  # the field of the object with the format of the answer
-    part: str  # what is said of a part of a content ...
-    texts: Collection[str]  # ... and the types of those that are texts
+    part: str  # the protocol's word for a part of a content ...
+    texts: Collection[str]  # ... and the types of parts that are texts
     roles: Collection[str]
     tools: Sequence[str | None]  # the types of tools that are functions
     schema: str  # the field of the schema of their arguments
 
     def chat(self, given: Facts) -> Facts:
-        """All that a chat has, but the messages behind the system's, and the choice of tools."""
+        """Return the body of a chat, without the messages after the system prompt and without `tool_choice`."""
         body = moved(given, self.fields)
         system = self.text(given.get(self.system) or "", self.system)
         body["messages"] = [{"role": "system", "content": system}] if system else []
@@ -33,7 +33,7 @@ class Wording(NamedTuple):
         return body
 
     def text(self, content: Any, place: str) -> str:
-        """The words of a text, or of parts that are texts; raises Refused for anything else."""
+        """Return the text of a string or of a list of text parts; raise Refused for anything else."""
         if isinstance(content, str):
             return content
         parts = items(content, place)
@@ -43,7 +43,7 @@ class Wording(NamedTuple):
         return "".join(part["text"] for part in parts)
 
     def role(self, message: Facts, place: str) -> str:
-        """Who says a message; raises Refused for nobody of this protocol."""
+        """Return the role of a message; raise Refused for a role that the protocol does not have."""
         role = message.get("role")
         if not isinstance(role, str) or role not in self.roles:
             raise Refused(f"{place}.role is none of {', '.join(self.roles)}: send one of them", f"{place}.role")
@@ -58,14 +58,14 @@ class Wording(NamedTuple):
 
 
 def items(given: Any, field: str) -> list[Facts]:
-    """A list of objects; raises Refused for anything else."""
+    """Return a list of objects unchanged; raise Refused for anything else."""
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
         raise Refused(f"{field} is no list of objects: send one", field)
     return given
 
 
 def object_of(given: Facts, field: str) -> Facts:
-    """The object in a field, empty where there is none; raises Refused for anything else."""
+    """Return the object in a field, empty if missing; raise Refused for anything else."""
     found = given.get(field) or {}
     if not isinstance(found, dict):
         raise Refused(f"{field} is no object: send one, or leave it out", field)
@@ -73,10 +73,10 @@ def object_of(given: Facts, field: str) -> Facts:
 
 
 def moved(given: Facts, names: Mapping[str, str]) -> Facts:
-    """The fields that are there, under the names that a chat has for them."""
+    """Return the existing fields under other names: `names` maps old names to new ones."""
     return {ours: given[theirs] for theirs, ours in names.items() if theirs in given}
 
 
 def call(given: Facts, arguments: Any, number: Any) -> Facts:
-    """A call as a chat has it."""
+    """Return a tool call in the format of a chat."""
     return {"id": number, "type": "function", "function": {"name": given.get("name"), "arguments": arguments}}

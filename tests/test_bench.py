@@ -145,12 +145,12 @@ def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_files(run, tmp
     monkeypatch.setattr(Results, "add", fails)
     assert run("part") == 130
     assert sum(map(len, lines(tmp_path / "part").values())) == 5
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     last = tmp_path / "part" / "answers" / "ar" / "mt_bench-t1.jsonl"
     last.write_bytes(last.read_bytes()[:-20])  # the power failed while it was written
     monkeypatch.setattr(Results, "add", add)
     assert run("part") == 0
-    assert "of which 4 are there" in capsys.readouterr().out
+    assert "of which 4 exist" in capsys.readouterr().out
     assert timeless(tmp_path / "part") == timeless(tmp_path / "whole")
     before = lines(tmp_path / "part")
     assert run("part") == 0 and lines(tmp_path / "part") == before, "nothing is done twice"
@@ -176,10 +176,10 @@ def test_results_of_another_configuration_are_refused_in_one_sentence(run, tmp_p
     capsys.readouterr()
     assert run("a", "max_new_tokens=5") == 2
     assert capsys.readouterr().err == (
-        f"flowspec: {tmp_path / 'a'} holds answers with max_new_tokens=6, not 5: choose another results=, or ask for "
+        f"flowspec: {tmp_path / 'a'} holds answers with max_new_tokens=6, not 5: choose another results=, or give "
         "max_new_tokens=6\n")
     (tmp_path / "a" / "env.json").unlink()
-    assert run("a") == 2 and "its env.json is gone" in capsys.readouterr().err
+    assert run("a") == 2 and "has answers, but no env.json" in capsys.readouterr().err
     assert lines(tmp_path / "a") == before
 
 
@@ -355,9 +355,9 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
     (["drafts=eagle,x"], "drafts=eagle,x: draft=x is unknown: choose"),
     (["drafts=none:x"], "none:x names a folder, but only eagle, dflash, spd, model lie in one: write none"),
     (["drafts=model:"], "model: names no folder: write model:DIR, or model alone"),
-    (["drafts=eagle:nowhere"], "nowhere: name that of a draft head, or of a small model"),
+    (["drafts=eagle:nowhere"], "nowhere: give that of a draft head or a small model"),
     (["drafts=eagle", "baseline_draft=x"], "baseline_draft=x: draft=x is unknown: choose"),
-    (["baseline_draft=eagle:nowhere"], "nowhere: name that of a draft head, or of a small model"),
+    (["baseline_draft=eagle:nowhere"], "nowhere: give that of a draft head or a small model"),
     (["drafts=eagle", "draft=model", "draft_dir=x"], "is ignored with drafts=eagle: write model:DIR there"),
     (["pipeline_type=naive"], "write methods=NAME,NAME"),
     (["questions=30:50"], "leaves no question of"),
@@ -400,7 +400,7 @@ def test_a_report_that_cannot_be_written_is_reported_and_the_answers_stay(run, m
 
     monkeypatch.setattr("eval.command.report", fail)
     assert run("a", "methods=ar", "sets=chatbot", "temperatures=0") == 2
-    assert "flowspec: summary.csv cannot be written\nflowspec: what was answered is kept" in capsys.readouterr().err
+    assert "flowspec: summary.csv cannot be written\nflowspec: the answers so far are kept" in capsys.readouterr().err
 
 
 def test_folders_that_are_no_starts_are_not_counted(tmp_path):
@@ -457,5 +457,5 @@ def test_an_answer_that_stands_twice_is_named(run, tmp_path):
     assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "questions=1") == 0
     path = next((tmp_path / "a" / "answers").glob("*/*.jsonl"))
     path.write_text(path.read_text() * 2)
-    with pytest.raises(ValueError, match="line 2 of .* answers once more what line 1 does"):
+    with pytest.raises(ValueError, match="line 2 of .* repeats the answer of line 1"):
         list(read_answers(path))

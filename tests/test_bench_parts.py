@@ -89,7 +89,7 @@ def test_a_model_that_learned_its_positions_is_not_given_more(tmp_path):
     config = tmp_path / "config.json"
     learned = {"model_type": "opt", "ffn_dim": 24, "hidden_act": None}
     config.write_text(json.dumps({**json.loads(config.read_text()), **learned}))
-    with pytest.raises(ValueError, match="has learned its 64 positions: give --positions 48 or less"):
+    with pytest.raises(ValueError, match="has 64 trained positions: give --positions 48 or less"):
         long.long([str(tmp_path), "--positions", "8192"])
 
 

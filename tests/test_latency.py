@@ -109,7 +109,7 @@ def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(
     assert main([*words, "sets=sum", "num_target_servers=2"]) == 0
     assert capsys.readouterr().out.count("\ntiny") == 1
     assert main([*words, "seed=1"]) == 2
-    assert "was recorded with seed=42, and seed=1 is asked for" in capsys.readouterr().err
+    assert "was recorded with seed=42, and seed=1 is requested" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -46,7 +46,7 @@ def test_without_llama_cpp_the_others_are_compared_and_the_way_to_get_it_is_said
     path = write(tmp_path / "model.gguf")
     assert peers.peers([str(path), "--threads", "1", "--repeats", "1"]) == 0
     said = capsys.readouterr()
-    assert "llama.cpp is not there, and is left out: type pip install xllamacpp" in said.err
+    assert "llama.cpp is not installed, and is left out: type pip install xllamacpp" in said.err
     names = [line.strip().split("  ")[0] for line in said.out.splitlines()]
     assert names[-2:] == ["transformers, float32", "ours, float32"]
 
@@ -73,7 +73,7 @@ def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_sa
     monkeypatch.setattr(rpc, "ours", lambda words, written: speeds[words[-1]])
     rpc.over(args, tmp_path / "m.gguf", tmp_path)
     said = capsys.readouterr()
-    assert "llama-bench or ggml-rpc-server is not there" in said.err and "RPC" not in said.out
+    assert "llama-bench or ggml-rpc-server is missing" in said.err and "RPC" not in said.out
     asked = tmp_path / "asked"
     for name, line in (("rpc-server", "exec sleep 60"),
                        ("llama-bench", f'echo "$@" > {asked}; echo \'[{{"avg_ts": 4.0}}]\'')):
@@ -125,4 +125,4 @@ def test_our_profile_of_wires_takes_no_time_to_compute(tmp_path):
 def test_wires_without_processes_are_refused(capsys):
     with pytest.raises(SystemExit):
         peers.peers(["m.gguf", "--wires", "wifi"])
-    assert "give --over N" in capsys.readouterr().err
+    assert "add --over N" in capsys.readouterr().err

@@ -366,9 +366,9 @@ def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_pa
     assert book_of(replace(config, run=replace(config.run, base_dir=str(moved)))) == book_of(config)
     with open(moved / "config.json", "a") as file:
         file.write(" ")
-    with pytest.raises(ValueError, match=r"recorded with base_dir=llama \(.*\), and base_dir=llama \(.* is asked for"):
+    with pytest.raises(ValueError, match=r"recorded with base_dir=llama \(.*\), and base_dir=llama \(.* is requested"):
         book_of(replace(config, run=replace(config.run, base_dir=str(moved))))
-    with pytest.raises(ValueError, match="recorded with eagle_dir=eagle_deep .*, and eagle_dir=llama .* is asked"):
+    with pytest.raises(ValueError, match="recorded with eagle_dir=eagle_deep .*, and eagle_dir=llama .* is requested"):
         book_of(replace(config, run=replace(config.run, eagle_dir=str(moved))))
     held = json.loads((tmp_path / "traces.json").read_text())
     for one in (held["networks"], *(answer["guesses"] for answer in held["answers"])):

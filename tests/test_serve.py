@@ -426,7 +426,7 @@ def test_an_address_that_is_taken_is_reported_before_anything_is_loaded(capfd):
         port = taken.getsockname()[1]
         assert main([f"port={port}"]) == 2
     said = capfd.readouterr()
-    assert f"nothing can listen at host=127.0.0.1 port={port}" in said.err and "give another" in said.err
+    assert f"cannot listen at host=127.0.0.1 port={port}" in said.err and "give another" in said.err
     assert len(said.err.strip().splitlines()) == 1 and not said.out
 
 

@@ -91,7 +91,7 @@ def test_who_comes_beyond_the_queue_is_refused_and_a_place_given_up_is_free_at_o
     with pytest.raises(Refused, match="5 answers are under way or waiting") as refused:
         asked(engine, Heard())
     assert refused.value.status == 429 and refused.value.retry >= 1
-    with pytest.raises(Refused, match="6 answers are asked for at once") as refused:
+    with pytest.raises(Refused, match="6 answers are requested at once") as refused:
         asked(engine, *(Heard() for _ in range(6)))
     assert refused.value.status == 400
     engine.cancel([one.job for one in held])

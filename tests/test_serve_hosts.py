@@ -89,7 +89,7 @@ def test_a_server_over_three_hosts_writes_the_texts_of_run_pipe_whatever_becomes
         lost = f"rank 2 ({HOST}, 127.0.0.1) was lost: its connection broke"
         assert wait_until(lambda: health(server) == (503, lost), 60)
         threads[0].join()
-        assert got["under way"]["error"]["message"] == f"the answer is lost: {lost}; ask again"
+        assert got["under way"]["error"]["message"] == f"the answer is lost: {lost}; try again"
         assert ends(running) == [75, -signal.SIGKILL] and said(place, 1) == f"flowspec: {lost}"
         assert "waiting" not in got
         running = boards()

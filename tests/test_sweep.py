@@ -167,7 +167,7 @@ def test_the_help_of_a_sweep_is_that_of_the_evaluation_once(monkeypatch, capsys)
     asked = []
     monkeypatch.setattr("eval.sweep._evaluate", lambda words: asked.append(words) or 0)
     assert command.main(["prune", "toy", "--help"]) == 0
-    assert asked == [["toy", "--help"]] and capsys.readouterr().out.startswith("prune: pruning of what died")
+    assert asked == [["toy", "--help"]] and capsys.readouterr().out.startswith("prune: pruning of rows that died")
 
 
 @pytest.mark.parametrize(("ended", "code"), [(2, 2), (-9, 137)])

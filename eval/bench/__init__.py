@@ -1,7 +1,7 @@
-"""Measurements of one machine: what models cost there, how well drafts guess, what becomes of accidents.
+"""Measurements of one machine: the cost of models, the accuracy of drafts, and the effect of accidents.
 
-Here is what they share: questions, the decoders of methods, how fast answers come, what calls cost by turns, and the
-processes of a run.
+This module has their common parts: questions, the decoders of methods, the speed of answers, the cost of alternating
+calls, and the processes of a run.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launch.pipeline import Pipeline
 from pipeline.decode import Answer, Decoder, Request
 
 MIB = 1024.0  # KiB
-LARGEST = 1 << 40  # what is more is no size, and memory would be short before
+LARGEST = 1 << 40  # larger than any size that memory allows
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
 Key = TypeVar("Key", bound=Hashable)
@@ -27,33 +27,33 @@ Figure = TypeVar("Figure")
 
 
 def request(pipeline: Pipeline, question: str | Sequence[str]) -> Request:
-    """The request of a question, or of the last one of a conversation."""
+    """Return the request for a question, or for the last one of a conversation."""
     config = pipeline.config
     return pipeline.request(pipeline.prompt_ids(question, config.template), config, config.stop)
 
 
 def decoders_of(pipeline: Pipeline, methods: Iterable[str],
                 **changed: Any) -> dict[str, Decoder]:
-    """The decoders of these methods over one pipeline, with these keys `changed`."""
+    """Return the decoders of these methods on one pipeline, with these keys `changed`."""
     runs = {method: replace(pipeline.config, pipeline_type=method, **changed) for method in methods}
     return {method: pipeline.decoder_for(run) for method, run in runs.items()}
 
 
 def speed(answers: Sequence[Answer]) -> float:
-    """Tokens per second of these answers, prefill included."""
+    """Return the tokens per second of these answers, including the prefill."""
     seconds = sum(answer.seconds for answer in answers)
     return sum(answer.new_tokens for answer in answers) / seconds
 
 
 class Cost(NamedTuple):
-    """Seconds of a call, by the clock and of the processor."""
+    """The elapsed and the processor seconds of a call."""
 
     wall: float
     processor: float
 
 
 def cost(call: Callable[..., object], *args: Any) -> Cost:
-    """What a call costs."""
+    """Return the cost of a call."""
     wall, processor = time.perf_counter(), time.process_time()
     call(*args)
     return Cost(time.perf_counter() - wall, time.process_time() - processor)
@@ -61,10 +61,10 @@ def cost(call: Callable[..., object], *args: Any) -> Cost:
 
 def by_turns(jobs: Mapping[Key, Callable[[], Figure]],
              repeats: int) -> dict[Key, list[Figure]]:
-    """The figures of each job.
+    """Return the figures of each job.
 
-    They take turns, so that what disturbs one disturbs all. Every other turn has them in reverse, since who comes
-    second finds the caches of the processor warm.
+    The jobs run alternately, so that a disturbance affects all of them. Every other turn runs them in reverse, since
+    the second job finds the processor's caches warm.
     """
     found: dict[Key, list[Figure]] = {key: [] for key in jobs}
     for turn in tqdm(range(repeats + 1), desc="turns", leave=False):
@@ -74,7 +74,7 @@ def by_turns(jobs: Mapping[Key, Callable[[], Figure]],
 
 
 def number(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
+    """Return a whole number from 1 on, for argparse."""
     is_number = text.isascii() and text.isdigit()
     if not is_number or not 1 <= int(text[:20]) <= LARGEST:
         raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {LARGEST}")
@@ -82,7 +82,7 @@ def number(text: str) -> int:
 
 
 def process_tree(process: int) -> list[int]:
-    """A process, and all that it and they have started."""
+    """Return a process and all its descendants."""
     found = [process]
     for each in found:
         for children in Path(f"/proc/{each}/task").glob("*/children"):
@@ -91,13 +91,13 @@ def process_tree(process: int) -> list[int]:
 
 
 def status(process: int | str) -> dict[str, int]:
-    """The numbers that Linux has of a process, or of this one (`self`), by name; sizes are in KiB."""
+    """Return Linux's numbers for a process, or for this one (`self`), by name; sizes are in KiB."""
     text = Path(f"/proc/{process}/status").read_text()
     return {name: int(count) for name, count in re.findall(r"(\w+):[ \t]+(\d+)", text)}
 
 
 def of_one(process: int) -> tuple[float, int, int]:
-    """What a process holds: MiB of memory, open files and threads."""
+    """Return the MiB of memory, the open files and the threads of a process."""
     numbers = status(process)
     files = len(os.listdir(f"/proc/{process}/fd"))
     return numbers["VmRSS"] / MIB, files, numbers["Threads"]

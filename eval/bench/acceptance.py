@@ -1,4 +1,4 @@
-"""How well the draft guesses: the mean accepted length on the bundled questions of each task."""
+"""The accuracy of a draft: the mean accepted length on the bundled questions of each task."""
 from __future__ import annotations
 
 import statistics
@@ -15,13 +15,13 @@ TREE = {"init_total_token": "59", "init_depth": "5", "width": "10", "min_probabi
 
 
 def acceptance(argv: list[str]) -> int:
-    """The command `python -m scripts.bench acceptance`; its exit code."""
+    """Execute `python -m scripts.bench acceptance`; return its exit code."""
     asked = over(argv, {"pipeline_type": "serial", "max_new_tokens": "128", **TREE}, TOY_PRESET)
     return run(Command("scripts.bench acceptance", answer_tasks), asked)
 
 
 def answer_tasks(pipeline: Pipeline) -> None:
-    """On rank 0: answer every bundled question of every task, and print the mean accepted length of each."""
+    """Answer, on rank 0, every bundled question of every task, and print the mean accepted length of each task."""
     if pipeline.config.max_new_tokens < 2:
         raise ValueError("max_new_tokens=1 leaves nothing to be guessed: give 2 or more")
     means = []

@@ -1,6 +1,6 @@
-"""Accidents at random moments of answers, and what becomes of those: over processes and over boards.
+"""Accidents at random moments of answers, and their effect on the answers, over processes and over boards.
 
-Every method makes one answer and four at once. Each is compared with the text that it has without an accident.
+Every method generates one answer, and four at once. Each is compared with its text without an accident.
 """
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ MORE: dict[str, dict[str, str]] = {  # keys that a method needs
     "dsi": {"replicas": "2", "lookahead": "4"}, "specinfer": {"ssm": "toy/draft_a"}}
 TOGETHER = 1, 4  # answers under way at once
 OWN = {"accidents": "100", "places": f"{PROCESSES},{PLACES[1]}", "csv": ""}  # keys of the command
-SOON = 0.25  # of the accidents behind another one, the share of those that come before all have recovered from it
-NEAR = 2.0  # seconds within which these come
+SOON = 0.25  # of the accidents after another one, the share that happen before the ranks have recovered from it
+NEAR = 2.0  # seconds within which these happen
 LATEST = 0.8  # share of the tokens by which the last accident happens
 COLUMNS = "round", "place", "method", "at_once", "kind", "rank", "pause", "lost", "changed"
 HEADING = "place", "accident", "accidents", "answers", "lost", "changed", "pause: median, s", "worst, s"
-Texts = Dict[int, List[int]]  # the text of each question, as it was written first: all methods write one
+Texts = Dict[int, List[int]]  # the first text of each question's answer: all methods write the same
 Row = Dict[str, Any]  # an accident, by COLUMNS
 Words = Sequence[str]
 Options = Mapping[str, str]
 
 
 class Case(NamedTuple):
-    """So many answers at once of a method in a place, and so many accidents that happen to them."""
+    """A number of simultaneous answers of a method in a place, and a number of accidents during them."""
 
     round: int
     place: str
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 class Accident(NamedTuple):
-    """An accident of some kind to a rank: after how many tokens of all answers, and how many seconds later."""
+    """An accident of some kind to a rank, `later` seconds after this number of tokens of all answers."""
 
     kind: str
     rank: int
@@ -66,7 +66,7 @@ class Accident(NamedTuple):
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 def accidents(argv: list[str]) -> int:
-    """The command `python -m scripts.bench accidents`; its exit code, 1 if an answer was lost or changed."""
+    """Execute `python -m scripts.bench accidents`; return its exit code, 1 if an answer was lost or changed."""
     preset, *words = over(argv, {**USUAL, **OWN}, TOY_PRESET)
     options = raw_values(words)
     places = options.pop("places").split(",")
@@ -74,7 +74,7 @@ def accidents(argv: list[str]) -> int:
     if not set(places) <= set(PLACES):
         raise ValueError(f"places={','.join(places)} is not possible: choose among {', '.join(PLACES)}")
     if not given.isdigit() or not int(given):
-        raise ValueError(f"accidents={given} is not possible: give how many there shall be, from 1")
+        raise ValueError(f"accidents={given} is not possible: give a whole number from 1")
     method = options.pop("pipeline_type", "")
     methods = [method] if method else [method for method in METHODS if method not in SHARINGS]
     kinds, total = list(product(places, methods, TOGETHER)), int(given)
@@ -95,14 +95,14 @@ def accidents(argv: list[str]) -> int:
 
 
 def words_of(preset: str, method: str, options: Options) -> list[str]:
-    """The words of a pipeline of this method."""
+    """Return the arguments of a pipeline for this method."""
     keys = {**MORE.get(method, {}), **options, "pipeline_type": method}
     keys["max_requests"] = str(max(TOGETHER))
     return [preset, *(f"{key}={value}" for key, value in keys.items())]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each kind of accident in each place, for the answers at once there, and for all."""
+    """Return a table by place and kind of accident, by place and number of answers at once, and for all."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for key in ("kind", "at_once"):
         for row in rows:
@@ -112,7 +112,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def cells(rows: Sequence[Row]) -> list[str]:
-    """How many accidents, answers that they met, lost and changed ones of these, and the pauses."""
+    """Return the numbers of accidents, affected answers, lost and changed ones among these, and the pauses."""
     what = "at_once", "lost", "changed"
     met = {row["round"]: [row[key] for key in what] for row in rows}
     answers, lost, changed = map(sum, zip(*met.values()))
@@ -124,14 +124,14 @@ def cells(rows: Sequence[Row]) -> list[str]:
 # --- answers, and accidents that happen to them -----------------------------------------------------------------------
 
 def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
-    """A row for each of the accidents of a case, in a pipeline of its own; its number is the seed of chance."""
+    """Yield a row for each accident of a case, which has its own pipeline; the case's round is the random seed."""
     chance = Random(case.round)
     with tempfile.TemporaryDirectory() as folder, \
             opened(case.place, words, Path(folder)) as (pipeline, there):
         asked = [(case.round + i) % len(QUESTIONS) for i in range(case.at_once)]
         if not texts.keys() >= {*asked}:
             calm = struck(pipeline, there, [], asked, chance)
-            assert not calm.lost, "nothing has happened"
+            assert not calm.lost, "an answer was lost without an accident"
             texts.update(zip(asked, calm.texts))
         kinds = chance.sample(there.kinds, len(there.kinds))
         tokens = sum(len(texts[each]) for each in asked)
@@ -145,7 +145,7 @@ def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
 
 
 def planned(place: Place, kinds: Words, chance: Random, tokens: int) -> list[Accident]:
-    """Accidents of these kinds at random moments of answers with so many tokens, the first one first."""
+    """Return accidents of these kinds, in order, at random moments of answers that have `tokens` tokens in total."""
     found: list[Accident] = []
     most = int(LATEST * tokens) or 1
     moments = sorted(chance.randrange(most) for _ in kinds)
@@ -158,8 +158,8 @@ def planned(place: Place, kinds: Words, chance: Random, tokens: int) -> list[Acc
 
 
 class Story(NamedTuple):
-    """What became of answers: their texts, whether they were lost, and the pause of each accident in seconds, the
-    longest time without a token of any answer from then on; None if none came any more."""
+    """The outcome of answers: their texts, whether they were lost, and the pause of each accident in seconds: the
+    longest time without a token of any answer from then on, None if there were no more tokens."""
 
     texts: list[list[int]]
     lost: bool
@@ -168,8 +168,8 @@ class Story(NamedTuple):
 
 def struck(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Sequence[int],
            chance: Random) -> Story:
-    """Make answers to questions by their numbers, at once, to which these accidents happen."""
-    settled = [time.monotonic()]  # moments at which tokens came
+    """Answer the questions with these numbers, at once, while these accidents happen."""
+    settled = [time.monotonic()]  # times at which tokens came
     tokens, lost = -1, False
 
     def happen(accident: Accident, own: Random) -> float:
@@ -197,8 +197,8 @@ def struck(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Se
 
 
 def pauses(moments: Sequence[float], settled: Sequence[float]) -> list[float | None]:
-    """For each moment of an accident the longest gap between two tokens that ends behind it, and begins before the next
-    accident."""
+    """Return, for each moment of an accident, the longest gap between two tokens that ends after it and begins before
+    the next accident."""
     gaps = list(zip(settled, settled[1:]))
     found = []
     for moment in moments:

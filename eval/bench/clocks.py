@@ -1,7 +1,7 @@
-"""Emulated in real time and in virtual time, side by side: what the simulation leaves out, and whether it is right.
+"""Emulation in real time compared with virtual time: the costs that the simulation leaves out, and its accuracy.
 
 The same questions are answered by ranks that sleep, and on the virtual clock. Python's own time for a turn of rank 0, a
-message and a segment is measured in the former, for plain decoding, and added to the latter's model.
+message and a segment is measured in the former, for plain decoding, and added to the model of the latter.
 """
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Speeds = Dict[Case, float]
 
 
 def clocks(argv: list[str]) -> int:
-    """The command `python -m scripts.bench clocks`; its exit code."""
+    """Execute `python -m scripts.bench clocks`; return its exit code."""
     preset, *words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"}, TOY_PRESET)
     options = raw_values(words)
     if {"time", "trace"} & options.keys():
@@ -62,7 +62,7 @@ def clocks(argv: list[str]) -> int:
 
 
 def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
-    """Tokens/s of each method at each temperature over the questions."""
+    """Return the tokens/s of each method at each temperature over the questions."""
     decoders = decoders_of(pipeline, METHODS)
     for decoder in decoders.values():
         decoder.whole(replace(request(pipeline, QUESTIONS[0]), max_new_tokens=WARM))
@@ -76,7 +76,7 @@ def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
 
 
 def own_times(spans: Sequence[Span], profile: Profile) -> Own:
-    """Medians of what Python takes by itself, in seconds, out of segments of one row.
+    """Return the medians of Python's own time, in seconds, from segments of one row.
 
     A segment: from its receipt by a stage until it is passed on, without the layers. A message: from there to the next
     rank's inbox, without the modelled wire. A turn: from a verdict until the next send, without the modelled verdict.
@@ -102,7 +102,7 @@ def own_times(spans: Sequence[Span], profile: Profile) -> Own:
 
 
 def _moments(spans: Sequence[Span], name: str) -> dict[Place, tuple[float, float]]:
-    """When the spans of this name begin and end that are about one node, by rank and node."""
+    """Return begin and end of the spans with this name and a single node, by rank and node."""
     alone = [span for span in spans if span["name"] == name
              and len(span.get("nodes", ())) == 1]
     return {(span["rank"], span["nodes"][0]): (span["t0"], span["t1"])

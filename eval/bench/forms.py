@@ -1,4 +1,4 @@
-"""Types and quantized weights side by side, on one device: the time of a segment, and how far results are off."""
+"""A comparison of types and quantized weights on one device: the time of a segment, and the error of results."""
 from __future__ import annotations
 
 import argparse
@@ -20,7 +20,7 @@ from model.weights.quant import KINDS
 from model.whole import Whole
 
 TOY = ROOT / "toy" / "llama"
-COPIED = 1 << 27  # bytes: more than caches hold
+COPIED = 1 << 27  # bytes, more than caches hold
 SAMPLE = 2  # questions of each task that the bundled model reads
 PLAIN = Form(torch.bfloat16, "none")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,7 +28,7 @@ FORMS = [Form(dtype, kind) for dtype in DTYPES for kind in ("none", *KINDS)]
 
 
 def stages(argv: list[str]) -> int:
-    """The command `python -m scripts.bench stages`."""
+    """Execute `python -m scripts.bench stages`."""
     args = read(argv, len(FORMS))
     torch.set_grad_enabled(False)
     forms = [form for form in FORMS if args.device != "cpu" or form.dtype != torch.float16]
@@ -40,12 +40,12 @@ def stages(argv: list[str]) -> int:
 def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     """Time all forms, and print a line for each."""
     made = build(args, forms)
-    speeds = [_copied(args.device) for _ in range(args.repeats)]
+    speeds = [_copy_speed(args.device) for _ in range(args.repeats)]
     jobs = {(form, rows): partial(cost, stage.compute, rows)
             for rows in args.rows for form, stage in made.items()}
     took = {key: min(costs).wall
             for key, costs in by_turns(jobs, args.repeats).items()}
-    speeds += [_copied(args.device) for _ in range(args.repeats)]
+    speeds += [_copy_speed(args.device) for _ in range(args.repeats)]
     errors = _errors(made, max(args.rows))
     print(f"{args.layers} layer(s) of width {args.hidden} and {args.intermediate}, {args.context} tokens of context, "
           f"{args.device}, {torch.get_num_threads()} threads: ms per segment, minimum of {args.repeats}, and over the "
@@ -61,8 +61,8 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     print(in_columns(heading, table))
 
 
-def _copied(device: str) -> float:
-    """The bytes that a copy reads and writes in a second."""
+def _copy_speed(device: str) -> float:
+    """Return the bytes that a copy reads and writes per second."""
     numbers = torch.zeros(COPIED, dtype=torch.uint8, device=device)
     other = torch.empty_like(numbers).copy_(numbers)
     took = cost(lambda: other.copy_(numbers)[-1].item())  # which waits for the device
@@ -70,7 +70,7 @@ def _copied(device: str) -> float:
 
 
 def _errors(made: Mapping[Form, Stage], rows: int) -> dict[Form, float]:
-    """How far what the layers add to their input is from the first form's, in parts of the latter's length."""
+    """Return, for each form, the relative error of what the layers add to their input, against the first form."""
     added = {}
     for form, stage in made.items():
         out_TD = stage.segment(rows) - stage.x_TD[:rows]
@@ -81,7 +81,7 @@ def _errors(made: Mapping[Form, Stage], rows: int) -> dict[Form, float]:
 
 
 def compare_texts(forms: list[Form], device: str) -> None:
-    """Print how often the bundled model finds the same token likeliest, reading the held-out questions and answers."""
+    """Print how often the bundled model finds the same token likeliest when reading held-out questions and answers."""
     texts = _held_out()
     exact, table = None, []
     for form in tqdm(forms, desc="reading", leave=False):
@@ -97,7 +97,7 @@ def compare_texts(forms: list[Form], device: str) -> None:
 
 
 def _held_out() -> list[list[int]]:
-    """Token ids of questions of each task, with their answers and the question once more."""
+    """Return the token ids of questions of each task, with their answers and the question again."""
     text, found = Text(TOY), []
     for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
         for _, entry in islice(lines(path), SAMPLE):

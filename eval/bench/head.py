@@ -30,10 +30,10 @@ COLUMNS = ("form", "MB", "1 row, ms", "16 rows, ms", "same token likeliest")
 
 
 def head(argv: list[str]) -> int:
-    """The command `python -m scripts.bench head`."""
+    """Execute `python -m scripts.bench head`."""
     parser = argparse.ArgumentParser(prog="python -m scripts.bench head")
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model in Hugging Face form")
-    parser.add_argument("--tokens", type=number, default=2000, metavar="N", help="tokens of text that it reads (2000)")
+    parser.add_argument("--tokens", type=number, default=2000, metavar="N", help="tokens of text to read (2000)")
     parser.add_argument("--repeats", type=number, default=20, metavar="N", help="verdicts per figure (20)")
     args = parser.parse_args(argv)
     torch.set_grad_enabled(False)
@@ -42,7 +42,7 @@ def head(argv: list[str]) -> int:
     x_TD = _read(whole, text_of(args.model, args.tokens))
     exact_T = whole.lm_head(x_TD).argmax(-1)
     weight = whole.lm_head.product.weight
-    heads = {form: _made(whole, weight, form)
+    heads = {form: _build(whole, weight, form)
              for form in tqdm(FORMS, desc="quantizing", leave=False)}
     jobs = {(form, rows): partial(cost, _judge, made, x_TD[:rows].to(form.dtype))
             for form, made in heads.items() for rows in ROWS}
@@ -61,11 +61,11 @@ def head(argv: list[str]) -> int:
 
 
 def _judge(head: Logits, x_TD: Tensor) -> None:
-    """A verdict on these rows."""
+    """Compute a verdict on these rows."""
     head(x_TD).max(-1)
 
 
-def _made(whole: Whole, weight: Tensor, form: Form) -> Logits:
+def _build(whole: Whole, weight: Tensor, form: Form) -> Logits:
     made = Logits(whole.config)
     fill(made, {"product.weight": weight}, form.dtype, "cpu")
     compress(made, form.kind, form.dtype)
@@ -74,7 +74,7 @@ def _made(whole: Whole, weight: Tensor, form: Form) -> Logits:
 
 
 def text_of(folder: Path, tokens: int) -> list[int]:
-    """Token ids of questions of the bundled sets, with their answers."""
+    """Return token ids of questions of the bundled sets, with their answers."""
     text, found = Text(folder), []
     for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
         for _, entry in islice(lines(path), tokens):
@@ -86,7 +86,7 @@ def text_of(folder: Path, tokens: int) -> list[int]:
 
 
 def _read(whole: Whole, ids: list[int]) -> Tensor:
-    """What the layers make of the text `[T, D]`, read in pieces that do not see each other."""
+    """Return the outputs `[T, D]` of the layers for a text, read in pieces that do not see each other."""
     made = []
     begins = range(0, len(ids), PIECE)
     for begin in tqdm(begins, desc="reading", leave=False):

@@ -1,8 +1,8 @@
-"""Where a layer's time goes on a processor: in kernels, in torch's dispatch of them, and in our Python between them.
+"""The parts of a layer's time on a processor: kernels, torch's dispatch of them, and our Python between them.
 
-torch's own profiler tells operators apart: those that compute, and those that only arrange (views, allocation, and
-operators that call others). The rest of a layer's time is Python. All is of one thread; the least time of each operator
-counts, since other programs may take the processor away in the midst of any.
+torch's own profiler distinguishes operators that compute from those that only arrange (views, allocation, and operators
+that call others). The rest of a layer's time is Python. All times are of one thread. The least time of each operator
+counts, since other programs may interrupt any of them.
 """
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ FORMS = (Form(torch.float32, "none"),
 ARRANGING = frozenset(
     "view as_strided slice transpose t select narrow split split_with_sizes chunk linear matmul to _to_copy empty "
     "empty_strided empty_like reshape flatten unsqueeze expand detach resolve_conj scaled_dot_product_attention "
-    "_unsafe_view alias contiguous".split())  # operators of torch that compute nothing themselves
+    "_unsafe_view alias contiguous".split())  # torch's operators that compute nothing themselves
 HEAD = ("width, form", "rows", "ms a layer", "kernels", "dispatch", "Python")
 
 
 def layers(argv: list[str]) -> int:
-    """The command `python -m scripts.bench layers`."""
+    """Execute `python -m scripts.bench layers`."""
     parser = argparse.ArgumentParser(prog="python -m scripts.bench layers")
     parser.add_argument("--widths", type=int, choices=WIDTHS, nargs="+",
                         default=[*WIDTHS], metavar="N",
@@ -52,7 +52,7 @@ def layers(argv: list[str]) -> int:
 
 
 def measured(width: int, repeats: int) -> list[Sequence[str]]:
-    """The rows of the table for layers of one width."""
+    """Return the rows of the table for layers of one width."""
     intermediate, heads = WIDTHS[width]
     sizes = Namespace(layers=LAYERS, hidden=width, intermediate=intermediate, heads=heads, context=CONTEXT,
                       rows=ROWS, device="cpu")
@@ -69,7 +69,7 @@ def measured(width: int, repeats: int) -> list[Sequence[str]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's profiler prints of itself on stderr, which no setting of it silences."""
+    """Suppress the output of torch's profiler on stderr, for which it has no setting."""
     kept = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -81,8 +81,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _operators(stage: Stage, rows: int, repeats: int) -> tuple[float, float]:
-    """Seconds of a segment in operators that compute, and in those that only arrange."""
-    least: dict[tuple[str, int], float] = {}  # by name and how often it is called
+    """Return the seconds of a segment in operators that compute, and in those that only arrange."""
+    least: dict[tuple[str, int], float] = {}  # by name and number of calls
     for _ in range(repeats):
         with _quiet(), profile(activities=[ProfilerActivity.CPU]) as seen:
             stage.segment(rows)

@@ -1,8 +1,8 @@
-"""Long texts: what a model's layers take to read them by chunks and to write behind them, what their caches hold, and
-what 8 bits for keys and values do to the text.
+"""Long texts: the time of a model's layers to read them in chunks and to write after them, the size of their caches,
+and the effect of 8 bits for keys and values on the text.
 
-Times and memory follow from the sizes alone. So a model of few positions gets more of them, by yarn, and its text is
-any tokens.
+Times and memory depend only on the sizes. So a model with few positions gets more of them, by yarn, and its text is
+arbitrary tokens.
 """
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from model.whole import Whole
 from pipeline.trace import OFF
 
 KINDS = ("none", "int8")
-WRITTEN = 16  # tokens behind a text
+WRITTEN = 16  # tokens after a text
 MB = 1e6
 COLUMNS = ("positions", "prefill_chunk", "quant_kv", "prefill, s", "of processor, s", "a token, ms", "cache, MB",
            "stated", "all, MB", "stated")
 
 
 class Figures(NamedTuple):
-    """What one text takes: to read it, a token behind it, and bytes of the cache and of the process."""
+    """The costs of one text: reading it, a token after it, and the bytes of the cache and of the process."""
 
     prefill: Cost
     token: float
@@ -51,15 +51,15 @@ class Figures(NamedTuple):
 
 
 def long(argv: list[str]) -> int:
-    """The command `python -m scripts.bench long`."""
+    """Execute `python -m scripts.bench long`."""
     parser = argparse.ArgumentParser(prog="python -m scripts.bench long")
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model in Hugging Face form")
     parser.add_argument("--positions", type=number, nargs="+", default=[8192, 32768], metavar="N",
-                        help="tokens of the texts that are read (8192 32768)")
+                        help="tokens of the texts to read (8192 32768)")
     parser.add_argument("--chunks", type=number, nargs="+", default=[64, 256], metavar="N",
                         help="prefill_chunk (64 256)")
     parser.add_argument("--tokens", type=number, default=2000, metavar="N",
-                        help="tokens of the bundled questions, after which the likeliest is compared (2000)")
+                        help="tokens of the bundled questions, after each of which the likeliest is compared (2000)")
     args = parser.parse_args(argv)
     torch.set_grad_enabled(False)
     source = Unfolded(args.model)
@@ -74,7 +74,7 @@ def long(argv: list[str]) -> int:
             sizes = [f"{size / MB:.0f}" for size in (found.cache, stated.cache, found.taken, stated.total)]
             table.append([*map(str, job), *times, *sizes])
     print(f"a stage with all layers of {args.model.name}, float32, {torch.get_num_threads()} thread(s), each text in a "
-          "process of its own; all: beside Python and torch")
+          "process of its own; all: without Python and torch")
     print(in_columns(COLUMNS, table, names=0))
     same = agreement(source, args.tokens)
     print(f"reading {len(same)} tokens of text, quant_kv=int8 finds the same token likeliest after "
@@ -85,13 +85,13 @@ def long(argv: list[str]) -> int:
 # --- times and memory -------------------------------------------------------------------------------------------------
 
 def _stretched(source: Unfolded, length: int, place: Path) -> Path:
-    """The model's folder; for more positions than it has, another one in `place` with the same weights."""
+    """Return the model's folder; for more positions than it has, another one in `place` with the same weights."""
     given = source.config
     trained = given.get("max_position_embeddings") or RunConfig.max_length
     if length <= trained:
         return source.folder
     if not LlamaConfig.read(given).family.rotary:
-        raise ValueError(f"{source.folder} has learned its {trained} positions: give --positions "
+        raise ValueError(f"{source.folder} has {trained} trained positions: give --positions "
                          f"{max(1, trained - WRITTEN)} or less")
     folder = place / source.folder.name
     folder.mkdir()
@@ -105,7 +105,7 @@ def _stretched(source: Unfolded, length: int, place: Path) -> Path:
 
 
 def _measured(folder: Path, positions: int, chunk: int, kind: str) -> tuple[Need, Figures]:
-    """What is stated of a text, and what it takes in a fresh process; ValueError if there is too little memory."""
+    """Return the stated and the measured costs of a text, in a new process; raise ValueError for too little memory."""
     config = RunConfig("ar", dtype="float32", device="cpu", max_length=positions + WRITTEN, prefill_chunk=chunk,
                        quant_kv=kind, draft="none", threads_per_rank=torch.get_num_threads())
     spec = RankSpec(config, Part(folder))
@@ -116,11 +116,11 @@ def _measured(folder: Path, positions: int, chunk: int, kind: str) -> tuple[Need
 
 
 def _read_and_written(spec: RankSpec, positions: int, chunk: int) -> Figures:
-    """The figures of a text, where memory is what weights and caches add to a process that has loaded neither."""
+    """Return the figures of a text; its memory is that of weights and caches, without the process before them."""
     before = status("self")["VmRSS"]
     stage = build_stage(spec, OFF)
     cache = stage.cache(0)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the most so far: files of weights were mapped
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak: files of weights were mapped
 
     def read(first: int, last: int) -> None:
         nodes = range(first, last)
@@ -140,7 +140,7 @@ def _read_and_written(spec: RankSpec, positions: int, chunk: int) -> Figures:
 # --- the text ---------------------------------------------------------------------------------------------------------
 
 def agreement(source: Unfolded, tokens: int) -> Tensor:
-    """Whether the token that is likeliest behind each of so many is the same with keys and values in 8 bits `[T]`."""
+    """Return for each token whether the likeliest next one is the same with 8-bit keys and values, `[T]`."""
     whole = Whole(source, torch.float32, "cpu", context=tokens)
     ids = text_of(source.folder, tokens)
     plain = whole.cache(len(ids))

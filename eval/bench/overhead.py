@@ -1,4 +1,4 @@
-"""What the pipeline costs beside the model: the time of rank 0 in a turn, of a stage in a segment, of each link.
+"""The cost of the pipeline without the model: the time of rank 0 in a turn, of a stage in a segment, of each link.
 
 Rank 0 answers a few questions with a trace, and the times are read from the spans of all ranks.
 """
@@ -22,15 +22,15 @@ from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 
 LARGE = "64 nodes"  # the decoder whose turns are measured
-WIDE = 48  # rows from which a segment counts as a wide one
+WIDE = 48  # rows from which a segment counts as wide
 Span = Dict[str, Any]
 Forward = Callable[..., Any]
 
 
 def overhead(argv: list[str]) -> int:
-    """The command `python -m scripts.bench overhead`; its exit code."""
+    """Execute `python -m scripts.bench overhead`; return its exit code."""
     defaults = {"max_new_tokens": "64"}
-    launches = "RANK" not in os.environ  # otherwise this is one of the ranks, which was given the folder of the traces
+    launches = "RANK" not in os.environ  # else this is one of the ranks, which was given the folder of the traces
     if launches:
         defaults["trace"] = tempfile.mkdtemp(prefix="flowspec-")
     asked = over(argv, defaults, TOY_PRESET)
@@ -41,14 +41,14 @@ def overhead(argv: list[str]) -> int:
 
 
 def compare(pipeline: Pipeline) -> None:
-    """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
-    usual, limits = pipeline.decoder, Limits(pipeline.decoder.max_length)
+    """Answer, on rank 0, a few questions with ar, with trees of 64 nodes and with the preset's trees in turn."""
+    preset, limits = pipeline.decoder, Limits(pipeline.decoder.max_length)
     large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
-    _watch(usual.draft.networks, pipeline.ring, pipeline.rank.trace)
+    _watch(preset.draft.networks, pipeline.ring, pipeline.rank.trace)
     decoders = {
-        "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
-        LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, limits),
-        "preset": usual}
+        "ar": Decoder(preset.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
+        LARGE: Decoder(preset.ring, preset.draft, preset.strategy, large.tree, limits),
+        "preset": preset}
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
         asked, texts = request(pipeline, question), set()
@@ -67,7 +67,7 @@ def compare(pipeline: Pipeline) -> None:
 
 
 def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
-    """Leave a span around what models compute on rank 0: the drafts' reading and guessing, the target's LM head."""
+    """Add a span around the models' work on rank 0: the drafts' reading and guessing, and the target's LM head."""
     def watched(forward: Forward) -> Forward:
         def watching(*args: Any) -> Any:
             with trace.span("model"):
@@ -81,7 +81,7 @@ def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
 
 
 def report(folder: str) -> None:
-    """Print the table of times while the large trees decoded, from the spans of all ranks in this folder."""
+    """Print the table of times during decoding with large trees, from the spans of all ranks in this folder."""
     spans = read(folder)
     windows = [(span["t0"], span["t1"])
                for span in spans if span["name"] == LARGE]
@@ -99,7 +99,7 @@ def report(folder: str) -> None:
 
 
 def own_times(spans: list[Span], number: int, model: str) -> list[float]:
-    """Seconds of this rank between two waits, without its spans named `model`; only turns with such spans count."""
+    """Return a rank's seconds between two waits, without its spans named `model`; only turns with such spans count."""
     mine = [span for span in spans if span["rank"] == number]
     waits = [span for span in mine if span["name"] == "wait"]
     forwards = [span for span in mine if span["name"] == model]
@@ -115,7 +115,7 @@ def own_times(spans: list[Span], number: int, model: str) -> list[float]:
 
 def flights(spans: list[Span], sender: int,
             receiver: int, rows: int) -> list[float]:
-    """Seconds from the call that sends a segment of at least so many rows until it lies in the next rank's inbox."""
+    """Return the seconds from the call that sends a segment of at least `rows` rows to its arrival at the next rank."""
     sent = {tuple(span["nodes"]): span["t0"] for span in spans
             if span["name"] == "send" and span["rank"] == sender and len(span["nodes"]) >= rows}
     arrivals = [span for span in spans if span["name"] == "recv" and span["rank"] == receiver]

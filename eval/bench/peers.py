@@ -1,7 +1,7 @@
-"""What people would take instead: llama.cpp and transformers beside ours, on this machine, in one process.
+"""A comparison with the alternatives llama.cpp and transformers, on this machine, in one process.
 
-All compute one model, out of one GGUF file, by turns. Times are those of the clock and of the processor: where other
-programs want the cores, only the latter says what a token costs.
+All compute one model, from one GGUF file, alternately. Times are elapsed and processor times: if other programs use the
+cores, only the latter are the cost of a token.
 """
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ from launch.split.gguf import unpack
 from launch.split.write import split
 
 LLAMA = "llama.cpp"
-# type, layers and LM head of ours; the plain ones are those of transformers
+# type, layers and LM head of ours; the forms without quantization are also those of transformers
 FORMS = (("float32", "none", "none"), ("bfloat16", "none", "none"),
          ("bfloat16", "int4", "none"), ("bfloat16", "int4", "int4"))
 ROWS = (16, 64)  # tokens of the prompts that are read
-WRITTEN = 32  # tokens of an answer, behind the shorter prompt
+WRITTEN = 32  # tokens of an answer, after the shorter prompt
 CONTEXT = 512
 SEVEN_B = {"embedding_length": 4096, "feed_forward_length": 11008, "attention.head_count": 32,
            "attention.head_count_kv": 32, "attention.key_length": 128, "attention.value_length": 128,
-           "rope.dimension_count": 128}  # as GGUF calls the sizes
+           "rope.dimension_count": 128}  # sizes by their names in GGUF
 LAYERS = 2  # of a model of those sizes in one process
 BLOCK = 32  # weights that share a scale and a least value in a GGUF file of kind Q4_1
 HEAD = ("", "tokens/s", "16 rows, ms", "64 rows, ms", "of processor: a token, ms", "16 rows, ms", "64 rows, ms")
-Ask = Callable[[List[int], int], None]  # reads a prompt of token ids, and writes so many tokens behind it
-Took = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by who, rows of the prompt and tokens of the answer
+Ask = Callable[[List[int], int], None]  # reads a prompt of token ids, and writes this many tokens after it
+Took = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by name, rows of the prompt and tokens of the answer
 
 
 def peers(argv: list[str]) -> int:
-    """The command `python -m scripts.bench peers`."""
+    """Execute `python -m scripts.bench peers`."""
     parser = argparse.ArgumentParser(prog="python -m scripts.bench peers")
     parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
     parser.add_argument("--shapes", choices=("own", "7b"), default="own",
                         help="7b: random weights of a 7B model's shapes, two layers or one for each process (own)")
     parser.add_argument("--threads", type=number, nargs="+", default=[1, 2],
                         metavar="N", help="of each (1 2)")
-    parser.add_argument("--repeats", type=number, default=5, metavar="N", help="turns of all (5)")
+    parser.add_argument("--repeats", type=number, default=5, metavar="N", help="repeats of each measurement (5)")
     parser.add_argument("--over", type=number, metavar="N",
                         help="compare plain decoding over N processes instead, by llama.cpp's llama-bench and "
                              "ggml-rpc-server, at 1 thread each, with quant=int4 of ours")
     parser.add_argument("--wires", choices=PROFILES,
-                        help="with --over: the wires of this cluster, emulated, in place of loopback")
-    parser.add_argument("--binaries", metavar="DIR", help="where they are, if not in PATH")
+                        help="with --over: emulated wires of this cluster, in place of loopback")
+    parser.add_argument("--binaries", metavar="DIR", help="folder of these programs, if not in PATH")
     args = parser.parse_args(argv)
     if args.wires and not args.over:
-        parser.error("--wires are those between processes: give --over N, too")
+        parser.error("--wires are between processes: add --over N")
     if find_spec("xllamacpp") is None and not args.over:
-        say("llama.cpp is not there, and is left out: type pip install xllamacpp")
+        say("llama.cpp is not installed, and is left out: type pip install xllamacpp")
     with tempfile.TemporaryDirectory(prefix="flowspec-") as place:
         file = args.file
         if args.shapes == "7b":
@@ -79,7 +79,7 @@ def peers(argv: list[str]) -> int:
     return 0
 
 
-# --- who is asked -----------------------------------------------------------------------------------------------------
+# --- the programs -----------------------------------------------------------------------------------------------------
 
 def _opened(file: Path, place: Path, threads: int,
             open_ones: ExitStack) -> Iterator[tuple[str, Ask]]:
@@ -97,7 +97,7 @@ def _opened(file: Path, place: Path, threads: int,
 
 
 def llama_cpp(file: Path, threads: int) -> Ask:
-    """llama.cpp by the package `xllamacpp`, with the weights as they lie in the file."""
+    """Return llama.cpp, by the package `xllamacpp`, with the weights as in the file."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -113,7 +113,7 @@ def llama_cpp(file: Path, threads: int) -> Ask:
 
 
 def of_transformers(folder: Path, dtype: str) -> Ask:
-    """The `generate` of transformers."""
+    """Return the `generate` of transformers."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
@@ -126,16 +126,16 @@ def of_transformers(folder: Path, dtype: str) -> Ask:
 
 
 def ours(pipeline: Pipeline) -> Ask:
-    """Plain decoding over a pipeline of one stage."""
+    """Return plain decoding on a pipeline of one stage."""
     def ask(prompt: list[int], tokens: int) -> None:
         pipeline.generate(prompt, max_new_tokens=tokens)
     return ask
 
 
-# --- what they take ---------------------------------------------------------------------------------------------------
+# --- their costs ------------------------------------------------------------------------------------------------------
 
 def measured(file: Path, place: Path, threads: int, repeats: int) -> Took:
-    """The costs of prompts of ROWS and of an answer."""
+    """Return the costs of prompts of ROWS tokens and of an answer."""
     jobs = {}
     with ExitStack() as open_ones:
         for name, ask in _opened(file, place, threads, open_ones):
@@ -147,12 +147,12 @@ def measured(file: Path, place: Path, threads: int, repeats: int) -> Took:
 
 
 def table(took: Took) -> list[list[str]]:
-    """A row for each: tokens/s of plain decoding and ms of prompts, by the clock and of the processor, with ratios."""
+    """Return a row per program: tokens/s of plain decoding and ms of prompts, elapsed and processor, with ratios."""
     least = {key: [min(each) for each in zip(*costs)]
              for key, costs in took.items()}
 
     def seconds(name: str) -> list[float]:
-        """Of a token and of each prompt, by the clock and then of the processor."""
+        """Return the elapsed, then the processor seconds of a token and of each prompt."""
         found = []
         for by in (0, 1):
             read = [least[name, rows, 1][by] for rows in ROWS]
@@ -173,7 +173,7 @@ def table(took: Took) -> list[list[str]]:
 # --- a model of other shapes ------------------------------------------------------------------------------------------
 
 def write_random(like: Path, path: Path, layers: int) -> None:
-    """A GGUF file of kind Q4_1 with SEVEN_B's sizes and random weights, and the tokenizer of `like`."""
+    """Write a GGUF file of kind Q4_1 with SEVEN_B's sizes and random weights, and the tokenizer of `like`."""
     import gguf
     import numpy as np
 
@@ -211,7 +211,7 @@ def write_random(like: Path, path: Path, layers: int) -> None:
 
 
 def _copy_fields(reader: Any, writer: Any, sizes: Mapping[str, int]) -> None:
-    """What a file says of its model and its tokenizer, with these sizes."""
+    """Copy the fields of a file about its model and its tokenizer, with these sizes."""
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue

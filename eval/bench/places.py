@@ -1,6 +1,6 @@
-"""Where ranks are struck: in processes of one machine, or on boards, each of which run_jetson.sh starts by itself.
+"""The places of accidents: processes of one machine, or boards, each of which run_jetson.sh starts separately.
 
-Boards are processes in network namespaces with cables of their own where those can be made, or at loopback addresses.
+Boards are processes in network namespaces with their own cables, if these are allowed, or at loopback addresses.
 """
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from pipeline.failure import guarded
 PLACES = PROCESSES, NAMESPACES, LOOPBACK = "processes", "namespaces", "loopback"
 KINDS = "kill", "stop"  # of accidents, everywhere
 DISK_SIZE = 32 << 20  # bytes
-LOOK = 0.05  # seconds between two looks at who has ended
-REFUSED = 2  # exit code of a board that does not fit
-START = 60.0  # seconds for a board to come up
+LOOK = 0.05  # seconds between two checks for boards that have ended
+REFUSED = 2  # exit code of a board that was refused
+START = 60.0  # seconds for a board to start
 PATIENCE = 10.0  # seconds for the boards to end with rank 0
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-# Random loss, or where the kernel has none, a wire of 1 Mbit/s that drops whatever would have to wait.
+# Random loss, or if the kernel lacks it, a wire of 1 Mbit/s that drops all that would have to wait.
 LOSSES = ("netem", "loss", "20%"), ("tbf", "rate", "1mbit", "burst", "2kb", "limit", "4kb")
 
 
 def run(*words: object) -> bool:
-    """Whether a command of the system has done what it should; what it says is left out."""
+    """Run a system command without its output; return whether it has succeeded."""
     with suppress(OSError):
         return subprocess.run([str(word) for word in words], capture_output=True).returncode == 0
     return False
@@ -49,7 +49,7 @@ def run(*words: object) -> bool:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Make a folder a disk of its own, which can be filled; yields whether that is allowed."""
+    """Make a folder a separate disk, which can be filled; yield whether that is allowed."""
     folder.mkdir()
     mounted = run("mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "flowspec", folder)
     try:
@@ -60,24 +60,24 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 class Place:
-    """Ranks beside rank 0, which is this process, and what can happen to them: accidents of `kinds`."""
+    """The ranks other than rank 0, which is this process, and the `kinds` of accidents that can happen to them."""
 
     def __init__(self, timeout: float, ranks: Sequence[int],
                  kinds: Sequence[str], folder: Path) -> None:
         self.timeout, self.ranks, self.kinds, self.folder = timeout, ranks, kinds, folder
 
     def victim(self, kind: str, chance: random.Random) -> int:
-        """A rank to which an accident of this kind can happen; rank 0's end would end all."""
+        """Return a rank to which an accident of this kind can happen; the end of rank 0 would end all."""
         first = [0] if kind in ("cut", "loss") else []
         return chance.choice([*first, *self.ranks])
 
     def strike(self, kind: str, rank: int, chance: random.Random) -> None:
-        """Let an accident of this kind happen to a rank; returns when it is over, but for what others have to mend."""
+        """Cause an accident of this kind to a rank; return when it is over, except for the recovery of others."""
         assert kind in self.kinds, (kind, self.kinds)
         getattr(self, f"_{kind}")(rank, chance)
 
     def signal(self, rank: int, number: int) -> None:
-        """Send a signal to the process of a rank, if it runs."""
+        """Send a signal to the process of a rank if it is running."""
         raise NotImplementedError
 
     def _kill(self, rank: int, chance: random.Random) -> None:
@@ -88,7 +88,7 @@ class Place:
         self.signal(rank, signal.SIGSTOP)
 
     def _disk(self, rank: int, chance: random.Random) -> None:
-        """Leave no room on the disk of the traces for a while."""
+        """Fill the disk of the traces for a while."""
         junk = self.folder / "disk" / "junk"
         with suppress(OSError), open(junk, "wb", buffering=0) as file:
             while file.write(bytes(1 << 16)):
@@ -98,7 +98,7 @@ class Place:
 
 
 class Processes(Place):
-    """Ranks of one machine, whose launcher starts them again."""
+    """Ranks of one machine, which their launcher restarts."""
 
     def signal(self, rank: int, number: int) -> None:
         ranks, = processes.started
@@ -106,19 +106,19 @@ class Processes(Place):
 
 
 class Boards(Place):
-    """Ranks that run_jetson.sh starts; whose ends is started again, as by a person or a service.
+    """Ranks that run_jetson.sh starts; those that end are restarted, as by a person or a service.
 
     `spaces` are the network namespaces of the ranks, if they have any.
     """
 
     @contextmanager
     def running(self, words: Sequence[str], spaces: Sequence[str]) -> Iterator[None]:
-        """Start all boards with these words, look after them meanwhile, and let them end, which they do with rank 0."""
+        """Start all boards with these arguments, restart those that end, and finally wait until all end with rank 0."""
         self._words, self._spaces = words, spaces
         self._running = {rank: self._start(rank) for rank in self.ranks}
         over = Event()
         keeper = guarded("keeper", lambda: self._keep(over), lambda thread, error: print(
-            f"the boards are not looked after any more: {error}", file=sys.stderr))
+            f"boards that end are not restarted any more: {error}", file=sys.stderr))
         try:
             yield
         finally:
@@ -142,7 +142,7 @@ class Boards(Place):
         self.signal(rank, chance.choice([signal.SIGCONT, signal.SIGKILL]))
 
     def _cut(self, rank: int, chance: random.Random) -> None:
-        """Leave a board without its cable for a while."""
+        """Disconnect a board's cable for a while."""
         switch = self._spaces[0].rpartition("-")[0] + "-switch"
         link = "ip", "-n", switch, "link", "set", f"port{rank}"
         run(*link, "down")
@@ -150,7 +150,7 @@ class Boards(Place):
         run(*link, "up")
 
     def _loss(self, rank: int, chance: random.Random) -> None:
-        """Let the wire of a board lose packets for a while."""
+        """Make the wire of a board lose packets for a while."""
         tc = "tc", "-n", self._spaces[rank], "qdisc"
         lossy = any(run(*tc, "add", "dev", "eth0", "root", *loss) for loss in LOSSES)
         assert lossy, "no wire can lose packets here"
@@ -158,9 +158,9 @@ class Boards(Place):
         run(*tc, "del", "dev", "eth0", "root")
 
     def _split(self, rank: int, chance: random.Random) -> None:
-        """A board ends, and comes back with the part of another split; it must be refused, and then the right one may
-        come."""
-        board = self._running.pop(rank)  # nobody starts it again for now
+        """End a board, and restart it with the part of another split, which must be refused; then it may restart with
+        the correct one."""
+        board = self._running.pop(rank)  # so it is not restarted for now
         board.kill()
         board.wait()
         wrong = self._start(rank, self.folder / "other")
@@ -193,9 +193,9 @@ class Boards(Place):
 
 @contextmanager
 def network(count: int, folder: Path, apart: bool) -> Iterator[list[str]]:
-    """The network namespaces of so many boards, of which this thread enters the first; none where they cannot be made.
+    """Yield the network namespaces of `count` boards, after this thread has entered the first; none if not allowed.
 
-    `folder/hosts` lists their addresses. If they shall not be `apart`, these are loopback addresses.
+    `folder/hosts` lists their addresses. Unless they are to be `apart`, these are loopback addresses.
     """
     script = ["bash", str(ROOT / "scripts" / "netns_cluster.sh"), f"boards={count}", f"logs={folder}"]
     with subprocess.Popen(script if apart else ["true"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -217,29 +217,29 @@ def network(count: int, folder: Path, apart: bool) -> Iterator[list[str]]:
 
 
 def _enter(space: BinaryIO) -> None:
-    """Let this thread, and those that it starts from now on, be in this network namespace."""
+    """Move this thread, and those that it starts from now on, into this network namespace."""
     if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), NEW_NETWORK):
         raise OSError(ctypes.get_errno(), "a network namespace cannot be entered")
 
 
 def free_port() -> int:
-    """A port that nobody uses at this moment."""
+    """Return a port that is free at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
-# --- a pipeline, and where its ranks are ------------------------------------------------------------------------------
+# --- a pipeline and the place of its ranks ----------------------------------------------------------------------------
 
 @contextmanager
 def opened(name: str, words: Sequence[str],
            folder: Path) -> Iterator[tuple[Pipeline, Place]]:
-    """The pipeline that the words of a command name, in the place of this name; `folder` is for its files.
+    """Yield the pipeline for a command's arguments, and the place of this name; `folder` is for its files.
 
-    It is traced on a small disk, which accidents can fill, where this user may make one.
+    Its trace is on a small disk, which accidents can fill, if this user may create one.
     """
     config = resolve(words).keys.run
     prepared = prepare(config)
-    # On boards a part that is another split's is to be refused since it is not rank 0's, and not since it was named.
+    # Boards must refuse the part of another split since it differs from rank 0's, not since another one was named.
     keys = raw_values(words[1:])
     keys.update(model_dir=str(prepared.folder), stages="")
     ranks, kinds = range(1, prepared.placement.world), [*KINDS]
@@ -267,7 +267,7 @@ def opened(name: str, words: Sequence[str],
 
 
 def split_otherwise(config: RunConfig, shares: Sequence[int], folder: Path) -> bool:
-    """Make a split of the model with other shares, with which boards come back by mistake; False if there is none."""
+    """Create a split of the model with other shares, for boards to restart with; return False if that is impossible."""
     if config.model_dir or not config.base_dir or len(shares) < 3:
         return False
     none, first, second, *rest = shares
@@ -277,7 +277,7 @@ def split_otherwise(config: RunConfig, shares: Sequence[int], folder: Path) -> b
 
 
 def make_keys(folder: Path) -> dict[str, str]:
-    """Make the keys of a cluster, if this machine can; returns the key that names those of rank 0, if there are any."""
+    """Create the keys of a cluster, if this machine can; return the `keys=` of rank 0, empty without any."""
     made = run("bash", ROOT / "scripts" / "make_keys.sh", f"hosts={folder / 'hosts'}", f"keys={folder / 'keys'}",
                "push=false")
     return {"keys": str(folder / "keys" / "0")} if made else {}

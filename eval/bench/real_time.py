@@ -1,4 +1,4 @@
-"""Methods on this machine as it is, in real time: speed over plain decoding, first token, and memory, by stages."""
+"""Methods on this machine without emulation: speed over plain decoding, first token, and memory, by stages."""
 from __future__ import annotations
 
 import os
@@ -18,15 +18,15 @@ from pipeline.decode import Answer
 
 SPLITS = ("1", "2", "4")  # stages
 METHODS = ("ar", "continuous", "streaming")
-TURNS = 3  # of all methods; in each a method begins without having learned anything
+TURNS = 3  # of all methods; in each turn a method begins with what it has learned removed
 ASKED = 3  # questions in a turn
 HEAD = ("stages", "method", "tokens/s", "over ar", "first token, s", "memory, MB")
 
 
 def real_time(argv: list[str]) -> int:
-    """The command `python -m scripts.bench real_time`; its exit code."""
+    """Execute `python -m scripts.bench real_time`; return its exit code."""
     words = over(argv, {"max_new_tokens": "128", "ignore_eos": "true"}, SMOLLM2)
-    parse(words, "python -m scripts.bench real_time")  # what is wrong with them is said before anything starts
+    parse(words, "python -m scripts.bench real_time")  # reports errors before anything starts
     preset, *keys = words
     options = raw_values(keys)
     if {"stages", "profile", "pipeline_type"} & options.keys():
@@ -43,7 +43,7 @@ def real_time(argv: list[str]) -> int:
 
 
 def _by_turns(pipeline: Pipeline) -> dict[str, list[Answer]]:
-    """The answers of each method."""
+    """Return the answers of each method, which alternate."""
     decoders = decoders_of(pipeline, METHODS)
     decoders["ar"].whole(request(pipeline, QUESTIONS[0]))  # warms up
     answers: dict[str, list[Answer]] = {method: [] for method in METHODS}
@@ -63,7 +63,7 @@ def _rows(stages: str, answers: dict[str, list[Answer]], megabytes: str) -> Iter
 
 
 def _memory(process: int) -> float:
-    """Megabytes of a process; of what several share, each counts its part."""
+    """Return the megabytes of a process; shared memory is divided among its processes."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     taken = next(line for line in lines if line.startswith("Pss:"))
     return int(taken.split()[1]) / 1024

@@ -1,7 +1,7 @@
-"""Plain decoding over several processes: llama.cpp's RPC beside ours, on loopback or over emulated wires.
+"""Plain decoding over several processes: llama.cpp's RPC compared with ours, on loopback or over emulated wires.
 
-llama.cpp's servers and our stages compute with one thread each. Both have one process more, which samples. Times are
-those of the clock, behind the first token. llama.cpp's wires are relays, ours those of the emulation.
+llama.cpp's servers and our stages compute with one thread each. Both have one more process, which samples. Times are
+elapsed times after the first token. llama.cpp's wires are relays, ours those of the emulation.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WRITTEN = 64  # tokens of an answer
 PROMPT = "Write a short story about a cat who learns to fish."
 METHODS = ("ar", "streaming")
 HEAD = ("", "tokens/s", "over llama.cpp")
-Parcel = Tuple[float, bytes]  # when it arrives, and what it holds
+Parcel = Tuple[float, bytes]  # time of arrival, and content
 
 
 def over(args: Namespace, file: Path, place: Path) -> None:
@@ -63,7 +63,7 @@ def over(args: Namespace, file: Path, place: Path) -> None:
 
 
 def write_wires(usual: Profile, place: Path) -> Path:
-    """Write a profile that has the wires of another, and whose devices take the time that they take."""
+    """Write a profile with the wires of another one, but with devices as fast as they are."""
     sizes = json.loads((place / "whole" / "config.json").read_text())
     written = place / "wires.json"
     profiles.write(str(written), replace(
@@ -73,18 +73,18 @@ def write_wires(usual: Profile, place: Path) -> Path:
 
 
 def binaries(folder: str | None) -> tuple[str, str] | None:
-    """llama-bench and the RPC server in this folder or PATH; None, and a line that says so, if one is missing."""
+    """Return llama-bench and the RPC server in this folder or PATH; if one is missing, print that and return None."""
     bench = shutil.which("llama-bench", path=folder)
     server = shutil.which(SERVERS[0], path=folder) or shutil.which(SERVERS[1], path=folder)
     if bench and server:
         return bench, server
-    say("llama-bench or ggml-rpc-server is not there, and llama.cpp is left out: build it with -DGGML_RPC=ON, and give "
+    say("llama-bench or ggml-rpc-server is missing, and llama.cpp is left out: build it with -DGGML_RPC=ON, and give "
         "--binaries DIR")
     return None
 
 
 def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
-    """Tokens per second of llama.cpp, with its layers on servers."""
+    """Return the tokens per second of llama.cpp, with its layers on servers."""
     with ExitStack() as under_way:
         servers = []
         for _ in range(args.over):
@@ -98,66 +98,66 @@ def llama_cpp(args: Namespace, file: Path, bench: str, server: str) -> float:
             servers.append(f"{HERE}:{port}")
         model = "-m", str(file), "-rpc", ",".join(servers), "-ngl", "99", "-t", "1"
         asked = "-p", "0", "-n", str(WRITTEN), "-r", "1", "-o", "json", "--delay", "1"
-        said = _said("llama-bench", [bench, *model, *asked])
+        said = _output("llama-bench", [bench, *model, *asked])
     return float(json.loads(said)[-1]["avg_ts"])
 
 
 def ours(words: Sequence[str], written: Path) -> float:
-    """Tokens per second behind the first, with these keys; the answer is kept in the file `written`."""
+    """Return the tokens per second after the first, with these keys; the answer is kept in the file `written`."""
     written.unlink(missing_ok=True)
     usual = ["draft=suffix", "dtype=bfloat16", "quant=int4", f"max_new_tokens={WRITTEN}", "ignore_eos=true",
              "threads_per_rank=1", "max_length=512", f"prompt={PROMPT}", f"output={written}"]
-    _said("ours", [sys.executable, "-m", "scripts.generate", *words, *usual])
+    _output("ours", [sys.executable, "-m", "scripts.generate", *words, *usual])
     answer = json.loads(written.read_text())
     return float((answer["new_tokens"] - 1) / answer["decode_seconds"])
 
 
-def _said(name: str, command: Sequence[str]) -> str:
-    """What a command prints. Raises ValueError, with its last words, if it fails."""
+def _output(name: str, command: Sequence[str]) -> str:
+    """Return the output of a command. Raise ValueError, with the end of its stderr, if it fails."""
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if made.returncode:
         raise ValueError(f"{name} ended with {made.returncode}: {made.stderr.strip()[-300:]}")
     return made.stdout
 
 
-# --- a wire in front of a server at loopback, for programs that know no emulated wires --------------------------------
+# --- a wire in front of a server at loopback, for programs without emulated wires -------------------------------------
 
 @contextmanager
 def wire(port: int, profile: Profile) -> Iterator[int]:
-    """A port that leads to this one over a wire of the profile: its rate each way, and its latency."""
+    """Yield a port that leads to this one over a wire of the profile: with its rate each way, and its latency."""
     with socket.create_server((HERE, 0)) as door:
-        Thread(target=_let_in, args=(door, port, profile), daemon=True).start()
+        Thread(target=_accept, args=(door, port, profile), daemon=True).start()
         try:
             yield int(door.getsockname()[1])
         finally:
-            door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits at it
+            door.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
 
-def _let_in(door: socket.socket, port: int, profile: Profile) -> None:
-    """Carry what each caller and the server send each other, until nobody is let in any more."""
+def _accept(door: socket.socket, port: int, profile: Profile) -> None:
+    """Accept callers, and relay data between each of them and the server, until the socket is shut down."""
     with suppress(OSError):
         while True:
             caller, _ = door.accept()
-            Thread(target=_carry, args=(caller, port, profile), daemon=True).start()
+            Thread(target=_relay, args=(caller, port, profile), daemon=True).start()
 
 
-def _carry(caller: socket.socket, port: int, profile: Profile) -> None:
-    """Carry what a caller and the server send each other, until both have ended."""
+def _relay(caller: socket.socket, port: int, profile: Profile) -> None:
+    """Relay data between a caller and the server until both have ended."""
     with caller, socket.create_connection((HERE, port)) as server:
         threads = []
         for source, target in ((caller, server), (server, caller)):
             target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             under_way: SimpleQueue[Parcel] = SimpleQueue()
-            threads.append(Thread(target=_leave, args=(source, under_way, Wire(profile)), daemon=True))
-            threads.append(Thread(target=_arrive, args=(under_way, target), daemon=True))
+            threads.append(Thread(target=_receive, args=(source, under_way, Wire(profile)), daemon=True))
+            threads.append(Thread(target=_deliver, args=(under_way, target), daemon=True))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
 
-def _leave(source: socket.socket, under_way: SimpleQueue[Parcel], way: Wire) -> None:
-    """Read what one end sends, and note when it arrives at the other; the last parcel is empty."""
+def _receive(source: socket.socket, under_way: SimpleQueue[Parcel], way: Wire) -> None:
+    """Read data from one end, with the time of its arrival at the other; the last parcel is empty."""
     data = b"?"
     while data:
         data = b""
@@ -166,8 +166,8 @@ def _leave(source: socket.socket, under_way: SimpleQueue[Parcel], way: Wire) -> 
         under_way.put((way.carried(len(data), time.monotonic()), data))
 
 
-def _arrive(under_way: SimpleQueue[Parcel], target: socket.socket) -> None:
-    """Hand over each parcel when its time has come."""
+def _deliver(under_way: SimpleQueue[Parcel], target: socket.socket) -> None:
+    """Send each parcel at its time of arrival."""
     data = b"?"
     while data:
         due, data = under_way.get()

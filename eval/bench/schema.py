@@ -1,5 +1,5 @@
-"""What a schema costs and saves: tokens/s of answers with and without one, and with one whose forced tokens nobody
-guesses, by method, in virtual time.
+"""The cost and gain of a schema: tokens/s of answers with and without one, and without guesses of its forced tokens,
+by method, in virtual time.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ASKED = {  # a question -> the schema of its answer
 
 
 def schema(argv: list[str]) -> int:
-    """The command `python -m scripts.bench schema`; its exit code, 1 if a text depends on the method."""
+    """Execute `python -m scripts.bench schema`; return its exit code, 1 if a text depends on the method."""
     usual = {"max_new_tokens": "160", "profile": "jetson-7b", "time": "virtual"}
     preset, *options = over(argv, usual, SMOLLM2)
     with Pipeline.open(preset, **raw_values(options)) as pipeline:

@@ -1,8 +1,8 @@
-"""What Speculative Pipeline Decoding (arXiv 2605.30852) would bring, by published acceptance in our model of costs.
+"""The gain of Speculative Pipeline Decoding (arXiv 2605.30852), from published acceptance in our model of costs.
 
-It guesses one token for each step of a stage, from features of rows at different depths. Nothing here runs it: there is
-neither its message of partial features nor its head. From a published speed in theory follows how often a guess is
-right: a right one costs a step, a wrong one a step of each stage. Milliseconds throughout.
+It guesses one token for each step of a stage, from features of rows at different depths. Nothing here runs it, neither
+its message of partial features nor its head. The acceptance rate follows from a published theoretical speed: a correct
+guess costs a step, a wrong one a step of each stage. All times are milliseconds.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from config.profiles import PROFILES, Profile
 
 PLAIN = 1e3 / 35.26  # a token of Qwen3.5-4B on one of the authors' devices
 LAYER = 3.49 / 3  # a layer of their head
-FIXED = 1.2  # of a step in lock step: verdict, messages and what waits for all; fitted to those of 4 and 8 stages
+FIXED = 1.2  # of a step in lock step: verdict, messages, synchronization; fitted to the speeds with 4 and 8 stages
 
 
 class Published(NamedTuple):
@@ -33,14 +33,14 @@ TABLE = (
 
 
 def right(stages: int, theory: float) -> float:
-    """How often a guess is right, from 0 to 1, where a pipeline of so many stages is so fast in theory."""
+    """Return the rate of correct guesses, 0 to 1, from the theoretical speed of a pipeline of `stages` stages."""
     return 1 - (stages / theory - 1) / (stages - 1)
 
 
 def over_plain(site: Profile, stages: int, chance: float) -> float:
-    """The speed over plain decoding of the same pipeline without lock step, where a guess is right with this chance.
+    """Return the speed over plain decoding of this pipeline without lock step; `chance` is the rate of correct guesses.
 
-    A right guess takes the time of the slowest part, a wrong one a draft and the whole way.
+    A correct guess takes the time of the slowest part, a wrong one a draft and the whole way.
     """
     way = site.model + site.latency * (stages + 1) + site.verdict
     step = max(site.model / stages, site.level, site.verdict)
@@ -48,9 +48,9 @@ def over_plain(site: Profile, stages: int, chance: float) -> float:
 
 
 def spd(words: Sequence[str]) -> int:
-    """Print the authors' speeds beside those of the model of costs."""
+    """Print the authors' speeds next to those of the model of costs."""
     if words:
-        raise ValueError(f"{words[0]} is nothing that this takes: python -m scripts.bench spd")
+        raise ValueError(f"{words[0]} is unknown, since spd has no arguments: type python -m scripts.bench spd")
     print("simulated from published acceptance; over plain decoding\n")
     print("stages  right  theory  wall (paper)  in lock step  without  " + "  ".join(SITES))
     for line in TABLE:

@@ -1,4 +1,4 @@
-"""One stage of random layers on one device: its sizes, whether they fit this machine, and what it computes."""
+"""One stage of random layers on one device: its sizes, a check that they fit this machine, and its segments."""
 from __future__ import annotations
 
 import argparse
@@ -16,7 +16,7 @@ from launch.spec import usable
 from model.cache import TreeCache
 from model.llama import LlamaConfig
 
-ROWS = [1, 16, 64]  # of a segment, if nothing is said
+ROWS = [1, 16, 64]  # of a segment, by default
 PYTHON = 50_000  # bytes of a layer's objects
 SIZES = {  # as in a 7B model
     "layers": (1, "layers of the stage"), "hidden": (4096, "its width"), "intermediate": (11008, "width of the MLP"),
@@ -25,7 +25,7 @@ SIZES = {  # as in a 7B model
 
 
 class Form(NamedTuple):
-    """A type to compute in, and the kind of weights of the layers."""
+    """The type of the computation, and the kind of the layers' weights."""
 
     dtype: torch.dtype
     kind: str
@@ -36,16 +36,16 @@ class Form(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Layers in one form, their cache, and what they are fed."""
+    """Layers in one form, their cache, and their input."""
 
     body: Any  # a Slice
     cache: TreeCache
     x_TD: Tensor
 
     def segment(self, rows: int) -> Tensor:
-        """What the layers make of so many rows, each of which continues the one before: `[T, D]`.
+        """Return the outputs `[T, D]` of the layers for this many rows, each of which continues the one before.
 
-        They leave no trace in the cache.
+        The rows are dropped from the cache afterwards.
         """
         nodes = list(range(1 << 20, (1 << 20) + rows))
         self.cache.admit(nodes, [0, *nodes[:-1]], 0)
@@ -56,19 +56,19 @@ class Stage(NamedTuple):
         return out
 
     def compute(self, rows: int) -> None:
-        """A segment, until the device has computed it."""
+        """Compute a segment, and wait for the device."""
         self.segment(rows)[-1, -1].item()
 
 
 def size_of(module: torch.nn.Module) -> int:
-    """The bytes of a module's parameters."""
+    """Return the bytes of a module's parameters."""
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 def read(argv: Sequence[str], forms: int) -> Namespace:
-    """The sizes of a stage that is held in so many forms. Raises ValueError for one that this machine cannot hold."""
+    """Return the sizes of a stage, held in this many forms. Raise ValueError if it does not fit this machine."""
     parser = argparse.ArgumentParser(usage="python -m scripts.bench stages [--help] [--NAME VALUE ...]")
     for name, (default, about) in SIZES.items():
         parser.add_argument(f"--{name}", type=number, metavar="N", default=default, help=f"{about} ({default})")
@@ -89,7 +89,7 @@ def read(argv: Sequence[str], forms: int) -> Namespace:
 
 
 def _bytes(args: Namespace, forms: int) -> int:
-    """The memory of the stage in all of its forms, estimated from above as if each number were a float32."""
+    """Return an upper bound for the memory of the stage in all of its forms, with each number as a float32."""
     hidden, intermediate, rows = args.hidden, args.intermediate, max(args.rows)
     positions = 2 * args.context + rows
     layer = 4 * hidden * (4 * hidden + 3 * intermediate) + PYTHON
@@ -103,7 +103,7 @@ def _bytes(args: Namespace, forms: int) -> int:
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
-    """The same random layers in every form, with the same random text of `--context` tokens in their caches."""
+    """Return the same random layers in every form, with the same random text of `--context` tokens in their caches."""
     context, text = 2 * args.context + max(args.rows), list(range(args.context))
     head_dim = args.hidden // args.heads
     sizes = LlamaConfig(args.hidden, args.layers, args.heads, args.heads, head_dim, args.intermediate,
@@ -113,7 +113,7 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
     for form in tqdm(forms, desc="quantizing", leave=False):
         like = torch.empty(0, dtype=form.dtype, device=args.device)
         body = random_stage(sizes, args.layers, like, form.kind, context).part
-        torch.manual_seed(1)  # behind what has drawn for its trials
+        torch.manual_seed(1)  # after random draws of the layers' trials
         cache = sizes.cache(args.layers, context, like)
         cache.admit(text, [0, *text[:-1]], args.context)
         for stored in cache.slots[0].held:

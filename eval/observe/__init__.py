@@ -1,1 +1,1 @@
-"""What a trace shows: sums of spans, where the time of a token went, a page of the timeline."""
+"""Evaluations of a trace: sums of spans, a breakdown of the time of a token, and a page of the timeline."""

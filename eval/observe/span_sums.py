@@ -1,6 +1,6 @@
-"""The tally: what each rank spent its time on, one line of sums per request.
+"""The tally: the times of each rank, as one line of sums per request.
 
-It is a trace that keeps the spans of one request, so it may stay on while speed is measured.
+It is a trace that keeps only the spans of one request, so it may stay on while speed is measured.
 """
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pipeline.trace import OFF, REAL, Clock, NoTrace, rank_files
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
 TIMED = (*BEGIN, "wait", "judge", "prune")  # … and spends its time in these
-# The first of these after an answer of the target comes when a token has settled.
+# The first of these after an answer of the target follows the settling of a token.
 SETTLES = ("prune", "grow", "send", "reset")
-WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its model's bytes, and through a real one
+WIRES = ("wire", "sent")  # notes of bytes sent: through an emulated wire, in bytes of its model, and through a real one
 
 
 class Span(NamedTuple):
-    """What took time on a rank, by any clock, and its facts."""
+    """An interval of a rank's time, by any clock, and its facts."""
 
     name: str
     since: float
@@ -32,17 +32,17 @@ class Span(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """What became of the rows of one request that are text behind the prompt: true rows."""
+    """The flight of one request's true rows: those that are text after the prompt."""
 
     rows: int  # that came back
-    stay: float  # seconds from the sending of a row until it came back, all rows together
+    stay: float  # seconds from sending a row until its return, all rows together
     aloft: float  # seconds of decoding that each row was in flight, all rows together
     misses: int  # rows that were sent only after the answer of their parent had come
     lost: float  # seconds of decoding in which no true row was in flight
 
 
 def lateness(folder: str | Path) -> float:
-    """By how much emulated devices and wires were too late so far, in seconds per second of computing on all ranks."""
+    """Return the delay of emulated devices and wires so far, in seconds per second of computing on all ranks."""
     computed = late = 0.0
     for path in rank_files(folder):
         for _, line in lines(path, growing=True):
@@ -54,11 +54,11 @@ def lateness(folder: str | Path) -> float:
 class Tally(NoTrace):
     """One rank's sums, written to `folder/rank_<rank>.jsonl`; `behind` is a trace that gets every span as well.
 
-    A line has `rank`, `request` (how many came before it), `seconds` (from its first span to its last), `spans` (the
-    seconds in each kind of span, as they passed), `late` (seconds by which emulated devices and wires were too late)
-    and, of what this rank sent, `segments`, their `rows`, `bytes`, and those of prunes apart as `control`. That of
-    the rank that hears the answers also has `first` (seconds until the first token had settled), `decoding` (the
-    `spans` after that), and `flight`: what `replay` finds of its rows. All times are of `clock`.
+    A line has `rank`, `request` (the number of earlier ones), `seconds` (from its first span to its last), `spans` (the
+    elapsed seconds in each kind of span), `late` (seconds by which emulated devices and wires were late) and, of the
+    messages that this rank sent, `segments`, their `rows`, `bytes` without prunes, and `control`, the bytes of prunes.
+    The line of the rank that receives the answers also has `first` (seconds until the first token had settled),
+    `decoding` (the `spans` after that), and `flight`: the result of `replay`. All times are of `clock`.
     """
 
     def __init__(self, folder: str | Path, rank: int,
@@ -66,15 +66,15 @@ class Tally(NoTrace):
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.rank, self.behind, self._clock = rank, behind, clock
         self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8", buffering=1)
-        self._lock = threading.Lock()  # a rank's threads share all that follows
+        self._lock = threading.Lock()  # for all fields below, which a rank's threads share
         self._requests = 0
-        self._start: float | None = None  # of the request that is under way or ended last
+        self._start: float | None = None  # of the current request, or of the last one
         self._end: float | None = None  # when it ended; a sender may still be busy with it
         self._spans: list[Span] = []
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
-        """Add the time that passes inside; the first span of a kind in BEGIN begins a request."""
+        """Add the time inside this context; the first span of a kind in BEGIN begins a request."""
         since = self._clock.now()
         self._begin(name, since, facts)
         try:
@@ -84,21 +84,21 @@ class Tally(NoTrace):
 
     def note(self, name: str, since: float,
              until: float | None = None, **facts: Any) -> None:
-        """Add what began at `since`, seconds of the clock, and ended at `until`, or ends now."""
+        """Add a span that began at `since`, in seconds of the clock, and ended at `until`, or ends now."""
         span = Span(name, since, self._clock.now() if until is None else until, facts)
         self._begin(name, since, facts)
         self._add(span)
         self.behind.note(name, since, until, **facts)
 
     def close(self) -> None:
-        """Write the last request, if it ended, and close the trace behind."""
+        """Write the last request if it has ended, and close the trace `behind`."""
         with self._lock:
             self._write()
             self._file.close()
         self.behind.close()
 
     def _begin(self, name: str, since: float, facts: dict[str, Any]) -> None:
-        """Begin a request, if this span does and none is under way; one that ended is written first."""
+        """Begin a request if this span does and none is under way; first write one that has ended."""
         if name not in BEGIN or (name == "send" and not facts["nodes"]):
             return
         with self._lock:
@@ -108,7 +108,7 @@ class Tally(NoTrace):
                 self._start = since
 
     def _add(self, span: Span) -> None:
-        """Keep a span of the request that is under way; of one that has ended, what its sender still does."""
+        """Keep a span of the current request; once that has ended, only its sender's."""
         with self._lock:
             ended = self._end is not None and span.name not in (*WIRES, "late")
             if self._start is None or ended:
@@ -120,7 +120,7 @@ class Tally(NoTrace):
                 self._end = span.until
 
     def _write(self) -> None:
-        """Write the line of the request that ended, if one did."""
+        """Write the line of the request that has ended, if any."""
         if self._start is not None and self._end is not None and not self._file.closed:
             assert self._end >= self._start, f"rank {self.rank}: a request of {self._end - self._start} seconds"
             line = {"rank": self.rank, "request": self._requests, "seconds": self._end - self._start,
@@ -132,7 +132,7 @@ class Tally(NoTrace):
 
 
 def _sums(spans: Sequence[Span]) -> dict[str, Any]:
-    """What every rank's line has: seconds in spans, and what was sent."""
+    """Return the fields of every rank's line: seconds in spans, and counts of what was sent."""
     sent: dict[str, Counter[str]] = {name: Counter() for name in WIRES}  # bytes by kinds of messages
     segments, late = [], 0.0
     for name, since, until, facts in spans:
@@ -150,7 +150,7 @@ def _sums(spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def _seconds(spans: Sequence[Span]) -> dict[str, float]:
-    """The seconds in each kind of span."""
+    """Return the seconds in each kind of span."""
     spent: dict[str, float] = defaultdict(float)
     for name, since, until, _ in spans:
         if name in TIMED:
@@ -160,7 +160,7 @@ def _seconds(spans: Sequence[Span]) -> dict[str, float]:
 
 def _flight(spans: Sequence[Span], start: float,
             end: float) -> dict[str, Any]:
-    """What the line of the rank that hears the answers has beside; nothing if no token settled."""
+    """Return the further fields of the rank that receives the answers; empty if no token has settled."""
     heard = False
     for i, (name, since, _, facts) in enumerate(spans):
         if heard and name in SETTLES:
@@ -176,9 +176,9 @@ def _flight(spans: Sequence[Span], start: float,
 # --- which rows in flight became text ---------------------------------------------------------------------------------
 
 def _text(spans: Sequence[Span], said: Mapping[int, int]) -> Iterator[int]:
-    """The nodes of the text that was sent.
+    """Yield the nodes of the text that was sent.
 
-    From a node it goes on with the child that the target `said`, or with the row that was sent as text below it.
+    A node is followed by the child that the target `said`, or by the row that was sent as text below it.
     """
     child: dict[tuple[int, int | None], int] = {}
     text_below: dict[int, int] = {}
@@ -196,9 +196,9 @@ def _text(spans: Sequence[Span], said: Mapping[int, int]) -> Iterator[int]:
 
 
 def replay(spans: Sequence[Span], begin: float, end: float) -> Flight:
-    """Follow the text of a request through the spans of rank 0, in their order; it decoded from `begin` to `end`.
+    """Return the flight of a request's rows, from the spans of rank 0 in order; it decoded from `begin` to `end`.
 
-    Moments are places among the spans, since a modelled clock may stand still between two of them.
+    Events are ordered by their indices in the spans, since a modelled clock may stand still between two of them.
     """
     sent: dict[int, int] = {}
     heard: dict[int, int] = {}

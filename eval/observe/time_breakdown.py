@@ -1,7 +1,7 @@
-"""Where time went: how each rank spent that of some requests, and what a token's went into on rank 0.
+"""Breakdowns of time: the time of each rank for some requests, and the time of a token on rank 0.
 
-Pure functions over answers and lines of the tally (eval/observe/span_sums.py), each with its `launch`. Seconds of an
-account are modelled ones where a cluster was emulated.
+Pure functions over answers and lines of the tally (eval/observe/span_sums.py), each with its `launch`. The seconds of
+an account are modelled if a cluster was emulated.
 """
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 from eval.metrics import NAN, Answer
 
 TallyLine = Mapping[str, Any]
-Place = Tuple[str, int]  # of a request: the start of the pipeline, and how many came before it there
+Place = Tuple[str, int]  # of a request: the start of the pipeline, and the number of earlier requests in it
 TallyLines = Mapping[Place, Mapping[int, TallyLine]]  # by place and rank
 COMPUTING = ("forward", "grow", "judge")  # the spans in which a rank computes
 SHARES = ("drafting", "verdict", "waiting", "prefill", "other")  # of the time of a token; they add up to it
 SPANS = {"drafting": "grow", "verdict": "judge", "waiting": "wait"}  # of rank 0, after the first token
-TALLY_LINE = {  # what is read of a line; see `fits` in config/files.py
+TALLY_LINE = {  # the fields that are read from a line; see `fits` in config/files.py
     "rank": int, "request": int, "seconds": float, "spans": {float}, "late": float,
     "bytes": float, "control": float, "rows": float}
-FLIGHT_LINE = {  # what a line about flights has beside
+FLIGHT_LINE = {  # further fields of a line about flights
     "first": float, "decoding": {float},
     "flight": {"rows": int, "stay": float, "aloft": float, "misses": int, "lost": float}}
 
 
 class Utilization(NamedTuple):
-    """How a rank spent the time of some requests, and what it sent; the first four add up to 1."""
+    """The parts of a rank's time during some requests, and what it sent; the first four add up to 1."""
 
-    computed: float  # in layers; on rank 0 in drafting, LM head and judging
+    computed: float  # in layers; on rank 0 in drafting, LM head and verification
     waited: float  # for a message, between its first segment and its last
     idle: float  # before the first segment came and after the last one left
     other: float  # sending, pruning, bookkeeping
-    late: float  # by how much emulated devices and wires were too late, in seconds per second of computing
+    late: float  # delay of emulated devices and wires, in seconds per second of computing
     bytes: float  # sent to the next rank, per request
     control: float  # bytes of prunes, per request
     rows: float  # sent to the next rank, per request
 
 
 def by_request(lines: Iterable[TallyLine]) -> TallyLines:
-    """The lines of each request by rank."""
+    """Return the lines of each request by rank."""
     found: dict[Place, dict[int, TallyLine]] = defaultdict(dict)
     for line in lines:
         found[line["launch"], line["request"]][line["rank"]] = line
@@ -46,21 +46,21 @@ def by_request(lines: Iterable[TallyLine]) -> TallyLines:
 
 
 def utilization(tally: TallyLines, answers: Iterable[Answer]) -> dict[int, Utilization]:
-    """The utilization of each rank while these answers were made.
+    """Return the utilization of each rank during these answers.
 
-    Only requests count of which every rank wrote that wrote anything.
+    A request counts only if it has a line of every rank that wrote any line.
     """
     places = dict.fromkeys(place for place, _, _ in _requests(answers))
     requests = [tally[place] for place in places if place in tally]
     ranks = sorted({rank for by_rank in requests for rank in by_rank})
     complete = [by_rank for by_rank in requests if len(by_rank) == len(ranks)]
     durations = [max(line["seconds"] for line in by_rank.values()) for by_rank in complete]
-    return {rank: _used([by_rank[rank] for by_rank in complete], durations)
+    return {rank: _utilization([by_rank[rank] for by_rank in complete], durations)
             for rank in ranks if complete}
 
 
-def _used(lines: Sequence[TallyLine], durations: Sequence[float]) -> Utilization:
-    """The utilization of one rank, from its lines about requests of these seconds."""
+def _utilization(lines: Sequence[TallyLine], durations: Sequence[float]) -> Utilization:
+    """Return the utilization of one rank, from its lines about requests of these durations."""
     def total(name: str) -> float:
         return sum(line[name] for line in lines)
 
@@ -76,15 +76,15 @@ def _used(lines: Sequence[TallyLine], durations: Sequence[float]) -> Utilization
 
 
 class Account(NamedTuple):
-    """What a token took, in seconds, and what true rows did: those that became text behind the prompt."""
+    """The parts of a token's seconds, and the flight of true rows: those that became text after the prompt."""
 
     drafting: float
-    verdict: float  # LM head, sampler and the noting of what they say
+    verdict: float  # LM head, sampler, and recording their results
     waiting: float  # for a segment
-    prefill: float  # until the first token had settled, whatever was done meanwhile
-    other: float  # sending, pruning, bookkeeping, and the layers where rank 0 has some
+    prefill: float  # all time until the first token had settled
+    other: float  # sending, pruning, bookkeeping, and layers if rank 0 has some
     aloft: float  # true rows in flight, the mean over the time of decoding
-    stay: float  # seconds from the sending of a true row until it was back
+    stay: float  # seconds from sending a true row until its return
     tokens_per_miss: float  # a miss: a true row that was sent only after the answer of its parent had come
     lost: float  # seconds per token in which no true row was in flight
 
@@ -95,9 +95,9 @@ class Account(NamedTuple):
 
 
 def account(tally: TallyLines, answers: Iterable[Answer]) -> Account | None:
-    """The account of these answers, from the lines about flights, which are rank 0's; None if there are none.
+    """Return the account of these answers, from the lines about flights, which are rank 0's; None without such lines.
 
-    The sums over all requests are divided by all their tokens, or by what the field says.
+    The sums over all requests are divided by all their tokens, unless the field has another unit.
     """
     sums: Counter[str] = Counter()
     for place, tokens, scale in _requests(answers):
@@ -116,7 +116,7 @@ def account(tally: TallyLines, answers: Iterable[Answer]) -> Account | None:
 
 
 def _of_request(line: TallyLine, scale: float) -> dict[str, float]:
-    """What one request adds to the sums: seconds, modelled ones, and counts."""
+    """Return one request's part of the sums: modelled seconds, and counts."""
     flight, decoding = line["flight"], line["seconds"] - line["first"]
     spent = {share: line["decoding"].get(span, 0.0) for share, span in SPANS.items()}
     left = decoding - sum(spent.values())
@@ -127,7 +127,7 @@ def _of_request(line: TallyLine, scale: float) -> dict[str, float]:
 
 
 def _requests(answers: Iterable[Answer]) -> Iterator[tuple[Place, int, float]]:
-    """Start and number of each request, its tokens, and how many seconds passed for a modelled one."""
+    """Yield start and number of each request, its tokens, and the elapsed seconds per modelled one."""
     for answer in answers:
         for request, tokens in zip(answer["requests"], answer["choices"][0]["new_tokens"]):
             yield (answer["launch"], request), tokens, answer["scale"]

@@ -1,8 +1,8 @@
-"""What a run did, read from the spans of its ranks: requests, guesses with their fates, segments with their journeys.
+"""The history of a run, from the spans of its ranks: requests, guesses with their fates, and segments on their way.
 
-Times are milliseconds since the first request. Rank 0's spans are followed with a small tree: guesses are born when
-the draft grows, text settles when rank 0 prunes, sends text or ends a request, and what does not stand below the tip
-has died then.
+Times are milliseconds since the first request. A small tree follows the spans of rank 0: guesses are born when the
+draft grows; text settles when rank 0 prunes, sends text or ends a request; then guesses that are not below the tip
+die.
 """
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from itertools import chain, repeat
 from typing import Any, Dict
 
 Span = Dict[str, Any]
-# What a node has beside id, token, parent, kind, request and birth. Its kind: prompt, own (said by the target, guessed
-# by nobody) or guess. Why it died: wrong (the text went on otherwise), dropped (not worth sending) or over (the request
-# ended).
+# Fields of a node besides id, token, parent, kind, request and birth. `kind`: prompt, own (from the target, without a
+# guess) or guess. `why` it died: wrong (the text continued differently), dropped (not worth sending) or over (the
+# request ended).
 FATE = dict.fromkeys(("score", "segment", "saidAt", "said", "settled", "died", "why"))
-# What a segment's stay on a rank has beside the rows that came; their difference was pruned there. All of them may have
-# died before they were computed.
+# Fields of a segment's stay on a rank besides the rows that came; rows that did not pass on were pruned there. All of
+# them may have died before they were computed.
 STAY: Span = {"from": None, "to": None, "computed": 0, "left": None, "passed": None}
-OF_SEGMENT = ("send", "forward", "back", "judge")  # events that a segment has; the others have a node or a request
+OF_SEGMENT = ("send", "forward", "back", "judge")  # events of a segment; the others are of a node or a request
 SHOWN = ("wait", "grow", "judge", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
-SHOWN_ON_STAGES = ("wait", "prune", "grow")  # a small model on a rank of its own grows
+SHOWN_ON_STAGES = ("wait", "prune", "grow")  # grow: of a small model on its own rank
 
 
 class Story:
-    """Everything that happened; `data` makes JSON of it."""
+    """The history of a run; `data` returns it as JSON objects."""
 
     def __init__(self, spans: list[Span]) -> None:
         begins = {span["name"]: span["t0"] for span in reversed(spans)}
@@ -42,9 +42,9 @@ class Story:
         self.requests: list[Span] = []
         self.segments: list[Span] = []
         self.events: list[Span] = []
-        self._away: deque[int] = deque()  # segments that have not been judged
-        self._number: dict[int, int] = {}  # of the segment that a row is in, by the ids that it has on its way
-        self._dealt = any("ids" in span for span in spans)  # whether segments go to replicas, and not all one way
+        self._away: deque[int] = deque()  # segments that are not judged yet
+        self._number: dict[int, int] = {}  # of a row's segment, by the ids that the row has on its way
+        self._dealt = any("ids" in span for span in spans)  # whether segments go to several replicas
         self._answer: list[int] | None = None  # the answer of the next request
         follow = {
             "send": self._send, "grow": self._grow, "judge": self._judge,
@@ -52,17 +52,17 @@ class Story:
         for span in self.spans:
             if span["rank"] == self.root and span["name"] in follow:
                 follow[span["name"]](span)
-        self._travel()
+        self._add_stays()
 
     def _note(self, at: float, kind: str, what: int, many: int, **stage: int) -> None:
-        """An event of rank 0, unless the rank of a stage is named."""
+        """Add an event of rank 0, or of the stage that is given."""
         self.events.append({"at": at, "kind": kind, "what": what, "many": many, "rank": self.root, **stage})
 
     # --- rank 0: the tree ---------------------------------------------------------------------------------------------
 
     def _node(self, node: int, token: int, parent: int, at: float) -> Span:
-        """The node of this id, which is made if it is new. Raises LookupError if its parent is younger than itself."""
-        if parent > node:  # then a way up might have no end
+        """Return the node of this id, creating it if it is new. Raise LookupError if its parent is younger."""
+        if parent > node:  # else a path to the root might not end
             raise LookupError(f"node {node} stands below {parent}, which is younger")
         if node not in self.nodes:
             self.nodes[node] = {"id": node, "token": token, "parent": parent, "kind": "guess",
@@ -110,18 +110,18 @@ class Story:
         for node, token in span.get("said", {}).items():
             self.nodes[int(node)].update(said=token, saidAt=at)
             self.requests[-1]["said"] = True
-        # round a ring segments come back in order, also those whose rows have all died
-        number = self._of(span) if self._dealt else self._away.popleft() if self._away else None
+        # round a ring, segments come back in order, even those of which all rows have died
+        number = self._segment_of(span) if self._dealt else self._away.popleft() if self._away else None
         if number is not None:
             self.segments[number].update(judged=[begin, at], back=begin)
             self._note(at, "judge", number, len(span.get("said", ())))
 
-    def _of(self, span: Span) -> int | None:
-        """The segment that a span is about, if one of its rows is left to show it."""
+    def _segment_of(self, span: Span) -> int | None:
+        """Return the segment of a span, if any of its rows is left to identify it."""
         return next(map(self._number.get, span["nodes"]), None)
 
     def _prune(self, span: Span) -> None:
-        if span.get("parent") in self.nodes:  # not of a request that sent nothing, nor where rank 0 is a stage as well
+        if span.get("parent") in self.nodes:  # unless the request sent nothing, or rank 0 is a stage as well
             self._node(span["tip"], span["token"], span["parent"], span["t0"])
             self._settle(span["tip"], span["t0"])
 
@@ -135,11 +135,11 @@ class Story:
             self._note(span["t0"], "end", len(self.requests) - 1, 0)
 
     def _request(self, span: Span) -> None:
-        """The settled tokens that are the answer; this span begins before all others."""
+        """Keep the settled tokens of the answer; this span begins before all others."""
         self._answer = span["answer"]
 
     def _settle(self, tip: int, at: float) -> None:
-        """The text goes on to `tip`: what stands on the way there is settled, and what stands beside it dies."""
+        """Continue the text to `tip`: the nodes on the way there settle, and guesses beside it die."""
         many, entry = 0, self.nodes[tip]
         while entry["settled"] is None:
             many += 1
@@ -160,21 +160,21 @@ class Story:
             self.live.remove(node)
             self.nodes[node].update(died=at, why=why)
 
-    # --- the segments' ways -------------------------------------------------------------------------------------------
+    # --- the segments on their way ------------------------------------------------------------------------------------
 
-    def _travel(self) -> None:
-        """What came to a rank leaves it in that order, a Prune aside: so a segment is known though all rows died."""
+    def _add_stays(self) -> None:
+        """Add the segments' stays, also without rows: messages leave a rank in the order in which they came."""
         for here in self.ranks:
             mine = [span for span in self.spans if span["rank"] == here]
             came = [span for span in mine if span["name"] == "recv" and span["kind"] != "Prune"]
             left = (span for span in mine if span["name"] == "send")
-            forwards = {self._of(span): span for span in mine
+            forwards = {self._segment_of(span): span for span in mine
                         if span["name"] == "forward" and span["nodes"]}
             numbers = iter(range(len(self.segments)))
             for span, departed in zip(came, chain(left, repeat(None))):
                 number = None
                 if span["kind"] == "Segment":
-                    number = self._of(span) if self._dealt else next(numbers, None)
+                    number = self._segment_of(span) if self._dealt else next(numbers, None)
                 if number is not None and here == self.root:
                     self.segments[number]["back"] = span["t1"]
                     self._note(span["t1"], "back", number, len(span["nodes"]))
@@ -184,7 +184,7 @@ class Story:
 
     def _stay(self, number: int, came: Span,
               forward: Span | None, left: Span | None) -> None:
-        """A segment on a stage; `forward` is None if all of its rows had died before."""
+        """Add the stay of a segment on a stage; `forward` is None if all of its rows had died before."""
         stop = {**STAY, "rank": came["rank"], "came": came["t1"]}
         stop["rows"] = len(came["nodes"])
         if forward:
@@ -197,12 +197,12 @@ class Story:
     # --- for the page -------------------------------------------------------------------------------------------------
 
     def data(self, first: int = 0, last: int | None = None) -> Span:
-        """Requests `first` to `last`, the last not included; they and their segments are named by their places here.
+        """Return requests `first` to `last`, without the last; they and their segments are numbered from 0.
 
-        Raises ValueError if the trace has none of them.
+        Raise ValueError if the trace has none of them.
         """
         wanted = [number for number, request in enumerate(self.requests) if request["answer"] is not None]
-        asked = wanted or list(range(len(self.requests)))  # what nobody asked only measured the pipeline
+        asked = wanted or list(range(len(self.requests)))  # requests without an answer only measured the pipeline
         numbers = asked[first:last]
         if not numbers:
             raise ValueError(f"there are {len(asked)} requests in the trace: choose among 0:{len(asked)}")
@@ -220,7 +220,7 @@ class Story:
                  if span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES)]
 
         def placed(entry: Span) -> Span:
-            """A segment or a node, with the places of its request and segment."""
+            """Return a segment or a node with the new numbers of its request and segment."""
             here = {**entry, "request": requests[entry["request"]]}
             return {**here, "segment": segments.get(entry["segment"])} if "segment" in entry else here
 

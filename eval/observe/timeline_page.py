@@ -1,10 +1,10 @@
-"""A page that shows what a run did: each segment on its way through the ranks, beside it the token tree of the moment.
+"""A page that shows a run: each segment on its way through the ranks, and the token tree at each moment.
 
 Usage: python -m scripts.timeline TRACE_DIR [-o PAGE.html] [--requests FIRST:LAST]
 
-TRACE_DIR is what a run with trace=TRACE_DIR left behind; if it ran on several hosts, put the rank_N.jsonl files of all
-of them into one folder first. The page holds all that it needs and opens in any browser. The Chrome trace beside it,
-TRACE_DIR/trace.json, is written again.
+TRACE_DIR is the folder that a run with trace=TRACE_DIR wrote; if it ran on several hosts, first put the rank_N.jsonl
+files of all of them into one folder. The page contains all that it needs and opens in any browser. The Chrome trace
+TRACE_DIR/trace.json is written again.
 """
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from launch.console import command
 from pipeline.trace import merge, read
 
 PAGE = Path(__file__).with_name("page.html")
-MARK = "/*DATA*/"  # where the page takes its data
-SHOWN_REQUESTS = 20  # requests that a page shows when nothing is said: more make a slow one
+MARK = "/*DATA*/"  # the place of the data in the page
+SHOWN_REQUESTS = 20  # default number of requests in a page: more make it slow
 
 
 def page(folder: Path, first: int = 0, last: int | None = None) -> str:
-    """The HTML of a trace, of its requests `first` to `last`, the last not included.
+    """Return the page of a trace, for its requests `first` to `last`, without the last.
 
-    Raises ValueError if the folder holds no trace of one run, or none of these requests.
+    Raise ValueError if the folder holds no trace of one run, or none of these requests.
     """
     spans = read(folder)
     if not any("tokens" in span for span in spans):
@@ -35,7 +35,7 @@ def page(folder: Path, first: int = 0, last: int | None = None) -> str:
     about = folder / "run.json"
     run = whole(about) if about.is_file() else {"tokens": {}}
     if not fits(run, {"tokens": dict}):
-        raise ValueError(f"{about} is not of the form that a run writes: delete it, and the page has no texts")
+        raise ValueError(f"{about} is not in the form that a run writes: delete it, then the page has no texts")
     try:
         story = Story(spans).data(first, last)
     except (LookupError, TypeError, AttributeError) as error:
@@ -50,7 +50,7 @@ def page(folder: Path, first: int = 0, last: int | None = None) -> str:
 
 
 def _range(text: str) -> tuple[int, int | None]:
-    """The range that is written as FIRST:LAST, where either may be missing; a number alone is one request."""
+    """Return the range FIRST:LAST, of which either may be missing; a number alone is one request."""
     if not re.fullmatch(r"\d{0,18}(:\d{0,18})?", text, re.ASCII):
         raise ValueError(f"--requests {text} is no range: write FIRST:LAST, as 0:5 for the first five")
     first, colon, last = text.partition(":")
@@ -63,7 +63,7 @@ def _range(text: str) -> tuple[int, int | None]:
 @command
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", metavar="TRACE_DIR", type=Path, help="what a run with trace=TRACE_DIR left behind")
+    parser.add_argument("folder", metavar="TRACE_DIR", type=Path, help="folder that a run with trace=TRACE_DIR wrote")
     parser.add_argument("-o", metavar="PAGE.html", dest="out", type=Path, help="default: TRACE_DIR/timeline.html")
     parser.add_argument("--requests", metavar="FIRST:LAST", default=f"0:{SHOWN_REQUESTS}",
                         help=f"requests to show, from 0, without the last; default 0:{SHOWN_REQUESTS}; 0: for all")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ablation, draft management: what died on its way is dropped, or computed to its end.
+# Ablation, draft management: rows that died on their way are dropped, or computed to the end.
 #   bash eval/sweeps/prune.sh [PRESET] [key=value ...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/env.sh"
