@@ -89,11 +89,11 @@ MISTAKES = {
     "draft_dir=small": "is ignored with draft=eagle: add draft=model, or leave it out",
     "init_tokens=1": "init_total_token",
     "tyo": "did you mean toy",
-    "recover_seconds=9": "there is no key recover_seconds any more: write recover=SECONDS",
+    "recover_seconds=9": "the key recover_seconds no longer exists: write recover=SECONDS",
     "recover=0.5": "recover=0.5 is not possible: give false to end all, or seconds: a number from 1 to 2592000",
     "recover=soon": "give false to end all, or seconds: a number from 1 to 2592000",
-    "revision=v1": "there is no key revision any more: write model=NAME@REVISION",
-    "run_pipeinfer=2": "there is no key run_pipeinfer any more: write lookahead=N",
+    "revision=v1": "the key revision no longer exists: write model=NAME@REVISION",
+    "run_pipeinfer=2": "the key run_pipeinfer no longer exists: write lookahead=N",
     "zzz=1": "unknown key zzz: --help shows them all",
     "temperature=hot": "temperature=hot is not a number: write for example temperature=0.0",
     "max_new_tokens=1.5": "is not a whole number",
@@ -106,7 +106,7 @@ MISTAKES = {
     "--seed=3": "write seed=3",
     "seed=1 seed=1": "seed is given twice",
     "seed=1 toy": "it goes first",
-    "prompt=Who are you": "goes in quotes",
+    "prompt=Who are you": "put a value with spaces in quotes",
     "prompt=": "prompt is empty",
     "prompt=a prompt_ids=1": "give only one of them",
     "prompt_ids=1,x": "give token ids with commas between",
@@ -132,7 +132,7 @@ MISTAKES = {
     "subseq_token=-2": "-1 for no bound",
     "questions=3:3": "leaves no question: give more than 3 behind the colon, or nothing for all",
     "questions=0": "questions=0 is not possible: give a number of questions, as 5",
-    "question_end=5": "there is no key question_end any more: write questions=END, or questions=BEGIN:END",
+    "question_end=5": "the key question_end no longer exists: write questions=END, or questions=BEGIN:END",
     "timeout=0": "give a number from 1 to 2592000",
     "verify=greedy": "verify=greedy is unknown: choose one of match, naive, mss, eagle1",
     "policy=eagle": "policy=eagle is not possible: give auto, eagle2, static, expansion or opt, or opt:X",
@@ -146,7 +146,7 @@ MISTAKES = {
     "policy=opt:2": "the accepted guesses that a level must bring, a number from 0.000001 to 1",
     "policy=opt:": "policy=opt: is not possible",
     "policy=static:1": "policy=static:1 is not possible",
-    "opt_threshold=0.3": "there is no key opt_threshold any more: write policy=opt:X",
+    "opt_threshold=0.3": "the key opt_threshold no longer exists: write policy=opt:X",
     "expansion=": "is no list of widths: write numbers with commas between, as 1,1,3,1,1,1,1,1",
     "expansion=1,0": "is no list of widths",
     "expansion=1,,2": "is no list of widths",
@@ -157,7 +157,7 @@ MISTAKES = {
     "pipeline_type=specinfer draft_dir=small": "is ignored with draft=ssm: name small models with ssm=DIR,DIR",
     "master=a:70000": "give HOST:PORT, with a port from 1 to 65535",
     "master=a:b": "give HOST:PORT",
-    "chat_template=a.jinja": "there is no key chat_template any more: write template=FILE",
+    "chat_template=a.jinja": "the key chat_template no longer exists: write template=FILE",
     "lookahead=0": "give auto or a number from 1 to 65536",
     "lookahead=half": "give auto or a number from 1 to 65536",
     "replicas=-1": "0 for as many as fill four ranks",
@@ -214,7 +214,7 @@ def test_a_command_has_its_own_keys_and_those_of_its_runs() -> None:
     assert (config.port, config.run.seed, config.run.max_requests, config.run.reuse) == (1, 2, 4, True)
     assert flat(config) == {**vars(config.run),
                             **{key: value for key, value in vars(config).items() if key != "run"}}
-    with pytest.raises(ValueError, match="output is of a single run: leave it out"):
+    with pytest.raises(ValueError, match="output is a key of single runs: leave it out"):
         parse(["output=x"], kind=ServeConfig)
 
 

@@ -115,7 +115,7 @@ def test_what_cannot_be_written_is_refused_in_one_sentence_and_stays(tmp_path, a
                              ("x" * 300, "File name too long"), ("file/x", "Not a directory")):
             with refused(f"cannot be written ({reason}): choose another"):
                 act(tmp_path / name)
-    with refused("it is open in one process alone"):
+    with refused("it is open in one process only"):
         act("/dev/fd/63")
     assert (tmp_path / "file").read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 3
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch):
         os.close(file)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_put", full)
+    monkeypatch.setattr(files, "_write_and_sync", full)
     with refused("a cannot be written (No space left on device): choose another"):
         write(tmp_path / "a", json.dumps([1, 2]), REMEDY)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
