@@ -111,7 +111,7 @@ class Profile:
         return share * whole_model / 1e3
 
     def draft(self, asked: Sequence[int]) -> float:
-        """Return the seconds of a level for `asked` rows per request; rows above one request's and `free` add a share."""
+        """Return the seconds of a level for `asked` rows per request; those above one request's and `free` add some."""
         beyond = sum(asked) - max(self.free, *asked)
         costlier = 1 + self.row / self.model * max(0, beyond)
         return costlier * self.level / 1e3 if any(asked) else 0.0

@@ -316,7 +316,7 @@ def test_specinfer_has_a_start_and_a_draft_of_its_own():
     assert config.with_draft("ssm").draft == "ssm"
     assert EvalConfig.of(methods="ar,specinfer", verify="mss").run.verify == "mss"
     assert parse(["drafts=eagle,ssm", "ssm=a,b"], kind=EvalConfig).asked_drafts == ("eagle", "ssm")
-    with pytest.raises(ValueError, match="verify=mss judges guesses that were drawn, which naive would choose"):
+    with pytest.raises(ValueError, match="verify=mss needs guesses that are drawn, but naive chooses"):
         EvalConfig.of(methods="ar,naive,specinfer", verify="mss")
 
 

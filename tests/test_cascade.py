@@ -112,9 +112,9 @@ def test_folders_may_stand_in_the_name_of_the_draft():
 
 
 @pytest.mark.parametrize("words, said", [
-    (["draft=cascade"], "draft=cascade wants small models in a row, the smallest first: add ssm=DIR,DIR"),
-    (["draft=cascade", "ssm=a"], "wants small models in a row"),
-    (["draft=cascade:a,b", "ssm_ranks=true"], "those of draft=cascade take turns: leave it out"),
+    (["draft=cascade"], "draft=cascade needs several small models, the smallest first: add ssm=DIR,DIR"),
+    (["draft=cascade", "ssm=a"], "needs several small models"),
+    (["draft=cascade:a,b", "ssm_ranks=true"], "but those of draft=cascade take turns: leave it out"),
 ])
 def test_what_a_row_of_models_cannot_do_is_refused(words, said):
     with refused(said):

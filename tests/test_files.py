@@ -33,7 +33,7 @@ def test_what_is_harmless_in_a_file_of_lines_is_read(tmp_path, data, found):
     (b'1\n{"a": }', "line 2 of {} is not JSON (Expecting value, column 7): do this"),
     (b"1\n\xff", "line 2 of {} is not UTF-8 (invalid start byte at byte 0): save it as UTF-8"),
     ("é".encode("latin-1"), "is not UTF-8"), ('"a"'.encode("utf-16"), "line 1 of {} is not UTF-8"),
-    (DEEP.encode(), "line 1 of {} is nested too deeply (more than 64 lists and objects, one in the other): do this"),
+    (DEEP.encode(), "line 1 of {} is nested too deeply (more than 64 lists and objects within each other): do this"),
     (b'1\n\n{"a": ["\\uD800"]}', "line 3 of {} has half a character"),
     (b"9" * 5000, "line 1 of {} is not JSON"), (b'"a\x00b"', "line 1 of {} is not JSON (Invalid control character"),
 ], ids=lambda value: value[:12] if isinstance(value, bytes) else "")

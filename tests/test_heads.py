@@ -106,7 +106,7 @@ OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
     "lacks fc_norm.0.weight": (True, {"fc_norm": True}),
     "lacks input_norm.weight": (True, {"norm_before_fc": True}),
     "lacks layers.1.": (True, {"num_hidden_layers": 2}),
-    "num_aux_hidden_states=4, which is not supported (only 3, one for each layer that it names)": (
+    "num_aux_hidden_states=4, which is not supported (only 3, one for each listed layer)": (
         True, {"num_aux_hidden_states": 4}),
     "aux_layer_ids_are='both', which is not supported (only inputs or outputs)": (True, {"aux_layer_ids_are": "both"}),
     "logit_scale=0.0625, which is not supported (only 1)": (True, {"logit_scale": 0.0625}),
@@ -128,11 +128,11 @@ OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
     "reads the inputs of layers [4, 14, 25], but the model has 24; take the head for this model": (
         True, {"aux_hidden_state_layer_ids": [4, 14, 25], "aux_layer_ids_are": "inputs"}),
     "eagle_aux_hidden_state_layer_ids=5, which": (True, {"eagle_aux_hidden_state_layer_ids": 5}),
-    "eagle_aux_hidden_state_layer_ids, which only a head of EAGLE-3 has": (
+    "eagle_aux_hidden_state_layer_ids, which only an EAGLE-3 head has": (
         False, {"eagle_aux_hidden_state_layer_ids": INNER}),
-    "says 'rope_theta', of which it is not known": (True, {"eagle_config": {"rope_theta": 5}}),
+    "has the unknown key 'rope_theta'": (True, {"eagle_config": {"rope_theta": 5}}),
     "eagle_config=[1], which should be an object": (True, {"eagle_config": [1]}),
-    "says 'residual_multiplier', of which it is not known whether it changes what the head computes; if it does not, "
+    "has the unknown key 'residual_multiplier', which may change what the head computes; if it does not, "
     "delete it there": (True, {"residual_multiplier": 0.5}),
     r"says '\x1b[2J', of which": (False, {"\x1b[2J": 1}),
     "draft_vocab_size=-3, which should be a whole number from 1": (True, {"draft_vocab_size": -3}),

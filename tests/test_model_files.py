@@ -99,10 +99,10 @@ def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_name(models, 
 
 
 @pytest.mark.parametrize(("fields", "sentence"), [
-    ({"num_key_value_heads": 4, "num_attention_heads": 6, "head_dim": 4}, "is no multiple of num_key_value_heads=4"),
+    ({"num_key_value_heads": 4, "num_attention_heads": 6, "head_dim": 4}, "is not a multiple of num_key_value_heads=4"),
     ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None},
-     "hidden_size=16, which is no multiple of num_attention_heads=5"),
-    ({"head_dim": 7}, "head_dim=7, but rotary positions turn dimensions in pairs"),
+     "hidden_size=16, which is not a multiple of num_attention_heads=5"),
+    ({"head_dim": 7}, "head_dim=7, but rotary positions rotate dimensions in pairs"),
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "low_freq_factor=1.0, which is not below"),
     ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "rope_scaling={'mrope_section': [1]}"),
     ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "does not give factor"),
@@ -174,7 +174,7 @@ def test_json_nested_without_end_is_refused(models, tmp_path, name, what):
     content = NESTED[what].encode()
     (folder / name).write_bytes(content if name.endswith("json")
                                 else len(content).to_bytes(8, "little") + content)
-    deep = "is nested too deeply (more than 64 lists and objects, one in the other)"
+    deep = "is nested too deeply (more than 64 lists and objects within each other)"
     with refused(f"{folder / name} {deep if name.endswith('json') else 'is cut off, damaged or no safetensors file'}"):
         Checkpoint(folder)
 
@@ -196,13 +196,13 @@ def test_a_byte_order_mark_is_harmless_and_a_folder_or_a_file_without_end_is_non
     with refused("is a folder, a device or a pipe: copy the folder again"):
         read_json(tmp_path)
     monkeypatch.setattr("config.schema.untrusted.LARGEST", 10)
-    with refused("has 13 bytes, more than any file of its kind"):
+    with refused("has 13 bytes, too many for a file of its kind"):
         read_json(tmp_path / "x.json")
 
 
 def test_lines_of_other_files_are_read_by_the_same_reader():
     assert parse_json('["a text"]', "line 3 of it", "mend it") == ["a text"]
-    with refused("line 3 of it is nested too deeply (more than 64 lists and objects, one in the other): "
+    with refused("line 3 of it is nested too deeply (more than 64 lists and objects within each other): "
                  "write a list of texts"):
         parse_json(NESTED["a list"], "line 3 of it", "write a list of texts")
 
@@ -454,7 +454,7 @@ ROTARY = {  # kinds of rotary positions, and what is said of them
     "yarn that stretches too far": ({"rope_type": "yarn", "factor": 1e30}, "factor=1e+30, which should be a number"),
     "yarn over equal waves": ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1}, "rope_theta=1, with which all"),
     "longrope of another size": ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
-                                 "1 numbers in short_factor, but 8 dimensions turn in pairs"),
+                                 "1 numbers in short_factor, but 8 dimensions rotate in pairs"),
 }
 
 

@@ -142,7 +142,7 @@ def test_the_keys_of_a_run_make_the_sampler():
     assert sampler_of(config) == Sampler(min_p=0.1,
                                          penalties=Penalties(((5, -100.0), (7, 2.5)), 1.5, 0.0, 0.5))
     for bias in ("5", "a:1", "5:1e9", "5:1,,6:2"):
-        with refused(f"logit_bias={bias} is not possible: give token ids and what is added to their logits"):
+        with refused(f"logit_bias={bias} is not possible: give token ids and the bias of each one's logit"):
             RunConfig(logit_bias=bias)
     with refused("presence_penalty=3 is not possible: give a number from -2 to 2"):
         RunConfig(presence_penalty=3)
