@@ -271,7 +271,7 @@ def test_a_head_of_eagle_3_that_does_not_fit_is_refused_by_name(tmp_path, senten
 def test_a_head_of_eagle_3_needs_seven_layers(tmp_path):
     source = save_eagle3(tmp_path / "head")
     fit_head(source, {**BASE, "num_hidden_layers": 7})
-    with refused("needs a model of 7 layers or more, and the model has 6; take an EAGLE-1 or EAGLE-2 head"):
+    with refused("needs a model of 7 layers or more, but the model has 6; take an EAGLE-1 or EAGLE-2 head"):
         fit_head(source, {**BASE, "num_hidden_layers": 6})
 
 

@@ -134,12 +134,12 @@ OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
     "eagle_config=[1], which should be an object": (True, {"eagle_config": [1]}),
     "has the unknown key 'residual_multiplier', which may change what the head computes; if it does not, "
     "delete it there": (True, {"residual_multiplier": 0.5}),
-    r"says '\x1b[2J', of which": (False, {"\x1b[2J": 1}),
+    r"has the unknown key '\x1b[2J', which": (False, {"\x1b[2J": 1}),
     "draft_vocab_size=-3, which should be a whole number from 1": (True, {"draft_vocab_size": -3}),
     "draft_vocab_size='53', which": (True, {"draft_vocab_size": "53"}),
     "head: config.json says hidden_act='gelu'": (True, {"hidden_act": "gelu"}),
     "speculators_model_type='mlp', which is not supported (only 'eagle3')": (True, {"speculators_model_type": "mlp"}),
-    "was trained for 'a/Qwen3-8B', a 'Qwen3ForCausalLM', and the model is a LlamaForCausalLM": (True, {
+    "was trained for 'a/Qwen3-8B', a 'Qwen3ForCausalLM', but the model is a LlamaForCausalLM": (True, {
         "speculators_config": {"verifier": {"name_or_path": "a/Qwen3-8B", "architectures": ["Qwen3ForCausalLM"]}}}),
     "config.json says hidden_size='wide', which should be a whole number": (
         True, {"transformer_layer_config": {"hidden_size": "wide"}, "hidden_size": None}),
@@ -167,7 +167,7 @@ def test_a_head_that_foresees_next_to_nothing_is_noticed_once(strategy):
         for _ in range(2):
             assert write(decoder, prompt, 60) == DEEP.text(prompt, 60, Sampler())
     [sentence] = said
-    assert re.match(r"the draft head in HEAD foresaw [0-3] of the first 32 tokens: it was probably made for another",
+    assert re.match(r"the draft head in HEAD foresaw [0-3] of the first 32 tokens: it was probably trained for another",
                     sentence)
 
 

@@ -140,7 +140,7 @@ def test_rank_0_holds_the_layer_once_and_stages_hold_none_of_it(saved, tmp_path)
 
 @pytest.mark.parametrize("change, said", [
     (lambda tensors: tensors.update({"model.mtp_layers.1.input_proj.weight": torch.zeros(2)}),
-     "has 2 layers for multi-token prediction, each for one token further"),
+     "has 2 layers for multi-token prediction, but only one is supported"),
     (lambda tensors: tensors.pop(PREFIX + "final_layernorm.weight"), "lacks final_layernorm.weight"),
     (lambda tensors: tensors.update({PREFIX + "input_proj.weight": torch.zeros(2, 2)}), "has shape (2, 2) instead of"),
     (lambda tensors: tensors.update({PREFIX + "more.weight": torch.zeros(2)}), "which its config.json has no place"),
