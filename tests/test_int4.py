@@ -127,13 +127,13 @@ def test_rows_are_padded_where_a_kernel_lets_them_depend_on_each_other():
     whole = steady(x, pairs, scale)
     assert torch.equal(steady(x[:3], pairs, scale), whole[:3])
     wrong = int4.replace(kernel, multiply=lambda *args: kernel.multiply(*args) * 2)
-    with pytest.raises(RuntimeError, match="its result is wrong"):
+    with pytest.raises(RuntimeError, match="its result is incorrect"):
         int4.tried(wrong, "cpu")
 
 
 @pytest.mark.parametrize("dtype, inputs, outputs, why", [
     (torch.float64, 64, 32, "there is none for float64"),
-    (torch.float32, 48, 32, "it wants multiples of 16 outputs and 32 inputs, not 32 and 48"),
+    (torch.float32, 48, 32, "it needs multiples of 16 outputs and 32 inputs, not 32 and 48"),
 ])
 def test_without_a_kernel_weights_are_unfolded(dtype, inputs, outputs, why, monkeypatch):
     monkeypatch.setattr(int4, "_named", lambda device: int4._x86)
@@ -260,5 +260,5 @@ def test_every_method_writes_one_text_by_the_kernel(form, words, methods, toy, t
 
 def test_what_computes_wrongly_is_refused(monkeypatch):
     monkeypatch.setattr(Int4, "forward", lambda self, x_TD: x_TD * 0)
-    with refused("int4 weights cannot be computed on cpu (the result is wrong): run unquantized weights: quant=none"):
+    with refused("int4 weights cannot be computed on cpu (the result is incorrect): run unquantized weights: "):
         probe("int4", torch.float32, "cpu")

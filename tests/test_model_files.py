@@ -175,7 +175,7 @@ def test_json_nested_without_end_is_refused(models, tmp_path, name, what):
     (folder / name).write_bytes(content if name.endswith("json")
                                 else len(content).to_bytes(8, "little") + content)
     deep = "is nested too deeply (more than 64 lists and objects within each other)"
-    with refused(f"{folder / name} {deep if name.endswith('json') else 'is cut off, damaged or no safetensors file'}"):
+    with refused(f"{folder / name} {deep if name.endswith('json') else 'is cut off, damaged or not in safetensors'}"):
         Checkpoint(folder)
 
 
@@ -228,7 +228,7 @@ def test_a_shard_whose_name_leaves_the_folder_is_refused_and_not_read(models, tm
     index = folder / "model.safetensors.index.json"
     places = json.loads(index.read_text())["weight_map"]
     change(index, weight_map={**places, "lm_head.weight": shard})
-    with refused("which is no file of its folder; take a model that you trust") as found:
+    with refused("which is not a file of its folder; take a model that you trust") as found:
         split(folder, tmp_path / "split", "1", progress=False)
     assert str(found.value).isprintable()
     assert not (tmp_path / "split").exists() and not stays_inside(shard)
@@ -238,7 +238,7 @@ def test_a_shard_whose_name_leaves_the_folder_is_refused_and_not_read(models, tm
 def test_an_index_without_a_weight_map_is_refused(models, tmp_path, places):
     folder = Path(shutil.copytree(models / "shards", tmp_path / "model"))
     change(folder / "model.safetensors.index.json", weight_map=places)
-    with refused("has no weight_map that leads from tensors to files"):
+    with refused("has no weight_map from tensors to files"):
         Checkpoint(folder)
 
 
@@ -325,7 +325,7 @@ def test_a_file_without_tensors_or_with_a_header_of_gigabytes_is_refused(model):
     with (model / "model.safetensors").open("r+b") as file:
         file.truncate(1 << 31)  # which takes no room on a disk
         file.write((1 << 30).to_bytes(8, "little"))
-    with refused("is cut off, damaged or no safetensors file"):
+    with refused("is cut off, damaged or not in safetensors"):
         Checkpoint(model)
 
 
@@ -421,12 +421,12 @@ def test_the_command_tells_it_in_one_sentence(model, tmp_path, capsys):
 
 def test_a_pointer_of_git_lfs_is_no_damaged_file(model, tmp_path):
     (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
-    with refused("is only a pointer of Git LFS to the file: type git lfs pull there"):
+    with refused("is only a Git LFS pointer to the file: type git lfs pull there"):
         split(model, tmp_path / "split", "1", progress=False)
 
 
 HEADS = {  # how a head is named, or one that does not fit, and what is said
-    "a head as the model": ({}, True, "is a draft head, which is none without its model: name the model's folder"),
+    "a head as the model": ({}, True, "is a draft head, which needs its model: name the model's folder"),
     "of a larger vocabulary": ({"vocab": 50}, False, "has vocab_size 50, but the model has 40"),
     "of a larger size": ({"hidden": 32}, False, "has hidden_size 32, but the model has 16"),
 }

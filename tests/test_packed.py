@@ -206,11 +206,11 @@ def test_zero_points_of_compressed_tensors_are_refused(plain, tmp_path):
     name = next(name for name in tensors if name.endswith("weight_scale"))
     tensors[name.replace("scale", "zero_point")] = torch.zeros(1, dtype=torch.int32)
     save_file(tensors, source.folder / "model.safetensors")
-    with refused("has zero points beside its scales, which is not supported; take the model unquantized"):
+    with refused("has zero points in addition to scales, which is not supported; take the model unquantized"):
         split(source.folder, tmp_path / "out", "2", progress=False)
 
 
-MISFIT, AGAIN = "which does not fit the tensors beside it; download the model again", "evenly; download the model again"
+MISFIT, AGAIN = "which does not fit the tensors that belong to it; download", "evenly; download the model again"
 INT4, FP8 = "compressed-tensors, int4", "fp8 in blocks"
 HARM = {  # form of the checkpoint, the end of a tensor's name, what is done to it, and what is said then
     "words that are floats": ("gptq", ".qweight", lambda x: x.float(), MISFIT),

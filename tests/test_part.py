@@ -130,7 +130,7 @@ def test_ranks_of_different_splits_are_refused_by_the_check(out, tmp_path):
 
 def test_a_folder_without_a_manifest_is_refused_by_the_check_and_one_that_is_elsewhere_is_not(out, capsys):
     (out / "stage_2" / "manifest.json").unlink()
-    with refused(f"{out / 'stage_2'} has no manifest.json, so it is not whole"):
+    with refused(f"{out / 'stage_2'} has no manifest.json, so it is incomplete"):
         check(out)
     shutil.rmtree(out / "stage_2")
     assert [part.rank for part in check(out)] == [0, 1]

@@ -229,7 +229,7 @@ def test_a_device_that_cannot_compute_them_is_refused_with_the_fix(saved, monkey
     config, part = RunConfig(quant="int8", dtype="float32"), Part(saved / "0+2+2" / "stage_1")
     with monkeypatch.context() as patch:
         patch.setattr(Int8, "forward", lambda self, x_TD: x_TD * 0)
-        with refused("int8 weights cannot be computed on cpu (the result is wrong): install"):
+        with refused("int8 weights cannot be computed on cpu (the result is incorrect): install"):
             build_stage(RankSpec(config, part), OFF)
 
     def absent():

@@ -308,7 +308,7 @@ def test_weights_that_are_not_numbers_end_the_split(models, tmp_path):
     save_file(tensors, tmp_path / "base" / "model.safetensors")
     with refused("model.layers.1.mlp.up_proj.weight in"):
         split(tmp_path / "base", tmp_path / "split", "0+1+2", progress=False)
-    with refused("stage_2 has no manifest.json, so it is not whole"):
+    with refused("stage_2 has no manifest.json, so it is incomplete"):
         Part(tmp_path / "split" / "stage_2")
 
 

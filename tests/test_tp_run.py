@@ -192,7 +192,7 @@ def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path
     assert "stage_4: share 2 of 2 of layers 1 to 3" in capsys.readouterr().out
     assert main([base, str(tmp_path / "c"), "--tp", "2,x"]) == 2
     assert "--tp 2,x is not possible: give 0 for the number of the split, a number of ranks" in capsys.readouterr().err
-    with refused("is not whole; split again"):
+    with refused("is incomplete; split again"):
         (tmp_path / "b" / "stage_3" / "manifest.json").unlink()
         Part(tmp_path / "b" / "stage_3")
 

@@ -263,7 +263,7 @@ class Mixture(Draft):
                                     if any(guess == token for guess, _ in said)}
 
     def _offer_unrequested(self, tree: TokenTree, growth: Growth) -> None:
-        """Offer guesses that networks made unrequested, likeliest first; for blocks, that is DDTree (arXiv 2604.12989)."""
+        """Offer guesses that networks made unrequested, likeliest first (with blocks: DDTree, arXiv 2604.12989)."""
         far = [network for network in self.parts if network.far]
         heap = [(-tree.nodes[node].score, node) for node in tree.live if far]
         heapq.heapify(heap)
