@@ -288,7 +288,7 @@ def test_code_that_a_tokenizer_brings_is_never_run_and_nobody_is_asked(llama3, t
         if name == "known":  # the class that transformers has itself does
             assert len(Text(folder).tokenizer) == len(llama3.tokenizer)
         else:
-            with refused("needs code of its own (auto_map), and code out of a model's folder is never run "
+            with refused("needs code of its own (auto_map), but code from a model's folder is never run "
                          "(trust_remote_code=False)"):
                 Text(folder)
     assert not (tmp_path / "ran").exists()
@@ -297,7 +297,7 @@ def test_code_that_a_tokenizer_brings_is_never_run_and_nobody_is_asked(llama3, t
 def test_an_end_token_that_is_no_id_is_refused(llama3, tmp_path):
     folder = copied(llama3, tmp_path / "new")
     (folder / "generation_config.json").write_text('{"eos_token_id": [[1]]}')
-    with refused("names an end token by what is no id"):
+    with refused("has an eos_token_id that is not an id"):
         _ = Text(folder).end_ids
 
 
@@ -434,8 +434,8 @@ def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speak
 @pytest.mark.parametrize(("messages", "sentence"), [
     ([], "the messages are empty"),
     ([("user", " ")], "the messages are empty"),
-    ([("user", "a"), ("assistant", "b")], "the last message is of the role assistant"),
-    ([("assistant", "a"), ("user", "b")], "the assistant speaks first"),
+    ([("user", "a"), ("assistant", "b")], "the last message has the role assistant"),
+    ([("assistant", "a"), ("user", "b")], "the first message is the assistant's"),
     ([("user", "a"), ("tool", "b")], "no place for messages of the role tool")])
 def test_messages_that_no_answer_follows_are_refused(llama, messages, sentence):
     with pytest.raises(ValueError, match=sentence):
