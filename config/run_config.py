@@ -124,7 +124,7 @@ class RunConfig(Checked):
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
     draft: str = "eagle"  # the head: eagle, dflash, spd; model, ssm, cascade, suffix (copies); eagle+suffix; none
     draft_dir: str = ""  # folder of a small whole model, for drafts with model; best with the target's vocabulary
-    ssm: str = ""  # folders of small models, DIR,DIR, for specinfer, draft=ssm, cascade; empty: rank 0's draft
+    ssm: str = ""  # folders of small models, DIR,DIR, of specinfer, ssm, cascade; empty: rank 0's draft
     ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: in turn on rank 0
     answers: str = ""  # file of prompts and answers, from which suffix also copies in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
@@ -149,7 +149,7 @@ class RunConfig(Checked):
     frequency_penalty: float = 0.0  # the same, for each occurrence of the token in the answer
     logit_bias: str = ""  # token ids and the bias of each one's logit, as 306:-100,626:2.5; empty: none
     seed: int = 0  # of the noise; with the same seed every method writes the same text
-    verify: str = "match"  # rule for guesses: match, naive, mss (SpecInfer), eagle1; texts differ, distributions do not
+    verify: str = "match"  # rule for guesses: match, naive, mss (SpecInfer), eagle1; distributions stay the same
     max_new_tokens: int = 256  # tokens, at most
     ignore_eos: bool = False  # continue after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none

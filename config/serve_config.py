@@ -35,7 +35,7 @@ class ServeConfig(CommandKeys):
     port: int = 8000  # port to listen on; 0: any free one
     api_key: str = ""  # key that clients must send as `Authorization: Bearer KEY`; default: $FLOWSPEC_API_KEY
     open: bool = False  # accept requests without api_key from every machine that reaches host
-    cors: str = ""  # origins of web pages that may send requests, as http://a.example,http://b.example; *: all
+    cors: str = ""  # origins of pages that may send requests, as http://a.example,http://b.example; *: all
     model_name: str = ""  # the model's name in the API; empty: as the preset or the model's folder
     queue: int = 64  # requests that may wait for a place; more are refused with HTTP status 429
     queue_seconds: float = 300.0  # seconds that a request may wait for a place
@@ -78,10 +78,10 @@ class WorkerConfig(ServeConfig):
 
     # FastChat
     controller: str = ""  # address of the controller, as http://127.0.0.1:21001
-    worker: str = ""  # address at which the controller reaches this worker; empty: http://HOST:PORT from host and port
+    worker: str = ""  # address at which a controller reaches this worker; empty: http://HOST:PORT as configured
 
     # The server
-    open: bool = False  # accept requests from every machine that reaches host, since FastChat's protocol has no key
+    open: bool = False  # accept requests of any machine that reaches host, since FastChat's protocol has no key
     port: int = 21002  # port to listen on; 0: any free one
 
     EXAMPLES = """\

@@ -105,7 +105,7 @@ MISTAKES = {
     "--seed 3": "write seed=VALUE, without spaces or dashes",
     "--seed=3": "write seed=3",
     "seed=1 seed=1": "seed is given twice",
-    "seed=1 toy": "it goes first",
+    "seed=1 toy": "write one preset, before all keys",
     "prompt=Who are you": "put a value with spaces in quotes",
     "prompt=": "prompt is empty",
     "prompt=a prompt_ids=1": "give only one of them",

@@ -169,7 +169,7 @@ def test_the_categories_of_one_file_are_sets(tmp_path, entries, names):
     assert EvalConfig.of(data=str(path)).chosen_sets == tuple(names)
     assert EvalConfig.of(data=str(path), sets=names[1]).chosen_sets == (names[1],)
     assert len(load(path, names[0], 0, 1)) == 1
-    with pytest.raises(ValueError, match=f"poetry .there: {', '.join(sorted(names))}.: choose others with sets="):
+    with pytest.raises(ValueError, match=f"poetry .known: {', '.join(sorted(names))}.: choose others with sets="):
         load(path, "poetry")
 
 

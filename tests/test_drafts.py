@@ -258,7 +258,7 @@ BROKEN = {
     "lm_head.weight in": {"draft_vocab_size": 39},
     "reads the inputs of layers [2, 4, 10], but the model has 8": {
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}},
-    "holds '\\x1b[2J' in a form": {"change": lambda t: t.update({"\x1b[2J": torch.zeros(1)})},
+    "holds '\\x1b[2J' in an unsupported form": {"change": lambda t: t.update({"\x1b[2J": torch.zeros(1)})},
 }
 
 

@@ -384,10 +384,10 @@ def test_a_bin_file_of_junk_is_refused(folder, what):
 @pytest.mark.parametrize(("content", "sentence"), [
     ([torch.zeros(2)], "holds a list instead of tensors with names"), (torch.zeros(2), "holds a Tensor instead"),
     (3, "holds a int instead"), ({}, "holds no tensor"), ({"a": 3}, "holds no tensor"),
-    ({3: torch.zeros(2)}, "holds 3 in a form"),
-    ({"a": torch.zeros(2, dtype=torch.complex64)}, "holds 'a' in a form"),
-    ({"a": torch.zeros(2, 2).to_sparse()}, "holds 'a' in a form"),
-    ({"a": torch.zeros(2, device="meta")}, "holds 'a' in a form"),
+    ({3: torch.zeros(2)}, "holds 3 in an unsupported form"),
+    ({"a": torch.zeros(2, dtype=torch.complex64)}, "holds 'a' in an unsupported form"),
+    ({"a": torch.zeros(2, 2).to_sparse()}, "holds 'a' in an unsupported form"),
+    ({"a": torch.zeros(2, device="meta")}, "holds 'a' in an unsupported form"),
 ])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_bin_file_without_a_table_of_tensors_is_refused(folder, content, sentence, zipped):
@@ -452,7 +452,7 @@ ROTARY = {  # kinds of rotary positions, and what is said of them
     "of an earlier NTK": ({"rope_type": "dynamic", "factor": 2.0}, "rope_scaling='dynamic', which is not supported"),
     "yarn without a factor": ({"rope_type": "yarn"}, "does not give factor"),
     "yarn that stretches too far": ({"rope_type": "yarn", "factor": 1e30}, "factor=1e+30, which should be a number"),
-    "yarn over equal waves": ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1}, "rope_theta=1, with which all"),
+    "yarn over equal waves": ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1}, "rope_theta=1, which makes all"),
     "longrope of another size": ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
                                  "1 numbers in short_factor, but 8 dimensions rotate in pairs"),
 }
