@@ -48,7 +48,7 @@ METHODS = {
         "pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step",
         sizes=("init_topk_pipedec",), look=("#8ccbea", "\\\\\\\\")),
     "pipeinfer": Method(
-        "pipeinfer", "ring", "eagle", "PipeInfer: the tip alone, then short runs of one drafted chain",
+        "pipeinfer", "ring", "eagle", "PipeInfer: first the tip, then short runs of one drafted chain",
         tree="chain", sizes=("run",), look=("#cfe8cf", "++"), planned=False),
     "pearl": Method(
         "pearl", "ring", "eagle", "PEARL, AMUSD: drafts a chain further while its first part is verified",

@@ -127,7 +127,7 @@ class RunConfig(Checked):
     ssm: str = ""  # folders of small models, DIR,DIR, of specinfer, ssm, cascade; empty: rank 0's draft
     ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: in turn on rank 0
     answers: str = ""  # file of prompts and answers, from which suffix also copies in later runs; empty: none
-    models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
+    models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ next to config/
     tp: str = "0"  # ranks that share layers, or a speed of each, as 2,1,1; 0: as split, or 4 (tp, galaxy)
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
     replicas: str = "0"  # copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks
@@ -135,7 +135,7 @@ class RunConfig(Checked):
     # The questions (one of the first three)
     prompt: str = ""  # the question
     prompt_ids: str = ""  # token ids with commas between, for models without a tokenizer
-    question_file: str = ""  # questions in the format of MT-bench, one JSON object a line
+    question_file: str = ""  # questions in the format of MT-bench, one JSON object per line
     questions: str = ""  # how many of them, as 5, or the first, counted from 0, and the end, as 30:50; empty: all
     template: str = "auto"  # chat template: own (the tokenizer's), a Jinja FILE, vicuna, llama-2, none
 

@@ -187,7 +187,7 @@ def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_margi
     ({"dflash_config": {"mask_token_id": 53, "target_layer_ids": [1, 3]}}, "says mask_token_id=53"),
     ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [3, 1]}}, "(only layers in rising order, from 0 to 6)"),
     ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 7]}}, "(only layers in rising order, from 0 to 6)"),
-    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "causal_head": True}}, "says 'causal_head'"),
+    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "causal_head": True}}, "key 'causal_head'"),
     ({"selector_rank": 3}, "has the unknown key 'selector_rank'"),
     ({"sliding_window": 64, "use_sliding_window": True}, "says sliding_window=64"),
     ({"hidden_size": 64}, "has hidden_size 64, but the model has 32"),

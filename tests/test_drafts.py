@@ -186,7 +186,7 @@ def test_a_draft_whose_logits_are_not_finite_is_reported_and_the_pipeline_lives_
     draft = getattr(DEEP, kind)()
     draft.network.embed_tokens.weight.data[PROMPT[-1]] = bad
     with pipeline(DEEP, 2, "continuous", draft) as decoder:
-        with refused("the draft's logits are not finite (NaN or infinity); its weights are damaged or were made for"):
+        with refused("the draft's logits are not finite (NaN or infinity); its weights are damaged or were trained"):
             for _ in decoder.decode(Request(PROMPT, max_new_tokens=8))[1]:
                 pass
         draft.lm_head = lambda out: torch.zeros(len(out), CONFIG.vocab, dtype=out.dtype)
