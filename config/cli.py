@@ -26,7 +26,7 @@ RUN_PIPE = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace",
          "output", "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
-TUNED = ("min_probability", "expand_depth", "ablate")  # which a preset tunes for its own model only
+TUNED = ("min_probability", "expand_depth", "ablate")  # keys that a preset tunes only for its own model
 # A given key discards the preset's values of these keys, which belong to the value that it replaces.
 TAKES_BACK = {
     "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),

@@ -1,6 +1,6 @@
 """The sources of a draft's guesses: their sums, and the keys that name the folders of sources.
 
-How they guess is not known here; launch/build.py creates them.
+It knows nothing about how they guess; launch/build.py creates them.
 """
 from __future__ import annotations
 

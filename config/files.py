@@ -1,7 +1,7 @@
 """Files that a user names: read text and JSON, and write output atomically.
 
-The meaning of their content is not known here. Every problem of a file raises a `ValueError`, which names the file,
-the line where there is one, and the remedy.
+It knows nothing about the meaning of their content. Every problem of a file raises a `ValueError`, which names the
+file, the line where there is one, and the remedy.
 """
 from __future__ import annotations
 

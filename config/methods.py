@@ -1,7 +1,7 @@
 """The methods: the values of `pipeline_type`, and the project's table of contents.
 
 A method is a strategy (when to draft, send, verify and prune), a target (where segments are sent) and a draft (the
-source of guesses). Their code is not known here: launch/build.py looks up the names.
+source of guesses). launch/build.py maps the names to code.
 """
 from __future__ import annotations
 

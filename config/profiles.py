@@ -1,7 +1,7 @@
 """The profiles: the times that the devices and wires of a cluster need, for pipelines emulated on one machine.
 
-How the time is spent is not known here (sim/devices.py). Times are milliseconds for the whole model that a profile
-stands for; a stage needs the share of its layers, whatever small model it really computes. A JSON file can describe
+`sim/devices.py` spends these times. They are milliseconds for the whole model that a profile stands for; a stage needs
+the share of its layers, whatever small model it really computes. A JSON file can describe
 another cluster: it gives the differences from a profile that it names, as in
 `{"like": "jetson-7b", "factors": [1, 1, 2], "links": [[2, 3, 20, 100]]}`, or all fields that have no default.
 """

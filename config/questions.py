@@ -1,6 +1,6 @@
 """The data sets: questions in the format of MT-bench, or SpecInfer's lists of prompts, from a folder or a file.
 
-Templates are not known here, and of a model only which of the bundled questions suit it.
+It knows nothing about templates, and about a model only which of the bundled questions suit it.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The options of a run, each with unit, meaning and default. Edit them here, or give key=value on the command line.
 
-Models and devices are not known here. The layers below launch/ receive values, never a `RunConfig`.
+It knows nothing about models or devices. The layers below launch/ receive values, never a `RunConfig`.
 `bash run_pipe.sh --help` prints the comment after each option.
 """
 from __future__ import annotations

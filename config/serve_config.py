@@ -1,6 +1,6 @@
 """The options of the server, in addition to those of a run, and the options of a run that it does not accept.
 
-HTTP is not known here.
+It knows nothing about HTTP.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The hyperparameters of trees of guesses, which strategies and drafts read, and the shapes of fixed trees.
 
-Keys are not known here: `run_config.py` converts them to these values.
+It knows nothing about keys: `run_config.py` converts them to these values.
 """
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The rules of verification: they choose the token after a node, from the target's law and the tokens drawn there.
 
-A law is a distribution over tokens. A rule chooses one token for each node, distributed by the target's law whatever
-was drawn, so `model.tree.verify`, which walks along these tokens, writes an exact sample. Pipelines are not known here.
+It knows nothing about pipelines. A law is a distribution over tokens. A rule chooses one token for each node,
+distributed by the target's law whatever was drawn, so `model.tree.verify`, which follows these tokens, writes an exact
+sample.
 
 **Why this is exact.** At one node, each rule below returns a token with law p, if every proposal was drawn from the law
 q that it carries, and if the random numbers of judging are independent of those of drawing. Both come from streams

@@ -1,6 +1,6 @@
 """The families of models, and the supported content of a model's `config.json`.
 
-Tensors are not known here. A field that `model/llama.py` would compute incorrectly is refused by name.
+It knows nothing about tensors. A field that `model/llama.py` would compute incorrectly is refused by name.
 """
 from __future__ import annotations
 

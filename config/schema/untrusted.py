@@ -1,6 +1,6 @@
 """Untrusted input: read JSON, check names before use, and escape texts for printing.
 
-The meaning of a file is not known here: `fields.py` defines the values of its fields.
+It knows nothing about the meaning of a file: `fields.py` defines the values of its fields.
 """
 from __future__ import annotations
 
