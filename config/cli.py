@@ -152,7 +152,7 @@ class ComparedDrafts(CommandKeys):
     """The keys of a command that runs several drafts one after the other."""
 
     # What is compared (commas between)
-    drafts: str = ""  # who guesses, as eagle,eagle:DIR,model:DIR (head or model in that folder); empty: the key draft
+    drafts: str = ""  # drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft
 
     @property
     def asked_drafts(self) -> tuple[str, ...]:

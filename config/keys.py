@@ -1,7 +1,7 @@
 """Parse the words of a command, `[PRESET] key=value ...`, into a dataclass, and check its values.
 
 The dataclass defines the keys: a field is `name: TYPE = DEFAULT  # MEANING`, where TYPE is int, float, bool or str, and
-a comment of its own begins each group. A mistake of the user raises a ValueError, whose sentence names the fix.
+a comment of its own begins each group. A mistake of the user raises a ValueError, with a sentence that names the fix.
 """
 from __future__ import annotations
 
@@ -221,14 +221,14 @@ def decimal(value: float) -> str:
 
 
 def outside(values: Mapping[str, Any], ranges: Mapping[str, Range | Form]) -> Iterator[str]:
-    """Yield a sentence with the fix for each key whose value is out of its range or form."""
+    """Yield a sentence with the fix for each key with a value out of its range or form."""
     for name, allowed in ranges.items():
         if not allowed.holds(values[name]):
             yield f"{name}={values[name]} is not possible: give {allowed.advice}"
 
 
 def unknown(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield a sentence with the choices for each key whose value is not among them."""
+    """Yield a sentence with the choices for each key with a value that is not among them."""
     for name, allowed in choices.items():
         if values[name] not in allowed:
             yield f"{name}={values[name]} is unknown: choose one of {', '.join(allowed)}"

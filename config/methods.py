@@ -23,7 +23,7 @@ class Method:
     tree: str = "grown"  # none; round: drafted and verified whole; whole: drafted whole; chain; grown: at any time
     sizes: tuple[str, ...] = ()
     look: tuple[str, str] = ("white", "")  # color and hatch on maps
-    measured: bool = False  # whether it has many segments under way, whose size is measured by default
+    measured: bool = False  # whether it has many segments under way, with a size that is measured by default
     falls_back: bool = False  # whether it decodes plainly where that is measured to be faster than guessing
     planned: bool = True  # whether plans try it by default
 

@@ -44,7 +44,7 @@ class Profile:
     model: float  # ms: all layers, for a few rows
     row: float  # ms: for each row above `free`
     free: int  # rows that cost nothing in addition to reading the weights
-    token: float  # ms: for each token of the text before, whose keys and values are read
+    token: float  # ms: for reading the keys and values of each token of the text before
     level: float  # ms: one level of the draft's tree
     verdict: float  # ms: LM head and verification of a returned segment
     latency: float  # ms: of a message
@@ -58,7 +58,7 @@ class Profile:
     weights: float = 0.0  # GB: of all layers; 0: unknown
     factors: tuple[float, ...] = ()  # of the boards of ranks 1, 2, ...: by which the times of their layers grow
     memory: tuple[float, ...] = ()  # GB: of the boards of ranks 1, 2, ...; empty: unknown
-    levels: tuple[Level, ...] = ()  # drafts whose time for a level is not `level`
+    levels: tuple[Level, ...] = ()  # milliseconds of a level for drafts that differ from `level`
     links: tuple[Link, ...] = ()  # wires that differ; each is the same both ways
     throttles: tuple[Throttle, ...] = ()  # boards that become slower by a factor after some seconds of computing
     model_of: str = ""  # the name of the measured model; empty: none was measured

@@ -450,7 +450,7 @@ def _longer(old_LKSE: Tensor, slots: int) -> Tensor:
 
 
 class Together:
-    """The caches of several requests whose rows are concatenated; each row sees only its own request.
+    """The caches of several requests with concatenated rows; each row sees only its own request.
 
     `counts` are the numbers of rows that the requests have just admitted. Everything but attention is computed for all
     rows at once, so that weights are read once.

@@ -98,7 +98,7 @@ def _spelled(file: dict[str, Any]) -> str:
 
 
 def _endless(matcher: Any) -> str:
-    """Return the problem of a grammar whose beginning forces an endless text; empty: none."""
+    """Return the problem of a grammar that forces an endless text from its beginning; empty: none."""
     forced = matcher.compute_ff_tokens()
     fails = forced and not matcher.consume_token(forced[0])
     return "it forces a text without an end, or one that is too long" if fails else ""
@@ -111,7 +111,7 @@ def _empty(matcher: Any) -> str:
 
 
 class State:
-    """The state of the grammar after a node whose path it allows; `grammar` is the rest of the grammar."""
+    """The state after a node on an allowed path; `grammar` is the rest of the grammar."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.matcher, self._ends = grammar

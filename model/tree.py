@@ -57,7 +57,7 @@ class TokenTree:
         self.unsent: deque[int] = deque()  # settled nodes that were not yet sent to the target
         self.live: set[int] = set()  # guesses below the tip
         self.waiting: set[int] = set()  # live guesses that were not yet sent
-        self._released = 0  # nodes of the trunk whose features are released
+        self._released = 0  # nodes of the trunk with released features
         self.guessed = 0  # guesses that were sent
         self.foreseen: list[int] = []  # positions of the text at which a sent guess was accepted
         for token in prompt:

@@ -53,7 +53,7 @@ HARMLESS = frozenset("""
 class Dialect:
     """The variant of an EAGLE-3 head; the defaults are those of the first published heads."""
 
-    inner: tuple[int, ...]  # the target's layers whose inputs it reads; the number of layers means the last output
+    inner: tuple[int, ...]  # the target's layers of which it reads the inputs; the number of layers: the last output
     norm_before_residual: bool = False  # the residual of its first layer is the normed feature
     norm_before_fc: bool = False  # one norm over all inner features, concatenated
     fc_norm: bool = False  # one norm for each inner feature (EAGLE-3.1)
@@ -65,13 +65,13 @@ class Dialect:
 class BlockForm:
     """The form of a head that guesses a block in one pass, such as a DFlash head."""
 
-    inner: tuple[int, ...]  # the target's layers whose inputs it reads
+    inner: tuple[int, ...]  # the target's layers of which it reads the inputs
     size: int  # tokens of a block, including the known token before the guesses
     mask: int  # the token in the place of the guesses
 
 
 def usual_layers(layers: int) -> tuple[int, ...]:
-    """Return the default layers whose inputs a head reads; empty if the target has too few layers."""
+    """Return the layers with inputs that a head reads by default; empty if the target has too few layers."""
     return (2, layers // 2, layers - 3) if layers >= 7 else ()
 
 
@@ -83,7 +83,7 @@ def read_dialect(config: Mapping[str, Any], layers: int) -> Dialect:
 
 
 def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs are read; the input of layer 2 is the output of layer 1.
+    """Return the layers with inputs that a head reads; the input of layer 2 is the output of layer 1.
 
     A list that equals the default one, counted either way, means the default. Otherwise `COUNTED` decides, and then
     the writer of the file: vLLM and speculators count inputs, SGLang, SpecForge and all others outputs.
@@ -111,7 +111,7 @@ def _block_fields(config: Mapping[str, Any]) -> list[Any]:
 
 
 def read_block(config: Mapping[str, Any]) -> BlockForm:
-    """Return the form of a DFlash head, whose `target_layer_ids` count outputs; `block_problems` has checked it."""
+    """Return the form of a DFlash head; its `target_layer_ids` count outputs. `block_problems` has checked it."""
     ids, size, mask = _block_fields(config)
     return BlockForm(tuple(number + 1 for number in ids), size, mask)
 

@@ -29,7 +29,7 @@ _brief.maxstring = _brief.maxother = 80
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 def plain(text: str) -> str:
-    """Escape everything that a terminal could interpret, and cut the middle of a long text, whose end is a remedy."""
+    """Escape everything that a terminal could interpret, and cut the middle of a long text, since its end is a fix."""
     def escaped(sign: str) -> str:
         return sign if sign.isprintable() else ascii(sign)[1:-1]
 

@@ -54,7 +54,7 @@ class Block(TreeDraft):
         self._begun = -1  # the position of the tip that was read; below 0: none
         self._said: list[Guesses] = []
         self._logits = torch.empty(0)  # [T, V], of the positions after it
-        self._given: set[int] = set()  # nodes whose next token was guessed from this block
+        self._given: set[int] = set()  # nodes after which a token was guessed from this block
 
     def settle(self, tree: TokenTree) -> None:
         """Keep everything, since guesses after the new tip still lie within the block."""

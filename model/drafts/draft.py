@@ -63,7 +63,7 @@ class Draft:
 
     @property
     def consumed(self) -> int:
-        """The number of leading nodes of the text whose features this draft no longer needs."""
+        """The number of leading nodes of the text with features that this draft no longer needs."""
         return min((part.consumed for part in self.parts), default=sys.maxsize)
 
     @property
@@ -72,7 +72,7 @@ class Draft:
         return self.consumed
 
     def catch_up(self, tree: TokenTree) -> Steps[None]:
-        """Read the unread part of the text whose features are known, without guessing."""
+        """Read the unread text with known features, without guessing."""
         for part in self.parts:
             yield from part.catch_up(tree)
 
@@ -81,7 +81,7 @@ class Draft:
         return self
 
     def begin(self, sampler: Sampler) -> None:
-        """Begin a request whose tokens this sampler chooses."""
+        """Begin a request, with the sampler that chooses its tokens."""
         for part in self.parts:
             part.begin(sampler)
 

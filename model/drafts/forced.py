@@ -1,6 +1,6 @@
 """Guesses that are certain: the tokens that a grammar forces, for every strategy and in addition to every draft.
 
-They need no network, so a request whose draft is `none` has them, too. torch is not imported.
+They need no network, so a request with `draft=none` has them, too. torch is not imported.
 """
 from __future__ import annotations
 

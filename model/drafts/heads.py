@@ -21,7 +21,7 @@ class Head(nn.Module):
     """A head over pairs of a token and a feature; if it knows fewer tokens, its i is the target's i + `shift[i]`."""
 
     drifts = False  # whether its guesses get worse when they are based on many of its own
-    inner: tuple[int, ...] = ()  # the target's layers whose inputs it reads, in place of the last hidden state
+    inner: tuple[int, ...] = ()  # the target's layers of which it reads the inputs, in place of the last hidden state
     logits: Any = None  # computes logits of its output, if it has an LM head of its own
 
     def __init__(self, c: LlamaConfig) -> None:

@@ -23,7 +23,7 @@ from model.tree import Guess, TokenTree
 
 OFTEN, SELDOM = 16, 64  # tokens over which foresight is averaged; over which it returns to 1 without predictions
 EULER = 0.5772  # the mean of Gumbel noise
-HEARD = 64  # guesses, at most, whose children a level adds without reading them
+HEARD = 64  # guesses, at most, to which a level adds children without reading them
 BY_DEPTH, BY_RANK = 0.95, 0.8  # factors of the levels below an outcome, per unit of depth and of rank
 LONG, RUN = 8, 16  # tokens of a match from which on its continuation is added at once, and how many of these
 Given = Mapping[str, Guesses]  # by source
@@ -344,7 +344,7 @@ class Blend:
     source that was always wrong keeps a small weight, from which it can recover.
 
     The mixture is calibrated, not each source: a mixture of calibrated sources is correct more often than it claims
-    (Ranjan and Gneiting, 2010), and the weights of sources whose calibration changes would not converge. Ranges of
+    (Ranjan and Gneiting, 2010), and the weights of sources with a changing calibration would not converge. Ranges of
     depth are calibrated separately, since guesses that are based on guesses may drift.
     """
 

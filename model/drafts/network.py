@@ -125,7 +125,7 @@ class TreeDraft(Network):
         return twin
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        """Return the leading nodes of `fresh`, the next nodes of the text, whose features are known."""
+        """Return the leading nodes of `fresh`, the next nodes of the text, that have known features."""
         return list(takewhile(lambda node: self._feature(tree, node) is not None, fresh))
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:

@@ -17,7 +17,7 @@ from config.files import ROOM, explained, fits, lines, make_private, open_lock, 
 from config.schema.untrusted import Name, shown
 from model.tree import TokenTree
 
-SUFFIX = "suffix"  # the source whose guesses come with the length of a match
+SUFFIX = "suffix"  # the source with guesses that depend on the length of a match
 COUNTED = 32  # states that are counted at a token, of the strings that end there, the longest first
 DISCOUNT = 0.1  # of the count of every following token; small, since the length of a match has a weight, too
 Keep = Callable[[List[int]], None]

@@ -258,7 +258,7 @@ class Part:
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The layers whose inputs the stages pass on to an EAGLE-3 head."""
+        """The layers with inputs that the stages pass on to an EAGLE-3 head."""
         return usual_layers(sum(self.stages)) if self._inner is None else tuple(self._inner)
 
     @property

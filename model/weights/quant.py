@@ -305,7 +305,7 @@ def _can_concatenate(parts: Sequence[Int4]) -> bool:
 
 
 def _concatenate(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
-    """Concatenate a tensor of all parts, whose own become views of it; None if the parts have no such tensor."""
+    """Concatenate a tensor of all parts, and replace it there by views; return None if the parts do not have it."""
     pieces = [getattr(part, name) for part in parts]
     if pieces[0] is None:
         return None
