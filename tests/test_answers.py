@@ -1,4 +1,4 @@
-"""Earlier answers in a file: what was added is read again, the newest first to stay, and nothing else is taken."""
+"""Earlier answers in a file: added texts are read again, the newest are kept, and invalid files are refused."""
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""The configuration: what a person may write, and the sentence that answers a mistake."""
+"""The configuration: accepted words of a command, and the error messages for mistakes."""
 from __future__ import annotations
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Data sets: the six real files' forms, SpecInfer's lists, and what is wrong with a file."""
+"""Data sets: the forms of the six published files, SpecInfer's lists, and errors in a file."""
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""Files that a person named: what is wrong with one is named with its place, and output is whole or not there."""
+"""Files that a user names: errors give the file and the line, and output is written atomically."""
 from __future__ import annotations
 
 import json

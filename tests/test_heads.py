@@ -1,4 +1,4 @@
-"""Heads as they are published: what their config.json may say, and how one is refused that is another network."""
+"""Published heads: supported fields of their config.json, and errors for heads that are other networks."""
 from __future__ import annotations
 
 import json
@@ -62,7 +62,7 @@ PUBLISHED = {  # name: whether it is of EAGLE-3, and its fields beside the sizes
 
 
 def save(folder: Path, third: bool, config: dict, rename=lambda name: name) -> Checkpoint:
-    """A head that fits BASE, with these fields in its config.json."""
+    """Write a head that fits BASE, with these fields in its config.json."""
     sizes = LlamaConfig.read({**SIZES, "num_key_value_heads": config.get("num_key_value_heads")})
     head = Eagle3Head(sizes, 32, 53, read_dialect({}, 24)) if third else EagleHead(sizes, bias=False)
     folder.mkdir()
@@ -179,7 +179,7 @@ def test_a_head_that_is_right_now_and_then_is_no_stranger():
     assert said == [] and (fit.tried, fit.right) == (40, 5)
 
 
-# Dialects of EAGLE-3: a tiny head in each form, beside the same computed plainly
+# Dialects of EAGLE-3: a tiny head in each form, compared with a plain implementation
 
 
 SPEC = {"speculators_model_type": "eagle3", "speculators_version": "0.5.0", "architectures": ["Eagle3Speculator"],
@@ -205,7 +205,7 @@ DIALECTS = {  # name: fields, the prefix of the first layer, whether the sizes a
 
 
 def publish(folder: Path, name: str) -> Checkpoint:
-    """A random head of one layer or more in this dialect."""
+    """Return a random head of one layer or more in this dialect."""
     fields, first, nests, inner = DIALECTS[name]
     config = {**SIZES, "num_key_value_heads": 2, **fields}
     dialect = read_dialect(config, 24)
@@ -235,7 +235,7 @@ def rms(x, weight):
 
 
 def turned(x, positions):
-    """Heads `[H, T, 8]` at rotary positions."""
+    """Return heads `[H, T, 8]` at rotary positions."""
     waves = 10000.0 ** (torch.arange(0, 8, 2, dtype=torch.float32) / 8)
     angle = torch.cat([positions[:, None] / waves] * 2, -1)
     cos, sin = angle.cos().double(), angle.sin().double()
@@ -244,7 +244,7 @@ def turned(x, positions):
 
 
 def plain_layer(t, prefix, read, x):
-    """A decoder layer: attention of all rows `read` to those before them, and the feed-forward, added to `x`."""
+    """Compute a decoder layer: causal attention of all rows `read`, and the feed-forward, added to `x`."""
     rows = len(read)
     q, k, v = (read @ t[f"{prefix}self_attn.{name}_proj.weight"].T for name in "qkv")
     q, k, v = ([y.view(rows, -1, 8).transpose(0, 1)]
@@ -261,7 +261,7 @@ def plain_layer(t, prefix, read, x):
 
 
 def plain_head(t, fields, first, inner, tokens, own):
-    """What the head makes of all `tokens`, of which the last `own` are fed with what it made; its logits."""
+    """Return the head's outputs for all `tokens`, of which the last `own` are fed with its outputs, and its logits."""
     on = {**fields, **fields.get("eagle_config", {})}.get
     if on("norm_before_fc"):
         inner = rms(inner, t["input_norm.weight"])

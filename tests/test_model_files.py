@@ -36,7 +36,7 @@ NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The tiny model, whole and in shards, and a draft head, in folders that no test changes."""
+    """The tiny model, whole and sharded, and a draft head, in folders that no test changes."""
     folder = tmp_path_factory.mktemp("models")
     save_llama(folder / "whole")
     save_llama(folder / "shards", max_shard_size="4KB")
@@ -56,7 +56,7 @@ def change(path: Path, **fields: Any) -> None:
 # config.json and generation_config.json
 
 
-WRONG = [  # fields of a config, and how they are refused
+WRONG = [  # fields of a config, and the error messages
     *(({name: value}, f"{name}={value!r}, which should be a whole number from 1")
       for name in ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads",
                    "num_key_value_heads", "head_dim", "max_position_embeddings", "draft_vocab_size")
@@ -361,7 +361,7 @@ class Evil:
 
 @pytest.fixture
 def folder(model) -> Path:
-    """A model whose weights are still to be written, into a `.bin`."""
+    """A model without its weights, which a test writes into a `.bin`."""
     (model / "model.safetensors").unlink()
     return model
 
@@ -416,7 +416,7 @@ def test_the_command_tells_it_in_one_sentence(model, tmp_path, capsys):
     assert set(GENERATION) <= set(CONFIG)
 
 
-# What people name by mistake
+# Other folders and files, named by mistake
 
 
 def test_a_pointer_of_git_lfs_is_no_damaged_file(model, tmp_path):
@@ -425,7 +425,7 @@ def test_a_pointer_of_git_lfs_is_no_damaged_file(model, tmp_path):
         split(model, tmp_path / "split", "1", progress=False)
 
 
-HEADS = {  # how a head is named, or one that does not fit, and what is said
+HEADS = {  # a head given in the wrong place, or one that does not match, and the error message
     "a head as the model": ({}, True, "is a draft head, which needs its model: name the model's folder"),
     "of a larger vocabulary": ({"vocab": 50}, False, "has vocab_size 50, but the model has 40"),
     "of a larger size": ({"hidden": 32}, False, "has hidden_size 32, but the model has 16"),
@@ -447,7 +447,7 @@ def test_a_model_in_the_place_of_a_head_is_refused(models, tmp_path):
         split(models / "whole", tmp_path / "split", "1", models / "whole", progress=False)
 
 
-ROTARY = {  # kinds of rotary positions, and what is said of them
+ROTARY = {  # kinds of rotary positions, and the error messages
     "unknown": ({"rope_type": "su", "factor": 2.0}, "rope_scaling='su', which is not supported"),
     "of an earlier NTK": ({"rope_type": "dynamic", "factor": 2.0}, "rope_scaling='dynamic', which is not supported"),
     "yarn without a factor": ({"rope_type": "yarn"}, "does not give factor"),

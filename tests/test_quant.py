@@ -1,4 +1,4 @@
-"""Quantized weights: how far they are off, that split and load make the same, and that every method writes one text."""
+"""Quantized weights: their errors, equality of split and load, and the same text for every method."""
 from __future__ import annotations
 
 import json
@@ -34,7 +34,7 @@ IDS = "prompt_ids=5,17,40,3,28,11,9,50,2,31,7,7,19"
 
 @pytest.fixture(scope="module")
 def quantized(saved, tmp_path_factory):
-    """The tiny model, split once in every kind."""
+    """The tiny model, split once for every kind."""
     out = tmp_path_factory.mktemp("quantized")
     for kind in KINDS:
         split(saved / "base", out / kind, "0+2+2", saved / "head", progress=False, layout=Layout(kind))

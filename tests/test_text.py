@@ -1,4 +1,4 @@
-"""Prompts become the right ids, and streamed text is the text, never half a character."""
+"""Prompts get the correct ids, and streamed text equals the whole text, without half characters."""
 from __future__ import annotations
 
 import gc
@@ -28,7 +28,7 @@ MIXED = "Grüße an 世界! 👩‍👧 costs 5 €,  two  spaces\n\tdone 🎉"
 
 
 def sentencepiece(folder: Path, tidy: bool = False) -> Path:
-    """A tokenizer as LLaMA's: BPE over whole characters, bytes for the rest."""
+    """A tokenizer like LLaMA's: BPE over whole characters, bytes for the rest."""
     import sentencepiece as spm
 
     folder.mkdir(exist_ok=True)
@@ -44,7 +44,7 @@ def sentencepiece(folder: Path, tidy: bool = False) -> Path:
 
 
 def bytelevel(folder: Path) -> Path:
-    """A tokenizer as Llama-3's: BPE over bytes, a chat template of its own, an end-of-turn token."""
+    """A tokenizer like Llama-3's: BPE over bytes, a chat template of its own, an end-of-turn token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     folder.mkdir(exist_ok=True)
@@ -259,7 +259,7 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_refused_with_both_numbers(
 
 
 def copied(text, folder, **settings):
-    """The tokenizer's folder once more, with other settings."""
+    """Copy the tokenizer's folder, with other settings."""
     folder.mkdir()
     for path in text.folder.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -359,7 +359,7 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
 
 
 def ask_and_wait(folder, link):
-    """Send the number of the processes that this one has once a template was asked."""
+    """Send the number of this process's children after a template was used."""
     text = Text(folder)
     text.prompt_ids(["Hi"], "own")
     link.send(len(multiprocessing.active_children()))

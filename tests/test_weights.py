@@ -1,4 +1,4 @@
-"""Checkpoints of every layout are read tensor by tensor, and files are written whole or not at all."""
+"""Checkpoints of every layout are read tensor by tensor, and files are written atomically."""
 from __future__ import annotations
 
 import hashlib
@@ -204,7 +204,7 @@ def test_a_draft_head_that_does_not_fit_is_refused_with_both_numbers(model, tmp_
         fit_head(Checkpoint(model), source)
 
 
-# Who holds what
+# Assignment of tensors to ranks
 
 
 @pytest.mark.parametrize(("text", "counts"), [
