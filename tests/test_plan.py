@@ -252,7 +252,7 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(
             ({"like": "server", "factors": [1], "throttles": [[2, 1, 3]]}, "names board 2, but has only 1"),
             ({"like": "server", "links": [[1, 1, 2, 10]]}, "has a link between 1 and 1: leave it out"),
             ({"like": "server", "links": [[1, 2, 2, 10],
-                                          [2, 1, 3, 10]]}, "between 2 and 1 that it had before"),
+                                          [2, 1, 3, 10]]}, "has a second link between 2 and 1: leave it out"),
             ({"like": "server", "factors": [1, 1], "memory": [8]}, "factors of 2 boards, but memory of 1"),
             ({"like": "server", "factors": [1] * 2000}, "write a list of at most 1024"))):
         other = tmp_path / f"other{number}.json"
