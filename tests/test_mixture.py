@@ -323,7 +323,7 @@ def test_what_nobody_names_may_win_by_a_noise_that_nobody_knows():
     mixture = Mixture([], Suffix())
     mixture.begin(Sampler(1.0))
     mixed = [(3, 0.2), (5, 0.1)]
-    named, unnamed = (dict(mixture._foreseen(mixed, rest, 7)) for rest in (0.0, 0.7))
+    named, unnamed = (dict(mixture._with_noise(mixed, rest, 7)) for rest in (0.0, 0.7))
     assert sum(named.values()) == pytest.approx(1.0)
     assert sum(unnamed.values()) < 1.0
     assert named[3] / named[5] == pytest.approx(unnamed[3] / unnamed[5])
