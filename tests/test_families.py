@@ -373,7 +373,7 @@ def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so()
 OLD = {"rope_parameters": None}  # where transformers 5 says it
 REFUSED = {
     "a Gemma": ("mistral", {"model_type": "gemma"}, "model_type='gemma'"),
-    "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6, **OLD}, "head_dim=12, but rotary positions rotate"),
+    "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6, **OLD}, "head_dim=12, but rotary positions"),
     "too few long waves": (
         "phi4 mini", {"rope_scaling": {**LONG, "long_factor": [1.0]}, **OLD}, "1 numbers in long_factor"),
     "no long waves": (
