@@ -1,7 +1,7 @@
-"""The command line: `[PRESET] key=value ...` becomes a checked `RunConfig`, or the keys of a command beside its runs'.
+"""The command line: parse `[PRESET] key=value ...` into a checked `RunConfig` or a command's own `CommandKeys`.
 
-It knows presets, what a key takes back of one, and the names of drafts; the help teaches every key. How single words
-are read, `keys.py` knows, and what a run is, `run_config.py`.
+This module knows the presets, the preset values that a given key overrides, and the names of drafts. `keys.py` parses
+single words, `run_config.py` defines the options of a run.
 """
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from config.schema.untrusted import read_json
 
 Keys = TypeVar("Keys", bound="CommandKeys")
 Values = Mapping[str, Any]
-DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
+DEFAULT_PRESET = TOY_PRESET  # where neither the words nor the caller name a preset
 RUN_PIPE = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace",
          "output", "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
-TUNED = ("min_probability", "expand_depth", "ablate")  # what a preset chooses for its model alone
-# A key that is given takes back what the preset says for these: they would mean something else beside it.
+TUNED = ("min_probability", "expand_depth", "ablate")  # keys that a preset tunes only for its own model
+# A given key discards the preset's values of these keys, which belong to the value that it replaces.
 TAKES_BACK = {
     "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
     "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
-# What a command that refuses a key of a run may have in its place.
+# The keys that some commands have in place of a key of a run that they refuse.
 INSTEAD = {"pipeline_type": "methods", "draft": "drafts", "temperature": "temperatures", "prompt_ids": "sets",
            "question_file": "sets"}
 EXAMPLES = """\
@@ -47,7 +47,7 @@ EXAMPLES = """\
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 class NamedDraft(NamedTuple):
-    """A draft by its kind, as the key `draft` takes it, and by the folders of its head and of its model, if named."""
+    """A draft: its kind, a value of the key `draft`, and the folders of its head and of its model, if given."""
 
     kind: str
     head: str = ""
@@ -55,22 +55,22 @@ class NamedDraft(NamedTuple):
 
 
 def parts(name: str) -> NamedDraft:
-    """A draft by its name, as `model:DIR`. Raises ValueError for a folder that is none's."""
+    """Parse the name of a draft, such as `model:DIR`. Raises ValueError for a folder that no source can use."""
     kinds, folders = [], {}
     for part in name.split("+"):
         kind, colon, folder = part.partition(":")
         kinds.append(kind)
         if colon and kind not in ALONE:
-            raise ValueError(f"{part} names a folder, but only {', '.join(ALONE)} lie in one: write {kind}")
+            raise ValueError(f"{part} names a folder, but only {', '.join(ALONE)} take one here: write {kind}")
         if colon and not folder.strip():
-            raise ValueError(f"{part} names no folder: write {kind}:DIR, or {kind} alone")
+            raise ValueError(f"{part} names no folder: write {kind}:DIR, or only {kind}")
         if colon:
-            folders[FOLDERS[kind]] = _found(folder)
+            folders[FOLDERS[kind]] = _absolute_folder(folder)
     return NamedDraft("+".join(kinds), folders.get(HEAD_KEY, ""), folders.get(MODEL_KEY, ""))
 
 
-def _found(folder: str) -> str:
-    """The absolute path of a folder; one of the bundled models is found from anywhere."""
+def _absolute_folder(folder: str) -> str:
+    """Return the absolute path of a folder; the bundled models are found from every working directory."""
     bundled = ROOT / folder
     if folder.startswith("toy/") and not os.path.isdir(folder) and bundled.is_dir():
         return str(bundled)
@@ -78,34 +78,34 @@ def _found(folder: str) -> str:
 
 
 def headless(config: RunConfig) -> bool:
-    """Whether no draft head is there: not in rank 0's part of the split, and none is named for a split to be made."""
+    """Return whether the model has no draft head, neither in rank 0's part of a split nor given for a new split."""
     if not config.model_dir:
         described = Path(config.base_dir or os.devnull) / "config.json"
-        predicts = described.is_file() and read_json(described).get("num_nextn_predict_layers")  # which are a head
+        predicts = described.is_file() and read_json(described).get("num_nextn_predict_layers")  # they serve as a head
         return not config.eagle_dir and described.parent.is_dir() and not predicts
-    part = config.first_folder  # which other boards than rank 0's do not have
+    part = config.first_folder  # exists on rank 0's board only
     return part.is_dir() and not (part / "eagle" / "config.json").is_file()
 
 
 def needs_head(draft: str) -> bool:
-    """Whether a draft of this name needs the head that belongs to the split."""
+    """Return whether the draft of this name needs the draft head of the split."""
     return HEAD_KEY in reads(draft)
 
 
 def other_head(config: RunConfig) -> str:
-    """How to give the model another draft head."""
+    """Return the remedy that gives the model another draft head."""
     return "split the model again with --eagle DIR" if config.model_dir else "add eagle_dir=DIR"
 
 
 def no_head(config: RunConfig) -> str:
-    """The sentence that refuses a missing draft head, with the remedies."""
+    """Return the error message for a missing draft head, with the remedies."""
     model = config.model_dir or config.base_dir
     return (f"{model} has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or "
             f"{other_head(config)}")
 
 
 def starting(names: Sequence[str]) -> str:
-    """The first of these drafts that needs no folder of its own, with which a pipeline can start; else none."""
+    """Return the first of these drafts that names no folder, with which a pipeline can start, else "none"."""
     return next((name for name in names if ":" not in name), "none")
 
 
@@ -113,16 +113,16 @@ def starting(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class CommandKeys(Checked):
-    """The base of a command's keys; `EXAMPLES` are shown by the help."""
+    """Base class of the keys of a command, in addition to those of a run; `--help` prints `EXAMPLES`."""
 
-    USUAL: ClassVar[Mapping[str, Any]] = {}  # keys of a run that have another default here
-    REFUSED: ClassVar[Sequence[str]] = ()  # and those that may not be given
+    USUAL: ClassVar[Mapping[str, Any]] = {}  # this command's defaults of keys of a run, where they differ
+    REFUSED: ClassVar[Sequence[str]] = ()  # keys of a run that this command does not accept
 
     run: RunConfig
 
     @classmethod
     def of(cls: type[Keys], **values: Any) -> Keys:
-        """These keys with all others at their defaults; the run is one of a named method, rather one with a draft."""
+        """Create keys from these values and the defaults; the run's method is among `methods`, preferably drafting."""
         names = {key.name for key in fields(cls)}
         own = {name: values.pop(name) for name in names & values.keys()}
         named = listed(own.get("methods", getattr(cls, "methods", "")))
@@ -139,16 +139,16 @@ class CommandKeys(Checked):
 
     @property
     def asked_methods(self) -> tuple[str, ...]:
-        """The known ones among them."""
+        """The known methods among them."""
         return tuple(name for name in self.chosen_methods if name in METHODS)
 
     @property
     def asked_drafts(self) -> tuple[str, ...]:
-        """The drafts that may guess beside or instead of the key draft; empty: that alone."""
+        """The drafts that the command may run in addition to or instead of the key `draft`; empty: only that one."""
         return ()
 
     def method_problems(self) -> Iterator[str]:
-        """What is wrong with a run of any of the methods."""
+        """Yield the problems of a run with each of the methods."""
         for method in self.asked_methods:
             try:
                 replace(self.run, pipeline_type=method)
@@ -158,30 +158,30 @@ class CommandKeys(Checked):
 
 @dataclass(frozen=True)
 class ComparedDrafts(CommandKeys):
-    """Runs with several drafts, one after the other."""
+    """The keys of a command that runs several drafts one after the other."""
 
     # What is compared (commas between)
-    drafts: str = ""  # who guesses, as eagle,eagle:DIR,model:DIR (head or model in that folder); empty: the key draft
+    drafts: str = ""  # drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft
 
     @property
     def asked_drafts(self) -> tuple[str, ...]:
-        """The names of the drafts, in the order in which they were asked for."""
+        """The names of the drafts, in the given order."""
         return listed(self.drafts) or (self.run.draft,)
 
     @property
     def first_draft(self) -> str:
-        """The kind of draft that a pipeline starts with, before the others are asked for."""
+        """The kind of draft with which the pipeline starts, before it changes to the others."""
         return self.run.draft if self.run.draft_dir else starting(self.asked_drafts)
 
     def with_draft(self, name: str, **changes: Any) -> RunConfig:
-        """The configuration of a run with this draft alone. Raises ValueError for one that cannot be."""
+        """Return the configuration of a run with only this draft. Raises ValueError for an impossible draft."""
         kind, _, model = parts(name)
         if MODEL_KEY in reads(kind):
             model = model or self.run.draft_dir
         return replace(self.run, draft=kind, draft_dir=model, **changes)
 
     def draft_problems(self) -> Iterator[str]:
-        """What is wrong with the drafts, each in a sentence that names the fix."""
+        """Yield the problems of the drafts, one sentence each, with the fix."""
         used = {""}
         for name in listed(self.drafts):
             try:
@@ -197,7 +197,7 @@ class ComparedDrafts(CommandKeys):
 
 
 def flat(config: CommandKeys | RunConfig) -> dict[str, Any]:
-    """The values of all keys, those of the run among them."""
+    """Return the values of all keys, including those of the run."""
     own = {key: value for key, value in vars(config).items() if key != "run"}
     return {**vars(config.run), **own}
 
@@ -213,7 +213,7 @@ def parse(argv: Sequence[str], command: str = RUN_PIPE, *, kind: type[Keys]) -> 
 
 
 def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None = None) -> Any:
-    """The configuration out of what was typed, over the preset, over defaults; `kind` are a command's own keys."""
+    """Parse the words of a command over its preset and the defaults; `kind` is the class of a command's own keys."""
     if any(word in HELP for word in argv):
         print(help_text(command, kind))
         raise SystemExit(0)
@@ -234,7 +234,7 @@ def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None =
 
 
 def all_options(kind: type[CommandKeys] | None) -> list[Option]:
-    """Every key of a command: its own, and those of a run with the defaults that they have there."""
+    """Return every key of a command: its own, and those of a run with the command's defaults."""
     if kind is None:
         return [*options(RunConfig)]
     found = [*options(kind)]
@@ -245,16 +245,16 @@ def all_options(kind: type[CommandKeys] | None) -> list[Option]:
 
 
 def _check_refused(kind: type[CommandKeys], values: Values, keys: Mapping[str, Option]) -> None:
-    """Refuse keys of a run that a command has no use for."""
+    """Raise ValueError for keys of a run that the command does not accept."""
     for key in kind.REFUSED:
         if key in values:
             instead = INSTEAD.get(key, "")
             fix = f"write {instead}=" if instead in keys and instead not in kind.REFUSED else "leave it out"
-            raise ValueError(f"{key} is of a single run: {fix}")
+            raise ValueError(f"{key} is a key of single runs: {fix}")
 
 
 def _check_drafts(run: RunConfig, methods: Sequence[str], drafts: Sequence[str], values: Values) -> None:
-    """Refuse a draft that was named beside a method with another one, and small models or copies that nobody asks."""
+    """Raise ValueError for a draft that the method does not use, and for small models or copies that nothing uses."""
     kinds, targets = ({getattr(METHODS[name], part) for name in methods} for part in ("draft", "target"))
     own = [name for name in methods if METHODS[name].draft == "ssm"]
     if own and not drafts and values.get("draft", "ssm") != "ssm":
@@ -274,13 +274,13 @@ def _check_drafts(run: RunConfig, methods: Sequence[str], drafts: Sequence[str],
 
 
 def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
-    """The values of the keys that were typed behind the preset, if there was one."""
+    """Return the values of the typed keys, without the preset."""
     for word in words:
         if word in PRESETS:
-            raise ValueError(f"the preset {word} is in the wrong place: it goes first and there is only one")
+            raise ValueError(f"the preset {word} is in the wrong place: write one preset, before all keys")
         key = word.partition("=")[0]
         if key in RENAMED and key not in keys:
-            raise ValueError(f"there is no key {key} any more: write {RENAMED[key]}")
+            raise ValueError(f"the key {key} no longer exists: write {RENAMED[key]}")
     found = parsed(words, keys, PATHS)
     found.update(_folders(found))
     if "ssm" in found:
@@ -291,12 +291,12 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
             found[key] = absolute(found[key])
     for key in QUESTIONS:
         if key in found and not found[key].strip():
-            raise ValueError(f"{key} is empty: write the question behind {key}=")
+            raise ValueError(f"{key} is empty: write the question after {key}=")
     return found
 
 
 def _folders(found: Values) -> dict[str, str]:
-    """A draft that names its folders, as cascade:DIR,DIR or model:DIR+suffix, as the keys that have them."""
+    """Split a draft with folders, such as cascade:DIR,DIR or model:DIR+suffix, into `draft` and the keys of folders."""
     named: dict[str, str] = {}
     draft = found.get("draft", "")
     for part in draft.split("+"):
@@ -311,22 +311,22 @@ def _folders(found: Values) -> dict[str, str]:
 
 
 def _chosen(preset: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a preset chooses, without what the given keys take back."""
+    """Return the values that a preset sets, without those that the given keys discard."""
     if values.get("models"):
         preset = under(preset, values["models"])
     taken = {other for key in values for other in TAKES_BACK.get(key, ())}
     if values.get("profile", "none") != "none":
-        taken.update(TUNED)  # they suit this machine, not one that is emulated
+        taken.update(TUNED)  # they suit this machine, not an emulated one
     preset_values, usual = vars(preset), vars(RunConfig())
     chosen = preset_values.keys() - taken
     return {key: preset_values[key] for key in chosen if preset_values[key] != usual[key]}
 
 
 def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None) -> str:
-    """The text of `--help`: usage, presets, methods, and every key with its default and its meaning."""
+    """Return the text of `--help`: usage, presets, methods, and every key with its default and meaning."""
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
-             f"PRESET names a model (if left out: {SMOLLM2}, or {DEFAULT_PRESET} where that cannot be fetched).",
-             "A value with spaces goes in quotes with its key.",
+             f"PRESET names a model (default: {SMOLLM2}, or {DEFAULT_PRESET} if that cannot be downloaded).",
+             "Quote a key together with its value if the value has spaces.",
              "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(RUN_PIPE, command), "",
              "presets:"]
     lines += [f"  {name:<12} {_shown(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]
@@ -342,10 +342,10 @@ def _preset(name: str, keys: Mapping[str, Option]) -> RunConfig:
         return PRESETS[name]
     if name.lstrip("-") in keys:
         raise ValueError(f"{name} has no value: write {name.lstrip('-')}=VALUE, without spaces or dashes")
-    meant = nearest(name, PRESETS) or "a key is written key=value, without spaces"
+    meant = nearest(name, PRESETS) or "write a key as key=value, without spaces"
     raise ValueError(f"unknown preset {name}: {meant} (the presets are {', '.join(PRESETS)})")
 
 
 def _shown(path: str) -> str:
-    """A path as short as it can be said."""
+    """Return a path for display, relative to the repository if it lies there."""
     return os.path.relpath(path, ROOT) if path.startswith(str(ROOT)) else path or "no model folder"

@@ -1,18 +1,18 @@
-"""The sources of a draft's guesses: their sums, and the key that names the folder of each that lies in one.
+"""The sources of a draft's guesses: their sums, and the keys that name the folders of sources.
 
-It knows nothing about how they guess (launch/build.py makes them).
+It knows nothing about how they guess; launch/build.py creates them.
 """
 from __future__ import annotations
 
 HEAD_KEY, MODEL_KEY, MODELS_KEY = "eagle_dir", "draft_dir", "ssm"  # a head of the model; one small model; several
 HEADS = ("eagle", "dflash", "spd")  # the kinds of a head
 FOLDERS = {**dict.fromkeys(HEADS, HEAD_KEY), "model": MODEL_KEY, "ssm": MODELS_KEY, "cascade": MODELS_KEY}
-ALONE = tuple(name for name, key in FOLDERS.items() if key != MODELS_KEY)  # that lie in one folder
-DRAFTS = (  # that the key `draft` takes: sources alone, and the sums that make sense
+ALONE = tuple(name for name, key in FOLDERS.items() if key != MODELS_KEY)  # sources with a single folder
+DRAFTS = (  # values of the key `draft`: single sources, and the useful sums
     "eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm", "cascade",
     "cascade+suffix", "dflash", "dflash+suffix", "spd", "spd+suffix", "none")
 
 
 def reads(draft: str) -> set[str]:
-    """The keys of the folders that a draft of this name reads, as `model+suffix`."""
+    """Return the keys of the folders that a draft reads, by its name, such as `model+suffix`."""
     return {FOLDERS[source] for source in draft.split("+") if source in FOLDERS}

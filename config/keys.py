@@ -1,7 +1,7 @@
-"""The words of a command, `[PRESET] key=value ...`: layers of them, the checked dataclass that they become, its values.
+"""Parse the words of a command, `[PRESET] key=value ...`, into a dataclass, and check its values.
 
-It knows the keys only from the dataclass: a field `name: TYPE = DEFAULT  # MEANING` with TYPE int, float, bool or str,
-in groups that begin with a comment of their own. What a person got wrong is a ValueError whose sentence names the fix.
+The dataclass defines the keys: a field is `name: TYPE = DEFAULT  # MEANING`, where TYPE is int, float, bool or str, and
+a comment of its own begins each group. A mistake of the user raises a ValueError, with a sentence that names the fix.
 """
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from typing import Any, ClassVar, Collection, Iterable, Iterator, Mapping, Named
 from config import files
 
 Kind = TypeVar("Kind")
-SIMILAR = 0.5  # difflib ratio from which a name may be what was meant
+SIMILAR = 0.5  # difflib ratio from which a name is suggested
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
-TITLE = re.compile(r"    # (.+)")  # a line of the dataclass that begins a group of keys
-ENTRY = re.compile(r"    (\w+): \w+ = .+?  # (.+)")  # and one that is a key
+TITLE = re.compile(r"    # (.+)")  # the line of a dataclass that begins a group of keys
+ENTRY = re.compile(r"    (\w+): \w+ = .+?  # (.+)")  # the line that defines a key
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 HELP = ("-h", "--help", "help")
-ENDING = ".json"  # of a file that stands in place of a preset
-_source = lru_cache(maxsize=None)(inspect.getsource)  # for each class Python parses the whole file that it stands in
-ASKS = ("", *HELP)  # the first word of a command that has commands, when its help is what is wanted
+ENDING = ".json"  # of a file in place of a preset
+_source = lru_cache(maxsize=None)(inspect.getsource)  # which parses the whole file again for each class
+ASKS = ("", *HELP)  # first words that request the help of a command with subcommands
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 def opened(argv: Sequence[str]) -> list[str]:
-    """The words of a command, those of a file {"preset": NAME, "keys": {KEY: VALUE}} in the place of its preset."""
+    """Return the words of a command, with a file {"preset": NAME, "keys": {KEY: VALUE}} replaced by its content."""
     if not argv or "=" in argv[0] or not argv[0].endswith(ENDING):
         return list(argv)
     found = files.whole(os.path.expanduser(argv[0]), "name a preset, or a file that a plan has written")
     if not files.fits(found, {"preset": str, "keys": {str}}):
-        raise ValueError(f"{argv[0]} is no preset: name a file that a plan has written with preset=FILE")
+        raise ValueError(f"{argv[0]} is not a preset: name a file that a plan has written with preset=FILE")
     return over([found["preset"], *argv[1:]], found["keys"])
 
 
 def preset_of(argv: Sequence[str]) -> str:
-    """The preset that a command begins with; empty if it names none."""
+    """Return the preset with which a command begins, or an empty text."""
     named = bool(argv) and "=" not in argv[0] and not argv[0].startswith("-")
     return argv[0] if named else ""
 
 
 def raw_values(argv: Sequence[str]) -> dict[str, str]:
-    """The text behind each key of a command, as it was typed; an empty one, if a word has no `=`."""
+    """Return the typed text of each key's value; empty for a word without `=`."""
     pairs = (word.partition("=") for word in argv)
     return {key: value for key, _, value in pairs}
 
 
 def over(argv: Sequence[str], defaults: Mapping[str, str], preset: str = "") -> list[str]:
-    """The words of a command, as they were typed, and those of its defaults for what it does not name."""
+    """Return the words of a command, with the default preset and the default values of keys that it does not give."""
     raw = raw_values(argv)
     added = [f"{key}={value}" for key, value in defaults.items() if key not in raw]
     first = [] if preset_of(argv) or not preset else [preset]
@@ -64,7 +64,7 @@ def over(argv: Sequence[str], defaults: Mapping[str, str], preset: str = "") -> 
 # --- a dataclass ------------------------------------------------------------------------------------------------------
 
 class Option(NamedTuple):
-    """One key as the help shows it; `kind` is int, float, bool or str."""
+    """One key with its entry in `--help`; `kind` is int, float, bool or str."""
 
     name: str
     kind: str
@@ -74,7 +74,7 @@ class Option(NamedTuple):
 
 
 def read_keys(argv: Sequence[str], kind: type[Kind], command: str) -> Kind:
-    """The dataclass `kind` with what was typed over its defaults; paths in `kind.PATHS` count from here."""
+    """Create the dataclass `kind` from the typed words; the paths of `kind.PATHS` are relative to this folder."""
     if any(word in HELP for word in argv):
         print(help_of(kind, command))
         raise SystemExit(0)
@@ -83,15 +83,15 @@ def read_keys(argv: Sequence[str], kind: type[Kind], command: str) -> Kind:
 
 
 def help_of(kind: type, command: str) -> str:
-    """The text of `--help` of a command that has no presets: what it does, examples, and every key."""
+    """Return the text of `--help` for a command without presets: its purpose, examples, and every key."""
     about = inspect.cleandoc(kind.__doc__ or "")
     return "\n".join([f"usage: {command} [key=value ...]", "", about, "", "examples:",
                       getattr(kind, "EXAMPLES", f"  {command}"), "", *key_lines(options(kind))])
 
 
 def key_lines(keys: Iterable[Option]) -> list[str]:
-    """The lines of the help that list every key with its default and its meaning, group by group."""
-    lines = ["keys, with the values they have when nothing else is said:"]
+    """Return the lines of the help that list every key with its default and meaning, group by group."""
+    lines = ["keys, with their defaults:"]
     group = ""
     for option in keys:
         if option.group != group:
@@ -102,7 +102,7 @@ def key_lines(keys: Iterable[Option]) -> list[str]:
 
 
 def options(kind: type) -> Iterator[Option]:
-    """Every key with its group and meaning, as the comments of the dataclass give them; a command's own keys first."""
+    """Yield every key with its group and meaning, from the comments of the dataclass; subclasses come first."""
     found = {option.name: option for option in fields(kind)}
     for cls in kind.__mro__[:-1]:
         group = ""
@@ -117,7 +117,7 @@ def options(kind: type) -> Iterator[Option]:
 
 def parsed(words: Sequence[str], keys: Mapping[str, Option],
            paths: Collection[str] = ()) -> dict[str, Any]:
-    """The values of the keys that were typed, in the types of the keys; those of `paths` are made absolute."""
+    """Return the values of the typed keys in the types of the keys; those in `paths` become absolute."""
     found: dict[str, Any] = {}
     for word in words:
         key, text = _pair(word, keys)
@@ -129,23 +129,23 @@ def parsed(words: Sequence[str], keys: Mapping[str, Option],
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """The question whether one of these names was meant; empty if none is like the word."""
+    """Return the question whether the most similar name was meant, or an empty text if none is similar."""
     near = get_close_matches(word.lstrip("-"), list(names), n=1, cutoff=SIMILAR)
     return f"did you mean {near[0]}?" if near else ""
 
 
 def check_name(name: str, names: Collection[str], kind: str) -> None:
-    """Raise ValueError for a name that is none of `names`, which are of this kind."""
+    """Raise ValueError for a name that is not among `names`; `kind` is the noun for them."""
     if name not in names:
         raise ValueError(f"unknown {kind} {name}: {nearest(name, names) or 'choose one of ' + ', '.join(names)}")
 
 
 def _pair(word: str, keys: Mapping[str, Option]) -> tuple[str, str]:
-    """Key and value of a word; raises ValueError if it is no `key=value`, or the key is unknown."""
+    """Split a word into key and value. Raises ValueError if it is not `key=value`, or the key is unknown."""
     key, equals, value = word.partition("=")
     name = key.lstrip("-")
     if not equals and name not in keys:
-        raise ValueError(f'"{word}" is not key=value: a value with spaces goes in quotes, as "key=two words"')
+        raise ValueError(f'"{word}" is not key=value: put a value with spaces in quotes, as in "key=two words"')
     if not equals or not key:
         raise ValueError(f'"{word}" is not key=value: write {name or "key"}=VALUE, without spaces or dashes')
     if key.startswith("-"):
@@ -158,7 +158,7 @@ def _pair(word: str, keys: Mapping[str, Option]) -> tuple[str, str]:
 
 
 def _read(option: Option, text: str) -> Any:
-    """What a text says as the value of a key, in the type of the key; raises ValueError if it says nothing of it."""
+    """Convert a text to the type of the key. Raises ValueError if that is impossible."""
     key, kind = option.name, option.kind
     try:
         if kind == "bool":
@@ -177,7 +177,7 @@ def written(value: Any) -> str:
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
-# Python itself would take 1_000, digits of other scripts, blanks around, nan and inf
+# Python itself would also accept 1_000, digits of other scripts, surrounding blanks, nan and inf
 WHOLE = re.compile(r"-?[0-9]+")
 POSITIVE = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 NUMBER = re.compile("-?" + POSITIVE)
@@ -185,25 +185,25 @@ NUMBER = re.compile("-?" + POSITIVE)
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`, and those `besides` that mean something of their own: what they mean."""
+    """The numbers from `least` to `most`, and the special numbers `besides`, each with its meaning."""
 
     least: float
     most: float
     besides: Mapping[float, str] = field(default_factory=dict)
 
     def holds(self, value: float) -> bool:
-        """Not a number is in no range."""
+        """Return whether the number is in the range; NaN never is."""
         return value in self.besides or self.least <= value <= self.most
 
     @property
     def advice(self) -> str:
-        """What may be given, in words."""
+        """The allowed values in words."""
         words = [f"{value} for {meaning}" for value, meaning in self.besides.items()]
         return " or ".join([*words, f"a number from {decimal(self.least)} to {decimal(self.most)}"])
 
 
 class Form(NamedTuple):
-    """The texts of one form: a pattern, what such a text is in words, and the ranges of the numbers in its groups."""
+    """Texts of one form: their pattern, their description, and the ranges of the numbers in the pattern's groups."""
 
     pattern: str
     advice: str
@@ -216,26 +216,26 @@ class Form(NamedTuple):
 
 
 def decimal(value: float) -> str:
-    """A number as a person writes it, without an exponent."""
+    """Format a number without an exponent."""
     return format(Decimal(str(value)), "f")
 
 
 def outside(values: Mapping[str, Any], ranges: Mapping[str, Range | Form]) -> Iterator[str]:
-    """What is wrong with the values of keys, each in a sentence that names the fix."""
+    """Yield a sentence with the fix for each key with a value out of its range or form."""
     for name, allowed in ranges.items():
         if not allowed.holds(values[name]):
             yield f"{name}={values[name]} is not possible: give {allowed.advice}"
 
 
 def unknown(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Which keys have a value that is none of their choices, each in a sentence that names them."""
+    """Yield a sentence with the choices for each key with a value that is not among them."""
     for name, allowed in choices.items():
         if values[name] not in allowed:
             yield f"{name}={values[name]} is unknown: choose one of {', '.join(allowed)}"
 
 
 def unwritable(values: Any, names: Iterable[str]) -> Iterator[str]:
-    """Which of the files that a command shall write cannot be written."""
+    """Yield a sentence for each output file that cannot be written; `names` are the keys of these files."""
     for name in names:
         path = getattr(values, name)
         try:
@@ -247,11 +247,11 @@ def unwritable(values: Any, names: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Checked:
-    """Keys that are what the tables say and fit together, or ValueError with the first of their `problems`."""
+    """Base class of checked keys: raises ValueError, on creation, with the first of its `problems`."""
 
     RANGES: ClassVar[Mapping[str, Range | Form]] = {}
     CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
-    WRITES: ClassVar[Sequence[str]] = ()  # keys of files that will be written; that they can be is looked at last
+    WRITES: ClassVar[Sequence[str]] = ()  # keys of output files, which are checked last
 
     def __post_init__(self) -> None:
         problem = next(chain(self.problems(), unwritable(self, self.WRITES)), "")
@@ -259,26 +259,26 @@ class Checked:
             raise ValueError(problem)
 
     def problems(self) -> Iterator[str]:
-        """What is wrong, each in a sentence that names the fix. A dataclass with more keys adds its own to these."""
+        """Yield the problems of the keys, one sentence each, with the fix. Subclasses add their own."""
         yield from outside(vars(self), self.RANGES)
         yield from unknown(vars(self), self.CHOICES)
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The words of a list with commas between."""
+    """Split a comma-separated list; empty entries are ignored."""
     words = map(str.strip, text.split(","))
     return tuple(filter(None, words))
 
 
 def integer(text: str) -> int:
-    """A whole number in plain digits; anything else is a ValueError."""
+    """Parse a whole number in plain digits. Raises ValueError for anything else."""
     if not WHOLE.fullmatch(text):
-        raise ValueError(f"{text!r} is no whole number in plain digits")
+        raise ValueError(f"{text!r} is not a whole number in plain digits")
     return int(text)
 
 
 def number(text: str) -> float:
-    """A number in plain digits; anything else is a ValueError. There is one zero, without a sign."""
+    """Parse a number in plain digits; -0 becomes 0. Raises ValueError for anything else."""
     if not NUMBER.fullmatch(text):
-        raise ValueError(f"{text!r} is no number in plain digits")
+        raise ValueError(f"{text!r} is not a number in plain digits")
     return float(text) + 0.0

@@ -1,7 +1,7 @@
-"""The methods: what a user names with `pipeline_type`, and the project's table of contents.
+"""The methods: the values of `pipeline_type`, and the project's table of contents.
 
-A method is a strategy (when to draft, send, judge and prune), a target (where segments are streamed) and a draft (who
-guesses). It knows nothing about their code: launch/build.py looks the names up.
+A method is a strategy (when to draft, send, verify and prune), a target (where segments are sent) and a draft (the
+source of guesses). launch/build.py maps the names to code.
 """
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Method:
-    """One row: names of a strategy (pipeline/strategies.py), a target and a draft; `about` is one line for people.
+    """One method: the names of its strategy (pipeline/strategies.py), target and draft, and a line for `--help`.
 
-    The draft `eagle` gives way to what the key `draft` says; `none` and `ssm`, the small models, do not. The rest has
-    defaults that suit any method. `sizes` are what a plan varies, by the names of eval/plan/candidates.py.
+    The key `draft` replaces the draft `eagle`, but not `none` or `ssm` (small models). The other fields have defaults
+    that suit any method. `sizes` are the keys that a plan varies, by their names in eval/plan/candidates.py.
     """
 
     strategy: str
     target: str
     draft: str
     about: str
-    tree: str = "grown"  # none; round: drafted and verified whole; whole: drafted whole; chain; grown at any time
+    tree: str = "grown"  # none; round: drafted and verified whole; whole: drafted whole; chain; grown: at any time
     sizes: tuple[str, ...] = ()
-    look: tuple[str, str] = ("white", "")  # tone and hatch on maps
-    measured: bool = False  # whether it has many segments under way, whose size is measured if nothing is said
-    falls_back: bool = False  # whether it decodes plainly where guesses are measured to bring less
-    planned: bool = True  # whether plans try it without being asked
+    look: tuple[str, str] = ("white", "")  # color and hatch on maps
+    measured: bool = False  # whether it has many segments under way, with a size that is measured by default
+    falls_back: bool = False  # whether it decodes plainly where that is measured to be faster than guessing
+    planned: bool = True  # whether plans try it by default
 
 
 METHODS = {
@@ -39,7 +39,7 @@ METHODS = {
         "naive", "ring", "eagle", "equal shares of a tree, one per rank, verified once all are back",
         tree="round", sizes=("init_depth",), look=("#d9a5c7", "xxx")),
     "pruned": Method(
-        "pruned", "ring", "eagle", "a tree in segments, each verified as it returns, what is dead pruned",
+        "pruned", "ring", "eagle", "a tree in segments, each verified when it returns; dead guesses are pruned",
         tree="whole", sizes=("rows", "init_depth"), look=("#f7e26b", "...."), measured=True),
     "continuous": Method(
         "continuous", "ring", "eagle", "FlowSpec: verify, prune and regrow at every return",
@@ -48,22 +48,22 @@ METHODS = {
         "pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step",
         sizes=("init_topk_pipedec",), look=("#8ccbea", "\\\\\\\\")),
     "pipeinfer": Method(
-        "pipeinfer", "ring", "eagle", "PipeInfer: the tip alone, then short runs of one drafted chain",
+        "pipeinfer", "ring", "eagle", "PipeInfer: first the tip, then short runs of one drafted chain",
         tree="chain", sizes=("run",), look=("#cfe8cf", "++"), planned=False),
     "pearl": Method(
-        "pearl", "ring", "eagle", "PEARL, AMUSD: one chain is drafted on while what there is of it is verified",
+        "pearl", "ring", "eagle", "PEARL, AMUSD: drafts a chain further while its first part is verified",
         tree="chain", look=("#e3b5a4", ".."), planned=False),
     "ssd": Method(
-        "ssd", "ring", "eagle", "SSD (Saguaro): while a tree is verified, grow below all outcomes that it may have",
+        "ssd", "ring", "eagle", "SSD (Saguaro): while a tree is verified, grow below all its possible outcomes",
         sizes=("stream_rows", "init_depth"), look=("#a98467", "oo"), measured=True, planned=False),
     "streaming": Method(
-        "streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
+        "streaming", "ring", "eagle", "the best guesses of the whole tree, sent when the first stage becomes free",
         sizes=("stream_rows",), look=("#5b6fb5", "||"), measured=True, falls_back=True),
     "spd": Method(
-        "spd", "ring", "eagle", "SPD: one guess for each step of a stage, out of what is known of those under way",
+        "spd", "ring", "eagle", "SPD: one guess per step of a stage, from what is known of the tokens under way",
         tree="chain", look=("#b7b7a4", "//"), planned=False),
     "dsi": Method(
-        "dsi", "replicas", "eagle", "DSI: a drafter that never waits, copies of the model verify by turns",
+        "dsi", "replicas", "eagle", "DSI: a drafter that never waits; copies of the model verify in turn",
         tree="chain", sizes=("lookahead",), look=("#20639b", "oo")),
     "specinfer": Method(
         "serial", "ring", "ssm", "SpecInfer: trees of small models, merged into one and sent whole",
@@ -72,7 +72,7 @@ METHODS = {
         "naive", "tp", "eagle", "no pipeline: all ranks compute each layer together (Megatron)",
         tree="round", sizes=("init_depth",), look=("white", "//")),
     "galaxy": Method(
-        "naive", "galaxy", "eagle", "as tp, but rows are shared between blocks, and travel under matmuls",
+        "naive", "galaxy", "eagle", "as tp, but ranks share rows between blocks, and send them during matmuls",
         tree="round", sizes=("init_depth",), look=("white", "\\\\")),
 }
-SHARINGS = ("tp", "galaxy")  # targets without a pipeline; ranks of a pipeline's stage share it as the first does
+SHARINGS = ("tp", "galaxy")  # targets without a pipeline; ranks that share a pipeline's stage use the first

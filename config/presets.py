@@ -1,7 +1,7 @@
 """The presets: a name for a model and the options that go with it.
 
-Paths are made from the repository's own folder, so a preset works wherever the command is typed. All models but the
-bundled one lie under one root, in folders that have their names at Hugging Face.
+Paths begin at the repository's folder, so a preset works in every working directory. All models but the bundled one
+lie under one root, in folders named as at Hugging Face.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from config.run_config import RunConfig
 ROOT = Path(__file__).resolve().parent.parent  # the repository
 MODELS = Path(RunConfig().models).expanduser() if RunConfig().models else ROOT / "models"
 TOY = ROOT / "toy"
-SMOLLM2, TOY_PRESET = "smollm2", "toy"  # the presets where none is named: the second where the first cannot be had
+SMOLLM2, TOY_PRESET = "smollm2", "toy"  # the default preset, and the one if that cannot be downloaded
 PROMPT = "Tell me a short story about a curious fox called Maya."
 
 
@@ -28,15 +28,15 @@ PRESETS = {
                        draft="eagle+suffix", stages="0+7+7+8+8", prompt=PROMPT),
     TOY_PRESET: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
                      stages="0+2+2+2+2", prompt=PROMPT,
-                     # on a processor each row and each drafted level of so small a model costs time, and only likely
-                     # guesses pay for it
+                     # on a CPU, each row and each drafted level of such a small model costs time, so only likely
+                     # guesses pay
                      min_probability=0.1, expand_depth=2, ablate="none_expand"),
-    # those of the paper
+    # the models of the FlowSpec paper
     "vicuna-7b": _hub("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "0+8+8+8+8", "vicuna"),
     "vicuna-13b": _hub("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE-Vicuna-13B-v1.3", "0+10+10+10+10", "vicuna"),
     "llama2-7b": _hub("meta-llama/Llama-2-7b-chat-hf", "yuhuili/EAGLE-llama2-chat-7B", "0+8+8+8+8", "llama-2"),
     "llama2-13b": _hub("meta-llama/Llama-2-13b-chat-hf", "yuhuili/EAGLE-llama2-chat-13B", "0+10+10+10+10", "llama-2"),
-    # and later ones, whose large embedding makes equal numbers of layers unequal
+    # later models, which have large embeddings, so that equal numbers of layers are not equal in bytes
     "llama3-8b": _hub("meta-llama/Meta-Llama-3-8B-Instruct", "yuhuili/EAGLE-LLaMA3-Instruct-8B", "auto:4", "own"),
     "llama3.1-8b": _hub("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "auto:4", "own"),
     "r1-distill-llama-8b": _hub("deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
@@ -45,12 +45,12 @@ PRESETS = {
        for size in ("1.7B", "4B", "8B", "14B", "32B")},
     "qwen3-30b-a3b": _hub("Qwen/Qwen3-30B-A3B", "AngelSlim/Qwen3-a3B_eagle3", "auto:4", "own"),
     "gpt-oss-20b": _hub("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3", "auto:4", "own"),
-    "gemma-3-12b": _hub("google/gemma-3-12b-it", "", "auto:4", "own"),  # no head of it is known
+    "gemma-3-12b": _hub("google/gemma-3-12b-it", "", "auto:4", "own"),  # no published head is known
 }
 
 
 def under(preset: RunConfig, root: str) -> RunConfig:
-    """The preset with its models under another root."""
+    """Return the preset with its models under another root."""
     def moved(path: str) -> str:
         if MODELS not in Path(path).parents:
             return path
@@ -61,7 +61,7 @@ def under(preset: RunConfig, root: str) -> RunConfig:
 
 
 def absent(config: RunConfig) -> str:
-    """What to do if a folder of a preset is not there; empty if all are, or if they are none of a preset."""
+    """Return the error message for missing folders of a preset; empty if none is missing or none is of a preset."""
     root = Path(config.models) if config.models else MODELS
     folders = [Path(name) for name in (config.base_dir, config.eagle_dir) if name]
     missing = [folder for folder in folders if root in folder.parents and not folder.is_dir()]
@@ -69,4 +69,4 @@ def absent(config: RunConfig) -> str:
         return ""
     commands = " and ".join(f"hf download {folder.relative_to(root)} --local-dir {folder}" for folder in missing)
     return (f"there is no folder {' and no folder '.join(map(str, missing))}: type {commands} (see docs/models.md), "
-            "or say with models=DIR where your models are")
+            "or name the folder of your models with models=DIR")

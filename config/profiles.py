@@ -1,9 +1,9 @@
-"""The profiles: how long the devices and wires of a cluster take, for pipelines that are emulated on one machine.
+"""The profiles: the times that the devices and wires of a cluster need, for pipelines emulated on one machine.
 
-It knows nothing about how the time is spent (sim/devices.py). Times are milliseconds of the whole model that a
-profile stands for; a stage takes the share of its layers, whatever small model really computes there. A JSON file
-describes another cluster: it says what differs from a profile that it names, as
-`{"like": "jetson-7b", "factors": [1, 1, 2], "links": [[2, 3, 20, 100]]}`, or has every field that has no default.
+`sim/devices.py` spends these times. They are milliseconds for the whole model that a profile stands for; a stage needs
+the share of its layers, whatever small model it really computes. A JSON file can describe
+another cluster: it gives the differences from a profile that it names, as in
+`{"like": "jetson-7b", "factors": [1, 1, 2], "links": [[2, 3, 20, 100]]}`, or all fields that have no default.
 """
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from config.drafts import ALONE
 from config.schema.fields import COUNT, Kind, integer, list_of, number, one_of
 from config.schema.untrusted import shown
 
-ENDING = ".json"  # of a profile's name that is a file
+ENDING = ".json"  # of a profile that is a file
 OTHER = "name another profile="
 EXAMPLE = '{"like": "jetson-7b", "factors": [1, 2]}'
-LONGEST = 1e7  # ms, nearly three hours; beside far longer times, doubles do not resolve short ones
+LONGEST = 1e7  # ms, nearly three hours; doubles do not resolve short times added to much longer ones
 MOST = 1024  # boards
-SLOWEST = 1e4  # times as long as usual, or as short
+SLOWEST = 1e4  # the largest factor of a board; its inverse is the smallest
 Level = Tuple[str, float]  # a source of guesses, milliseconds
 Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
 Throttle = Tuple[int, float, float]  # a rank, seconds of computing, a factor
-STRETCHED = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter")  # times in slow motion
+STRETCHED = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter")  # scaled by slowdown
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Profile:
     """One cluster and the model on it; rank 0's board drafts, and the others hold layers.
 
     A stage with all layers needs `model + row * max(0, rows - free) + token * n` milliseconds for a segment of `rows`
-    rows behind `n` tokens of text, and `expert` for each expert of a layer beyond those that one row goes through. A
-    message of b bytes needs `latency`, and the time of b bytes at `mbps`. All is for factor 1 and wires beside `links`.
+    rows after `n` tokens of text, and `expert` for each expert per layer in addition to those of one row. A message of
+    b bytes needs `latency` plus b bytes at `mbps`. `factors` and `links` list the boards and wires that differ.
     """
 
     about: str
@@ -43,28 +43,28 @@ class Profile:
     row_bytes: int  # of one row of its hidden states
     model: float  # ms: all layers, for a few rows
     row: float  # ms: for each row above `free`
-    free: int  # rows that cost nothing beside reading the weights
-    token: float  # ms: for each token of the text before, whose keys and values are read
+    free: int  # rows that cost nothing in addition to reading the weights
+    token: float  # ms: for reading the keys and values of each token of the text before
     level: float  # ms: one level of the draft's tree
-    verdict: float  # ms: LM head and verification of a segment that has come back
+    verdict: float  # ms: LM head and verification of a returned segment
     latency: float  # ms: of a message
     mbps: float  # Mbit/s of a wire, each way
     step: float  # ms: latency of one step of a collective
-    jitter: float = 0.0  # ms: a message's latency is uniformly up to so much longer
+    jitter: float = 0.0  # ms: the most by which a message's latency is longer, uniformly distributed
     vocab: int = 32_000  # tokens of the model
-    expert: float = 0.0  # ms: of an expert more in every layer, whose weights are read
-    experts: int = 0  # of a layer
-    chosen: int = 0  # those that a row goes through
-    weights: float = 0.0  # GB: of all layers; 0: not known
-    factors: tuple[float, ...] = ()  # of the boards of rank 1, 2 ...: how many times as long their layers take
-    memory: tuple[float, ...] = ()  # GB: of the boards of rank 1, 2 ...; empty: not known
-    levels: tuple[Level, ...] = ()  # milliseconds of a level, of drafts for which it is not that of the profile
+    expert: float = 0.0  # ms: reading the weights of one more expert in every layer
+    experts: int = 0  # experts of a layer
+    chosen: int = 0  # experts of a layer that compute a row
+    weights: float = 0.0  # GB: of all layers; 0: unknown
+    factors: tuple[float, ...] = ()  # of the boards of ranks 1, 2, ...: by which the times of their layers grow
+    memory: tuple[float, ...] = ()  # GB: of the boards of ranks 1, 2, ...; empty: unknown
+    levels: tuple[Level, ...] = ()  # milliseconds of a level for drafts that differ from `level`
     links: tuple[Link, ...] = ()  # wires that differ; each is the same both ways
-    throttles: tuple[Throttle, ...] = ()  # boards that get slower, once they have computed for so long: by how much
-    model_of: str = ""  # the name of the model that was measured; empty: none was
+    throttles: tuple[Throttle, ...] = ()  # boards that become slower by a factor after some seconds of computing
+    model_of: str = ""  # the name of the measured model; empty: none was measured
 
     def slowed(self, factor: float) -> Profile:
-        """The same cluster in slow motion: every time is `factor` times as long, and every rate a `factor`-th."""
+        """Return the same cluster in slow motion: all times are multiplied by `factor`, and all rates divided by it."""
         times = {name: getattr(self, name) * factor for name in STRETCHED}
         links = tuple((a, b, latency * factor, mbps / factor) for a, b, latency, mbps in self.links)
         levels = tuple((name, level * factor) for name, level in self.levels)
@@ -72,7 +72,7 @@ class Profile:
         return replace(self, mbps=self.mbps / factor, links=links, levels=levels, throttles=throttles, **times)
 
     def board(self, rank: int) -> Profile:
-        """The times of the board of one rank."""
+        """Return the profile with the times of one rank's board."""
         factor = dict(enumerate(self.factors, 1)).get(rank, 1.0)
         throttles = tuple(throttle for throttle in self.throttles if throttle[:1] == (rank,))
         return replace(self, throttles=throttles, model=self.model * factor, row=self.row * factor,
@@ -80,30 +80,30 @@ class Profile:
 
     @property
     def heat(self) -> Sequence[tuple[float, float]]:
-        """When a board gets slower, of a cluster that is one board's: after which seconds, and by which factor."""
+        """The throttling of a profile made by `board`: seconds after which it begins, and the factor, in order."""
         return sorted((seconds, factor) for _, seconds, factor in self.throttles)
 
     def drafting(self, source: str) -> Profile:
-        """The times of rank 0's board, with those of a source of guesses."""
+        """Return the profile with the time that this source of guesses needs for a level."""
         return replace(self, level=dict(self.levels).get(source, self.level))
 
     def link(self, sender: int, receiver: int) -> Profile:
-        """The times of the wire between the boards of two ranks."""
+        """Return the profile with the times of the wire between the boards of two ranks."""
         for a, b, latency, mbps in self.links:
             if {a, b} == {sender, receiver}:
                 return self.wired(latency, mbps)
         return self
 
     def wired(self, latency: float, mbps: float) -> Profile:
-        """The same with wires of this latency and rate.
+        """Return the profile with wires of this latency and rate.
 
-        A step of a collective, which is a message and more, is longer by as much as the latency is.
+        A step of a collective includes a message, so it changes by as much as the latency.
         """
         step = max(0.0, self.step + (latency - self.latency))
         return replace(self, latency=latency, mbps=mbps, step=step)
 
     def stage(self, share: float, rows: int, context: int) -> float:
-        """Seconds that a stage with this share of the layers needs for `rows` rows behind `context` tokens of text."""
+        """Return the seconds of a stage with this share of the layers for `rows` rows after `context` tokens."""
         paid = max(0, rows - self.free)
         whole_model = self.model + self.row * paid + self.token * context
         if self.expert:
@@ -111,49 +111,49 @@ class Profile:
         return share * whole_model / 1e3
 
     def draft(self, asked: Sequence[int]) -> float:
-        """Seconds of a level for several requests; rows beyond one's, or free ones, cost their share of a pass."""
+        """Return the seconds of a level for `asked` rows per request; those above one request's and `free` add some."""
         beyond = sum(asked) - max(self.free, *asked)
         costlier = 1 + self.row / self.model * max(0, beyond)
         return costlier * self.level / 1e3 if any(asked) else 0.0
 
     def transfer(self, size: int) -> float:
-        """Seconds for which `size` bytes occupy a wire."""
+        """Return the seconds for which `size` bytes occupy a wire."""
         return size * 8 / (self.mbps * 1e6)
 
 
 def touched(experts: int, chosen: int, rows: int) -> float:
-    """How many experts so many rows go through, in the mean, if each row chooses by itself and none is preferred."""
+    """Return the mean number of experts that compute `rows` rows, if every row chooses independently and uniformly."""
     return experts * (1 - (1 - chosen / experts) ** rows)
 
 
-# Weights of all layers: 12 hidden^2 numbers each, of two bytes, or of half a byte.
+# The weights of a layer are 12 hidden^2 numbers, of two bytes or of half a byte.
 #
-# The testbed of the FlowSpec paper: five boards on 1 Gbit/s, LLaMA-2 or Vicuna 7B in fp16, 8 layers a board. Those are
-# 3.2 GB, which 68 GB/s read in 48 ms; 60 ms with what kernels and Python add, and 0.5 ms for each row above 16, bring a
-# model of the schedule within a few per cent of the published ratios. A token's keys and values are 0.5 MB, read in
-# 0.008 ms. A level of the draft takes 12 ms, and the original spends 15 ms in Python on a tree of seven levels when it
-# is done; here a tree is never done, and each level has its share of that work: 14 ms. 8 ms for a verdict are those of
-# the LM head and of the original's verification. A row is 8 KB, 0.066 ms on the wire. A collective's step costs more
-# than a message, since gloo stages device memory through the host: with 2.9 ms, a pass of 64 all-reduces of 80 rows
-# over four boards takes 1.7 s, and at the mean accepted length of the paper's heads that is its 2.0 to 2.3 tokens/s for
-# Megatron.
+# The testbed of the FlowSpec paper: five boards on 1 Gbit/s, LLaMA-2 or Vicuna 7B in fp16, 8 layers per board. These
+# are 3.2 GB, which are read at 68 GB/s in 48 ms. With 60 ms, which include kernels and Python, and 0.5 ms for each row
+# above 16, a model of the schedule is within a few per cent of the published ratios. A token's keys and values are
+# 0.5 MB, read in 0.008 ms. A level of the draft takes 12 ms, and the original spends 15 ms in Python on each finished
+# tree of seven levels; here a tree is never finished, so each level includes its share: 14 ms. A verdict takes 8 ms,
+# for the LM head and the original's verification. A row is 8 KB, 0.066 ms on the wire. A collective's step takes
+# longer than a message, since gloo stages device memory through the host: with 2.9 ms, a pass of 64 all-reduces of 80
+# rows over four boards takes 1.7 s. At the mean accepted length of the paper's heads this gives its 2.0 to 2.3 tokens/s
+# for Megatron.
 _JETSON_7B = Profile("five Jetson boards, 1 Gbit/s, a 7B model in fp16", layers=32, row_bytes=8192, model=240, row=2,
                      free=16, token=0.008, level=14, verdict=8, latency=1.5, mbps=1000, step=2.9, weights=12.9)
 
 PROFILES = {
     "jetson-7b": _JETSON_7B,
     # The same boards with 13B in 4 bits: 370 ms for 10 layers, since unpacking the weights takes longer than reading
-    # them, and so nothing more for up to 64 rows. The draft head is larger and stays in fp16.
+    # them, so up to 64 rows cost nothing more. The draft head is larger and stays in fp16.
     "jetson-13b": replace(_JETSON_7B, about="five Jetson boards, 1 Gbit/s, a 13B model in 4 bits", layers=40,
                           row_bytes=10240, model=1480, row=6, free=64, token=0.012, level=17, weights=6.3),
     # Desktops with a GPU of 360 GB/s each: 13.5 GB of weights in 37 ms.
     "lan-1g": Profile("five desktops with GPUs, 1 Gbit/s, a 7B model in fp16", layers=32, row_bytes=8192, model=40,
                       row=0.05, free=64, token=0.0015, level=2.1, verdict=1.5, latency=0.3, mbps=1000, step=0.5,
                       weights=12.9),
-    # The boards on a wireless network: half the rate that 802.11ac promises on one stream, and latencies that vary.
+    # The boards on a wireless network: half the nominal rate of 802.11ac on one stream, and varying latencies.
     "wifi": replace(_JETSON_7B, about="five Jetson boards, wireless, a 7B model in fp16", latency=4, mbps=200, step=6,
                     jitter=4),
-    # Four fast GPUs in one machine: 4 ms a stage, wires of 100 Gbit/s.
+    # Four fast GPUs in one machine: 4 ms per stage, wires of 100 Gbit/s.
     "server": Profile("one server with five GPUs, a 7B model in fp16", layers=32, row_bytes=8192, model=16, row=0.01,
                       free=128, token=0.0003, level=0.7, verdict=0.6, latency=0.05, mbps=100_000, step=0.05,
                       weights=12.9),
@@ -163,7 +163,7 @@ PROFILES = {
 # --- files ------------------------------------------------------------------------------------------------------------
 
 def _rows(*columns: tuple[str, Kind]) -> Kind:
-    """A list of rows, each a list of these."""
+    """Return the kind of a list of rows, each a list with these columns."""
     form = tuple(kind.fits for _, kind in columns)
     words = ", ".join(f"{name} ({kind.words})" for name, kind in columns)
     return list_of(Kind(f"a list of {words}", lambda row: files.fits(row, form)), MOST)
@@ -187,19 +187,19 @@ FORMS: dict[str, Kind] = {
 
 
 def is_file(name: str) -> bool:
-    """Whether the name of a profile is that of a file."""
+    """Return whether the name of a profile is the name of a file."""
     return name.endswith(ENDING)
 
 
 @lru_cache(maxsize=8)
 def read(path: str) -> Profile:
-    """The cluster that a file describes. Raises ValueError, with the remedy, if it describes none."""
+    """Read the cluster that a file describes. Raises ValueError, with the remedy, for an invalid file."""
     found = files.whole(path, OTHER)
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not a JSON object: write one as {EXAMPLE}, or {OTHER}")
     for key, value in found.items():
         if key not in FORMS:
-            raise ValueError(f"{path} says {shown(key)}, which no cluster has: write some of {', '.join(FORMS)}, or "
+            raise ValueError(f"{path} has the unknown key {shown(key)}: write some of {', '.join(FORMS)}, or "
                              f"{OTHER}")
         if not FORMS[key].fits(value):
             raise ValueError(f"{path} says {key}={shown(value)}: write {FORMS[key].words}, or {OTHER}")
@@ -216,32 +216,32 @@ def read(path: str) -> Profile:
 
 
 def _as_tuples(value: Any) -> Any:
-    """The same with tuples in place of lists, which cannot be changed."""
+    """Return the value with tuples, which are immutable, in place of lists."""
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _problems(cluster: Profile) -> Iterator[str]:
-    """What does not fit together in a file, each in words that name the fix."""
+    """Yield the contradictions in a file, each as the end of a sentence, with the fix."""
     there, memory = len(cluster.factors), len(cluster.memory)
     known = max(there, memory)
     if there and memory and there != memory:
-        yield f"has factors of {there} boards and memory of {memory}: give both for every board"
+        yield f"has factors of {there} boards, but memory of {memory}: give both for every board"
     if cluster.chosen > cluster.experts or cluster.expert and not cluster.chosen:
-        yield f"has {cluster.chosen} of {cluster.experts} experts chosen: give experts, and chosen between 1 and those"
+        yield f"has chosen={cluster.chosen}, experts={cluster.experts}: give experts, and chosen from 1 to that number"
     seen = set()
     for a, b, *_ in cluster.links:
         pair = frozenset((a, b))
         if a == b or pair in seen:
-            yield f"has a link between {a} and {b} that {'is none' if a == b else 'it had before'}: leave one out"
+            yield f"has {'a' if a == b else 'a second'} link between {a} and {b}: leave it out"
         seen.add(pair)
     ranks = [rank for link in cluster.links for rank in link[:2]]
     ranks += [throttle[0] for throttle in cluster.throttles]
     last = max(ranks, default=0)
     if last > known:
-        yield f"names board {last}, and has {known}: give factors or memory for each board up to {last}"
+        yield f"names board {last}, but has only {known}: give factors or memory for each board up to {last}"
     sources = [source for source, _ in cluster.levels]
     if len(set(sources)) < len(sources):
-        yield f"gives levels of {', '.join(sources)}: give each draft one"
+        yield f"gives levels of {', '.join(sources)}: give each draft only one"
 
 
 def write(path: str, cluster: Profile) -> None:

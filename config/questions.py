@@ -1,6 +1,6 @@
 """The data sets: questions in the format of MT-bench, or SpecInfer's lists of prompts, from a folder or a file.
 
-It knows nothing about templates, and of models only which of the bundled questions they understand.
+It knows nothing about templates, and about a model only which of the bundled questions suit it.
 """
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, Iterator, Sequence
 from config.files import fits, lines, whole
 from config.presets import ROOT, TOY
 
-OF_TOY = ROOT / "eval" / "data"  # in the words of its grammar
+OF_TOY = ROOT / "eval" / "data"  # in the vocabulary of the toy model's grammar
 BUNDLED = OF_TOY / "real"  # for every other model
-FORMS = ("{}/question.jsonl", "{}.jsonl", "{}.json")  # of the set's name; the last one is SpecInfer's
+FORMS = ("{}/question.jsonl", "{}.jsonl", "{}.json")  # files of a set, by its name; the last one is SpecInfer's
 
-FORM = 'write a JSON object a line, with a "question_id" and with "turns", a list of texts that are not empty'
-UNFETCHED = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins what SPEED-Bench has in place of a text of others
+FORM = 'write one JSON object per line, with a "question_id" and with "turns", a list of texts that are not empty'
+UNFETCHED = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins SPEED-Bench's placeholder for a text of somebody else
 LIST = 'write a list of texts, as ["a text", "another"]'
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a user says, turn by turn. In a data set each question has an `id` of its own."""
+    """The user's turns of one conversation. In a data set, each question has an `id` of its own."""
 
     id: int | str | None
     category: str
@@ -32,17 +32,17 @@ class Question:
 
 
 def bundled(model: str | Path) -> Path:
-    """The folder of the bundled questions for the model, or rank 0's part of it, in the folder `model`."""
+    """Return the folder of the bundled questions for the model, or for rank 0's part of it, in the folder `model`."""
     own, toys = (Path(folder) / "tokenizer.json" for folder in (model, TOY / "llama"))
     is_toy = own.is_file() and toys.is_file() and cmp(own, toys, shallow=False)
     return OF_TOY if is_toy else BUNDLED
 
 
 def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Question]:
-    """The questions `begin` to `end` - 1 (-1: to the last one) of a set in the folder `data`.
+    """Return the questions `begin` to `end` - 1 (-1: to the last one) of a set in the folder `data`.
 
-    If `data` is a file, as Spec-Bench's or SPEED-Bench's, its categories are the sets. Raises ValueError, with the line
-    and the fix, if the file is not there, not sound or too short.
+    If `data` is a file, such as Spec-Bench's or SPEED-Bench's, its categories are the sets. Raises ValueError, with the
+    line and the fix, if the file is missing, invalid or too short.
     """
     folder = Path(data)
     if folder.is_file():
@@ -50,34 +50,34 @@ def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Que
         found = [question for question in every if question.category == name]
         if every and not found:
             known = ", ".join(sorted({question.category for question in every}))
-            raise ValueError(f"{folder} has no question of the category {name} (there: {known}): choose others with "
+            raise ValueError(f"{folder} has no question of the category {name} (known: {known}): choose others with "
                              "sets=")
         return _chosen(found, folder, begin, end)
     paths = (folder / form.format(name) for form in FORMS)
     path = next(filter(Path.is_file, paths), None)
     if path is None:
-        there = ", ".join(sorted(_there(folder))) or "none"
+        there = ", ".join(sorted(_set_names(folder))) or "none"
         forms = " or ".join(form.format(name) for form in FORMS)
-        raise ValueError(f"there is no data set {name} in {folder} (there: {there}): choose others with sets=, or "
+        raise ValueError(f"there is no data set {name} in {folder} (known: {there}): choose others with sets=, or "
                          f"another folder with data=; a set is a file {forms}")
     return _chosen(list(_distinct(path, name)), path, begin, end)
 
 
 def categories(path: str | Path) -> list[str]:
-    """The categories of the questions in a file, in the order in which they come. Raises ValueError as `load` does."""
+    """Return the categories of the questions in a file, in the file's order. Raises ValueError as `load` does."""
     return list(dict.fromkeys(question.category for question in _distinct(Path(path), "")))
 
 
 def by_turns(data: str | Path, names: Sequence[str],
              begin: int = 0, end: int = -1) -> list[str]:
-    """The first turns of these questions of several sets, one of each set and then the next of each."""
+    """Return the first turns of these questions of several sets, alternating between the sets."""
     sets = [load(data, name, begin, end) for name in names]
     questions = chain.from_iterable(zip_longest(*sets))
     return [question.turns[0] for question in questions if question]
 
 
 def read(path: str | Path, begin: int = 0, end: int = -1) -> list[Question]:
-    """The questions `begin` to `end` - 1 of a single file, which need no ids. Raises ValueError as `load` does."""
+    """Return questions `begin` to `end` - 1 of a single file; ids are optional. Raises ValueError as `load` does."""
     path = Path(path)
     found = [question for _, question in _questions(path, "")]
     return _chosen(found, path, begin, end)
@@ -86,22 +86,22 @@ def read(path: str | Path, begin: int = 0, end: int = -1) -> list[Question]:
 def _chosen(found: Sequence[Question], path: Path, begin: int, end: int) -> list[Question]:
     chosen = found[begin:None if end < 0 else end]
     if not chosen and not found:
-        raise ValueError(f"{path} has no question: {FORM}")
+        raise ValueError(f"{path} has no questions: {FORM}")
     if not chosen:
         raise ValueError(f"questions={begin}: leaves no question of {path}, which has {len(found)}: "
                          "begin with a smaller number")
     return list(chosen)
 
 
-def _there(folder: Path) -> Iterator[str]:
-    """The names of the sets in a folder."""
+def _set_names(folder: Path) -> Iterator[str]:
+    """Yield the names of the sets in a folder."""
     for path in folder.glob("*") if folder.is_dir() else ():
         if path.suffix in (".json", ".jsonl") or (path / "question.jsonl").is_file():
             yield path.stem
 
 
 def _distinct(path: Path, name: str) -> Iterator[Question]:
-    """The questions of a set, which their ids tell apart."""
+    """Yield the questions of a set. Raises ValueError for a missing or repeated id."""
     places: dict[Any, str] = {}
     for place, question in _questions(path, name):
         if question.id is None:
@@ -113,20 +113,20 @@ def _distinct(path: Path, name: str) -> Iterator[Question]:
 
 
 def _questions(path: Path, name: str) -> Iterator[tuple[str, Question]]:
-    """All questions of a file in either format, each with its place; `name` is the category of those that have none."""
-    yield from _prompts(path, name) if path.suffix == ".json" else _talks(path, name)
+    """Yield the questions of a file in either format, with their places; `name` is the default of their category."""
+    yield from _prompts(path, name) if path.suffix == ".json" else _dialogues(path, name)
 
 
-def _talks(path: Path, name: str) -> Iterator[tuple[str, Question]]:
-    """MT-bench's format: one JSON object a line."""
+def _dialogues(path: Path, name: str) -> Iterator[tuple[str, Question]]:
+    """Yield the questions of a file in MT-bench's format: one JSON object per line."""
     for number, entry in lines(path, FORM):
-        if not fits(entry, {"turns": [_spoken]}) or not entry["turns"]:
-            raise ValueError(f"line {number} of {path} is no question: {FORM}")
+        if not fits(entry, {"turns": [_is_text]}) or not entry["turns"]:
+            raise ValueError(f"line {number} of {path} is not a question: {FORM}")
         id, category = entry.get("question_id"), entry.get("category", name)
         named = id is None or isinstance(id, (int, str))
         if not named or not isinstance(category, str):
-            raise ValueError(f"line {number} of {path} has a \"question_id\" that is no number or text, or a "
-                             "\"category\" that is no text: write such a one, or leave it out")
+            raise ValueError(f"line {number} of {path} has a \"question_id\" that is not a number or text, or a "
+                             "\"category\" that is not a text: write one, or leave it out")
         if any(turn.startswith(UNFETCHED) for turn in entry["turns"]):
             raise ValueError(f"line {number} of {path} has SPEED-Bench's placeholder instead of a text: fetch the "
                              "texts with its own script, and give that file")
@@ -134,15 +134,15 @@ def _talks(path: Path, name: str) -> Iterator[tuple[str, Question]]:
 
 
 def _prompts(path: Path, name: str) -> Iterator[tuple[str, Question]]:
-    """SpecInfer's format: one JSON list of texts, which may repeat; a question's id is its place, from 0."""
+    """Yield the prompts of a file in SpecInfer's format, a JSON list of texts; an id is an index, from 0."""
     entries = whole(path, LIST)
     if not isinstance(entries, list):
-        raise ValueError(f"{path} is no list: {LIST}, or one JSON object a line into a file .jsonl")
+        raise ValueError(f"{path} is not a list: {LIST}, or one JSON object per line into a file .jsonl")
     for number, entry in enumerate(entries):
-        if not _spoken(entry):
-            raise ValueError(f"entry {number + 1} of the list in {path} is no text: write one, or leave it out")
+        if not _is_text(entry):
+            raise ValueError(f"entry {number + 1} of the list in {path} is not a text: write one, or leave it out")
         yield f"entry {number + 1}", Question(number, name, (entry,))
 
 
-def _spoken(turn: Any) -> bool:
+def _is_text(turn: Any) -> bool:
     return isinstance(turn, str) and bool(turn.strip())

@@ -1,7 +1,7 @@
-"""What a run is: every option with its unit, its meaning and its default. Edit here, or say key=value at the command.
+"""The options of a run, each with unit, meaning and default. Edit them here, or give key=value on the command line.
 
-It knows nothing about models or devices. What is below launch/ receives values, and no `RunConfig`.
-The comment behind an option is also what `bash run_pipe.sh --help` prints.
+It knows nothing about models or devices. The layers below launch/ receive values, never a `RunConfig`.
+`bash run_pipe.sh --help` prints the comment after each option.
 """
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CHOICES = {
     "quant_head": ("none", "int8", "int4"),
     "quant_kv": ("none", "int8"),
 }
-COUNT = 1_000_000_000  # the most of anything that is counted
+COUNT = 1_000_000_000  # the largest number of anything countable
 GUESSES = Range(1, MOST_GUESSES)
 LEVELS = Range(0, 65536)
-ROWS = Range(1, 65536, {0: "as many as is measured to pay", -1: "no bound"})
+ROWS = Range(1, 65536, {0: "the number that is measured to be best", -1: "no bound"})
 PENALTY = Range(-2, 2)  # as OpenAI has it
 ADDED = r"\s*[0-9]{1,18}\s*:\s*-?[0-9]{1,9}(?:\.[0-9]{1,9})?\s*"
-BIASES = Form(f"{ADDED}(?:,{ADDED})*", "token ids and what is added to their logits, as 306:-100,626:2.5")
-PATIENCE = Range(1, 2_592_000)  # seconds; a rank says twice a second that it lives
+BIASES = Form(f"{ADDED}(?:,{ADDED})*", "token ids and the bias of each one's logit, as 306:-100,626:2.5")
+PATIENCE = Range(1, 2_592_000)  # seconds; a rank sends two heartbeats a second
 RANGES = {  # of every key that is a number
     "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
     "top_p": Range(0.000001, 1), "top_k": Range(1, COUNT, {0: "all tokens"}),
@@ -50,52 +50,52 @@ RANGES = {  # of every key that is a number
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
     "timeout": PATIENCE, "wait": PATIENCE, "slowdown": Range(0.001, 1_000_000),
 }
-GAINS = Range(0.000001, 1)  # accepted guesses that a level of policy=opt brings
-SPEED = Range(0.001, 1000)  # of a rank beside those that share its layers
+GAINS = Range(0.000001, 1)  # accepted guesses per level of policy=opt
+SPEED = Range(0.001, 1000)  # of a rank, relative to those that share its layers
 MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
 PORTS, COPIES = Range(1, 65535), Range(0, 1024)
-# Keys that change an emulated cluster, and the values that leave it, and every other run, as it is.
+# Keys that change an emulated cluster, and their neutral values, the only ones allowed in other runs.
 EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # change logits first …
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # … and all keys by which a token is chosen
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # applied before temperature
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # all keys that decide how a token is chosen
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced")
 ROOM = r"(?!0+(?:\.0*)?(?![0-9.]))[0-9]{1,6}(?:\.[0-9]{1,6})?"  # gigabytes of a board, above 0
 ROOMS = f"{ROOM}(?:,{ROOM})+"
 STAGES = Form(
     r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?|auto:" + ROOMS,
     "the layers of every rank, as 0+2+2+2+2, where rank 0 has none and the others at least one; or the number of "
-    "stages; or auto:4, 4 stages with bytes alike, or auto:8,8,16, as much for each as its memory allows")
+    "stages; or auto:4, 4 stages with equal bytes; or auto:8,8,16, stages for boards with this much memory in GB")
 FORMS = {  # of keys that are texts, where they are given
     "prompt_ids": Form(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", "token ids with commas between, as 1,306,626"),
     "tp": Form(
-        r"([0-9]{1,18})|\s*[0-9]*\.?[0-9]+(?:\s*,\s*[0-9]*\.?[0-9]+)+\s*", "0 for those of the split, a number of "
+        r"([0-9]{1,18})|\s*[0-9]*\.?[0-9]+(?:\s*,\s*[0-9]*\.?[0-9]+)+\s*", "0 for the number of the split, a number of "
         "ranks from 1 to 1024, or a speed for each rank of a stage, as 2,1,1,1", [Range(0, 1024)]),
     "questions": Form(
         "([0-9]{1,18})|([0-9]{1,18})?:([0-9]{1,18})?", "a number of questions, as 5, or the first one, counted from 0, "
-        "and that before which to stop, as 30:50 or 30:", [Range(1, COUNT), Range(0, COUNT), Range(1, COUNT)]),
+        "and the one before which to stop, as 30:50 or 30:", [Range(1, COUNT), Range(0, COUNT), Range(1, COUNT)]),
     "stages": STAGES,
     "logit_bias": BIASES,
     "policy": Form(
-        f"auto|eagle2|static|expansion|opt(?::({POSITIVE}))?", "auto, eagle2, static, expansion or opt, or opt:X, X "
-        f"being the accepted guesses that a level must bring, {GAINS.advice}", [GAINS]),
+        f"auto|eagle2|static|expansion|opt(?::({POSITIVE}))?", "auto, eagle2, static, expansion or opt, or opt:X, "
+        f"where X is the number of accepted guesses that a level must bring, {GAINS.advice}", [GAINS]),
     "replicas": Form(
-        "([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?", "0 for as many as fill four ranks, a number of copies from 1 to 1024, "
+        "([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?", "0 to fill four ranks, a number of copies from 1 to 1024, "
         "or copies and stages of each, as 2x2", [COPIES, COPIES]),
     "lookahead": Form("auto|([0-9]{1,9})", f"auto or {GUESSES.advice}", [GUESSES]),
     "recover": Form(f"(?i:true|false)|({POSITIVE})", f"false to end all, or seconds: {PATIENCE.advice}", [PATIENCE]),
     "device": Form("auto|cpu|cuda(:[0-9]{1,9})?", "auto, cpu, cuda or cuda:N"),
     "master": Form(
-        "[^:]*(?::([0-9]{1,5}))?", "HOST:PORT, with a port from 1 to 65535, or HOST or :PORT alone", [PORTS]),
+        "[^:]*(?::([0-9]{1,5}))?", "HOST:PORT, with a port from 1 to 65535, or only HOST or :PORT", [PORTS]),
     "wires": Form(
         f"({POSITIVE})?(?:,({POSITIVE})?)?", "Mbit/s from 0.001 to 1000000, a comma, and milliseconds from 0 to 60000, "
         "or one of the two, as 125 or ,2", [MBPS, MILLISECONDS]),
 }
-DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
-MEASURED = 16  # rows per segment until it is measured how many there should be
-RECOVERY = {"false": 0.0, "true": 60.0}  # seconds that a word means
-RUN = 4  # guesses that pipeinfer sends at once, if nothing else is said
-USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
-RENAMED = {  # keys that there were, and what to write instead
+DRAWN = ("mss", "eagle1")  # rules for drawn guesses, which are judged for a whole tree
+MEASURED = 16  # rows per segment until the best number is measured
+RECOVERY = {"false": 0.0, "true": 60.0}  # seconds for each word
+RUN = 4  # default of the guesses that pipeinfer sends at once
+USUAL_RANKS = 4  # default of the ranks that share all layers, or that hold replicas
+RENAMED = {  # former keys, and what to write instead
     "chat_template": "template=FILE",
     "recover_seconds": "recover=SECONDS",
     "opt_threshold": "policy=opt:X",
@@ -108,99 +108,99 @@ RENAMED = {  # keys that there were, and what to write instead
 
 
 def is_template_file(template: str) -> bool:
-    """Whether a value of the key `template` is the path of a file in Jinja, and no name."""
+    """Return whether a value of the key `template` is the path of a Jinja file, not a name."""
     return "." in template or "/" in template
 
 
 @dataclass(frozen=True)
 class RunConfig(Checked):
-    """One run. A path is relative to the folder where the command was typed; an empty text means "not given"."""
+    """The options of one run. Paths are relative to the working directory of the command; empty means "not given"."""
 
-    # What runs
-    pipeline_type: str = "continuous"  # the method, a row of config/methods.py, as serial; auto: what a plan says
+    # Method and models
+    pipeline_type: str = "continuous"  # the method, a row of config/methods.py, as serial; auto: chosen by a plan
     model: str = ""  # a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION; a folder; or a GGUF file
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
     draft: str = "eagle"  # the head: eagle, dflash, spd; model, ssm, cascade, suffix (copies); eagle+suffix; none
     draft_dir: str = ""  # folder of a small whole model, for drafts with model; best with the target's vocabulary
-    ssm: str = ""  # folders of such models, DIR,DIR, of specinfer, draft=ssm, cascade; empty: rank 0's draft
-    ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: all on rank 0, by turns
-    answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
-    models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
+    ssm: str = ""  # folders of small models, DIR,DIR, of specinfer, ssm, cascade; empty: rank 0's draft
+    ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: in turn on rank 0
+    answers: str = ""  # file of prompts and answers, from which suffix also copies in later runs; empty: none
+    models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ next to config/
     tp: str = "0"  # ranks that share layers, or a speed of each, as 2,1,1; 0: as split, or 4 (tp, galaxy)
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
     replicas: str = "0"  # copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks
 
-    # What is asked (one of the first three)
+    # The questions (one of the first three)
     prompt: str = ""  # the question
     prompt_ids: str = ""  # token ids with commas between, for models without a tokenizer
-    question_file: str = ""  # questions in the format of MT-bench, one JSON object a line
-    questions: str = ""  # how many of them, as 5, or from which, counted from 0, up to which, as 30:50; empty: all
-    template: str = "auto"  # around a question: own (the tokenizer's), FILE in Jinja, vicuna, llama-2, none
+    question_file: str = ""  # questions in the format of MT-bench, one JSON object per line
+    questions: str = ""  # how many of them, as 5, or the first, counted from 0, and the end, as 30:50; empty: all
+    template: str = "auto"  # chat template: own (the tokenizer's), a Jinja FILE, vicuna, llama-2, none
 
     # How the answer is chosen, and when it ends
     temperature: float = 0.0  # 0: always the likeliest token; above: sampled
-    top_p: float = 1.0  # sample from the likeliest tokens that have this probability together; 1: from all
+    top_p: float = 1.0  # sample from the likeliest tokens with this total probability; 1: from all
     top_k: int = 0  # sample from this many likeliest tokens; 0: from all
-    min_p: float = 0.0  # sample from tokens that have this share of the likeliest probability; 0: from all
-    repetition_penalty: float = 1.0  # divides logits of tokens that prompt or answer have; 1: off
-    presence_penalty: float = 0.0  # taken from logits of tokens that the answer has
-    frequency_penalty: float = 0.0  # the same, for each time that a token occurs there
-    logit_bias: str = ""  # token ids and what is added to their logits, as 306:-100,626:2.5; empty: none
-    seed: int = 0  # of the noise; with one seed every method writes the same text
-    verify: str = "match"  # the rule for guesses: match, naive, mss (SpecInfer) or eagle1; texts differ, laws do not
+    min_p: float = 0.0  # sample from tokens with at least this share of the highest probability; 0: from all
+    repetition_penalty: float = 1.0  # divides logits of tokens that occur in prompt or answer; 1: off
+    presence_penalty: float = 0.0  # subtracted from logits of tokens that occur in the answer
+    frequency_penalty: float = 0.0  # the same, for each occurrence of the token in the answer
+    logit_bias: str = ""  # token ids and the bias of each one's logit, as 306:-100,626:2.5; empty: none
+    seed: int = 0  # of the noise; with the same seed every method writes the same text
+    verify: str = "match"  # rule for guesses: match, naive, mss (SpecInfer), eagle1; distributions stay the same
     max_new_tokens: int = 256  # tokens, at most
-    ignore_eos: bool = False  # go on after the end token (to measure speed)
+    ignore_eos: bool = False  # continue after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none
 
-    # The tree of methods that draft one whole, and of continuous after a miss
-    policy: str = "auto"  # eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: what the method has
-    expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, step by step: children of each guess of the step before
+    # The tree of methods that draft whole trees, and of continuous after a miss
+    policy: str = "auto"  # eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: the method's own
+    expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, level by level: children of each guess of the level before
     init_total_token: int = 80  # guesses in the tree
     init_depth: int = 6  # levels after the first
 
-    # The tree that continuous grows after a hit, from fresh features
+    # The tree that continuous grows after a hit, from new features
     expand_total_token: int = 64  # guesses in the tree
     expand_depth: int = 6  # levels after the first
 
     # All trees and their segments
     width: int = 10  # children of a guess, and guesses of a level that get children
     subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
-    ablate: str = ""  # habits to leave out: expand, none_expand, score_order, prune, thrift, forced
+    ablate: str = ""  # features to switch off: expand, none_expand, score_order, prune, thrift, forced
 
-    # Other habits of the pipeline
+    # Other options of the pipeline
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
-    lookahead: str = "auto"  # guesses that pipeinfer or dsi sends at once; auto: 4, or of dsi as few as keep all busy
-    min_probability: float = 0.0  # of a path of guesses, as the draft finds it, at least; 0: any (streaming: exp(-8))
+    lookahead: str = "auto"  # guesses that pipeinfer or dsi sends at once; auto: 4, for dsi as few as keep all busy
+    min_probability: float = 0.0  # least probability of a path of guesses by the draft; 0: any (streaming: exp(-8))
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
     # The machine
     device: str = "auto"  # auto, cpu, cuda or cuda:N; auto: a CUDA device per rank where there are any
     dtype: str = "auto"  # float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA
-    quant: str = "auto"  # weights of the layers: none, int4, int8, nf4 or fp4; auto: what the split holds
+    quant: str = "auto"  # weights of the layers: none, int4, int8, nf4 or fp4; auto: as in the split
     quant_draft: bool = False  # quantize the draft's layers in the same way
     quant_head: str = "none"  # weights of the LM head: none, int8 or int4
     quant_kv: str = "none"  # keys and values of the text: none, or int8 with a scale for each head and token
     max_length: int = 2048  # tokens of prompt and answer together
-    max_requests: int = 1  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
-    reuse: bool = False  # begin behind the tokens that a prompt shares with a text that the ranks hold
-    threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
-    processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
+    max_requests: int = 1  # requests answered at once; each needs a KV cache of max_length tokens in every rank
+    reuse: bool = False  # skip the beginning that a prompt shares with a text that the ranks hold
+    threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are divided among the ranks
+    processes: bool = True  # a process per rank; false: all ranks are threads of one process (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
-    recover: str = "60"  # seconds for a rank that is started again to come back; false: end all with it
-    master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or HOST or :PORT alone
+    recover: str = "60"  # seconds for a lost rank to be restarted and come back; false: end all ranks with it
+    master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or only HOST or :PORT
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
-    keys: str = ""  # folder of the board's keys (scripts/make_keys.sh); empty: keys, if there
-    wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
+    keys: str = ""  # folder of the board's keys (scripts/make_keys.sh); empty: keys/, if it exists
+    wait: float = 300.0  # seconds to wait until the ranks of several hosts have started, in any order
 
     # An emulated cluster: real processes, messages and tokens, in the time that other devices would need
-    profile: str = "none"  # none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json
+    profile: str = "none"  # none (no emulation), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json
     wires: str = ""  # Mbit/s of its wires, ms of a message, as 125,2 or 125 or ,2; empty: the profile's
-    time: str = "real"  # how its time passes: real (who is done early sleeps) or virtual (it is only counted)
-    slowdown: float = 1.0  # every modelled time is so many times as long; more if this machine is too slow
+    time: str = "real"  # how its time passes: real (ranks sleep until a step is due) or virtual (only counted)
+    slowdown: float = 1.0  # factor of all modelled times; above 1 if this machine is too slow
 
-    # What is written
+    # Output
     trace: str = ""  # folder for a timeline of every rank; empty: none
     output: str = ""  # JSON file for the answers and their figures; empty: none
     debug: bool = False  # show the traceback of an error
@@ -211,7 +211,7 @@ class RunConfig(Checked):
         choices = {name: known for name, known in CHOICES.items() if not by_file.get(name)}
         yield from unknown(values, choices)
         if self.pipeline_type == "auto":
-            yield "pipeline_type=auto is for a run or a server: name the method here"
+            yield "pipeline_type=auto is only for a run or a server: name the method here"
         yield from outside(values, RANGES)
         yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
         for name, usual in EMULATION.items():
@@ -223,78 +223,78 @@ class RunConfig(Checked):
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The token ids that the key `prompt_ids` lists, in order; none if it is empty."""
+        """The token ids of the key `prompt_ids`, in order; empty if there are none."""
         return tuple(map(int, listed(self.prompt_ids)))
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first question of a file or set that is asked, from 0, and that before which to stop; -1: none."""
+        """The first question of a file or set to answer, counted from 0, and the one before which to stop; -1: all."""
         begin, colon, end = self.questions.partition(":")
         return (int(begin or 0), int(end or -1)) if colon else (0, int(begin or -1))
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """The tokens that the key `logit_bias` lists, with what is added to the logit of each."""
+        """The tokens of the key `logit_bias`, with the bias of each one's logit."""
         pairs = (entry.split(":") for entry in listed(self.logit_bias))
         added = {int(token): number(value.strip()) for token, value in pairs}
         return tuple(added.items())
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources of the draft's guesses, as the key `draft` sums them up, or as the method has its own."""
+        """The sources of the draft's guesses, from the key `draft`; ("ssm",) if the method drafts with small models."""
         own = METHODS[self.pipeline_type].draft
         return (own,) if own == "ssm" else tuple(self.draft.split("+"))
 
     @property
     def small_models(self) -> tuple[str, ...]:
-        """The folders that the key `ssm` lists."""
+        """The folders of the key `ssm`."""
         return listed(self.ssm)
 
     @property
     def chat_template(self) -> str:
-        """The file of a chat template that the key `template` names; empty if it names none."""
+        """The file of the chat template, if the key `template` names one, else empty."""
         return self.template if is_template_file(self.template) else ""
 
     @property
     def uses_jinja(self) -> bool:
-        """Whether a chat template in Jinja wraps questions, a file's or the tokenizer's."""
+        """Whether a chat template in Jinja wraps the questions, from a file or the tokenizer."""
         return self.template == "own" or bool(self.chat_template)
 
     @property
     def first_folder(self) -> Path:
-        """The folder of rank 0's part of a split, or of the whole model, where the tokenizer lies."""
+        """The folder of the tokenizer: rank 0's part of a split, or the whole model."""
         return Path(self.model_dir) / "stage_0" if self.model_dir else Path(self.base_dir)
 
     @property
     def drafting_ranks(self) -> int:
-        """How many ranks hold a small model each, and nothing else."""
+        """The number of ranks that hold only a small model."""
         return len(self.small_models) if self.ssm_ranks and "ssm" in self.sources else 0
 
     @property
     def run(self) -> RunConfig:
-        """Itself, as the keys of a command have it."""
+        """This configuration, under the name that `CommandKeys` has for it."""
         return self
 
     @property
     def asked_methods(self) -> tuple[str, ...]:
-        """The methods that may be run, as a command with several has them."""
+        """The only method, as a tuple, under the name that `CommandKeys` has for it."""
         return (self.pipeline_type,)
 
     @property
     def virtual(self) -> bool:
-        """Whether the time of an emulated cluster is only counted."""
+        """Whether the cluster is emulated in virtual time, which is only counted."""
         return self.time == "virtual"
 
     @property
     def kind(self) -> str:
-        """What the figures of a run are: real, emulated or simulated."""
+        """The kind of the run's figures: real, emulated or simulated."""
         if self.profile == "none":
             return "real"
         return "simulated" if self.virtual else "emulated"
 
     @property
     def cluster(self) -> Profile | None:
-        """The cluster to emulate, with `wires` for its rate and latency, stretched by `slowdown`; None: no other."""
+        """The cluster to emulate, with the rate and latency of `wires`, slowed by `slowdown`; None: no emulation."""
         if self.profile == "none":
             return None
         usual = read(self.profile) if is_file(self.profile) else PROFILES[self.profile]
@@ -305,55 +305,55 @@ class RunConfig(Checked):
 
     @property
     def unpiped(self) -> bool:
-        """Whether the method is one without a pipeline: all ranks share all layers."""
+        """Whether the method has no pipeline, so that all ranks share all layers."""
         return METHODS[self.pipeline_type].target in SHARINGS
 
     @property
     def comm(self) -> str:
-        """How the ranks of a stage add up their sums: tp or galaxy, the name of a target in `METHODS`."""
+        """The method by which the ranks of a stage combine partial sums: tp or galaxy, a target in `METHODS`."""
         return METHODS[self.pipeline_type].target if self.unpiped else SHARINGS[0]
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """The speeds of the ranks that share a stage, beside each other; a single one if nothing is shared."""
+        """The relative speeds of the ranks that share a stage; a single one if stages are not shared."""
         if "," in self.tp:
             return tuple(map(number, listed(self.tp)))
         return (1.0,) * (int(self.tp) or (USUAL_RANKS if self.unpiped else 1))
 
     @property
     def replicated(self) -> bool:
-        """Whether the method has copies of the model, each split as `replicas` says instead of `stages`."""
+        """Whether the method has copies of the model, each split by the key `replicas` instead of `stages`."""
         return METHODS[self.pipeline_type].target == "replicas"
 
     @property
     def replica_stages(self) -> int:
-        """The stages of each copy; 0 if the key `replicas` leaves them open."""
+        """The number of stages of each copy; 0 if the key `replicas` does not give it."""
         return int(self.replicas.partition("x")[2] or 0)
 
     @property
     def recovery(self) -> float:
-        """Seconds for a lost rank to come back; 0: all end with it."""
+        """Seconds for a lost rank to come back; 0: all ranks end with it."""
         word = self.recover.lower()
         return RECOVERY[word] if word in RECOVERY else number(word)
 
     @property
     def meeting(self) -> tuple[str, int]:
-        """Host and port of the key `master`, as far as it gives them."""
+        """Host and port of the key `master`; empty or 0 where it does not give them."""
         host, _, port = self.master.partition(":")
         return host, int(port or 0)
 
     @property
     def ablated(self) -> tuple[str, ...]:
-        """The habits that the key `ablate` lists."""
+        """The features that the key `ablate` switches off."""
         return listed(self.ablate)
 
     @property
     def guesses(self) -> int:
-        """How many guesses of a chain are sent at once; 0 if the method has its own number."""
+        """The number of guesses of a chain that are sent at once; 0: the method's own number."""
         return 0 if self.lookahead == "auto" else int(self.lookahead)
 
     def copies(self, stages: int) -> int:
-        """How many copies of a model of so many stages, rank 0's included, verify; 1 if the method has no replicas."""
+        """Return the number of copies of a model with `stages` stages, rank 0 included; 1 without replicas."""
         if not self.replicated:
             return 1
         return int(self.replicas.partition("x")[0]) or max(1, USUAL_RANKS // max(1, stages - 1))
@@ -381,23 +381,23 @@ class RunConfig(Checked):
 
     @property
     def gain(self) -> float:
-        """The accepted guesses that each level of policy=opt:X must bring; 0: as many as pay, as measured."""
+        """The accepted guesses that each level of policy=opt:X must bring; 0: a measured number."""
         return number(self.policy.partition(":")[2] or "0")
 
     @property
     def growth_policy(self) -> str:
-        """How the method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
+        """The policy by which trees are grown: that of the key `policy`, or, with `auto`, the method's own."""
         if self.policy != "auto":
             return self.policy.partition(":")[0]
         return "expansion" if METHODS[self.pipeline_type].draft == "ssm" else "eagle2"
 
 
 def _misfits(c: RunConfig) -> Iterator[str]:
-    """Keys that are sound by themselves, but not together."""
+    """Yield the problems of keys that are valid alone, but not together."""
     if not all(map(SPEED.holds, c.speeds)):
         yield f"tp={c.tp} is not possible: give {SPEED.advice} for each rank"
     if c.virtual and c.slowdown != 1:
-        yield f"slowdown={c.slowdown:g} means nothing where nobody waits: leave it out, or add time=real"
+        yield f"slowdown={c.slowdown:g} has no effect in virtual time: leave it out, or add time=real"
     if c.virtual and c.quant_kv != "none":
         yield "time=virtual computes each token once, with no cache in 8 bits: leave quant_kv out, or add time=real"
     if c.virtual and c.hosts:
@@ -407,7 +407,7 @@ def _misfits(c: RunConfig) -> Iterator[str]:
         yield f"{' and '.join(given)} are both given: give only one of them"
     begin, end = c.span
     if 0 <= end <= begin:
-        yield f"questions={c.questions} leaves no question: give more than {begin} behind the colon, or nothing for all"
+        yield f"questions={c.questions} leaves no question: give more than {begin} after the colon, or nothing for all"
     if c.draft_dir and MODEL_KEY not in reads("+".join((*c.sources, c.draft))):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
@@ -419,20 +419,20 @@ def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
     if c.ssm and not c.small_models:
         yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
     if "cascade" in c.sources and len(c.small_models) < 2:
-        yield f"draft={c.draft} wants small models in a row, the smallest first: add ssm=DIR,DIR, or take draft=model"
+        yield f"draft={c.draft} needs several small models, the smallest first: add ssm=DIR,DIR, or take draft=model"
     if "cascade" in c.sources and c.ssm_ranks:
-        yield f"ssm_ranks=true is for small models side by side, and those of draft={c.draft} take turns: leave it out"
+        yield f"ssm_ranks=true is for models that draft at once, but those of draft={c.draft} take turns: leave it out"
     if not c.ssm_ranks:
         return
     if not c.small_models:
-        yield "ssm_ranks=true gives a rank to each small model, and none is named: add ssm=DIR,DIR, or leave it out"
+        yield "ssm_ranks=true gives a rank to each small model, but none is named: add ssm=DIR,DIR, or leave it out"
     if c.max_requests > 1:
         yield (f"max_requests={c.max_requests} has no meaning with ssm_ranks=true, where small models draft for one "
                "request at a time: add max_requests=1, or leave ssm_ranks out")
     method = METHODS[c.pipeline_type]
     shaped = method.tree in ("round", "whole") and c.growth_policy in FIXED
     if "ssm" in c.sources and method.draft != "none" and not shaped:
-        yield (f"ssm_ranks=true wants trees that are drafted whole, in a shape that is known before, and "
+        yield (f"ssm_ranks=true needs trees that are drafted whole, in a shape known in advance, but "
                f"{c.pipeline_type} with policy={c.growth_policy} has none: take pipeline_type=specinfer, or leave it "
                "out")
 
@@ -440,18 +440,18 @@ def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
 def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     for name in c.ablated:
         if name not in ABLATIONS:
-            yield f"ablate={c.ablate}: there is no {name}: choose among {', '.join(ABLATIONS)}"
+            yield f"ablate={c.ablate}: {name} is unknown: choose among {', '.join(ABLATIONS)}"
     wrong = wrong_widths(c.expansion)
     if wrong:
         yield f"expansion={c.expansion} {wrong}"
     copies = "suffix" in c.sources
     if copies and c.policy in FIXED:
-        yield f"policy={c.policy} asks networks for guesses, and suffix is none: leave it out of draft={c.draft}"
+        yield f"policy={c.policy} needs guesses of networks, and suffix is not one: leave it out of draft={c.draft}"
     models = len(c.small_models) if "ssm" in c.sources else 1
     if c.growth_policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
-        yield "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=DIR"
+        yield "policy=opt grows the tree of one network: name only one, as draft=eagle or ssm=DIR"
     strategy = METHODS[c.pipeline_type].strategy
     drawn = strategy == "autoregressive" or strategy == "serial" and c.growth_policy in FIXED
     if c.verify in DRAWN and not drawn:
-        yield (f"verify={c.verify} judges guesses that were drawn, which {c.pipeline_type} would choose by their "
-               "worth: take pipeline_type=specinfer, or serial with policy=static")
+        yield (f"verify={c.verify} needs guesses that are drawn, but {c.pipeline_type} chooses them by their score: "
+               "take pipeline_type=specinfer, or serial with policy=static")

@@ -145,7 +145,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
 def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
     """Return the arguments and the keys of the whole evaluation; announce it unless rank 0 does that elsewhere."""
     if any(word.startswith("pipeline_type=") for word in argv):
-        raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
+        raise ValueError("pipeline_type is a key of single runs: write methods=NAME,NAME")
     resolved = resolve(argv, EvalConfig, os.environ.get(TYPED_AS, "bash run_eval.sh"))
     config: EvalConfig = resolved.keys
     if _one_rank_per_host(config):

@@ -1,8 +1,8 @@
-"""The tree cache: keys and values of some layers, each slot tagged with the node that it belongs to.
+"""The tree cache: keys and values of some layers, each slot tagged with its node.
 
-It knows nothing about tokens, positions or strategies. Slots [0, settled) hold text that every row sees and never
-move; behind them lies the tail, whose rows see what `sees` says. A dead node is never an ancestor of a live one, so
-pruning late, or never, costs time and cannot change a result.
+It knows nothing about tokens, positions or strategies. Slots [0, settled) hold text, which every row sees, and never
+move. After them comes the tail, in which the matrix `sees` decides which slots a row sees. A dead node is never an
+ancestor of a live one, so pruning late, or never, costs time but cannot change a result.
 
 Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head dimension.
 """
@@ -20,33 +20,33 @@ from model.precision import for_sums
 
 
 def upload(x: Tensor, device: torch.device | str) -> Tensor:
-    """`x` on a device. What goes from the host to CUDA goes through pinned memory, so that nobody waits for it."""
+    """Return `x` on a device; from host to CUDA it is copied asynchronously, through pinned memory."""
     if torch.device(device).type == "cuda" and not x.is_cuda and x.numel():
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
 
 
-BLOCK = 256  # slots with which a cache begins
-WIDENED = 1 << 17  # numbers of keys that are widened at once, so that they stay in the processor's cache
-LEVELS = 127  # the largest number of 8 bits
-SMALLEST = 1e-20  # bound of a row's largest number, so that a row of zeros divides by no zero
+BLOCK = 256  # initial slots of a cache
+WIDENED = 1 << 17  # numbers of keys that are converted at once, so that they stay in the CPU's cache
+LEVELS = 127  # the largest signed number of 8 bits
+SMALLEST = 1e-20  # least value for a row's largest number, so that a row of zeros does not divide by zero
 
 
 class AttentionForm(NamedTuple):
-    """How a layer's attention differs from the plain one."""
+    """The differences of a layer's attention from plain attention."""
 
-    window: int = 0  # a row sees so many positions, the last of which is its own; 0: all
-    cap: float = 0.0  # scores are bent so that none is larger; 0: they are not
-    sinks: Tensor | None = None  # a score `[H]` of each head that takes its part of the sum, and has no value
+    window: int = 0  # positions that a row sees, including its own; 0: all
+    cap: float = 0.0  # bound of the scores, by tanh; 0: none
+    sinks: Tensor | None = None  # a score `[H]` per head that takes part in the softmax, without a value
 
 
 PLAIN = AttentionForm()
 
 
 def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, form: AttentionForm = PLAIN) -> Tensor:
-    """Attention to keys and values `[K, S, E]`, whose rows have the same bits in every batch (model/precision.py).
+    """Compute attention `[H, T, E]`, with the same bits per row in every batch (model/precision.py).
 
-    Held in 8 bits, they have their scales `[K, S, 1]` behind them.
+    `held` are keys and values `[K, S, E]`, followed by their scales `[K, S, 1]` if they are held in 8 bits.
     """
     q, mask = for_sums(q_HTE), for_sums(mask_TS)
     if q.dtype == held[0].dtype:
@@ -54,7 +54,7 @@ def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, form: Attenti
     heads, group = len(held[0]), len(q_HTE) // len(held[0])
     at_once = heads if form.sinks is not None else max(1, WIDENED // held[0][0].numel())
     made = torch.empty_like(q_HTE)
-    room = [torch.empty_like(x[:at_once], dtype=q.dtype) for x in held[:2]]  # of all turns: new memory is slow
+    room = [torch.empty_like(x[:at_once], dtype=q.dtype) for x in held[:2]]  # reused, since new memory is slow
     for first in range(0, heads, at_once):
         keys, values = unfolded([x[first:first + at_once] for x in held], room)
         asked = slice(first * group, (first + at_once) * group)
@@ -63,14 +63,14 @@ def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, form: Attenti
 
 
 def folded(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys or values in 8 bits, and the scale of each head and row."""
+    """Quantize keys or values to 8 bits; return them and the scale of each head and row."""
     wide = x_KTE.float()
     scale = wide.abs().amax(-1, keepdim=True).clamp(min=SMALLEST) / LEVELS
     return (wide / scale).round().to(torch.int8), scale
 
 
 def unfolded(held: Sequence[Tensor], room: Sequence[Tensor]) -> list[Tensor]:
-    """Keys and values in the type of `room`, which has at least as many heads and which they fill."""
+    """Convert keys and values to the type of the buffers `room`, which have at least as many heads, in place there."""
     wide = [into[:len(x)].copy_(x) for into, x in zip(room, held)]
     for x, scale in zip(wide, held[2:]):
         x *= scale
@@ -79,9 +79,9 @@ def unfolded(held: Sequence[Tensor], room: Sequence[Tensor]) -> list[Tensor]:
 
 def attention(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
               form: AttentionForm = PLAIN) -> Tensor:
-    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so no key is repeated.
+    """Compute scaled dot-product attention `[H, T, E]`; heads that share keys become rows, so no key is repeated.
 
-    The mask is `[T, S]`, or has its rows once for each of the heads that share keys. The window of `form` is in it.
+    The mask is `[T, S]`, or repeats these rows for each of the heads that share keys. It includes the window of `form`.
     """
     heads, rows, dim = q_HTE.shape
     group = heads // k_KSE.shape[0]
@@ -102,7 +102,7 @@ def attention(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor,
 
 
 def _bent(scores_KNS: Tensor, form: AttentionForm, rows: int) -> Tensor:
-    """Scores below the cap, with a column for the sinks behind them; a key's N are its heads, `rows` of each."""
+    """Return capped scores, and a last column for the sinks. N are the heads of a key, with `rows` rows each."""
     if form.cap:
         scores_KNS = form.cap * torch.tanh(scores_KNS / form.cap)
     if form.sinks is None:
@@ -113,50 +113,50 @@ def _bent(scores_KNS: Tensor, form: AttentionForm, rows: int) -> Tensor:
 
 
 def _columns(mask_NS: Tensor, form: AttentionForm) -> Tensor:
-    """The mask, with a column for the sinks, which all rows see."""
+    """Return the mask with a last column for the sinks, which all rows see."""
     return mask_NS if form.sinks is None else F.pad(mask_NS, (0, 1))
 
 
 class Survivors(NamedTuple):
-    """What a prune leaves alive: of the nodes older than `horizon` those in `keep`, and all younger ones."""
+    """The nodes that a prune leaves alive: those in `keep`, and all with ids from `horizon` on."""
 
     horizon: int = 0
     keep: frozenset[int] = frozenset()
 
     @staticmethod
     def after(tip: int, keep: Sequence[int], horizon: int) -> Survivors:
-        """The survivors once the text ends in `tip`, where `keep` are the guesses that live."""
+        """Return the survivors when the text ends in `tip` and `keep` are the live guesses."""
         return Survivors(horizon, frozenset(keep).union((tip,)))
 
     def spare(self, node: int) -> bool:
-        """Whether the node is not declared dead."""
+        """Return whether the node survives."""
         return node >= self.horizon or node in self.keep
 
     def alive(self, nodes: Sequence[int]) -> list[int]:
-        """The places in `nodes` of those that are not declared dead."""
+        """Return the indices of the survivors in `nodes`."""
         return [i for i, node in enumerate(nodes) if self.spare(node)]
 
     def newer(self, other: Survivors) -> Survivors:
-        """Those of the newer one of two prunes, whichever came first."""
+        """Return the survivors of the newer of two prunes, in whatever order they arrived."""
         return other if other.horizon >= self.horizon else self
 
 
 class Rows(Protocol):
-    """The rows that a slice computes, as its attention sees them."""
+    """The interface between a slice's attention and the cached rows."""
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
-        """Keep the keys and values of the rows in one layer; the attention `[H, T, E]` of their queries."""
+        """Store the keys and values of the rows in one layer, and return the attention `[H, T, E]` of their queries."""
 
 
 Shape = Tuple[int, int, int, int]  # layers, K, slots, E
 
 
 class Slots:
-    """Keys and values `[layers, K, slots, E]` of the layers that have one window, of the slots from `first` on.
+    """Keys and values `[layers, K, slots, E]` of the layers that have the same window, from the slot `first` on.
 
     If `small`, they are held in 8 bits, with scales `[layers, K, slots, 1]`.
-    There is memory for a block of slots, and for half more than needed where they are not enough, up to the capacity.
+    Memory is allocated for a block of slots, then for half more than needed, up to the capacity.
     """
 
     def __init__(self, shape: Shape, window: int, like: Tensor, small: bool = False) -> None:
@@ -166,7 +166,7 @@ class Slots:
         self.clear()
 
     def clear(self) -> None:
-        """Give back all memory but the first block."""
+        """Free all memory but the first block."""
         layers, heads, capacity, dim = self.shape
         size = min(BLOCK, capacity)
         number = torch.int8 if self.small else self.like.dtype
@@ -175,7 +175,7 @@ class Slots:
         self.first = 0
 
     def write(self, place: int, start: int, k_KTE: Tensor, v_KTE: Tensor) -> None:
-        """Keep rows of a layer from the slot `start` on."""
+        """Store rows of a layer from the slot `start` on."""
         rows = [k_KTE, v_KTE]
         if self.small:
             codes, scales = zip(*map(folded, rows))
@@ -185,26 +185,26 @@ class Slots:
             held[place, :, first:last] = new
 
     def read(self, place: int, end: int) -> list[Tensor]:
-        """What a layer holds up to a slot, each `[K, S, *]`."""
+        """Return the tensors `[K, S, *]` of a layer up to the slot `end`."""
         return [x[place, :, :end - self.first] for x in self.held]
 
     def copy(self, source: Slots, length: int) -> None:
-        """Take over the first slots of another one."""
+        """Copy the first `length` slots of `source`."""
         self.first = 0
         self.reserve(0, length)
         for mine, theirs in zip(self.held, source.held):
             mine[:, :, :length] = theirs[:, :, :length]
 
     def move(self, source_S: Tensor, start: int) -> None:
-        """Copy these slots to those from `start` on."""
+        """Copy these slots to the slots from `start` on."""
         source_S, start = source_S - self.first, start - self.first
         for held in self.held:
             held[:, :, start:start + len(source_S)] = held.index_select(2, source_S)
 
     def reserve(self, settled: int, end: int) -> None:
-        """Memory for the slots up to `end`; a block of settled ones that no row to come sees is dropped first.
+        """Allocate memory for the slots up to `end`; first drop a block of settled slots that no later row sees.
 
-        One tensor grows after the other, so that little is held twice.
+        The tensors grow one after the other, so that little memory is held twice.
         """
         room = self.held[0].shape[2]
         passed = settled + 1 - self.window - self.first
@@ -220,10 +220,10 @@ class Slots:
 
 
 class TreeCache:
-    """The slots of some layers, and who sees whom in the tail.
+    """The slots of some layers, and the visibility of rows in the tail.
 
-    `windows` says for each layer on how many positions it looks back, 0 for all; what lies behind is dropped. Without
-    them nothing is, and another text may begin with a part of this one. A `small` one holds 8 bits.
+    `windows` are the attention windows of the layers in positions, 0 for none; slots before a window are dropped.
+    Without windows nothing is dropped, and another text may reuse the beginning. A `small` cache holds 8 bits.
     """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str,
@@ -232,7 +232,7 @@ class TreeCache:
         self.like = torch.empty(0, dtype=dtype, device=device)
         self.windows, self.small = tuple(windows) or (0,) * layers, small
         self.slots: list[Slots] = []
-        self._layers: dict[int, tuple[Slots, int]] = {}  # where each has its keys and values
+        self._layers: dict[int, tuple[Slots, int]] = {}  # the slots of each layer, and its index there
         for window in sorted(set(self.windows)):
             alike = [layer for layer, own in enumerate(self.windows) if own == window]
             slots = Slots((len(alike), heads, self.capacity, dim), window, self.like, small)
@@ -242,14 +242,14 @@ class TreeCache:
         self.clear()
 
     def another(self) -> TreeCache:
-        """An empty one of the same shape, type and place."""
+        """Return an empty cache of the same shape, on the same device and of the same type."""
         return TreeCache(self.shape, self.like.dtype, self.like.device, self.windows, self.small)
 
     def clear(self) -> None:
-        """Forget the request, and give back all memory but the first block."""
+        """Forget the request, and free all memory but the first block."""
         for slots in self.slots:
             slots.clear()
-        # The additive mask. Left of `settled` it is zero for good, so a step writes the columns of the tail only.
+        # The additive mask. Left of `settled` it stays zero, so a step writes only the columns of the tail.
         columns = min(BLOCK, self.capacity)
         self._mask = for_sums(self.like.new_zeros(len(self._sees), columns))
         self.settled = 0
@@ -257,14 +257,14 @@ class TreeCache:
         self._hold([])
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens of the text; they are another request's from now on."""
+        """Forget all but the first `length` tokens of the text, with which another request begins."""
         self.drop()
         self._check_beginning(length)
         self.settled = length
         self._survivors = Survivors()
 
     def copy(self, source: TreeCache, length: int) -> None:
-        """Take over the first `length` tokens of another cache, in the place of all that is here."""
+        """Replace the content by the first `length` tokens of another cache."""
         source._settle_leading()
         source._check_beginning(length)
         self.drop()
@@ -280,7 +280,7 @@ class TreeCache:
         assert not any(slots.first for slots in self.slots), "the beginning of the text is dropped"
 
     def end(self, last: int) -> None:
-        """The text ends in the node `last`, and nothing lives below it."""
+        """End the text in the node `last`, with no live guesses below it."""
         self.prune(last, last, (), sys.maxsize)
 
     def drop(self) -> None:
@@ -289,19 +289,19 @@ class TreeCache:
         self._hold([])
 
     def retain(self, nodes: Container[int]) -> None:
-        """Forget the rows of the tail that are not among `nodes`; nothing is settled."""
+        """Forget the rows of the tail that are not among `nodes`, without settling any."""
         self._settle_leading()
         self._compact([i for i, node in enumerate(self._tail) if node in nodes])
 
     @property
     def bytes(self) -> int:
-        """What keys and values take."""
+        """The memory of keys and values in bytes."""
         tensors = [x for slots in self.slots for x in slots.held]
         return sum(x.numel() * x.element_size() for x in tensors)
 
     @property
     def room(self) -> int:
-        """How many rows can be admitted."""
+        """The number of rows that can still be admitted."""
         return self.capacity - self.settled - len(self._tail)
 
     @property
@@ -310,16 +310,16 @@ class TreeCache:
         return list(self._tail)
 
     def alive(self, nodes: Sequence[int]) -> list[int]:
-        """The places in `nodes` of those that no prune has declared dead."""
+        """Return the indices in `nodes` of those that no prune has declared dead."""
         return self._survivors.alive(nodes)
 
     def admit(self, nodes: Sequence[int], parents: Sequence[int], text: int,
               mutual: bool = False) -> None:
-        """Give the next slots to `nodes`, the first `text` of which are settled; a parent comes before its child.
+        """Assign the next slots to `nodes`, of which the first `text` are settled; parents come before children.
 
-        If `mutual`, the others see each other, as a block that is guessed at once.
+        If `mutual`, all others see each other, as in a block that is guessed at once.
 
-        ValueError if the cache has not so many slots.
+        Raises ValueError if the cache has too few slots.
         """
         assert 0 <= text <= len(nodes) == len(parents), f"{text} of {len(nodes)} rows are text"
         self._settle_leading()
@@ -343,14 +343,14 @@ class TreeCache:
         hidden = ~self._sees[start:start + rows, :start + rows]
         blind = upload(torch.from_numpy(hidden), self._mask.device)
         self._rows = rows
-        self._masks: dict[tuple[int, int], Tensor] = {}  # made once for all layers of one window and group of heads
+        self._masks: dict[tuple[int, int], Tensor] = {}  # shared by all layers with this window and size of head groups
         tail = self._mask[:rows, self.settled:end]
         tail.zero_()
         tail.masked_fill_(blind, float("-inf"))
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
-        """Keep the keys and values of the admitted rows in one layer; the attention `[H, T, E]` of their queries."""
+        """Store the admitted rows' keys and values in one layer; return the attention `[H, T, E]` of their queries."""
         slots, place = self._layers[layer]
         end = self.settled + len(self._tail)
         slots.write(place, end - self._rows, k_KTE, v_KTE)
@@ -363,7 +363,7 @@ class TreeCache:
         return attend(q_HTE, slots.read(place, end), self._masks[kind], form)
 
     def _within(self, window: int, mask_TS: Tensor) -> Tensor:
-        """The mask of the rows within a window; a row's position is the number of those that it sees, less one."""
+        """Return the mask of the rows for a window. A row's position is the number of slots that it sees, less one."""
         size = len(self._tail)
         tail = self.settled + self._sees[:size, :size].sum(1) - 1
         position_S = np.concatenate((np.arange(self.settled), tail))
@@ -373,18 +373,18 @@ class TreeCache:
         return mask_TS.masked_fill(hidden, float("-inf"))
 
     def split(self, x_T: Tensor) -> Sequence[Tensor]:
-        """All of it, since the rows are of one request."""
+        """Return `x_T` whole, since all rows belong to one request."""
         return [x_T]
 
     def prune(self, tip: int, parent: int, keep: Sequence[int], horizon: int) -> None:
-        """The text ends in `tip` below `parent`; of the nodes older than `horizon` only those and `keep` live.
+        """End the text in `tip` below `parent`; of the nodes older than `horizon`, only the text and `keep` survive.
 
-        Needs no earlier prune to have come: what is settled are the ancestors of `parent`, which every stage has
-        seen, since its answer made `tip`.
+        This needs no earlier prune: `parent` and its ancestors are settled, and every stage has received them, since
+        `tip` is the answer for `parent`.
         """
         self._survivors = self._survivors.newer(Survivors.after(tip, keep, horizon))
         self._settle_leading()
-        text: list[int] = []  # the places in the tail of what is settled now
+        text: list[int] = []  # indices in the tail of rows that become settled
         last = self._place.get(tip, self._place.get(parent))
         if last is not None:
             path = self._sees[last, :len(self._tail)]
@@ -396,7 +396,7 @@ class TreeCache:
         self._settle_leading()
 
     def _compact(self, order: list[int]) -> None:
-        """Move the tail's rows `order` to its front; rows that are in place already are not touched."""
+        """Move the rows `order` to the front of the tail, and drop the others; rows already in place are not copied."""
         moved = (i for i, old in enumerate(order) if i != old)
         first = next(moved, len(order))
         if first < len(order):
@@ -408,7 +408,7 @@ class TreeCache:
         self._hold([self._tail[i] for i in order])
 
     def _settle_leading(self) -> None:
-        """Move the border behind the settled rows that lead the tail."""
+        """Move the border `settled` behind the settled rows at the front of the tail."""
         count, self._leading = self._leading, 0
         if count:
             self._mask[:, self.settled:self.settled + count] = 0
@@ -424,7 +424,7 @@ class TreeCache:
         self._leading = 0
 
     def _grow(self, size: int) -> None:
-        """Room for a tail, and so for a segment, of `size` rows."""
+        """Make room in `sees` and in the mask for a tail, and thus a segment, of `size` rows."""
         if size > len(self._sees):
             old, new = len(self._sees), 2 * size
             sees = np.zeros((new, new), dtype=bool)
@@ -433,7 +433,7 @@ class TreeCache:
             self._mask = self._mask.new_zeros(new, self._mask.shape[1])
 
     def _reserve(self, end: int) -> None:
-        """Memory for the slots up to `end`, and for their columns of the mask."""
+        """Allocate memory for the slots up to `end`, and for their columns of the mask."""
         for slots in self.slots:
             slots.reserve(self.settled, end)
         if end > self._mask.shape[1]:
@@ -442,7 +442,7 @@ class TreeCache:
 
 
 def _longer(old_LKSE: Tensor, slots: int) -> Tensor:
-    """The same in so many slots, of which those behind it are not written."""
+    """Return a copy with `slots` slots, of which the additional ones are uninitialized."""
     layers, heads, held, dim = old_LKSE.shape
     new = old_LKSE.new_empty(layers, heads, slots, dim)
     new[:, :, :held] = old_LKSE
@@ -450,10 +450,10 @@ def _longer(old_LKSE: Tensor, slots: int) -> Tensor:
 
 
 class Together:
-    """The caches of several requests whose rows stand one behind the other: each row sees its own request alone.
+    """The caches of several requests with concatenated rows; each row sees only its own request.
 
-    `counts` are how many rows each of them has just admitted. Everything but attention is computed for all rows at
-    once, so that weights are read once.
+    `counts` are the numbers of rows that the requests have just admitted. Everything but attention is computed for all
+    rows at once, so that weights are read once.
     """
 
     def __init__(self, caches: Sequence[TreeCache], counts: Sequence[int]) -> None:
@@ -461,11 +461,11 @@ class Together:
 
     @property
     def settled(self) -> int:
-        """How many slots hold settled text, in all."""
+        """The number of slots of settled text, in total."""
         return sum(cache.settled for cache in self._caches)
 
     def split(self, x_T: Tensor) -> Sequence[Tensor]:
-        """What belongs to the rows, request by request."""
+        """Split values of the rows by request."""
         return x_T.split(self._counts)
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
@@ -480,5 +480,5 @@ Admitted = Union[TreeCache, Together]
 
 
 def together(caches: Sequence[TreeCache], counts: Sequence[int]) -> Admitted:
-    """The rows of one request or of several, of which each has just admitted so many."""
+    """Return the admitted rows of one or several requests; `counts` are the rows that each has just admitted."""
     return caches[0] if len(caches) == 1 else Together(caches, counts)

@@ -1,8 +1,8 @@
-"""Grammars that an answer has to follow: which tokens may come behind a node, and which have to.
+"""Grammars that an answer must follow: the tokens that may, or must, come after a node.
 
-llguidance reads JSON schemas, regular expressions, and grammars in the forms of Lark and GBNF. It is imported when the
-first request has a grammar, and only where answers are judged, so boards do without it. What a grammar allows behind a
-node follows from the node's path alone.
+llguidance reads JSON schemas, regular expressions, and grammars in the forms of Lark and GBNF. It is imported for the
+first request with a grammar, and only on the rank that verifies, so that boards do not need it. The tokens that a
+grammar allows after a node depend only on the node's path.
 """
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ import numpy as np
 from config.schema.untrusted import plain, reason
 from model.tree import TokenTree
 
-KEPT = 32  # grammars that stay compiled
-LONGEST = 64  # tokens that are known to have to come, at most
+KEPT = 32  # compiled grammars that are cached
+LONGEST = 64  # the most forced tokens that are computed
 FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # of JSON: as json.dumps writes it
 MISSING = "grammars need llguidance, which is not installed: pip install -r serve/requirements.txt"
 
 
 class Guide(NamedTuple):
-    """A grammar as a request asks for it: `kind` is json_schema, regex, choice (a JSON list) or grammar."""
+    """A grammar as given by a request: `kind` is json_schema, regex, choice (a JSON list) or grammar."""
 
     kind: str
     source: str
 
     @staticmethod
     def json_schema(schema: Any = None) -> Guide:
-        """JSON of a schema; without one, any object."""
+        """Return the guide for JSON that follows a schema, or for any JSON object without one."""
         return Guide("json_schema", json.dumps({"type": "object"} if schema is None else schema))
 
 
 class Grammar(NamedTuple):
     """A grammar over the tokens of one model, and the tokens that may end an answer once it is fulfilled."""
 
-    matcher: Any  # at the beginning; it is copied, and never moved
+    matcher: Any  # at the beginning of the grammar; it is copied, never advanced
     ends: frozenset[int]
 
 
 class Grammars:
-    """The grammars over one tokenizer, for a model of so many tokens. Any thread may ask."""
+    """The grammars over one tokenizer, for a model with `vocabulary` tokens. Thread-safe."""
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: frozenset[int]) -> None:
         self._tokenizer, self._vocabulary, self._ends = tokenizer, vocabulary, ends
@@ -51,7 +51,7 @@ class Grammars:
         self._of = lru_cache(maxsize=KEPT)(self._compiled)
 
     def of(self, guide: Guide) -> Grammar:
-        """The grammar, compiled once; raises ValueError, with the reason, for one that nothing can fulfil."""
+        """Return the compiled, cached grammar. Raises ValueError, with the reason, if no text can fulfil it."""
         with self._lock:
             return self._of(guide)
 
@@ -71,15 +71,15 @@ class Grammars:
         except (ValueError, TypeError) as error:
             wrong = str(error)
         if wrong:
-            why = plain(reason(wrong)[:200])  # a library says it of a stranger's text
+            why = plain(reason(wrong)[:200])  # the library may quote untrusted text
             raise ValueError(f"the {guide.kind.replace('_', ' ')} cannot be met ({why}): mend it")
         return Grammar(matcher, self._ends)
 
     @cached_property
     def _tokens(self) -> Any:
-        """The tokenizer as llguidance has it."""
+        """The tokenizer in llguidance's form."""
         if not self._tokenizer.is_fast:
-            raise ValueError("grammars need a tokenizer in the form of tokenizer.json, and this model's is another: "
+            raise ValueError("grammars need a tokenizer in the form of tokenizer.json, but this model's is different: "
                              "save it in that form, or leave the grammar out")
         own = self._tokenizer.eos_token_id
         end = own if own in self._ends else min(self._ends)
@@ -88,7 +88,7 @@ class Grammars:
 
 
 def _spelled(file: dict[str, Any]) -> str:
-    """A tokenizer.json that spells tokens in one way; of a GGUF file's several, llguidance takes the wrong one."""
+    """Reduce a tokenizer.json to one decoder, since llguidance picks the wrong one of a GGUF file's several."""
     file.update(truncation=None, padding=None)
     levels = [one for one in (file["decoder"] or {}).get("decoders", ()) if one["type"] == "ByteLevel"]
     if levels:
@@ -98,27 +98,27 @@ def _spelled(file: dict[str, Any]) -> str:
 
 
 def _endless(matcher: Any) -> str:
-    """What is wrong with a grammar that forces a text without an end from the beginning; empty: it does not."""
+    """Return the problem of a grammar that forces an endless text from its beginning; empty: none."""
     forced = matcher.compute_ff_tokens()
     fails = forced and not matcher.consume_token(forced[0])
     return "it forces a text without an end, or one that is too long" if fails else ""
 
 
 def _empty(matcher: Any) -> str:
-    """What is wrong with a grammar that no text follows, as one that refers to itself alone; empty: it is not so."""
+    """Return the problem of a grammar that no text fulfils, such as one that only refers to itself; empty: none."""
     allowed = any(matcher.compute_bitmask()) and not matcher.is_error()
     return "" if allowed or matcher.is_accepting() else "no text follows it"
 
 
 class State:
-    """A node whose path the grammar allows; `grammar` is there what is left of it."""
+    """The state after a node on an allowed path; `grammar` is the rest of the grammar."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.matcher, self._ends = grammar
 
     @cached_property
     def bits(self) -> np.ndarray[Any, Any]:
-        """A bit for each token, which says whether it may follow. Where nothing may, the answer has to end."""
+        """One bit per token, set if the token may follow. If none may, the end tokens may."""
         bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8).copy()
         stuck = self.matcher.is_error() or not bits.any()
         if stuck:
@@ -130,17 +130,17 @@ class State:
 
     @cached_property
     def forced(self) -> list[int]:
-        """The tokens that have to follow, as far as that is known; a whole answer is followed by its end."""
+        """The tokens that must follow, as far as known; an end token after a complete answer."""
         if self.matcher.is_stopped():
             return [min(self._ends)]
         return list(self.matcher.compute_ff_tokens()[:LONGEST])
 
     def after(self, token: int) -> State | None:
-        """What follows a token; None for one that breaks the grammar, or ends the answer."""
+        """Return the state after a token, or None if the token breaks the grammar or ends the answer."""
         if token in self._ends or not self.allows(token):
             return None
         matcher = self.matcher.deep_copy()
-        matcher.consume_token(token)  # one that is too much for it is in error from now on, and has to end
+        matcher.consume_token(token)  # a matcher that exceeds its limits is in error from now on, and allows only ends
         return State(Grammar(matcher, self._ends))
 
     def allows(self, token: int) -> bool:
@@ -148,7 +148,7 @@ class State:
 
 
 class Follower:
-    """Where the paths of one request are in its grammar, which begins behind the first `begin` tokens."""
+    """The states of one request's paths in its grammar, which applies after the first `begin` tokens."""
 
     def __init__(self, grammar: Grammar, begin: int) -> None:
         self._grammar, self._begin = grammar, begin
@@ -156,17 +156,17 @@ class Follower:
         self._states: dict[int, State | None] = {}  # of the tip and of guesses; None: the path breaks the grammar
 
     def allows(self, tree: TokenTree, node: int, token: int) -> bool:
-        """Whether a token may follow a node, which is the tip or a guess."""
+        """Return whether a token may follow a node, the tip or a guess."""
         state = self._state(tree, node)
         return state is not None and state.allows(token)
 
     def forced(self, tree: TokenTree, node: int) -> Sequence[int]:
-        """The tokens that have to follow a node, as far as that is known."""
+        """Return the tokens that must follow a node, as far as known."""
         state = self._state(tree, node)
         return state.forced if state else ()
 
     def mask(self, tree: TokenTree, nodes: Sequence[int], size: int) -> np.ndarray[Any, Any]:
-        """Whether each of the first `size` tokens may follow each node, `[T, V]`; all may where the path is broken."""
+        """Return whether the first `size` tokens may follow each node, `[T, V]`; after a broken path, all may."""
         allowed_TV = np.ones((len(nodes), size), dtype=bool)
         for row, node in enumerate(nodes):
             state = self._state(tree, node)

@@ -1,7 +1,7 @@
-"""What a request asks of the target's law at a node beside the sampler's part: biases, penalties and a grammar.
+"""The changes of the target's law (its distribution) at a node before sampling: biases, penalties and a grammar.
 
-All of it follows from the tokens on the path from the root to the node. So the law at a node does not depend on the
-method, nor on who guessed the node, and a branch is judged by the counts of its own tokens.
+They depend only on the tokens on the path from the root to the node. So the law at a node does not depend on the
+method or on the source of the guess, and a branch is judged by the counts of its own tokens.
 
 Shapes: T rows, V vocabulary, N tokens that occur on the paths.
 """
@@ -21,18 +21,18 @@ from model.tree import TokenTree
 
 
 class PathLaw:
-    """The part of one request's law that its path decides; `begin` is the number of tokens of its prompt."""
+    """The part of one request's law that depends on the path; `begin` is the number of tokens of its prompt."""
 
     def __init__(self, penalties: Penalties, begin: int, grammar: Grammar | None = None) -> None:
         self._penalties, self._begin = penalties, begin
         self.follower = Follower(grammar, begin) if grammar else None
-        self._read = 0  # tokens of the text that were counted …
-        self._text: Counter[int] = Counter()  # … in prompt and answer
-        self._answer: Counter[int] = Counter()  # … and in the answer alone
+        self._read = 0  # counted tokens of the text
+        self._text: Counter[int] = Counter()  # counts in prompt and answer
+        self._answer: Counter[int] = Counter()  # counts in the answer only
 
     def shaped(self, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor,
                known_V: Tensor | None = None) -> Tensor:
-        """The logits behind these nodes, tip or guesses; `known_V` are the tokens of the columns, if not all."""
+        """Return the changed logits of these nodes, tip or guesses; `known_V` are the columns' tokens, if not all."""
         exact = torch.promote_types(logits_TV.dtype, torch.float32)
         logits_TV = logits_TV.to(exact, copy=True)
         if self._penalties.bias:
@@ -47,16 +47,16 @@ class PathLaw:
         allowed_TV = torch.from_numpy(self.follower.mask(tree, nodes, size)).to(logits_TV.device)
         if known_V is not None:
             allowed_TV = allowed_TV[:, known_V]
-            allowed_TV[~allowed_TV.any(-1)] = True  # a draft that knows none of them guesses for nothing
+            allowed_TV[~allowed_TV.any(-1)] = True  # a draft without any allowed token makes useless guesses
         return logits_TV.masked_fill(~allowed_TV, float("-inf"))
 
     def allows(self, tree: TokenTree, node: int, token: int) -> bool:
-        """Whether a token may follow a node, which is the tip or a guess."""
+        """Return whether a token may follow a node, the tip or a guess."""
         return self.follower is None or self.follower.allows(tree, node, token)
 
     def _penalize(self, logits_TV: Tensor, paths: Sequence[Sequence[int]], tree: TokenTree,
                   known_V: Tensor | None) -> None:
-        """Lower the logits of tokens that occur in the text or on the paths, in place."""
+        """Apply the penalties to tokens that occur in the text or on the paths, in place."""
         for node in tree.trunk[self._read:]:
             token = tree.nodes[node].token
             self._text[token] += 1
@@ -84,7 +84,7 @@ class PathLaw:
 
 
 def path_below(tree: TokenTree, node: int) -> list[int]:
-    """The tokens of the guesses from the tip to a node, which is the tip or stands below it."""
+    """Return the tokens of the guesses from the tip to a node, which is the tip or below it."""
     tokens = []
     while node != tree.tip:
         tokens.append(tree.nodes[node].token)
@@ -93,7 +93,7 @@ def path_below(tree: TokenTree, node: int) -> list[int]:
 
 
 def _columns(tokens: Sequence[int], known_V: Tensor | None, logits_TV: Tensor) -> tuple[Tensor, Tensor]:
-    """Places of those of the tokens that have a column, and these columns."""
+    """Return the indices of the tokens that have a column, and these columns."""
     token_N = torch.tensor(tokens, device=logits_TV.device)
     if known_V is None:
         return torch.arange(len(tokens), device=logits_TV.device), token_N

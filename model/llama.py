@@ -1,7 +1,7 @@
-"""A slice of a decoder: layers [a, b) of a LLaMA or a relative, which read and write a tree cache.
+"""A slice of a decoder: layers [a, b) of a LLaMA or a related model, which read and write a tree cache.
 
-It knows nothing about where its input comes from: the first slice embeds tokens, the last one norms, and those
-between pass hidden states on. Parameter names are those of LLaMA's checkpoints; `weights/parts.py` translates OPT's.
+It knows nothing about the origin of its input: the first slice embeds tokens, the last one applies the final norm, and
+the others pass on hidden states. Parameters have LLaMA's names; `weights/unfold.py` translates those of other families.
 
 Shapes: T rows, D model, H heads, K key/value heads, S cache slots, E head dimension, V vocabulary.
 """
@@ -20,25 +20,25 @@ from model.cache import AttentionForm, Rows, TreeCache
 from model.precision import for_sums
 from model.rotary import Rotary, Rotation, Turns, rotate
 
-CLAMPED_GELU = 1.702  # by which GPT-OSS's gate is bent
-OPT_OFFSET = 2  # rows of OPT's learned positions that come before the first position
+CLAMPED_GELU = 1.702  # factor in the sigmoid of GPT-OSS's gate
+OPT_OFFSET = 2  # rows of OPT's learned positions before the first position
 Product = Callable[[Tensor], Tensor]
 
 
 class Scales(NamedTuple):
-    """What a model multiplies, and where it bends what has grown too large; 0 for what stays as it is."""
+    """The multipliers and soft caps of a model; a neutral one is 0, or 1 for `residual` and `logits`."""
 
     embedding: float = 0.0
-    residual: float = 1.0  # of what attention and feed-forward add
-    scores: float = 0.0  # of attention, in the place of the root of the head's size
-    logits: float = 1.0  # what they are divided by
+    residual: float = 1.0  # factor of the outputs of attention and feed-forward
+    scores: float = 0.0  # factor of attention scores, instead of the inverse root of the head's size
+    logits: float = 1.0  # divisor
     score_cap: float = 0.0
     logit_cap: float = 0.0
     clamp: float = 0.0  # of GPT-OSS's feed-forward
 
     @staticmethod
     def read(given: Mapping[str, Any], family: Family) -> Scales:
-        """Those in the fields of a `config.json`."""
+        """Read the multipliers and caps from the fields of a `config.json`."""
         scalar = given.get("query_pre_attn_scalar")
         return Scales(
             embedding=given["hidden_size"] ** 0.5 if family.scaled else given.get("embedding_multiplier") or 0.0,
@@ -52,7 +52,7 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes of a model and what its layers are made of, as its `config.json` gives them."""
+    """The sizes of a model and the structure of its layers, from its `config.json`."""
 
     hidden: int
     layers: int
@@ -68,18 +68,18 @@ class LlamaConfig:
     family: Family = FAMILIES["llama"]
     tied: bool = False  # the LM head is the embedding
     rope: str = "default"  # the kind of rotary positions
-    turned: float = 1.0  # the share of a head's dimensions that they turn
-    windows: tuple[int, ...] = ()  # of each layer, if any has one: how many positions it looks back on, 0 for all
-    unturned: tuple[bool, ...] = ()  # whether each layer leaves out the rotary positions, if any does
-    local: float = 0.0  # the `theta` of layers with a window, if it is another one, without scaling
+    turned: float = 1.0  # the share of a head's dimensions that they rotate
+    windows: tuple[int, ...] = ()  # the attention window of each layer in positions, 0 for none; empty: none at all
+    unturned: tuple[bool, ...] = ()  # whether each layer has no rotary positions; empty: all have them
+    local: float = 0.0  # the `theta` of layers with a window, without scaling, if it differs
     scales: Scales = Scales()
-    experts: int = 0  # feed-forwards of a layer, each `intermediate` wide, if there are several
-    chosen: int = 0  # those that a row is given to
-    renormed: bool = True  # their weights add up to 1
+    experts: int = 0  # experts of a layer, each `intermediate` wide; 0: a single feed-forward
+    chosen: int = 0  # experts that compute a row
+    renormed: bool = True  # whether the weights of these experts add up to 1
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> LlamaConfig:
-        """The sizes in the fields of a `config.json`; what this decoder would compute wrongly is refused by name."""
+        """Read the fields of a `config.json`. Raises ValueError for a field that this decoder does not support."""
         given = accepted(config)
         family = FAMILIES[given["model_type"]]
         hidden, heads = given["hidden_size"], given["num_attention_heads"]
@@ -92,12 +92,12 @@ class LlamaConfig:
             more = [name for name in YARN if given.get(name) is not None]
             scaling.update((name, given[name]) for name in more)
             scaling.setdefault("original_max_position_embeddings", context)
-        if rope == "longrope":  # a text that is longer would be turned otherwise from its first token on
+        if rope == "longrope":  # a longer text would need other factors, from its first token on
             trained = scaling["original_max_position_embeddings"]
             scaling["factor"], context = context / trained, min(context, int(trained))
         biased = given.get("attention_bias") if "attention_bias" in family.says else family.qkv_bias
         wide = family.experts[1] if family.experts else "intermediate_size"
-        qkv_bias = given.get("qkv_bias", bool(biased))  # EAGLE's heads of Qwen2 say it
+        qkv_bias = given.get("qkv_bias", bool(biased))  # given by EAGLE heads for Qwen2
         plain = LlamaConfig(
             hidden=hidden, layers=given["num_hidden_layers"], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             intermediate=given[wide], vocab=given["vocab_size"],
@@ -111,7 +111,7 @@ class LlamaConfig:
             chosen=given.get("num_experts_per_tok") or 0, renormed=given.get("norm_topk_prob", True))
 
     def within(self, length: int) -> LlamaConfig:
-        """The same for texts of so many tokens; beyond longrope's training, factors for long texts turn every text."""
+        """Return the config for texts of `length` tokens; beyond its training length, longrope uses other factors."""
         if not self.family.rotary:
             return self
         longest = self.context
@@ -121,24 +121,24 @@ class LlamaConfig:
 
     @property
     def turns(self) -> Turns:
-        """The rotary positions of most layers."""
+        """The rotary positions of all layers without `local` ones."""
         return Turns(self.head_dim, self.context, self.theta,
                      self.rope, self.scaling, self.turned)
 
     def window(self, layer: int) -> int:
-        """On how many positions a layer looks back; 0 for all."""
+        """Return the attention window of a layer in positions; 0 for none."""
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
     def cache(self, layers: int, capacity: int, like: Tensor,
               windows: Sequence[int] = (), small: bool = False) -> TreeCache:
-        """An empty cache for so many layers, in the type and on the device of `like`, or in 8 bits if `small`; it
-        drops what lies behind `windows`."""
+        """Return an empty cache for `layers` layers, on the device and in the type of `like`, or in 8 bits if `small`.
+        It drops slots before `windows`."""
         shape = layers, self.kv_heads, capacity, self.head_dim
         return TreeCache(shape, like.dtype, like.device, windows, small)
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm; half precision is widened for the mean. `one_more`: for weights as Gemma's."""
+    """Root-mean-square norm, with the mean at least in float32. With `one_more`, 1 is added to the weight (Gemma)."""
 
     def __init__(self, size: int, eps: float, one_more: bool = False) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def norm(c: LlamaConfig) -> nn.Module:
-    """The norm of a whole row, of the kind that the family has."""
+    """Return a norm of a whole row, of the family's kind."""
     if c.family.rms:
         return RMSNorm(c.hidden, c.eps, c.family.one_more)
     return LayerNorm(c.hidden, c.eps, device="meta")
@@ -180,13 +180,13 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 def embedding(size: int, hidden: int) -> nn.Embedding:
-    """An embedding without memory yet."""
-    # from a weight that is given, since nn.Embedding(...) would first load torch's tools for drawing one
+    """Return an embedding without memory (on the meta device)."""
+    # from an existing weight, since nn.Embedding(...) would import torch's code for random initialization
     return nn.Embedding.from_pretrained(torch.empty(size, hidden, device="meta"))
 
 
 class Logits(nn.Module):
-    """An LM head: logits `[T, V]` of normed rows, scaled and bent as the model's are."""
+    """An LM head: logits `[T, V]` of normed rows, with the model's divisor and soft cap."""
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
@@ -201,10 +201,10 @@ class Logits(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of a segment's rows to the cache, with shared key/value heads (GQA) where the sizes say so; `number` is
-    that of its layer in the whole model.
+    """Attention of a segment's rows to the cache, with grouped key/value heads (GQA) if there are fewer of them;
+    `number` is the layer's number in the whole model.
 
-    `fused` is the product of all that `fusible` names, one behind the other, where loading has put them together.
+    `fused` is a single product for the linear layers in `fusible`, concatenated, if loading has fused them.
     """
 
     fusible = ("q_proj", "k_proj", "v_proj")
@@ -225,7 +225,7 @@ class Attention(nn.Module):
         self.o_proj = linear(c.heads * c.head_dim, c.hidden, c.family.bias)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
-        heads = (c.heads, c.kv_heads) if self.wide_norms else (1, 1)  # those that are normed together
+        heads = (c.heads, c.kv_heads) if self.wide_norms else (1, 1)  # heads that are normed together
         self.normed = c.family.head_norms or self.wide_norms
         if self.normed:
             sizes = (count * c.head_dim for count in heads)
@@ -253,7 +253,7 @@ class Attention(nn.Module):
         return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
 
     def _normed(self, x_THE: Tensor, norm: nn.Module) -> Tensor:
-        """Queries or keys, normed head by head or all heads together."""
+        """Norm queries or keys, each head separately or all heads together."""
         normed: Tensor = norm(x_THE.flatten(1)).view_as(x_THE) if self.wide_norms else norm(x_THE)
         return normed
 
@@ -288,10 +288,10 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """Several feed-forwards, of which each row goes through a few: those that the router gives the largest weights.
+    """A mixture of experts: each row goes through the few feed-forwards to which the router gives the largest weights.
 
-    Rows are grouped by expert, and only experts that were chosen are computed. What they make of a row is added up in
-    the order of their numbers, whatever rows stand beside it.
+    Rows are grouped by expert, and only chosen experts are computed. Their outputs for a row are summed in the order of
+    the experts' numbers, whatever other rows are in the batch.
     """
 
     def __init__(self, c: LlamaConfig) -> None:
@@ -311,7 +311,7 @@ class Experts(nn.Module):
         return made_TD
 
     def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of the experts that each row goes through, and their numbers, `[T, chosen]`."""
+        """Return the weights and the numbers of the experts of each row, `[T, chosen]`."""
         logits = self.router(x_TD)
         logits = logits.to(torch.promote_types(torch.float32, logits.dtype))
         if not self.renormed:
@@ -322,8 +322,8 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    """One decoder layer, the one of this `number`; `layer` is its place in the cache. What norms there are depends on
-    the family, and EAGLE's head has none before the attention."""
+    """One decoder layer with this `number` in the model; `layer` is its index in the cache. The norms depend on the
+    family; an EAGLE head has none before the attention."""
 
     def __init__(self, c: LlamaConfig, input_norm: bool = True, number: int = 0) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class Layer(nn.Module):
         return self.add(x_TD, self.after_mlp(self.mlp(self.post_attention_layernorm(x_TD))))
 
     def add(self, x_TD: Tensor, made_TD: Tensor) -> Tensor:
-        """The rows with what a block made of them."""
+        """Return the rows plus the scaled output of a block."""
         return x_TD + made_TD if self.residual == 1 else x_TD + made_TD * self.residual
 
 
@@ -366,12 +366,12 @@ class Slice(nn.Module):
     def forward(self, x: Tensor, pos_T: Tensor, cache: Rows,
                 inner: dict[int, Tensor] | None = None,
                 go_on: Callable[[], bool] = lambda: True) -> Tensor | None:
-        """The hidden states `[T, D]` behind the last layer, normed if that is the model's last one.
+        """Return the hidden states `[T, D]` after the last layer, normed if that is the model's last one.
 
-        `x` are tokens `[T]` for the first slice, else hidden states `[T, D]`; the rows were admitted to `cache`. The
-        inputs of the layers that are keys of `inner` are put there; the number of layers is the key of the last one's
-        output. The result is None if `go_on`, which is asked
-        before each layer, says that nobody wants the rows any more.
+        `x` are tokens `[T]` for the first slice, else hidden states `[T, D]`; the rows were admitted to `cache`.
+        `inner` is filled with the inputs of the layers that are its keys; the number of layers is the key of the last
+        one's output. The result is None if `go_on`, which is called before each layer, returns False, since the rows
+        are no longer needed.
         """
         x_TD = self.embed(x, pos_T)
         tables = self.rotary, self.local_rotary
@@ -389,7 +389,7 @@ class Slice(nn.Module):
         return self.norm(x_TD)
 
     def embed(self, x: Tensor, pos_T: Tensor) -> Tensor:
-        """The rows `[T, D]` that the first layer here reads."""
+        """Return the input `[T, D]` of the first layer of this slice."""
         x_TD = self.embed_tokens(x)
         if isinstance(self.embed_tokens, nn.Embedding) and self.config.scales.embedding:
             x_TD = x_TD * torch.tensor(self.config.scales.embedding, dtype=x_TD.dtype)
@@ -400,10 +400,10 @@ class Slice(nn.Module):
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype,
          device: torch.device | str) -> None:
-    """Give a module that was built without memory its weights: all of them, and nothing else; each is asked for once.
+    """Fill a module on the meta device with exactly its weights; each entry of `tensors` is read once.
 
-    They get the type `dtype`, but those that their module calls `exact` keep their own. ValueError if names or shapes
-    do not fit.
+    The weights are converted to `dtype`, except those that their module lists as `exact`. Raises ValueError if names or
+    shapes do not match.
     """
     wanted = dict(module.named_parameters())
     missing = sorted(set(wanted) - set(tensors))
@@ -414,7 +414,7 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype,
         path, _, own = name.rpartition(".")
         owner, tensor = module.get_submodule(path), tensors[name]
         if parameter.shape != tensor.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; config.json asks for {tuple(parameter.shape)}")
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; config.json gives {tuple(parameter.shape)}")
         kept = own in getattr(owner, "exact", ())
         tensor = tensor.to(device=device, dtype=tensor.dtype if kept else dtype)
         setattr(owner, own, nn.Parameter(tensor, requires_grad=False))

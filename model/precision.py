@@ -1,9 +1,9 @@
-"""Why a row has the same bits in every batch on a processor.
+"""Bit-identical rows in every batch on a CPU.
 
-The order in which a kernel adds up a row's numbers depends on the rows and slots beside it. In float64 two orders
-differ by some 1e-16, which is gone once the sum is rounded to the type of the rows, unless it stands within that of the
-border between two of their numbers: in float32 one sum of some hundred million. So norms and attention add in float64.
-GPUs, most of which hardly have it, keep the type of the rows: there a near tie may fall differently.
+The order in which a kernel sums a row's numbers depends on the other rows and slots of the batch. In float64, two
+orders differ by some 1e-16. Rounding to the type of the rows removes this, unless the sum is that close to the border
+between two numbers of this type: in float32, one sum in some hundred million. So norms and attention sum in float64.
+GPUs, most of which are slow in float64, keep the type of the rows: there a near tie may be decided differently.
 """
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from torch import Tensor
 
 
 def for_sums(x: Tensor) -> Tensor:
-    """`x` in the type in which its numbers are added up."""
+    """Return `x` in the type in which its numbers are summed."""
     return x.double() if x.device.type == "cpu" else x

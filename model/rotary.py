@@ -1,6 +1,6 @@
 """Rotary positions in the half-rotation layout: tables of cosines and sines, computed once in float32.
 
-Shapes: T rows, H heads, E head dimension, R dimensions of a head that are turned, all of them or the first ones.
+Shapes: T rows, H heads, E head dimension, R rotated dimensions of a head, all of them or the first ones.
 """
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Rotation = Tuple[Tensor, Tensor]  # the cosines and the sines `[T, 1, R]` of rot
 
 
 class Turns(NamedTuple):
-    """What a model's sizes say of its rotary positions."""
+    """The parameters of a model's rotary positions."""
 
     head_dim: int
     context: int
     theta: float
     rope: str = "default"  # one of ROTARY
     scaling: Mapping[str, Any] = MappingProxyType({})
-    share: float = 1.0  # of a head's dimensions, those that turn
+    share: float = 1.0  # of a head's dimensions that are rotated
 
 
 class Rotary(nn.Module):
-    """The tables of one kind of rotary positions, for as many as the context has."""
+    """The tables of one kind of rotary positions, for all positions of the context."""
 
     def __init__(self, c: Turns) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Rotary(nn.Module):
         self.cos = self.sin = torch.empty(0, device="meta")  # until they are needed
 
     def frequency(self) -> Tensor:
-        """Radians per position of each pair of dimensions `[R / 2]`, scaled as the config says."""
+        """Return the radians per position of each pair of dimensions `[R / 2]`, scaled as the config specifies."""
         c, scaling = self.config, self.config.scaling
         size = int(c.head_dim * c.share)
         exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
@@ -47,17 +47,17 @@ class Rotary(nn.Module):
             kept = 1 - self._ramp(size)
         elif c.rope == "llama3":
             trained = scaling["original_max_position_embeddings"]
-            cycles = trained / (2 * math.pi) * plain  # full rotations within the context of its training
+            cycles = trained / (2 * math.pi) * plain  # full rotations within the training context
             low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
             kept = ((cycles - low) / (high - low)).clamp(0, 1)
         else:
             return plain / scaling.get("factor", 1.0)
         slow = 1.0 / (scaling["factor"] * waves)
-        return slow * (1 - kept) + plain * kept  # to the last bit as published: far positions multiply it
+        return slow * (1 - kept) + plain * kept  # bit for bit as published, since far positions multiply errors
 
     def _ramp(self, size: int) -> Tensor:
-        """How far each pair is slowed down (YaRN, section 3.2), from 0 to 1, by its full rotations within the context
-        of its training `[R / 2]`."""
+        """Return the degree `[R / 2]`, from 0 to 1, by which each pair is slowed (YaRN, section 3.2), depending on its
+        full rotations within the training context."""
         c, scaling = self.config, self.config.scaling
         trained = scaling["original_max_position_embeddings"]
         turns = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
@@ -71,7 +71,7 @@ class Rotary(nn.Module):
         return ((places - low) / max(high - low, 0.001)).clamp(0, 1)
 
     def loudness(self) -> float:
-        """By what cosines and sines are multiplied, so that attention stays as sharp as in training."""
+        """Return the factor of cosines and sines that keeps attention as sharp as in training."""
         scaling = self.config.scaling
         if scaling.get("attention_factor"):
             return float(scaling["attention_factor"])
@@ -88,7 +88,7 @@ class Rotary(nn.Module):
         return (above * step + 1) / (below * step + 1)
 
     def at(self, pos_T: Tensor, like: Tensor) -> Rotation:
-        """The rows of both tables at these positions, in the type and on the device of `like`."""
+        """Return the rows of both tables at these positions, in the type and on the device of `like`."""
         if self.cos.dtype != like.dtype or self.cos.device != like.device:
             frequency = self.frequency()
             position = torch.arange(self.config.context, dtype=torch.float32)[:, None]
@@ -101,7 +101,7 @@ class Rotary(nn.Module):
 
 
 def rotate(x_THE: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> Tensor:
-    """Queries and keys at their rotary positions; the sign of the swapped halves is in `sin_T1R`."""
+    """Rotate queries or keys by their positions; `sin_T1R` includes the sign of the swapped halves."""
     size = cos_T1R.shape[-1]
     if size < x_THE.shape[-1]:
         turned_THR = rotate(x_THE[..., :size], cos_T1R, sin_T1R)

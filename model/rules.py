@@ -1,15 +1,16 @@
-"""The rules of verification: which token follows a node, given the target's law and what was drawn after the node.
+"""The rules of verification: they choose the token after a node, from the target's law and the tokens drawn there.
 
-A rule says one token for each node, and that token follows the target's law whatever was drawn: so the walk along what
-is said (`model.tree.verify`) writes an exact sample. It knows nothing about pipelines.
+It knows nothing about pipelines. A law is a distribution over tokens. A rule chooses one token for each node,
+distributed by the target's law whatever was drawn, so `model.tree.verify`, which follows these tokens, writes an exact
+sample.
 
-**Why that is exact.** At one node each rule below gives a token with law p, if every proposal was drawn from the very q
-that stands beside it, and if the chance that judges is independent of the chance that drew. Both come from streams that
-are keyed by seed, position and purpose, the draws also by who draws. A text has one node at each position, and which
-one that is, what is drawn there and what the laws are follows from earlier positions alone. So the chance of a position
-is fresh for the node that becomes text, although nodes beside it, on other branches, use the same numbers: of those
-none becomes text. The tokens of a text are then drawn one after the other from p, by induction over positions. It needs
-a tree of which nothing is left out by its value, and in which what is below a node is drawn once.
+**Why this is exact.** At one node, each rule below returns a token with law p, if every proposal was drawn from the law
+q that it carries, and if the random numbers of judging are independent of those of drawing. Both come from streams
+keyed by seed, position and purpose, those of drawing also by the drafter. A text has one node at each position. Which
+node this is, its drawn tokens and its laws depend only on earlier positions. So the random numbers of a position are
+new for the node that becomes text. Nodes of other branches at this position use the same numbers, but never become
+text. By induction over positions, the tokens of a text are thus drawn one after the other from p. This requires a tree
+that omits no guess because of its value, and in which the tokens after a node are drawn once.
 
 Laws are arrays `[V]` of numbers: floats, or fractions, with which the tests compute whole distributions. `chance` is
 the source of all randomness.
@@ -31,21 +32,21 @@ Proposed = List[Tuple[Proposal, float]]  # with the log-probability of each
 
 
 class Chance:
-    """What happens by chance: by uniform numbers of the stream of one position."""
+    """Random decisions, from the uniform numbers of one position's stream."""
 
     def __init__(self, numbers: np.random.Generator) -> None:
         self._random = numbers.random  # from [0, 1)
 
     def happens(self, probability: Any) -> bool:
-        """Whether an event of this probability happens."""
+        """Return True with this probability."""
         return bool(self._random() < probability)
 
     def pick(self, weights: Law) -> int:
-        """The place of one of these weights, with a probability in proportion to it."""
+        """Return the index of one of these weights, with a probability proportional to it."""
         sums = np.cumsum(weights)
         reached = self._random() * sums[-1]
         place = np.searchsorted(sums, reached, side="right")
-        if place == len(sums):  # what was reached was rounded up to the whole sum
+        if place == len(sums):  # `reached` was rounded up to the whole sum
             place = np.flatnonzero(weights)[-1]
         return int(place)
 
@@ -56,15 +57,15 @@ Draw = Callable[[Law, int, Chance], List[int]]
 # --- the arithmetic at one node ---------------------------------------------------------------------------------------
 
 def naive(law: Law, proposals: Drawn, chance: Chance) -> int:
-    """A sample of the target; a guess is right if it is that token (SpecInfer's naive sampling)."""
+    """Return a sample of the target; a guess is accepted if it is this token (SpecInfer's naive sampling)."""
     return chance.pick(law)
 
 
 def mss(law: Law, proposals: Drawn, chance: Chance) -> int:
-    """Multi-step speculative sampling (SpecInfer, algorithm 2): proposals that were drawn independently, in any order.
+    """Apply multi-step speculative sampling (SpecInfer, algorithm 2) to independently drawn proposals, in any order.
 
-    Equal tokens are proposals of their own, be they of one drafter or of two. After one that is rejected, the target's
-    law is what that proposal left of it, in which the rejected token has no probability.
+    Equal tokens are separate proposals, whether of one drafter or of two. After a rejected proposal, the residual
+    replaces the target's law, in which the rejected token has no probability.
     """
     left = list(proposals)
     while left:
@@ -76,7 +77,7 @@ def mss(law: Law, proposals: Drawn, chance: Chance) -> int:
 
 
 def without_replacement(law: Law, proposals: Drawn, chance: Chance) -> int:
-    """EAGLE-1's rule: each drafter drew tokens that differ, from what earlier ones have left of its law."""
+    """Apply EAGLE-1's rule: each drafter drew distinct tokens, each from its law without its earlier tokens."""
     unseen: dict[str, Law] = {}  # by drafter
     for source, token, whole in proposals:
         drawn_from = unseen.get(source, whole)
@@ -88,20 +89,20 @@ def without_replacement(law: Law, proposals: Drawn, chance: Chance) -> int:
 
 
 def acceptance(law: Law, drawn_from: Law, token: int) -> Any:
-    """min(1, p / q) for a token that was drawn from q."""
+    """Return min(1, p / q) for a token that was drawn from q."""
     wanted, offered = law[token], drawn_from[token]
     return 1 if wanted >= offered else wanted / offered
 
 
 def residual(law: Law, drawn_from: Law) -> Law:
-    """What a rejected proposal leaves: norm(max(0, p - q)); if that is nothing, only rounding differs, and p stays."""
+    """Return the law after a rejected proposal, norm(max(0, p - q)), or p if this is zero but for rounding."""
     left = np.maximum(law - drawn_from, 0)
     total = left.sum()
     return left / total if total > 0 else law
 
 
 def taken_out(law: Law, token: int) -> Law:
-    """A law without one of its tokens; nothing is left of one that had no other."""
+    """Return a law without one of its tokens, normalized; zeros if it had no other token."""
     left = law.copy()
     left[token] = 0
     total = left.sum()
@@ -111,12 +112,12 @@ def taken_out(law: Law, token: int) -> Law:
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 def each(law: Law, count: int, chance: Chance) -> list[int]:
-    """Tokens that are drawn independently of each other."""
+    """Return independently drawn tokens."""
     return [chance.pick(law) for _ in range(count)]
 
 
 def apart(law: Law, count: int, chance: Chance) -> list[int]:
-    """Tokens that differ, each drawn from what is left of the law; fewer, if the law has no more."""
+    """Return distinct tokens, drawn without replacement; fewer than `count` if the law has no more."""
     tokens = []
     for _ in range(count):
         if not law.any():
@@ -127,7 +128,7 @@ def apart(law: Law, count: int, chance: Chance) -> list[int]:
 
 
 class Judging(NamedTuple):
-    """How a node is judged, and how what is below it has to be drawn; None: guesses may be chosen in any way."""
+    """A rule's function for a node, and the required way of drawing its guesses; None: any guesses are allowed."""
 
     judge: Callable[[Law, Drawn, Chance], int]
     draw: Draw | None
@@ -143,7 +144,7 @@ RULES = {
 # --- rules for nodes of a tree ----------------------------------------------------------------------------------------
 
 def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
-    """The tokens that follow these nodes, by the target's logits and the laws that guesses were drawn from."""
+    """Return the tokens that follow these nodes, from the target's logits and the laws of drawn guesses."""
     judge = RULES[sampler.rule].judge
     law_TV = laws(sampler, logits_TV)
     if np.isnan(law_TV).any():
@@ -158,7 +159,7 @@ def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: T
 
 
 def laws(sampler: Sampler, logits_TV: Tensor) -> Law:
-    """The laws `[T, V]` that a sampler makes of logits, in float64 on the host; NaN where they are not finite."""
+    """Return the sampler's laws `[T, V]` for logits, in float64 on the host; NaN where logits are not finite."""
     warped_TV = sampler.warped(logits_TV).double()
     return warped_TV.softmax(-1).cpu().numpy()
 
@@ -166,12 +167,12 @@ def laws(sampler: Sampler, logits_TV: Tensor) -> Law:
 # --- guesses for nodes of a tree --------------------------------------------------------------------------------------
 
 def drawing(sampler: Sampler) -> Draw | None:
-    """How the guesses below a node are drawn; None if the rule takes those that are likeliest."""
+    """Return the function that draws the guesses below a node, or None if the rule takes the likeliest ones."""
     return None if sampler.matches else RULES[sampler.rule].draw
 
 
 def drawn(sampler: Sampler, like: Proposal, position: int, number: int, count: int) -> Proposed:
-    """What a drafter draws for a position, from the law of `like`; its `number` keeps its draws apart from others'."""
+    """Draw a drafter's proposals for a position from the law of `like`; `number` identifies the drafter's stream."""
     draw = drawing(sampler)
     assert draw is not None, f"the rule {sampler.rule} draws nothing"
     chance = Chance(stream(sampler.seed, position, DRAWING, number))
@@ -180,13 +181,13 @@ def drawn(sampler: Sampler, like: Proposal, position: int, number: int, count: i
 
 
 def spread(law_TV: Law, known_V: Tensor) -> Law:
-    """Laws over a proposer's tokens as laws over the target's, up to the last of those that it knows."""
+    """Convert laws over a proposer's tokens to laws over the target's, up to the proposer's last token."""
     all_TV = np.zeros((len(law_TV), int(known_V.max()) + 1))
     all_TV[:, known_V.cpu().numpy()] = law_TV
     return all_TV
 
 
 def widened(proposal: Proposal, size: int) -> Proposal:
-    """A proposal with a law over so many tokens, of which its proposer may know fewer."""
+    """Return the proposal with its law padded to `size` tokens, since its proposer may know fewer."""
     law = np.pad(proposal.law, (0, size - len(proposal.law)))
     return proposal._replace(law=law)

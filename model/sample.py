@@ -1,7 +1,7 @@
-"""The sampler: which token follows, given the target's logits, and how likely the target held it.
+"""The sampler: it chooses the next token from the target's logits, and reports log-probabilities.
 
-It knows nothing about trees or strategies. The noise is keyed by (seed, position), so that the token at a position
-does not depend on who asks, when, or how often: with one seed every strategy writes one text.
+It knows nothing about trees or strategies. The noise is keyed by (seed, position), so the token at a position does not
+depend on the caller, the time or the number of calls: with one seed, every strategy writes the same text.
 """
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NONE = -1  # in place of a token that nothing can be said of
-NOISE, JUDGING, DRAWING = 0, 1, 2  # what a stream of chance is for
+NONE = -1  # in place of a token for logits that are not finite
+NOISE, JUDGING, DRAWING = 0, 1, 2  # purposes of random streams
 
 
 def not_finite(whose: str, dtype: torch.dtype, otherwise: str) -> ValueError:
-    """The error for logits with NaN or infinity, with the likely cause: `otherwise` for all types but float16."""
+    """Return the error for logits with NaN or infinity, with the likely cause, which is `otherwise` but for float16."""
     cause = otherwise if dtype != torch.float16 else (
-        "float16 ends at 65504, which some models exceed: add dtype=bfloat16, or dtype=float32 where that is unknown")
+        "float16 ends at 65504, which some models exceed: add dtype=bfloat16, or dtype=float32 if that is unsupported")
     return ValueError(f"the {whose}'s logits are not finite (NaN or infinity); {cause}")
 
 
 def damaged(dtype: torch.dtype) -> ValueError:
-    """The error for logits of the target that are not finite."""
+    """Return the error for logits of the target that are not finite."""
     return not_finite("model", dtype, "its weights or its config.json are damaged: compare the split with its hashes "
                       "(python split_and_save_models.py --check FOLDER), or split it again")
 
 
 def stream(seed: int, position: int, purpose: int,
            who: int = 0) -> np.random.Generator:
-    """Chance keyed by (seed, position); its counter has purpose and who, so that no two streams share numbers."""
-    key = np.array([seed, position], dtype=np.uint64)  # of a list with 2**63 or more numpy makes floats
+    """Return the random stream of (seed, position, purpose, who); no two streams share numbers."""
+    key = np.array([seed, position], dtype=np.uint64)  # without dtype, numpy converts 2**63 and more to floats
     counter = np.array([0, 0, who, purpose], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
-@lru_cache(maxsize=64)  # the positions of the guesses in flight come again and again
+@lru_cache(maxsize=64)  # the positions of guesses under way recur
 def gumbel(seed: int, position: int, size: int) -> Tensor:
-    """Gumbel noise `[size]` in float64 for one position."""
+    """Return the Gumbel noise `[size]` of one position in float64."""
     exponential = stream(seed, position, NOISE).standard_exponential(size)
     return torch.from_numpy(-np.log(exponential))
 
 
 def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float,
          min_p: float = 0.0) -> Tensor:
-    """Temperature, then top-k, top-p and min-p, as Hugging Face's processors do, in that order; 0 and 1 switch off."""
+    """Apply temperature, top-k (0: off), top-p (1: off) and min-p (0: off), in this order as Hugging Face does."""
     logits_TV = logits_TV / temperature
     if 0 < top_k < logits_TV.shape[-1]:
         weakest = logits_TV.topk(top_k, -1).values[:, -1:]
@@ -65,26 +65,26 @@ def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float,
 
 
 class Penalties(NamedTuple):
-    """Changes of logits by the tokens of a path (model/law.py) before temperature, in this order, as vLLM's."""
+    """Changes of logits (model/law.py), applied before temperature in this order, as in vLLM."""
 
-    bias: tuple[tuple[int, float], ...] = ()  # pairs of a token and what is added to its logit
-    repetition: float = 1.0  # divides logits above 0 of tokens of prompt and answer, multiplies those below
-    frequency: float = 0.0  # is taken from the logit of a token of the answer for each time that it occurs there …
-    presence: float = 0.0  # … and once
+    bias: tuple[tuple[int, float], ...] = ()  # pairs of a token and a number to add to its logit
+    repetition: float = 1.0  # divides positive logits of tokens in prompt or answer, multiplies negative ones
+    frequency: float = 0.0  # subtracted from the logit of a token for each occurrence in the answer
+    presence: float = 0.0  # subtracted once from the logit of a token that occurs in the answer
 
     @property
     def counts(self) -> bool:
-        """Whether it matters which tokens a path has."""
+        """Whether the changes depend on the tokens of the path."""
         return self != Penalties(self.bias)
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Argmax at temperature 0; above it an exact sample by the Gumbel-max rule.
+    """Argmax at temperature 0, above it an exact sample by the Gumbel-max rule.
 
-    `seed` is a whole number from 0 to 2**64 - 1. `rule` names who judges guesses above temperature 0: `match` is the
-    sampler itself, the others are in model/rules.py. `penalties` are no part of what is done here: who asks the
-    sampler has changed the logits by them (model/law.py).
+    `seed` is a whole number from 0 to 2**64 - 1. `rule` is the rule of verification above temperature 0: `match` is the
+    sampler itself, the others are in model/rules.py. `penalties` are not applied here: callers have already changed
+    the logits by them (model/law.py).
     """
 
     temperature: float = 0.0
@@ -97,17 +97,17 @@ class Sampler:
 
     @property
     def matches(self) -> bool:
-        """Whether a guess is right if it is the token that this sampler chooses; at temperature 0 by every rule."""
+        """Whether a guess is accepted if and only if this sampler chooses it; at temperature 0 by every rule."""
         return self.rule == "match" or not self.temperature
 
     def warped(self, logits_TV: Tensor) -> Tensor:
-        """The logits of the distribution that is sampled from, in float64; at temperature 0 those of the model."""
+        """Return the logits of the sampled distribution in float64; at temperature 0, the model's logits."""
         if not self.temperature:
             return logits_TV
         return warp(logits_TV.double(), self.temperature, self.top_k, self.top_p, self.min_p)
 
     def noise(self, positions: Sequence[int], token_V: Tensor) -> Tensor:
-        """The noise `[T, V]` of these tokens at each position, by which one of them wins; 0 where there is none."""
+        """Return the noise `[T, V]` of these tokens at each position; zeros if the sampler adds none."""
         if not self.temperature or self.rule != "match":
             return torch.zeros(len(positions), 1, device=token_V.device)
         size = int(token_V.max()) + 1
@@ -115,7 +115,7 @@ class Sampler:
         return noise_TV.to(token_V.device)[:, token_V]
 
     def __call__(self, logits_TV: Tensor, positions: Sequence[int]) -> list[int]:
-        """The tokens at `positions`, which the rows predict; one fetch from the device for all rows."""
+        """Return the tokens at `positions`, which the rows predict; all rows are fetched from the device at once."""
         worth_TV = logits_TV
         if self.temperature > 0.0:
             vocab = logits_TV.shape[-1]
@@ -123,7 +123,7 @@ class Sampler:
             warped_TV = self.warped(logits_TV)
             worth_TV = warped_TV + noise_TV.to(warped_TV.device)
         best = worth_TV.max(-1)  # three times as fast as argmax on a CPU
-        # NaN counts as the largest, and minus infinity, which rules a token out, is the best only where all are
+        # `max` returns NaN if there is one, and minus infinity, which excludes a token, only if all tokens are excluded
         broken_T = ~best.values.isfinite()
         tokens: list[int] = best.indices.masked_fill(broken_T, NONE).tolist()
         if NONE in tokens:
@@ -131,10 +131,10 @@ class Sampler:
         return tokens
 
 
-# --- log-probabilities beside a text ----------------------------------------------------------------------------------
+# --- log-probabilities of a text --------------------------------------------------------------------------------------
 
 class Logprob(NamedTuple):
-    """A token, its log-probability, and the likeliest tokens in its place with theirs, the likeliest first."""
+    """A token, its log-probability, and the likeliest tokens at its position with theirs, in descending order."""
 
     token: int
     logprob: float
@@ -142,7 +142,7 @@ class Logprob(NamedTuple):
 
 
 def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[Logprob]:
-    """What each row says of a token and the likeliest ones, in float32 or finer, before temperature and top-p."""
+    """Return each row's log-probability of a token and the likeliest ones, in float32 or finer, before `warp`."""
     exact = torch.promote_types(logits_TV.dtype, torch.float32)
     said_TV = logits_TV.log_softmax(-1, dtype=exact)
     token_T = torch.tensor(tokens, device=said_TV.device)
@@ -154,7 +154,7 @@ def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[L
 
 
 class LogprobRequest(NamedTuple):
-    """How many `likeliest` tokens a request wants beside each; of the prompt, behind its first `echoed` nodes."""
+    """The number of `likeliest` tokens to report per token, also after the first `echoed` nodes of the prompt."""
 
     likeliest: int
     echoed: int = 0

@@ -1,7 +1,7 @@
-"""A stranger's program, run in a process of its own: bounded in time, memory and words, and without a say in ours.
+"""Run untrusted code in a process of its own, with bounded time, memory and output.
 
-It knows nothing about templates. Python code cannot be stopped from outside while it computes one huge power, so the
-bound of time is a signal to another process.
+It knows nothing about templates. Python code cannot be interrupted while it computes one huge power, so the code runs
+in another process, which is killed when the time is over.
 """
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from threading import Lock
 from typing import Any, Callable
 from weakref import finalize
 
-MEMORY = 1 << 30  # bytes that it may take beside what this process has
-LONGEST = 1 << 20  # characters of what it says
-START = 60.0  # seconds for a copy of a large process on a busy machine
+MEMORY = 1 << 30  # bytes that it may allocate in addition to this process's memory
+LONGEST = 1 << 20  # characters of its output
+START = 60.0  # seconds to fork a large process on a busy machine
 FINE, FAILED = b"+", b"-"
 
 
 class Sandbox:
-    """A function that runs in a process of its own, call after call.
+    """A function that runs in a process of its own, one call after another.
 
-    The process is a copy of this one as it is at the first call. It ends with the sandbox, with this process, or with a
-    call that fails; the next call starts another one. Threads may share a sandbox: their calls wait for each other.
+    The process is forked at the first call. It ends with the sandbox, with this process, or with a failed call, and
+    the next call starts another one. Threads may share a sandbox: their calls wait for each other.
     """
 
     def __init__(self, work: Callable[..., str]) -> None:
         self._work, self._lock = work, Lock()
-        self._close: Callable[[], Any] = lambda: None  # ends the process, once there is one
+        self._close: Callable[[], Any] = lambda: None  # ends the process, if there is one
         self._process: Any = None
 
     def call(self, seconds: float, *given: Any) -> str:
-        """What the function returns for arguments that pickle; TimeoutError, or ValueError with its error in words."""
+        """Call the function with picklable arguments. Raises TimeoutError, or ValueError with the text of its error."""
         with self._lock:
             if self._process is None or not self._process.is_alive():
                 self._start()
             try:
                 self._link.send(given)
-                said = _heard(self._link, seconds)
+                said = _receive(self._link, seconds)
                 if said[:1] == FAILED:
                     raise ValueError(said[1:].decode("utf-8", "replace"))
-            except BaseException:  # Ctrl-C too: a late answer must not be taken for that of the next call
+            except BaseException:  # also for Ctrl-C, since the next call must not receive a late answer
                 self._end()
                 raise
             return said[1:].decode("utf-8")
@@ -58,7 +58,7 @@ class Sandbox:
         self._close = finalize(self, _stop, self._process, self._link)
         theirs.close()
         try:
-            _heard(self._link, START)
+            _receive(self._link, START)
         except BaseException:
             self._end()
             raise
@@ -74,14 +74,14 @@ def _stop(process: Any, link: Connection) -> None:
     process.join()
 
 
-def _heard(link: Connection, seconds: float) -> bytes:
-    """The next message. Raises TimeoutError if there is none after `seconds`, ValueError if the process has ended."""
+def _receive(link: Connection, seconds: float) -> bytes:
+    """Return the next message. Raises TimeoutError if none comes for `seconds`, ValueError if the process has ended."""
     try:
         if link.poll(seconds):
             return link.recv_bytes(4 * LONGEST + 1)
     except (EOFError, OSError):
-        raise ValueError("it ended without a word, as for want of memory") from None
-    raise TimeoutError(f"no end after {seconds:g} seconds")
+        raise ValueError("it ended without an error message, perhaps for lack of memory") from None
+    raise TimeoutError(f"not finished after {seconds:g} seconds")
 
 
 def _serve(work: Callable[..., str], link: Connection) -> None:
@@ -89,28 +89,28 @@ def _serve(work: Callable[..., str], link: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _close_others(link.fileno())
-    gc.freeze()  # a collector that walks over the copied memory would make it ours
+    gc.freeze()  # a garbage collection would write to the shared pages, and so copy them
     _limit_memory()
     link.send_bytes(FINE)
     with suppress(EOFError, OSError):
         while True:
             given = link.recv()
-            link.send_bytes(_said(work, given))
+            link.send_bytes(_result(work, given))
 
 
-def _said(work: Callable[..., str], given: Any) -> bytes:
+def _result(work: Callable[..., str], given: Any) -> bytes:
     try:
         text = work(*given)
         if len(text) > LONGEST:
-            raise ValueError(f"it makes a text of {len(text)} characters")
+            raise ValueError(f"it returns a text of {len(text)} characters")
         return FINE + text.encode("utf-8")
-    except BaseException as error:  # it may do whatever it likes
+    except BaseException as error:  # untrusted code may raise anything
         words = f"{type(error).__name__}: {error}"
         return FAILED + words[:LONGEST].encode("utf-8", "backslashreplace")
 
 
 def _close_others(kept: int) -> None:
-    """Close every file but this one and the standard ones: a copied socket would hide from others that ours closed."""
+    """Close every file but `kept` and the standard ones: a copy of a socket would keep it open when ours is closed."""
     for name in os.listdir("/proc/self/fd"):
         file = int(name)
         if file > 2 and file != kept:

@@ -1,4 +1,4 @@
-"""Text for a language model: a prompt becomes token ids, settled ids become text as they come, and single ids names.
+"""Text for a language model: encode prompts, decode streams of token ids, and spell single tokens.
 
 It knows nothing about tensors or pipelines. `transformers` and `fschat` are imported when they are first needed,
 because a rank that only computes never needs them.
@@ -21,14 +21,14 @@ from model.sandbox import Sandbox
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them makes a tokenizer
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a tokenizer needs one of them
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json",
             "generation_config.json", "config.json")
 CONVERSATIONS = {"vicuna": "vicuna_v1.1", "llama-2": "llama-2"}  # our name -> fschat's
 AUTO, OWN, USUAL = "auto", "own", "vicuna"
 TEMPLATES = (*CONVERSATIONS, OWN, "none")
 ALONE = "chat_template.jinja"  # a template in a file of its own
-# What LLaMA-2-Chat was trained with; the original asks its questions with it too.
+# The system prompt with which LLaMA-2-Chat was trained; the original FlowSpec uses it, too.
 LLAMA2_SYSTEM = (
     "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe.  "
     "Your answers should not include any harmful, unethical, racist, sexist, toxic, dangerous, or illegal content. "
@@ -36,22 +36,22 @@ LLAMA2_SYSTEM = (
     "If a question does not make any sense, or is not factually coherent, explain why instead of answering something "
     "not correct. If you don't know the answer to a question, please don't share false information.")
 ROLES = ("system", "user", "assistant", "tool")  # of a message
-TURN_ENDS = ("<|eot_id|>",)  # end tokens that some Llama-3 configs forget
-BROKEN = "\ufffd"  # what half a character decodes to
-BEFORE = "a"  # what stands before a single token, since the first of a text may lose its space
+TURN_ENDS = ("<|eot_id|>",)  # end tokens that some Llama-3 configs lack
+BROKEN = "\ufffd"  # the decoded text of an incomplete character
+BEFORE = "a"  # decoded before a single token, since the first token of a text may lose its space
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
-MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
+MOST_HELD = 8  # tokens; a character has at most 4 bytes, so a longer broken text stays broken
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
-PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which takes a thousandth of one
+PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which needs a millisecond
 OTHERS = "use template=vicuna, template=llama-2 or template=none"
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 _IMPORTING = Lock()
-MessageDict = Mapping[str, Any]  # with `role`, one of ROLES, `content`, a text, and what else an own template reads
-Stops = Union[str, Sequence[str]]  # texts that end an answer, or one of them
+MessageDict = Mapping[str, Any]  # with `role`, one of ROLES, `content`, a text, and other keys for an own template
+Stops = Union[str, Sequence[str]]  # one or several texts that end an answer
 
 
 def conversation_of(template: str) -> Any:
-    """The empty conversation of fschat for a template, with the words of its system; without one it adds nothing."""
+    """Return fschat's empty conversation for a template, with its system prompt; "raw" for an unknown template."""
     from fastchat.conversation import get_conv_template
 
     conversation = get_conv_template(CONVERSATIONS.get(template, "raw"))
@@ -61,30 +61,30 @@ def conversation_of(template: str) -> Any:
 
 
 def taken_variables() -> set[str]:
-    """Names that no variable of a template may have: they say what `transformers` does with the template."""
+    """Return names that a template's variables must not have, since they are parameters of `transformers`."""
     return {"messages", *signature(_of_transformers("PreTrainedTokenizerBase").apply_chat_template).parameters}
 
 
 def _of_transformers(name: str) -> Any:
-    """A class of transformers, which puts another module in its place while it is imported: by one thread at a time."""
+    """Return a class of transformers, imported by one thread at a time, since its module replaces itself."""
     with _IMPORTING:
         return getattr(import_module("transformers"), name)
 
 
 def shown(error: Exception) -> str:
-    """What an error says, in one line that does nothing to a terminal: a stranger may have written it."""
+    """Return an error's type and message in one line, escaped for a terminal, since its text may be untrusted."""
     return f"{type(error).__name__}: {plain(reason(error)[:200])}"
 
 
 def chosen(template: str, folder: Name) -> str:
-    """The template that was named, a file being one's own; for `auto` that of the tokenizer, or else Vicuna's."""
+    """Return the template to use: a file counts as `own`; for `auto` the tokenizer's, if it has one, else Vicuna's."""
     if template != AUTO:
         return OWN if is_template_file(template) else template
     return OWN if own_template(folder) else USUAL
 
 
 def own_template(folder: Name, file: str = "") -> str:
-    """The words of chat templates in a file or a tokenizer's folder, if any; ValueError for an unreadable file."""
+    """Read the chat templates of a file or a tokenizer's folder, if any. Raises ValueError for an unreadable file."""
     if file:
         try:
             return Path(file).expanduser().read_text(encoding="utf-8")
@@ -103,9 +103,9 @@ def own_template(folder: Name, file: str = "") -> str:
 class Text:
     """The tokenizer and the conversation templates of one model.
 
-    Prompts are messages, or `turns`: what the user and the assistant said, alternately, from the user's first to the
-    user's last. A template wraps them, and the assistant's next answer continues its text. ValueError, with the remedy,
-    for what has no answer or no place in the template.
+    Prompts are messages, or `turns`: texts of the user and the assistant, alternately, of which the first and the last
+    are the user's. A template wraps them, and the assistant's next answer continues its text. Raises ValueError, with
+    the remedy, for messages that have no answer or do not fit the template.
     """
 
     def __init__(self, folder: str | Path, chat_template: str = "") -> None:
@@ -116,7 +116,7 @@ class Text:
         present = [name for name in SETTINGS if (self.folder / name).is_file()]
         self._held = {name: read_json(self.folder / name) for name in present}
         self.tokenizer = self._open()
-        if chat_template:  # a file that is read in place of the tokenizer's own
+        if chat_template:  # a file that replaces the tokenizer's own template
             self.tokenizer.chat_template = own_template(folder, chat_template)
         own = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
         self._sandbox = Sandbox(lambda talk, variables: own(talk, **variables))
@@ -131,25 +131,25 @@ class Text:
         kind = _of_transformers("AutoTokenizer")
         try:
             return kind.from_pretrained(str(self.folder), local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # what it raises on a broken file is written nowhere
+        except Exception as error:  # its errors for broken files are not documented
             if any("auto_map" in settings for settings in self._held.values()):
-                raise ValueError(f"the tokenizer in {self.folder} needs code of its own (auto_map), and code out of a "
+                raise ValueError(f"the tokenizer in {self.folder} needs code of its own (auto_map), but code from a "
                                  "model's folder is never run (trust_remote_code=False); save it in the form of "
                                  "tokenizer.json, or give token ids with prompt_ids=") from None
             for name in VOCABULARIES:
                 if name.endswith(".json") and (self.folder / name).is_file():
-                    read_json(self.folder / name)  # which says what is wrong with it
+                    read_json(self.folder / name)  # for a better error message
             raise ValueError(f"the tokenizer in {self.folder} cannot be read ({shown(error)}); copy it again from the "
                              f"model, or give token ids with prompt_ids=") from error
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Every token that ends an answer, wherever the model says so."""
+        """All tokens that end an answer, from every file of the model that lists them."""
         found = [config.get("eos_token_id") for config in self._configs] + [self.tokenizer.eos_token_id]
         lists = [entry if isinstance(entry, list) else [entry] for entry in found]
         named = [end for entry in lists for end in entry]
         if not all(isinstance(end, (int, type(None))) for end in named):
-            raise ValueError(f"{self.folder} names an end token by what is no id; write the number of a token as "
+            raise ValueError(f"{self.folder} has an eos_token_id that is not an id; write the number of a token as "
                              "eos_token_id into its generation_config.json and config.json")
         ends = {end for end in named if end is not None}
         known = self.tokenizer.get_vocab()
@@ -160,23 +160,23 @@ class Text:
         return frozenset(ends)
 
     def prompt_ids(self, turns: Sequence[str], template: str) -> list[int]:
-        """The token ids of turns."""
+        """Return the token ids of turns."""
         return self.chat_ids(as_messages(turns), template)
 
     def prompt_text(self, turns: Sequence[str], template: str) -> str:
-        """The text of turns."""
+        """Return the text of turns in a template."""
         return self._chat_text(as_messages(turns), template, NO_VARIABLES)
 
     def chat_ids(self, messages: Sequence[MessageDict], template: str, variables: Mapping[str, Any] = NO_VARIABLES
                  ) -> list[int]:
-        """The token ids of messages; `variables` are what the tokenizer's own template reads beside them."""
+        """Return the token ids of messages; `variables` are further inputs of the tokenizer's own template."""
         text = self._chat_text(messages, template, variables)
         return next(self.spans([text], template))[0]
 
     def _chat_text(self, messages: Sequence[MessageDict], template: str, variables: Mapping[str, Any]) -> str:
         check_messages(messages)
         if messages[-1]["role"] not in ("user", "tool"):
-            raise ValueError(f"the last message is of the role {messages[-1]['role']}, so there is nothing to answer; "
+            raise ValueError(f"the last message has the role {messages[-1]['role']}, so there is nothing to answer; "
                              "end with a message of the role user")
         if any(HALF.search(message["content"]) for message in messages):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
@@ -188,64 +188,64 @@ class Text:
         return _in_conversation(messages, template)
 
     def _own_text(self, messages: Sequence[MessageDict], variables: Mapping[str, Any]) -> str:
-        """The messages in the template of the tokenizer, which is a stranger's program."""
+        """Return the messages in the tokenizer's template, which is untrusted code."""
         if not self.tokenizer.chat_template:
             raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; {OTHERS}")
         talk = [dict(message) for message in messages]
         try:
             return self._sandbox.call(PATIENCE, talk, dict(variables))
-        except Exception as error:  # it may do whatever it likes
+        except Exception as error:  # untrusted code may raise anything
             raise ValueError(f"the chat template of the tokenizer in {self.folder} fails ({shown(error)}); "
                              f"{OTHERS}, or mend it") from error
 
     def spans(self, texts: Sequence[str], template: str) -> Iterator[tuple[list[int], list[int]]]:
-        """Token ids of texts that have their template, and behind which character each ends, if the tokenizer knows."""
+        """Yield the token ids of texts in a template, and the end of each token in characters, if it is known."""
         own = chosen(template, self.folder) == OWN
         fast = self.tokenizer.is_fast
         try:
             found = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_offsets_mapping=fast,
                                    return_attention_mask=False)
-        except Exception as error:  # a tokenizer that contradicts itself is found out only now
+        except Exception as error:  # an inconsistent tokenizer may fail only now
             raise ValueError(f"the tokenizer in {self.folder} fails ({shown(error)}); copy it again from the model, "
                              "or give token ids with prompt_ids=") from error
         for place, ids in enumerate(found["input_ids"]):
             if not ids:
-                raise ValueError(f"the tokenizer in {self.folder} makes no token of this prompt, template and all; use "
+                raise ValueError(f"the tokenizer in {self.folder} gives no tokens for this prompt and template; use "
                                  "another template=, or copy the tokenizer again from the model")
-            # The tokenizer's own template has its first token in it, if there is one.
+            # The tokenizer's own template already contains the first token, if there is one.
             added = [] if own or ids[:1] == self._first else self._first
             ends = [end for _, end in found["offset_mapping"][place]] if fast else []
             yield [*added, *ids], ends and [0] * len(added) + ends
 
     @cached_property
     def _first(self) -> list[int]:
-        """The token that all texts begin with, if there is one."""
+        """The token with which all texts begin, as a list, which is empty if there is none."""
         first = self.tokenizer.bos_token_id
         return [first] if first in self.tokenizer("")["input_ids"] else []
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text that a stream of these ids prints."""
+        """Return the text that a stream of these ids prints."""
         stream = Stream(self.tokenizer)
         return stream.add(ids) + stream.finish()
 
 
 def silent(tokenizer: Any) -> set[int]:
-    """The special tokens, which print nothing."""
+    """Return the special tokens, which print nothing."""
     added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return added.union(tokenizer.all_special_ids)
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of these tokens as it is, without the special ones."""
+    """Return the exact text of these tokens, without the special ones."""
     text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
 class Stream:
-    """Ids in, text out, never half a character; only the last few tokens are decoded again.
+    """A decoder of a stream of ids, which never prints half a character; only the last few tokens are decoded again.
 
-    A token is decoded together with the piece before it, because a sentencepiece tokenizer drops the space in front
-    of the first word it decodes. Special tokens print nothing.
+    A token is decoded together with the piece before it, because a sentencepiece tokenizer drops the space before the
+    first word that it decodes. Special tokens print nothing.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -257,9 +257,9 @@ class Stream:
         self._before = ""  # their text
 
     def add(self, ids: Iterable[int]) -> str:
-        """The text that can be printed now, once these ids follow."""
-        spoken = [i for i in ids if i not in self._silent and i < self._size]
-        return "".join(map(self._next, spoken))
+        """Add ids to the stream, and return the text that can be printed now."""
+        printed = [i for i in ids if i not in self._silent and i < self._size]
+        return "".join(map(self._next, printed))
 
     def _next(self, i: int) -> str:
         self._window.append(i)
@@ -270,39 +270,39 @@ class Stream:
 
     def _print(self, text: str) -> str:
         piece = text[len(self._before):]
-        if piece.strip(" ") or len(self._window) > MOST_CONTEXT:  # spaces alone would be dropped as a context
+        if piece.strip(" ") or len(self._window) > MOST_CONTEXT:  # a context of only spaces would be dropped
             self._window = self._window[self._printed:]
             text = decoded(self._tokenizer, self._window)
         self._before, self._printed = text, len(self._window)
         return piece
 
     def finish(self) -> str:
-        """The text that was held back, even if it ends in half a character."""
+        """Return the text that was held back, even if it ends in half a character."""
         return self._print(decoded(self._tokenizer, self._window))
 
 
 class Reader:
-    """The text of an answer, up to the first stop text; what may become one is held back until it is clear."""
+    """A reader of an answer's text up to the first stop text; a possible beginning of one is held back."""
 
     def __init__(self, text: Text, stop: Stops = "") -> None:
         self._stream = Stream(text.tokenizer)
         given = [stop] if isinstance(stop, str) else stop
         self._stops = [one for one in given if one]
         self._held = ""
-        self.text = ""  # that was handed out so far
-        self.stopped = ""  # the stop text that is complete
+        self.text = ""  # returned so far
+        self.stopped = ""  # the stop text that was completed, if any
 
     def stops(self, token: int) -> bool:
-        """Whether a token completes a stop text; it is asked about an answer's tokens in their order."""
+        """Return whether a token completes a stop text; call this for an answer's tokens in order."""
         self.read([token])
         return bool(self.stopped)
 
     def read(self, tokens: Iterable[int]) -> str:
-        """The text that these tokens add; nothing once a stop text is complete."""
+        """Return the text that these tokens add, or nothing after a stop text."""
         return "" if self.stopped else self._take(self._stream.add(tokens))
 
     def finish(self) -> str:
-        """The text that was held back, once no token follows."""
+        """Return the text that was held back, after the last token."""
         if self.stopped:
             return ""
         shown = self._take(self._stream.finish()) + self._held
@@ -319,16 +319,16 @@ class Reader:
         return shown
 
     def _begun(self, held: str) -> int:
-        """How many characters at the end of a text may be the beginning of a stop text."""
+        """Return the number of characters at the end of a text that may begin a stop text."""
         counts = range(len(held), 0, -1)
         begun = (count for count in counts for stop in self._stops if stop.startswith(held[-count:]))
         return next(begun, 0)
 
 
 def as_messages(turns: Sequence[str]) -> list[MessageDict]:
-    """Turns as messages of user and assistant; ValueError if the last one is no question."""
+    """Convert turns to messages of user and assistant. Raises ValueError if the last one is not a question."""
     if not turns or not turns[-1].strip():
-        raise ValueError("the prompt is empty; say what to ask, as in prompt='Why is the sky blue?'")
+        raise ValueError("the prompt is empty; write a question, as in prompt='Why is the sky blue?'")
     if len(turns) % 2 == 0:
         raise ValueError(f"the conversation has {len(turns)} turns, so the assistant would answer itself; "
                          f"end it with a turn of the user")
@@ -336,32 +336,32 @@ def as_messages(turns: Sequence[str]) -> list[MessageDict]:
 
 
 def check_messages(messages: Sequence[Any]) -> None:
-    """Raise ValueError for what is no list of messages, or says nothing."""
+    """Raise ValueError for entries that are not messages, and if all messages are empty."""
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
             raise ValueError(f"message {number} has no text: write each as {{'role': 'user', 'content': 'a text'}}")
         if message.get("role") not in ROLES:
             raise ValueError(f"message {number} has the role {message.get('role')!a}: give one of {', '.join(ROLES)}")
     if not any(message["content"].strip() for message in messages):
-        raise ValueError("the messages are empty: say what to ask in one of the role user")
+        raise ValueError("the messages are empty: write a question in one of the role user")
 
 
 def _in_conversation(messages: Sequence[MessageDict], template: str) -> str:
-    """Messages in a template of fschat."""
+    """Return the messages in a template of fschat."""
     if template not in CONVERSATIONS:
-        raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
+        raise ValueError(f"template={template!r} is unknown; choose one of {', '.join(TEMPLATES)}")
     conversation = conversation_of(template)
     system, turns = _turns(messages, template)
     if system:
         conversation.set_system_message(system)
-    for i, turn in enumerate([*turns, None]):  # None: the answer that is asked for
+    for i, turn in enumerate([*turns, None]):  # None: the answer to generate
         conversation.append_message(conversation.roles[i % 2], turn)
     prompt: str = conversation.get_prompt()
     return prompt + " " if template == "llama-2" else prompt  # the space as in the original
 
 
 def _turns(messages: Sequence[MessageDict], template: str) -> tuple[str, list[str]]:
-    """The system's words, and turns of user and assistant in turn; ValueError for what fschat has no place for."""
+    """Return the system prompt, and alternate turns of user and assistant. Raises ValueError for unsupported roles."""
     if any(message["role"] == "tool" for message in messages):
         raise ValueError(f"template={template} has no place for messages of the role tool; leave them out, or start "
                          "with template=own, if the tokenizer's template has one")
@@ -375,7 +375,7 @@ def _turns(messages: Sequence[MessageDict], template: str) -> tuple[str, list[st
         if role == before and turns:
             turns[-1] += f"\n\n{content}"
         elif role == before:
-            raise ValueError("the assistant speaks first; begin with a message of the role user")
+            raise ValueError("the first message is the assistant's; begin with a message of the role user")
         else:
             turns.append(content)
         before = role
@@ -385,7 +385,7 @@ def _turns(messages: Sequence[MessageDict], template: str) -> tuple[str, list[st
 # --- single tokens ----------------------------------------------------------------------------------------------------
 
 class TokenText(NamedTuple):
-    """A token as a name that is UTF-8, and the bytes that it adds to a text; None for one that prints nothing."""
+    """A token's printable name, and the bytes that it adds to a text (None if it prints nothing)."""
 
     name: str
     data: bytes | None
@@ -397,7 +397,7 @@ class TokenText(NamedTuple):
 
 
 class TokenTexts:
-    """The tokens of one tokenizer."""
+    """The texts of one tokenizer's tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -407,7 +407,7 @@ class TokenTexts:
         self._known: dict[int, TokenText] = {}
 
     def __call__(self, token: int) -> TokenText:
-        """How a token is written; one that the tokenizer does not know is written as its number."""
+        """Return the text of a token; an unknown token is named by its number."""
         if token not in self._known:
             self._known[token] = self._spell(token)
         return self._known[token]
@@ -430,7 +430,7 @@ class TokenTexts:
 
 
 def _bytes(name: str) -> bytes:
-    """The bytes of a token that is no text of its own, by its name in the vocabulary."""
+    """Return the bytes of a token that is not a text on its own, from its name in the vocabulary."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte = BYTE.fullmatch(name)

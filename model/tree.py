@@ -1,7 +1,7 @@
 """The token tree: settled text is its trunk, guesses are its branches.
 
-It computes with no tensor, and knows nothing about models or ranks. A node is an id that is handed out once and never
-changes its meaning; token, parent and position belong to the id, so nothing is ever renumbered.
+It uses no tensors, and knows nothing about models or ranks. A node is an id that is assigned once and never changes its
+meaning: token, parent and position belong to the id, so nothing is ever renumbered.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Guess = Tuple[int, int, float]  # parent, token, log-probability of the path
 
 
 class Proposal(NamedTuple):
-    """A token that is guessed after a node, by whom, and the law that it was drawn from, if it was drawn."""
+    """A token that is guessed after a node, its source, and the law (distribution) from which it was drawn, if any."""
 
     source: str
     token: int
@@ -25,27 +25,27 @@ class Proposal(NamedTuple):
 
 @dataclass
 class Node:
-    """What is known of a node for as long as it lives."""
+    """The data of a live or settled node."""
 
     token: int
     parent: int  # the root is its own parent
     pos: int
     score: float  # log-probability of the path, never above the parent's
-    children: dict[int, int] = field(default_factory=dict)  # token -> child: adding twice is merging
-    proposals: dict[str, float] = field(default_factory=dict)  # of a guess: who proposed it -> the score that it gave
-    drawn: Sequence[Proposal] = ()  # what was drawn after it, in this order, equal tokens apart
-    target_token: int | None = None  # the token that the target says follows it
-    hidden: Any = None  # the target's feature of it, until that is released
-    partial: Any = None  # what stages have said of it on its way, for a draft that reads that
-    logprob: Any = None  # what the target says of the token behind it, where a request wants that
+    children: dict[int, int] = field(default_factory=dict)  # token -> child, so adding twice means merging
+    proposals: dict[str, float] = field(default_factory=dict)  # of a guess: the source that proposed it -> its score
+    drawn: Sequence[Proposal] = ()  # the tokens drawn after it, in this order, with duplicates
+    target_token: int | None = None  # the token after it, as the target chooses it
+    hidden: Any = None  # the target's feature of it, until it is released
+    partial: Any = None  # features that stages have reported of it under way, for a draft that reads them
+    logprob: Any = None  # log-probabilities of the token after it, if the request wants them
 
 
 class TokenTree:
     """One request: the text so far and every live guess below its tip.
 
-    `limit` is the number of tokens the text may have in all; `ids` hands out node ids and is shared by all requests
-    of a pipeline, so that a message about an old node can never mean a new one. Guesses are cut `best_first`, or in the
-    order in which they were added. `law` is the part of the target's law that paths decide (model/law.py), if any.
+    `limit` is the largest number of tokens of the text. `ids` yields node ids, and is shared by all requests of a
+    pipeline, so that a message about an old node can never mean a new one. Guesses are cut `best_first`, or in the
+    order in which they were added. `law` is the part of the target's law that depends on the path (model/law.py).
     """
 
     def __init__(self, prompt: Iterable[int], limit: int, ids: Iterator[int] | None = None,
@@ -54,22 +54,22 @@ class TokenTree:
         self.limit, self.best_first, self.law = limit, best_first, law
         self.nodes: dict[int, Node] = {}  # the trunk and the live guesses
         self.trunk: list[int] = []
-        self.unsent: deque[int] = deque()  # settled nodes that the target was not sent yet
-        self.live: set[int] = set()  # guesses below the tip …
-        self.waiting: set[int] = set()  # … and those of them that were not sent yet
-        self._released = 0  # nodes of the trunk without a feature any more
+        self.unsent: deque[int] = deque()  # settled nodes that were not yet sent to the target
+        self.live: set[int] = set()  # guesses below the tip
+        self.waiting: set[int] = set()  # live guesses that were not yet sent
+        self._released = 0  # nodes of the trunk with released features
         self.guessed = 0  # guesses that were sent
-        self.foreseen: list[int] = []  # positions of the text whose token was such a guess
+        self.foreseen: list[int] = []  # positions of the text at which a sent guess was accepted
         for token in prompt:
             self.settle(token)
         if not self.trunk:
             raise ValueError("the prompt is empty: give at least one token")
-        # Settled tokens after the prompt that had to be sent because no sent guess covered them. The prompt's own
-        # tokens are sent too, and are subtracted here.
+        # Settled tokens after the prompt that had to be sent as text because no sent guess covered them. The prompt's
+        # tokens are also sent, so they are subtracted here.
         self.passes = -len(self.trunk)
 
     def again(self, prompt: int, length: int, law: Any = None) -> TokenTree:
-        """The first `length` tokens of this text for a target that holds none; counts go on, `law` has read nothing."""
+        """Return a tree of the first `length` tokens for a target without any; counts continue, and `law` is new."""
         tree = TokenTree(self.tokens[:length], self.limit, self._ids, self.best_first, law)
         tree.guessed = self.guessed
         tree.foreseen = [position for position in self.foreseen if position < length]
@@ -83,17 +83,17 @@ class TokenTree:
 
     @property
     def room(self) -> int:
-        """How many more tokens the text may have."""
+        """The number of tokens by which the text may still grow."""
         return self.limit - len(self.trunk)
 
     @property
     def horizon(self) -> int:
-        """An id above those of all nodes of this tree so far."""
+        """An id above the ids of all nodes of this tree so far."""
         return self._last + 1
 
     @property
     def pending(self) -> int:
-        """How many nodes the next cuts could send."""
+        """The number of nodes that the next cuts could send."""
         return len(self.unsent) + len(self.waiting)
 
     @property
@@ -102,9 +102,9 @@ class TokenTree:
         return [self.nodes[node].token for node in self.trunk]
 
     def add(self, parent: int, token: int, score: float, source: str = "") -> int:
-        """Guess `token` after `parent`, as `source` proposes, with the log-probability of the path that it gives.
+        """Add the guess `token` after `parent`, with the log-probability of the path by `source`; return its node.
 
-        A guess that is already there keeps its id, and the better of its scores. What the law rules out is not sent.
+        An existing guess keeps its id, and the better of its scores. A guess that the law excludes is not sent.
         """
         above = self.nodes[parent]
         path = min(score, above.score)
@@ -122,13 +122,13 @@ class TokenTree:
         return node
 
     def propose(self, parent: int, proposal: Proposal, score: float) -> int:
-        """Guess a token after `parent`. If it was drawn, that is kept: who draws it twice has proposed it twice."""
+        """Add a proposal after `parent` and return its node. Drawn proposals are recorded, duplicates too."""
         if proposal.law is not None:
             self.nodes[parent].drawn = [*self.nodes[parent].drawn, proposal]
         return self.add(parent, proposal.token, score, proposal.source)
 
     def settle(self, token: int) -> None:
-        """The text goes on with `token`; every branch that said otherwise dies."""
+        """Continue the text with `token`; all other branches below the tip die."""
         node = None
         if self.trunk:
             tip = self.nodes[self.tip]
@@ -149,18 +149,18 @@ class TokenTree:
         self.trunk.append(node)
 
     def skip(self, count: int) -> None:
-        """The first `count` nodes of the text, unsent ones, need not be sent: the target has read the like."""
+        """Skip sending the first `count` nodes of the text, since the target already holds these tokens."""
         assert count <= len(self.unsent), f"{len(self.unsent)} nodes were not sent, fewer than {count}"
         for _ in range(count):
             self.unsent.popleft()
         self.passes += count
 
     def cut(self, size: int | None = None, chunk: int | None = None) -> list[int]:
-        """The next nodes to send: unsent text, at most `chunk` rows; then the best guesses, up to `size` rows in all.
+        """Return the next nodes to send: at most `chunk` rows of unsent text, then the best guesses, up to `size` rows.
 
-        Text that needs several chunks is cut into nearly equal ones, since the largest is what the others wait for.
-        Parents come before their children: a score never exceeds the parent's, and ties go to the older node. So they
-        do in the order of their ids, if the tree is not cut best first.
+        Text that needs several chunks is cut into nearly equal ones, since all wait for the largest. Parents come
+        before their children: a score never exceeds the parent's, and ties go to the older node. In the order of ids,
+        if the tree is not cut best first, they do, too.
         """
         assert chunk is None or chunk > 0, f"a chunk of {chunk} rows"
         left = len(self.unsent)
@@ -178,10 +178,10 @@ class TokenTree:
 
     def offer(self, guesses: Sequence[Guess], size: int, least: float,
               source: str = "") -> list[int]:
-        """Add those guesses that score `least` or more and are among the best `size` live ones then.
+        """Add the guesses that score `least` or more and are then among the best `size` live guesses.
 
-        Guesses are offered best first; returned are the nodes of those that were taken, in this order. A guess that the
-        tree already has takes no place of its own.
+        `guesses` are sorted, best first. The nodes of added guesses are returned, in this order. A guess that the tree
+        already has does not count again.
         """
         new = (score for parent, token, score in guesses if token not in self.nodes[parent].children)
         floor = max(self.trim(size, islice(new, size + 1)), least)
@@ -189,7 +189,7 @@ class TokenTree:
         return [self.add(*guess, source) for guess in taken]
 
     def trim(self, size: int, offered: Iterable[float] = ()) -> float:
-        """The least score of the best `size` guesses, live or on offer; what waits and scores less is dropped."""
+        """Return the least score of the best `size` live or offered guesses, and drop waiting guesses below it."""
         scores = [self.nodes[node].score for node in self.live]
         scores += offered
         if len(scores) <= size:
@@ -200,20 +200,20 @@ class TokenTree:
         return least
 
     def forget(self, least: float = math.inf) -> None:
-        """Drop every guess that was not sent and scores less."""
+        """Drop all unsent guesses that score less than `least`."""
         for node in [node for node in self.waiting if self.nodes[node].score < least]:
             if node in self.waiting:  # it may have been dropped together with its parent
                 self.drop(node)
 
     def release(self, count: int) -> None:
-        """Let go of the features of the first `count` nodes of the text, since every draft has read them."""
-        end = min(count, len(self.trunk) - 1)  # that of the tip may still come
+        """Release the features of the first `count` nodes of the text, which every draft has read."""
+        end = min(count, len(self.trunk) - 1)  # the tip's feature may still arrive
         for node in self.trunk[self._released:end]:
             self.nodes[node].hidden = self.nodes[node].partial = None
         self._released = max(self._released, end)
 
     def drop(self, node: int) -> None:
-        """Remove a guess and all that stands on it."""
+        """Remove a guess and everything below it."""
         guess = self.nodes[node]
         self.nodes[guess.parent].children.pop(guess.token, None)
         doomed = [node]
@@ -235,7 +235,7 @@ class TokenTree:
         return node
 
     def child(self, parent: int, token: int) -> int | None:
-        """The node that guesses or says `token` after `parent`, if the tree has one."""
+        """Return the node of `token` after `parent`, settled or guessed, or None."""
         above = self.nodes.get(parent)
         return above.children.get(token) if above else None
 
@@ -244,8 +244,7 @@ class TokenTree:
 
 
 def verify(tree: TokenTree) -> list[int]:
-    """Verify guesses: walk on from the tip for as long as the target's token is known; returns the tokens that settled.
-    """
+    """Verify guesses: settle the target's tokens from the tip on, as far as they are known, and return them."""
     new: list[int] = []
     while (token := tree.nodes[tree.tip].target_token) is not None:
         new.append(token)

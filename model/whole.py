@@ -1,4 +1,4 @@
-"""A whole model on one device: all layers of any family and the LM head, which read a text and say how it goes on.
+"""A whole model on one device: all layers of any family and the LM head.
 
 It knows nothing about stages or drafts.
 
@@ -21,7 +21,7 @@ from model.weights.quant import Recast, load
 
 
 class Whole:
-    """The layers and the LM head of `source`, quantized as `kind` says, for `context` positions; ValueError if bad."""
+    """The layers and LM head of `source`, quantized to `kind`, for `context` positions; ValueError if invalid."""
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device | str, kind: str = "none",
                  context: int | None = None) -> None:
@@ -38,14 +38,14 @@ class Whole:
         fill(self.lm_head, {"product.weight": source.sound(top[HEAD])}, dtype, device)
 
     def cache(self, slots: int) -> TreeCache:
-        """An empty cache for a text of so many tokens."""
+        """Return an empty cache for a text of `slots` tokens."""
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         return self.config.cache(self.config.layers, slots, like)
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int], cache: TreeCache, last: int,
                text: bool = True) -> Tensor:
-        """The logits `[last, V]` behind the last of these tokens; what is no `text` is forgotten by `cache.drop()`."""
+        """Return the logits `[last, V]` after the last tokens; `cache.drop()` forgets the tokens if not `text`."""
         start = cache.capacity - cache.room
         nodes = list(range(start, start + len(ids)))
         parents = [node - 1 for node in nodes]
@@ -56,7 +56,7 @@ class Whole:
         return logits_TV
 
     def words(self, prompt: Sequence[int], cache: TreeCache, sampler: Sampler) -> Iterator[int]:
-        """The tokens that follow a prompt, one after the other, as long as the empty `cache` has slots."""
+        """Yield the tokens that follow a prompt, one by one; the empty `cache` needs a slot for each token."""
         ids, position = list(prompt), len(prompt)
         while True:
             [token] = sampler(self.logits(ids, cache, 1), [position])

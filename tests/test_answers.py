@@ -1,4 +1,4 @@
-"""Earlier answers in a file: what was added is read again, the newest first to stay, and nothing else is taken."""
+"""Earlier answers in a file: added texts are read again, the newest are kept, and invalid files are refused."""
 from __future__ import annotations
 
 import json
@@ -56,9 +56,9 @@ def test_an_empty_file_holds_nothing(path):
 
 
 @pytest.mark.parametrize(("lines", "sentence"), [
-    ([HEAD, "[1]", "[1, 10]"], "line 3 of {} is no list of token ids from 0 to 9: delete the file"),
-    ([HEAD, "[1, -1]"], "line 2 of {} is no list"), ([HEAD, "[true]"], "line 2 of {} is no list"),
-    ([HEAD, "[1.0]"], "line 2 of {} is no list"), ([HEAD, "5"], "line 2 of {} is no list"),
+    ([HEAD, "[1]", "[1, 10]"], "line 3 of {} is not a list of token ids from 0 to 9: delete the"),
+    ([HEAD, "[1, -1]"], "line 2 of {} is not a list"), ([HEAD, "[true]"], "line 2 of {} is not a list"),
+    ([HEAD, "[1.0]"], "line 2 of {} is not a list"), ([HEAD, "5"], "line 2 of {} is not a list"),
     ([HEAD, "", "[1, 2"], "line 3 of {} is not JSON"),
     (["[1, 2]"], "line 1 of {} does not name the size of a vocabulary: delete the file"),
     (['{"vocabulary": 11}'], "{} holds answers of another vocabulary ({{'vocabulary': 11}}) than the model's, which "

@@ -41,7 +41,7 @@ def unstarted(ask, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("", "has no question: write a JSON object a line"), ("\n \n", "has no question"),
+    ("", "has no questions: write one JSON object per line"), ("\n \n", "has no question"),
     (GOOD + '{"turns": "abc"}', "line 2 of"), (GOOD + '{"turns": []}', "line 2 of"), ("null", "line 1 of"),
     (GOOD + "\n" + '{"turns": ["\\ud800"]}', "line 3 of"), ("[" * 100_000, "is nested too deeply"),
     ('{"turns": ["\xe9"]}'.encode("latin-1"), "line 1 of"),
@@ -70,7 +70,7 @@ def test_what_is_harmless_in_a_question_file_is_asked(ask, tmp_path):
 
 @pytest.mark.parametrize(("place", "message"), [
     (".", "(it is a folder)"), ("x" * 300, "File name too long"), ("file/x", "Not a directory"),
-    ("/dev/fd/63", "it is open in one process alone")])
+    ("/dev/fd/63", "it is open in one process only")])
 def test_an_output_that_cannot_be_written_is_reported_before_the_start(unstarted, tmp_path, place, message):
     (tmp_path / "file").write_text("old")
     said = unstarted(f"output={tmp_path / place}")
@@ -81,7 +81,7 @@ def test_an_output_that_cannot_be_written_is_reported_before_the_start(unstarted
 
 def test_an_output_that_fills_the_disk_leaves_the_answers_on_the_screen(ask, tmp_path, monkeypatch, capsys):
     (tmp_path / "asked").write_text(GOOD * 3)
-    put, count = files._put, iter(range(9))
+    put, count = files._write_and_sync, iter(range(9))
 
     def full(file, data):
         if next(count) < 1:
@@ -89,7 +89,7 @@ def test_an_output_that_fills_the_disk_leaves_the_answers_on_the_screen(ask, tmp
         os.close(file)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_put", full)
+    monkeypatch.setattr(files, "_write_and_sync", full)
     assert ask(f"question_file={tmp_path / 'asked'}", f"output={tmp_path / 'out'}") == 2
     shown = capsys.readouterr()
     assert f"{tmp_path / 'out'} cannot be written (No space left on device): what it should hold stands" in shown.err

@@ -316,7 +316,7 @@ def test_specinfer_has_a_start_and_a_draft_of_its_own():
     assert config.with_draft("ssm").draft == "ssm"
     assert EvalConfig.of(methods="ar,specinfer", verify="mss").run.verify == "mss"
     assert parse(["drafts=eagle,ssm", "ssm=a,b"], kind=EvalConfig).asked_drafts == ("eagle", "ssm")
-    with pytest.raises(ValueError, match="verify=mss judges guesses that were drawn, which naive would choose"):
+    with pytest.raises(ValueError, match="verify=mss needs guesses that are drawn, but naive chooses"):
         EvalConfig.of(methods="ar,naive,specinfer", verify="mss")
 
 
@@ -348,13 +348,13 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
     (["sets=,"], "sets is empty"),
     (["sets=mt_bench,moon"], "there is no data set moon"),
     (["temperatures=0,hot"], "hot is not possible: give 0 for the likeliest token or a number"),
-    (["temperature=1"], "temperature is of a single run: write temperatures="),
+    (["temperature=1"], "temperature is a key of single runs: write temperatures="),
     (["repeats=0"], "give a number from 1 to 1000000"),
     (["sets=../qa"], "../qa is no name of a data set: name its folder with data="),
-    (["prompt_ids=1,2"], "prompt_ids is of a single run: write sets="),
+    (["prompt_ids=1,2"], "prompt_ids is a key of single runs: write sets="),
     (["drafts=eagle,x"], "drafts=eagle,x: draft=x is unknown: choose"),
-    (["drafts=none:x"], "none:x names a folder, but only eagle, dflash, spd, model lie in one: write none"),
-    (["drafts=model:"], "model: names no folder: write model:DIR, or model alone"),
+    (["drafts=none:x"], "none:x names a folder, but only eagle, dflash, spd, model take one here: write none"),
+    (["drafts=model:"], "model: names no folder: write model:DIR, or only model"),
     (["drafts=eagle:nowhere"], "nowhere: give that of a draft head or a small model"),
     (["drafts=eagle", "baseline_draft=x"], "baseline_draft=x: draft=x is unknown: choose"),
     (["baseline_draft=eagle:nowhere"], "nowhere: give that of a draft head or a small model"),

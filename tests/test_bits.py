@@ -1,4 +1,4 @@
-"""A row has the same bits alone and in a tree: so all methods write one text in every number type, not only nearly."""
+"""A row has the same bits alone and in a tree, so all methods write exactly the same text in every number type."""
 from __future__ import annotations
 
 import random
@@ -41,7 +41,7 @@ class Model:
         self.cache = sizes.cache(2, 128, torch.empty(0, dtype=dtype), sizes.windows, small)
 
     def read(self, rows, text):
-        """Rows of node, parent, position and token, of which the first `text` are settled."""
+        """Read rows of node, parent, position and token, of which the first `text` are settled."""
         nodes, parents, positions, tokens = zip(*rows)
         self.cache.admit(nodes, parents, text)
         out_TD = self.body(torch.tensor(tokens), torch.tensor(positions), self.cache)
@@ -49,7 +49,7 @@ class Model:
 
 
 def alone(model, text):
-    """What is computed of each token of a text, one after the other behind a prompt."""
+    """Return the results for each token of a text, computed one by one after a prompt."""
     rows = [(i, max(i - 1, 0), i, token) for i, token in enumerate(text)]
     model.cache.clear()
     made = [model.read(rows[:PROMPT], PROMPT)]
@@ -57,7 +57,7 @@ def alone(model, text):
 
 
 def in_trees(model, text, rng):
-    """The same where the prompt comes in unequal chunks, and the rest as guesses among others that are wrong."""
+    """Return the same for a prompt in unequal chunks, and for the rest as guesses among incorrect ones."""
     rows = [(i, max(i - 1, 0), i, token)
             for i, token in enumerate(text[:PROMPT])]
     model.cache.clear()
@@ -97,7 +97,7 @@ def needs_packing(dtype):
     ("llama", torch.bfloat16, "int4", False), ("llama", torch.float32, "int4", True),
     ("llama", torch.float32, "int8", False)], ids=str)
 def test_a_row_has_the_same_bits_alone_and_in_a_tree(family, dtype, kind, small):
-    """Also with a cache in 8 bits, where a last bit would become a whole step."""
+    """Test also with a cache in 8 bits, in which a difference in the last bit would become a whole step."""
     needs_packing(dtype)
     torch.manual_seed(0)
     rng = random.Random(1)

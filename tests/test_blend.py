@@ -1,4 +1,4 @@
-"""What several sources guess becomes one distribution, and who was right gets the weight."""
+"""The guesses of several sources become one distribution, and accurate sources gain weight."""
 from __future__ import annotations
 
 import math
@@ -14,7 +14,7 @@ MANY = 6 * WINDOW
 
 
 def draws(weights, count, seed=0):
-    """What sources with some distributions give, and a token of their mixture, again and again."""
+    """Yield guesses of sources with random distributions, and a token of their mixture."""
     rng = random.Random(seed)
     for _ in range(count):
         given = {}
@@ -119,10 +119,10 @@ def test_the_same_lessons_make_the_same_blend():
     assert first.weights(["eagle", "model"], 0) == second.weights(["eagle", "model"], 0)
 
 
-# --- worth ------------------------------------------------------------------------------------------------------------
+# --- calibration ------------------------------------------------------------------------------------------------------
 
 def claims(truth, count, seed):
-    """A guess that claims anything and is right as often as `truth` says."""
+    """Yield guesses that claim random probabilities, and are correct with probability `truth(claimed)`."""
     rng = random.Random(seed)
     for _ in range(count):
         claimed = .05 + .9 * rng.random()
@@ -139,7 +139,7 @@ def rash(claimed):
 
 
 def loss(worth, guesses, token):
-    """How surprised a reader is by whether the guess was right."""
+    """Return the log loss of a claimed probability, given whether the guess was correct."""
     _, claimed = guesses[0]
     chance = worth.of(claimed)
     return -math.log(chance if token == guesses[0][0] else 1 - chance)
@@ -186,7 +186,7 @@ def test_probabilities_add_up_to_no_more_than_1_however_modest_their_source_was(
 
 
 def witnesses(count, seed):
-    """Two sources that saw different signs of one token, each as often right as it claims."""
+    """Yield guesses of two calibrated sources with different evidence for one token."""
     rng = random.Random(seed)
     for _ in range(count):
         token, given = rng.randrange(2), {}

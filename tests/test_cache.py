@@ -1,4 +1,4 @@
-"""A cache after any prunes equals a cache that was built from scratch."""
+"""A cache after any prunes equals a cache built from scratch."""
 from __future__ import annotations
 
 import random
@@ -15,14 +15,14 @@ from tests.tiny import CONFIG, TINY
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_blocks():
-    """Every cache here grows several times."""
+    """Make caches small, so that every cache here grows several times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(caches, "BLOCK", 4)
         yield
 
 
 def run(cache, tree, nodes, text=None):
-    """These nodes through the whole model, as a stage would: rows that are dead on arrival are dropped."""
+    """Compute these nodes with the whole model as a stage would: rows that are dead on arrival are dropped."""
     nodes = [nodes[i] for i in cache.alive(nodes)]
     if not nodes:
         return {}
@@ -34,7 +34,7 @@ def run(cache, tree, nodes, text=None):
 
 
 def reference(tree, node):
-    """The same node's feature, from its own path alone."""
+    """Return the feature of the same node, computed from its own path only."""
     path = [node]
     while tree.nodes[path[0]].parent != path[0]:
         path.insert(0, tree.nodes[path[0]].parent)
@@ -103,7 +103,7 @@ def test_settled_slots_never_move():
 
 
 def rows_agree(cut, whole, tree, nodes, noise):
-    """Random queries of these nodes read the same of both caches, in a layer with a window and in one without."""
+    """Check that random queries of these nodes read the same from both caches, with and without a window."""
     text = sum(node not in tree.live for node in nodes)
     shape = 3, 1, len(nodes), 4
     q, k, v = torch.randn(shape, dtype=torch.float64, generator=noise)

@@ -1,4 +1,4 @@
-"""Small models in a row: the larger one verifies the smaller one's chain in one pass, and only its scores count."""
+"""A cascade of small models: the larger one verifies the smaller one's chain in one pass, and only its scores count."""
 from __future__ import annotations
 
 import pytest
@@ -20,7 +20,7 @@ GROWTH = Growth(60, 99, 3, anywhere=True)
 
 
 def a_level(draft, tree, growth):
-    """Grow one level; the sources that read, each as often as it did."""
+    """Grow one level, and return the source and the number of rows of each reading."""
     steps, said, readers = draft.grow(tree, growth), None, []
     while True:
         try:
@@ -38,7 +38,7 @@ def tree_of(prompt, limit=200):
 
 
 def scores(tree):
-    """The score of each guess, by its path."""
+    """Return the score of each guess, by its path."""
     found = {}
     for node in sorted(tree.live):
         above = found.get(tree.nodes[node].parent, ((), 0))[0]
@@ -98,7 +98,7 @@ def test_what_a_request_has_of_a_row_is_its_own_and_is_forgotten():
     assert scores(again) == scores(one) == scores(two)
 
 
-# What is typed
+# Commands
 
 
 def test_folders_may_stand_in_the_name_of_the_draft():
@@ -112,9 +112,9 @@ def test_folders_may_stand_in_the_name_of_the_draft():
 
 
 @pytest.mark.parametrize("words, said", [
-    (["draft=cascade"], "draft=cascade wants small models in a row, the smallest first: add ssm=DIR,DIR"),
-    (["draft=cascade", "ssm=a"], "wants small models in a row"),
-    (["draft=cascade:a,b", "ssm_ranks=true"], "those of draft=cascade take turns: leave it out"),
+    (["draft=cascade"], "draft=cascade needs several small models, the smallest first: add ssm=DIR,DIR"),
+    (["draft=cascade", "ssm=a"], "needs several small models"),
+    (["draft=cascade:a,b", "ssm_ranks=true"], "but those of draft=cascade take turns: leave it out"),
 ])
 def test_what_a_row_of_models_cannot_do_is_refused(words, said):
     with refused(said):

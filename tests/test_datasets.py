@@ -1,4 +1,4 @@
-"""Data sets: the six real files' forms, SpecInfer's lists, and what is wrong with a file."""
+"""Data sets: the forms of the six published files, SpecInfer's lists, and errors in a file."""
 from __future__ import annotations
 
 import json
@@ -102,7 +102,7 @@ def test_a_list_of_texts_is_a_set_of_single_turns_which_may_repeat(tmp_path):
     ("a.jsonl", '{"question_id": [1], "turns": ["x"]}', "line 1 of"),
     ("a.jsonl", '["x"]', "line 1 of"),
     ("a.jsonl", 'null\n', "line 1 of"),
-    ("a.jsonl", '{"question_id": 1, "turns": ["x"], "category": ["y"]}', "\"category\" that is no text"),
+    ("a.jsonl", '{"question_id": 1, "turns": ["x"], "category": ["y"]}', "\"category\" that is not a text"),
     ("a.jsonl", '{"question_id": 1, "turns": ["\\ud800"]}', "line 1 of .* has half a character"),
     ("a.jsonl", "[" * 100_000, "line 1 of .* is nested too deeply"),
     ("a.jsonl", "\n \n", "has no question"),
@@ -110,7 +110,7 @@ def test_a_list_of_texts_is_a_set_of_single_turns_which_may_repeat(tmp_path):
     ("a.json", "[" * 100_000, "is nested too deeply"),
     ("a.jsonl", '{"question_id": 1, "turns": ["x"]}\n{"question_id": 1, "turns": ["y"]}', "of line 1"),
     ("a.json", '["x"', "write a list of texts"),
-    ("a.json", '{"x": 1}', "is no list"),
+    ("a.json", '{"x": 1}', "is not a list"),
     ("a.json", '["x", 1]', "entry 2 of the list"),
     ("b.jsonl", "", "there is no data set a in"),
     ("a.jsonl", '{"question_id": 1, "turns": ["x"]}', "questions=1: leaves no question"),
@@ -169,7 +169,7 @@ def test_the_categories_of_one_file_are_sets(tmp_path, entries, names):
     assert EvalConfig.of(data=str(path)).chosen_sets == tuple(names)
     assert EvalConfig.of(data=str(path), sets=names[1]).chosen_sets == (names[1],)
     assert len(load(path, names[0], 0, 1)) == 1
-    with pytest.raises(ValueError, match=f"poetry .there: {', '.join(sorted(names))}.: choose others with sets="):
+    with pytest.raises(ValueError, match=f"poetry .known: {', '.join(sorted(names))}.: choose others with sets="):
         load(path, "poetry")
 
 

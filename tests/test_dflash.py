@@ -1,4 +1,4 @@
-"""DFlash's heads: read as they are published, computed as plainly as they are defined, and grown into trees."""
+"""DFlash heads: read as published, compared with a plain implementation, and grown into trees."""
 from __future__ import annotations
 
 import heapq
@@ -30,7 +30,7 @@ BASE = {**FORM, "num_hidden_layers": 8}
 
 
 def publish(folder, change=lambda tensors: None, **more):
-    """A head in a folder, in the form of the published ones; its tensors."""
+    """Write a head to a folder in the published form, and return its tensors."""
     folder.mkdir()
     layers = usual_layers(8)
     ids = [layer - 1 for layer in layers]
@@ -46,7 +46,7 @@ def publish(folder, change=lambda tensors: None, **more):
     return held
 
 
-# What it computes
+# Computation
 
 
 def normed(x, weight):
@@ -54,7 +54,7 @@ def normed(x, weight):
 
 
 def turned(x_THE, positions):
-    """Rotary positions, as Qwen3 has them."""
+    """Apply rotary positions as Qwen3 does."""
     pairs = torch.arange(0, SIZE, 2, dtype=torch.float64) / SIZE
     angle = torch.tensor(positions, dtype=torch.float64)[:, None] / CONFIG.theta ** pairs
     cos, sin = (part.repeat(1, 2)[:, None]
@@ -93,7 +93,7 @@ def plainly(held, embedding, context, block, begin):
 
 
 def grown_tree(draft, features, ids=IDS, limit=99):
-    """A tree whose text has the target's features, but for the tip, after the draft has read it."""
+    """Return a tree with the target's features of all text but the tip, after the draft has read it."""
     tree = TokenTree(ids, limit)
     tree.unsent.clear()
     for node, feature in zip(tree.trunk[:-1], features):
@@ -179,7 +179,7 @@ def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_margi
     assert not draft.heard(tree, second, 3) and draft.wants(tree, tree.tip)
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize("more, said", [
@@ -187,8 +187,8 @@ def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_margi
     ({"dflash_config": {"mask_token_id": 53, "target_layer_ids": [1, 3]}}, "says mask_token_id=53"),
     ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [3, 1]}}, "(only layers in rising order, from 0 to 6)"),
     ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 7]}}, "(only layers in rising order, from 0 to 6)"),
-    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "causal_head": True}}, "says 'causal_head'"),
-    ({"selector_rank": 3}, "says 'selector_rank', of which it is not known"),
+    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "causal_head": True}}, "key 'causal_head'"),
+    ({"selector_rank": 3}, "has the unknown key 'selector_rank'"),
     ({"sliding_window": 64, "use_sliding_window": True}, "says sliding_window=64"),
     ({"hidden_size": 64}, "has hidden_size 64, but the model has 32"),
 ])

@@ -1,4 +1,4 @@
-"""Every kind of draft gets what it needs, guesses as it should, and is refused if it does not fit the model."""
+"""Every kind of draft gets its inputs, guesses as expected, and is refused if it does not match the model."""
 from __future__ import annotations
 
 import json
@@ -31,11 +31,11 @@ DEEP = DEEP
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 18
 SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec"]
-VOCAB = 40  # of the heads of EAGLE-3 here
+VOCAB = 40  # of the EAGLE-3 heads here
 
 
 class Watcher:
-    """A draft that never guesses and looks at the features that come."""
+    """A draft that never guesses, and checks the features that arrive."""
 
     inner, consumed = True, 0
 
@@ -57,7 +57,7 @@ class Watcher:
     reset = refresh
 
 
-# What travels
+# Messages
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
@@ -100,7 +100,7 @@ def test_segments_carry_inner_features_only_for_a_head_that_needs_them(kind, wid
         assert {x.shape[1] for x in sent} == {0, CONFIG.hidden, 3 * CONFIG.hidden}
 
 
-# What is guessed
+# Guesses
 
 
 @pytest.mark.parametrize("strategy, stages", [*zip(SPECULATIVE, cycle([3, 1]))])
@@ -108,7 +108,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
     with pipeline(DEEP, stages, strategy, DEEP.twin()) as decoder:
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=NEW))
         assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, Sampler())
-    # How far continuous guesses ahead depends on how soon its target answers, so nothing is said of that here.
+    # How far continuous guesses ahead depends on the speed of its target, so this is not tested here.
     assert strategy == "continuous" or answer.target_passes <= 6, "some guesses were wrong"
 
 
@@ -121,7 +121,7 @@ def test_a_small_model_waits_until_the_prompt_is_sent_and_then_does_not_wait_for
 
 
 class Both:
-    """Two drafts that grow one tree."""
+    """Two drafts that grow the same tree."""
 
     inner = False
 
@@ -186,7 +186,7 @@ def test_a_draft_whose_logits_are_not_finite_is_reported_and_the_pipeline_lives_
     draft = getattr(DEEP, kind)()
     draft.network.embed_tokens.weight.data[PROMPT[-1]] = bad
     with pipeline(DEEP, 2, "continuous", draft) as decoder:
-        with refused("the draft's logits are not finite (NaN or infinity); its weights are damaged or were made for"):
+        with refused("the draft's logits are not finite (NaN or infinity); its weights are damaged or were trained"):
             for _ in decoder.decode(Request(PROMPT, max_new_tokens=8))[1]:
                 pass
         draft.lm_head = lambda out: torch.zeros(len(out), CONFIG.vocab, dtype=out.dtype)
@@ -204,7 +204,7 @@ def test_a_draft_in_float16_is_refused_with_the_type_to_take():
 
 def save_eagle3(folder: Path, vocab: int = VOCAB, change=lambda tensors: None, name: str = "pytorch_model.bin",
                 **config) -> Checkpoint:
-    """A head of EAGLE-3 for the tiny model, with what `change` does to its tensors and `config` to its config."""
+    """Write an EAGLE-3 head for the tiny model; `change` changes its tensors, `config` its config."""
     head = DEEP.eagle3(vocab).network
     tensors = {name: x for name, x in weights(head, seed=4).items() if name != "embed_tokens.weight"}
     if vocab < CONFIG.vocab:
@@ -258,7 +258,7 @@ BROKEN = {
     "lm_head.weight in": {"draft_vocab_size": 39},
     "reads the inputs of layers [2, 4, 10], but the model has 8": {
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}},
-    "holds '\\x1b[2J' in a form": {"change": lambda t: t.update({"\x1b[2J": torch.zeros(1)})},
+    "holds '\\x1b[2J' in an unsupported form": {"change": lambda t: t.update({"\x1b[2J": torch.zeros(1)})},
 }
 
 
@@ -271,7 +271,7 @@ def test_a_head_of_eagle_3_that_does_not_fit_is_refused_by_name(tmp_path, senten
 def test_a_head_of_eagle_3_needs_seven_layers(tmp_path):
     source = save_eagle3(tmp_path / "head")
     fit_head(source, {**BASE, "num_hidden_layers": 7})
-    with refused("needs a model of 7 layers or more, and the model has 6; take an EAGLE-1 or EAGLE-2 head"):
+    with refused("needs a model of 7 layers or more, but the model has 6; take an EAGLE-1 or EAGLE-2 head"):
         fit_head(source, {**BASE, "num_hidden_layers": 6})
 
 

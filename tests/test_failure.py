@@ -42,7 +42,7 @@ def sentence(text: str) -> str:
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["prompt="], "prompt is empty: write the question behind prompt="),
+    (["prompt="], "prompt is empty: write the question after prompt="),
     (["prompt= "], "prompt is empty"),
     (["prompt_ids=,"], "prompt_ids=, is not possible: give token ids with commas between"),
     (["prompt_ids=5,53"], "prompt_ids has 53, but the model knows 0 to 52 only: take ids of this model's tokenizer"),

@@ -109,14 +109,14 @@ def config_class(kind):
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_blocks():
-    """What lies behind a window is dropped early."""
+    """Make blocks small, so that slots before a window are dropped early."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(caches, "BLOCK", 4)
         yield
 
 
 class Saved:
-    """A family's model as `transformers` has it, in memory and in a folder, with its split."""
+    """A family's model of `transformers`, in memory and in a folder, with its split."""
 
     def __init__(self, name, folder):
         import transformers
@@ -125,7 +125,7 @@ class Saved:
         self.number = list(MODELS).index(name)
         torch.manual_seed(1)
         config = config_class(kind)(**fields)
-        config._attn_implementation = "eager"  # the one that bends scores
+        config._attn_implementation = "eager"  # the only one with soft caps
         self.model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
         for parameter in self.model.parameters():  # norms of ones and biases of zeros would not show that they are used
             if parameter.dim() == 1:
@@ -138,7 +138,7 @@ class Saved:
     @cached_property
     @torch.no_grad()
     def text(self):
-        """What `transformers` writes behind PROMPT."""
+        """Return the text of `transformers` after PROMPT."""
         ids = torch.tensor([PROMPT])
         out = self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW,
                                   pad_token_id=0)
@@ -156,7 +156,7 @@ class Saved:
 
     @contextmanager
     def decoder(self, strategy, draft):
-        """Over three threads, each with the slice of its own folder."""
+        """Run a decoder over three threads, each with the slice of its own folder."""
         links = ring_of_threads(4)
         config, stages = self.stages()
         threads = [threading.Thread(target=work, args=pair, daemon=True)
@@ -204,7 +204,7 @@ def test_requests_side_by_side_write_what_each_writes_alone_where_windows_drop_t
 
 @pytest.fixture
 def as_transformers_adds(monkeypatch):
-    """Sums in float32, as those of the reference, whose last bits show in a random model far into a text."""
+    """Sum in float32 as the reference does, since last bits matter in a random model far into a text."""
     for module in (caches, llama):
         monkeypatch.setattr(module, "for_sums", lambda x: x)
 
@@ -373,7 +373,7 @@ def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so()
 OLD = {"rope_parameters": None}  # where transformers 5 says it
 REFUSED = {
     "a Gemma": ("mistral", {"model_type": "gemma"}, "model_type='gemma'"),
-    "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6, **OLD}, "head_dim=12, but rotary positions turn"),
+    "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6, **OLD}, "head_dim=12, but rotary positions"),
     "too few long waves": (
         "phi4 mini", {"rope_scaling": {**LONG, "long_factor": [1.0]}, **OLD}, "1 numbers in long_factor"),
     "no long waves": (

@@ -181,9 +181,9 @@ def test_a_controller_that_fails_is_asked_again_and_one_that_forgets_hears_of_th
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ([], "controller= is no address of a controller"), (["controller=here"], "controller=here is no address"),
-    ([f"controller={CONTROLLER}", "worker=x"], "worker=x is no address"),
-    ([f"controller={CONTROLLER}", "api_key=x"], "api_key is not known to FastChat"),
+    ([], "controller= is not an address of a controller"), (["controller=here"], "controller=here is not an address"),
+    ([f"controller={CONTROLLER}", "worker=x"], "worker=x is not an address"),
+    ([f"controller={CONTROLLER}", "api_key=x"], "api_key does not exist in FastChat"),
     ([f"controller={CONTROLLER}", "template=own"], "template=own cannot be passed"),
     ([f"controller={CONTROLLER}", "host=10.0.0.1"], "add open=true"),
     ([f"controller={CONTROLLER}", "host=0.0.0.0", "open=true"], "add worker=http://NAME:PORT")])

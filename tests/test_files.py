@@ -1,4 +1,4 @@
-"""Files that a person named: what is wrong with one is named with its place, and output is whole or not there."""
+"""Files that a user names: errors give the file and the line, and output is written atomically."""
 from __future__ import annotations
 
 import json
@@ -33,7 +33,7 @@ def test_what_is_harmless_in_a_file_of_lines_is_read(tmp_path, data, found):
     (b'1\n{"a": }', "line 2 of {} is not JSON (Expecting value, column 7): do this"),
     (b"1\n\xff", "line 2 of {} is not UTF-8 (invalid start byte at byte 0): save it as UTF-8"),
     ("é".encode("latin-1"), "is not UTF-8"), ('"a"'.encode("utf-16"), "line 1 of {} is not UTF-8"),
-    (DEEP.encode(), "line 1 of {} is nested too deeply (more than 64 lists and objects, one in the other): do this"),
+    (DEEP.encode(), "line 1 of {} is nested too deeply (more than 64 lists and objects within each other): do this"),
     (b'1\n\n{"a": ["\\uD800"]}', "line 3 of {} has half a character"),
     (b"9" * 5000, "line 1 of {} is not JSON"), (b'"a\x00b"', "line 1 of {} is not JSON (Invalid control character"),
 ], ids=lambda value: value[:12] if isinstance(value, bytes) else "")
@@ -115,7 +115,7 @@ def test_what_cannot_be_written_is_refused_in_one_sentence_and_stays(tmp_path, a
                              ("x" * 300, "File name too long"), ("file/x", "Not a directory")):
             with refused(f"cannot be written ({reason}): choose another"):
                 act(tmp_path / name)
-    with refused("it is open in one process alone"):
+    with refused("it is open in one process only"):
         act("/dev/fd/63")
     assert (tmp_path / "file").read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 3
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch):
         os.close(file)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_put", full)
+    monkeypatch.setattr(files, "_write_and_sync", full)
     with refused("a cannot be written (No space left on device): choose another"):
         write(tmp_path / "a", json.dumps([1, 2]), REMEDY)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

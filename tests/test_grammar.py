@@ -1,4 +1,4 @@
-"""Answers that follow a grammar: valid always, one text for every method, and no forbidden guess is sent."""
+"""Answers that follow a grammar: they are always valid, the same for every method, and no forbidden guess is sent."""
 from __future__ import annotations
 
 import json
@@ -37,7 +37,7 @@ def guide(kind: Any) -> Guide:
 
 @lru_cache(maxsize=None)
 def reference(guide: Guide, sampler: Sampler, deep: bool = False) -> list[int]:
-    """Token by token; at each of them the grammar reads the whole path again."""
+    """Decode token by token; at each token the grammar reads the whole path again."""
     tiny, tokens = DEEP if deep else TINY, list(PROMPT)
     while tokens[-1] != END and len(tokens) < len(PROMPT) + NEW:
         matcher = GRAMMARS.of(guide).matcher.deep_copy()

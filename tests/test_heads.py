@@ -1,4 +1,4 @@
-"""Heads as they are published: what their config.json may say, and how one is refused that is another network."""
+"""Published heads: supported fields of their config.json, and errors for heads that are other networks."""
 from __future__ import annotations
 
 import json
@@ -62,7 +62,7 @@ PUBLISHED = {  # name: whether it is of EAGLE-3, and its fields beside the sizes
 
 
 def save(folder: Path, third: bool, config: dict, rename=lambda name: name) -> Checkpoint:
-    """A head that fits BASE, with these fields in its config.json."""
+    """Write a head that fits BASE, with these fields in its config.json."""
     sizes = LlamaConfig.read({**SIZES, "num_key_value_heads": config.get("num_key_value_heads")})
     head = Eagle3Head(sizes, 32, 53, read_dialect({}, 24)) if third else EagleHead(sizes, bias=False)
     folder.mkdir()
@@ -106,7 +106,7 @@ OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
     "lacks fc_norm.0.weight": (True, {"fc_norm": True}),
     "lacks input_norm.weight": (True, {"norm_before_fc": True}),
     "lacks layers.1.": (True, {"num_hidden_layers": 2}),
-    "num_aux_hidden_states=4, which is not supported (only 3, one for each layer that it names)": (
+    "num_aux_hidden_states=4, which is not supported (only 3, one for each listed layer)": (
         True, {"num_aux_hidden_states": 4}),
     "aux_layer_ids_are='both', which is not supported (only inputs or outputs)": (True, {"aux_layer_ids_are": "both"}),
     "logit_scale=0.0625, which is not supported (only 1)": (True, {"logit_scale": 0.0625}),
@@ -128,18 +128,18 @@ OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
     "reads the inputs of layers [4, 14, 25], but the model has 24; take the head for this model": (
         True, {"aux_hidden_state_layer_ids": [4, 14, 25], "aux_layer_ids_are": "inputs"}),
     "eagle_aux_hidden_state_layer_ids=5, which": (True, {"eagle_aux_hidden_state_layer_ids": 5}),
-    "eagle_aux_hidden_state_layer_ids, which only a head of EAGLE-3 has": (
+    "eagle_aux_hidden_state_layer_ids, which only an EAGLE-3 head has": (
         False, {"eagle_aux_hidden_state_layer_ids": INNER}),
-    "says 'rope_theta', of which it is not known": (True, {"eagle_config": {"rope_theta": 5}}),
+    "has the unknown key 'rope_theta'": (True, {"eagle_config": {"rope_theta": 5}}),
     "eagle_config=[1], which should be an object": (True, {"eagle_config": [1]}),
-    "says 'residual_multiplier', of which it is not known whether it changes what the head computes; if it does not, "
+    "has the unknown key 'residual_multiplier', which may change what the head computes; if it does not, "
     "delete it there": (True, {"residual_multiplier": 0.5}),
-    r"says '\x1b[2J', of which": (False, {"\x1b[2J": 1}),
+    r"has the unknown key '\x1b[2J', which": (False, {"\x1b[2J": 1}),
     "draft_vocab_size=-3, which should be a whole number from 1": (True, {"draft_vocab_size": -3}),
     "draft_vocab_size='53', which": (True, {"draft_vocab_size": "53"}),
     "head: config.json says hidden_act='gelu'": (True, {"hidden_act": "gelu"}),
     "speculators_model_type='mlp', which is not supported (only 'eagle3')": (True, {"speculators_model_type": "mlp"}),
-    "was trained for 'a/Qwen3-8B', a 'Qwen3ForCausalLM', and the model is a LlamaForCausalLM": (True, {
+    "was trained for 'a/Qwen3-8B', a 'Qwen3ForCausalLM', but the model is a LlamaForCausalLM": (True, {
         "speculators_config": {"verifier": {"name_or_path": "a/Qwen3-8B", "architectures": ["Qwen3ForCausalLM"]}}}),
     "config.json says hidden_size='wide', which should be a whole number": (
         True, {"transformer_layer_config": {"hidden_size": "wide"}, "hidden_size": None}),
@@ -167,7 +167,7 @@ def test_a_head_that_foresees_next_to_nothing_is_noticed_once(strategy):
         for _ in range(2):
             assert write(decoder, prompt, 60) == DEEP.text(prompt, 60, Sampler())
     [sentence] = said
-    assert re.match(r"the draft head in HEAD foresaw [0-3] of the first 32 tokens: it was probably made for another",
+    assert re.match(r"the draft head in HEAD foresaw [0-3] of the first 32 tokens: it was probably trained for another",
                     sentence)
 
 
@@ -179,7 +179,7 @@ def test_a_head_that_is_right_now_and_then_is_no_stranger():
     assert said == [] and (fit.tried, fit.right) == (40, 5)
 
 
-# Dialects of EAGLE-3: a tiny head in each form, beside the same computed plainly
+# Dialects of EAGLE-3: a tiny head in each form, compared with a plain implementation
 
 
 SPEC = {"speculators_model_type": "eagle3", "speculators_version": "0.5.0", "architectures": ["Eagle3Speculator"],
@@ -205,7 +205,7 @@ DIALECTS = {  # name: fields, the prefix of the first layer, whether the sizes a
 
 
 def publish(folder: Path, name: str) -> Checkpoint:
-    """A random head of one layer or more in this dialect."""
+    """Return a random head of one layer or more in this dialect."""
     fields, first, nests, inner = DIALECTS[name]
     config = {**SIZES, "num_key_value_heads": 2, **fields}
     dialect = read_dialect(config, 24)
@@ -235,7 +235,7 @@ def rms(x, weight):
 
 
 def turned(x, positions):
-    """Heads `[H, T, 8]` at rotary positions."""
+    """Return heads `[H, T, 8]` at rotary positions."""
     waves = 10000.0 ** (torch.arange(0, 8, 2, dtype=torch.float32) / 8)
     angle = torch.cat([positions[:, None] / waves] * 2, -1)
     cos, sin = angle.cos().double(), angle.sin().double()
@@ -244,7 +244,7 @@ def turned(x, positions):
 
 
 def plain_layer(t, prefix, read, x):
-    """A decoder layer: attention of all rows `read` to those before them, and the feed-forward, added to `x`."""
+    """Compute a decoder layer: causal attention of all rows `read`, and the feed-forward, added to `x`."""
     rows = len(read)
     q, k, v = (read @ t[f"{prefix}self_attn.{name}_proj.weight"].T for name in "qkv")
     q, k, v = ([y.view(rows, -1, 8).transpose(0, 1)]
@@ -261,7 +261,7 @@ def plain_layer(t, prefix, read, x):
 
 
 def plain_head(t, fields, first, inner, tokens, own):
-    """What the head makes of all `tokens`, of which the last `own` are fed with what it made; its logits."""
+    """Return the head's outputs for all `tokens`, of which the last `own` are fed with its outputs, and its logits."""
     on = {**fields, **fields.get("eagle_config", {})}.get
     if on("norm_before_fc"):
         inner = rms(inner, t["input_norm.weight"])

@@ -1,4 +1,4 @@
-"""Weights in int4: their codes, torch's kernels in place of unfolded weights, and that a row's bits are its own."""
+"""Weights in int4: their codes, torch's kernels compared with unfolded weights, and rows with bits of their own."""
 from __future__ import annotations
 
 import json
@@ -47,7 +47,7 @@ def layer(inputs, outputs, dtype):
 
 
 def kernels():
-    """Those that this machine can try: ARM's has a form for every processor."""
+    """Yield the kernels that this machine can test; ARM's has a portable form."""
     made = int4._x86(), int4._arm()
     for kernel in made:
         with suppress(RuntimeError):
@@ -127,13 +127,13 @@ def test_rows_are_padded_where_a_kernel_lets_them_depend_on_each_other():
     whole = steady(x, pairs, scale)
     assert torch.equal(steady(x[:3], pairs, scale), whole[:3])
     wrong = int4.replace(kernel, multiply=lambda *args: kernel.multiply(*args) * 2)
-    with pytest.raises(RuntimeError, match="its result is wrong"):
+    with pytest.raises(RuntimeError, match="its result is incorrect"):
         int4.tried(wrong, "cpu")
 
 
 @pytest.mark.parametrize("dtype, inputs, outputs, why", [
     (torch.float64, 64, 32, "there is none for float64"),
-    (torch.float32, 48, 32, "it wants multiples of 16 outputs and 32 inputs, not 32 and 48"),
+    (torch.float32, 48, 32, "it needs multiples of 16 outputs and 32 inputs, not 32 and 48"),
 ])
 def test_without_a_kernel_weights_are_unfolded(dtype, inputs, outputs, why, monkeypatch):
     monkeypatch.setattr(int4, "_named", lambda device: int4._x86)
@@ -147,7 +147,7 @@ def test_without_a_kernel_weights_are_unfolded(dtype, inputs, outputs, why, monk
 
 
 def blockwise(block, outputs=1):
-    """A kernel that packs so many outputs together: whole blocks in reverse, and what is left over as it is."""
+    """Return a kernel that packs blocks of outputs: whole blocks in reverse order, the rest unchanged."""
     def mixed(pairs):
         whole = len(pairs) // block * block
         blocks = pairs[:whole].view(-1, block, pairs.shape[1])
@@ -213,7 +213,7 @@ def test_products_of_the_same_rows_are_put_together_where_that_keeps_them(kind, 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """The bundled model, whose shapes have a kernel: in two stages, and shared by two ranks."""
+    """The bundled model, which has shapes with a kernel, split in two stages, and shared by two ranks."""
     out = tmp_path_factory.mktemp("toy")
     split(TOY, out / "stages", "0+4+4", progress=False, layout=Layout("int4"))
     halves = Layout("int4", (1, 1))
@@ -260,5 +260,5 @@ def test_every_method_writes_one_text_by_the_kernel(form, words, methods, toy, t
 
 def test_what_computes_wrongly_is_refused(monkeypatch):
     monkeypatch.setattr(Int4, "forward", lambda self, x_TD: x_TD * 0)
-    with refused("int4 weights cannot be computed on cpu (the result is wrong): run unquantized weights: quant=none"):
+    with refused("int4 weights cannot be computed on cpu (the result is incorrect): run unquantized weights: "):
         probe("int4", torch.float32, "cpu")

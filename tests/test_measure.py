@@ -42,7 +42,7 @@ def test_a_measurement_that_is_none_shows_what_there_is(capsys):
     assert said.out.count("Usage: python -m scripts.bench") == 2
     assert said.err == "flowspec: unknown measurement clokcs: did you mean clocks?\n"
     assert bench.main(["clocks", "slowdown=2"]) == 2
-    assert capsys.readouterr().err.startswith("flowspec: slowdown=2 means nothing where nobody waits")
+    assert capsys.readouterr().err.startswith("flowspec: slowdown=2 has no effect in virtual time")
     for word in ("time=virtual", "trace=folder"):
         assert bench.main(["clocks", word]) == 2
         assert "leave time and trace out" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A mixture of sources grows the best guesses of all that they say, wherever these stand."""
+"""A mixture grows the best guesses of all its sources, anywhere in the tree."""
 from __future__ import annotations
 
 import heapq
@@ -52,7 +52,7 @@ class Table(TreeDraft):
         return torch.stack([self.after(unpacked(out)) for out in out_TD])
 
     def after(self, path):
-        """The logits `[V]` after a path."""
+        """Return the logits `[V]` after a path."""
         rng = random.Random(repr((self.seed, path)))
         return torch.tensor([3 * rng.gauss(0, 1) for _ in range(VOCAB)],
                             dtype=torch.float64)
@@ -69,7 +69,7 @@ class Table(TreeDraft):
 
 
 class Narrow(Table):
-    """A network that rules out all tokens but some."""
+    """A network that excludes all tokens but some."""
 
     def __init__(self, tokens, source):
         self.only = torch.tensor(tokens)
@@ -89,7 +89,7 @@ def unpacked(out):
 
 
 def path(tree, node):
-    """The tokens from the root to a node."""
+    """Return the tokens from the root to a node."""
     above = [] if tree.nodes[node].parent == node else path(tree, tree.nodes[node].parent)
     return [*above, tree.nodes[node].token]
 
@@ -99,14 +99,14 @@ def paths(tree):
 
 
 def grown(draft, tree, growth):
-    """The tree, after as many levels as there are."""
+    """Return the tree after all its levels."""
     while at_once(draft.grow(tree, growth)):
         pass
     return tree
 
 
 def best(table, text, limit, growth):
-    """By brute force: the likeliest paths below a text, if each has its `width` likeliest children."""
+    """Find by brute force the likeliest paths below a text, if each node has its `width` likeliest children."""
     found, open_paths = set(), [(0.0, tuple(text))]
     while open_paths and len(found) <= growth.nodes:
         loss, above = heapq.heappop(open_paths)
@@ -173,7 +173,7 @@ def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed
 
 
 def written(draft, table, tree, growth, sampler=Sampler()):
-    """Decode with the table as the target; yields after each growth."""
+    """Decode with the table as the target, and yield after each growth."""
     draft.begin(sampler)
     while tree.room > 0:
         grown(draft, tree, growth)
@@ -286,7 +286,7 @@ def test_a_suffix_alone_guesses_what_followed_and_nothing_without_a_match():
 
 def test_a_request_that_is_over_leaves_no_guess():
     sampler, growth = Sampler(1.0, seed=5), Growth(20, 99, 3, anywhere=True)
-    again, other = [1, 2, 3, 4, 5, 1, 2, 3], [6, 2, 3]  # of the second, 2 3 stands in the first alone
+    again, other = [1, 2, 3, 4, 5, 1, 2, 3], [6, 2, 3]  # 2 3 of the second text occurs only in the first
     used = Mixture([Table()], Suffix())
     fresh = Mixture([Table()], Suffix())
     used.begin(sampler)
@@ -323,7 +323,7 @@ def test_what_nobody_names_may_win_by_a_noise_that_nobody_knows():
     mixture = Mixture([], Suffix())
     mixture.begin(Sampler(1.0))
     mixed = [(3, 0.2), (5, 0.1)]
-    named, unnamed = (dict(mixture._foreseen(mixed, rest, 7)) for rest in (0.0, 0.7))
+    named, unnamed = (dict(mixture._with_noise(mixed, rest, 7)) for rest in (0.0, 0.7))
     assert sum(named.values()) == pytest.approx(1.0)
     assert sum(unnamed.values()) < 1.0
     assert named[3] / named[5] == pytest.approx(unnamed[3] / unnamed[5])

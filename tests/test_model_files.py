@@ -36,7 +36,7 @@ NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The tiny model, whole and in shards, and a draft head, in folders that no test changes."""
+    """The tiny model, whole and sharded, and a draft head, in folders that no test changes."""
     folder = tmp_path_factory.mktemp("models")
     save_llama(folder / "whole")
     save_llama(folder / "shards", max_shard_size="4KB")
@@ -56,7 +56,7 @@ def change(path: Path, **fields: Any) -> None:
 # config.json and generation_config.json
 
 
-WRONG = [  # fields of a config, and how they are refused
+WRONG = [  # fields of a config, and the error messages
     *(({name: value}, f"{name}={value!r}, which should be a whole number from 1")
       for name in ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads",
                    "num_key_value_heads", "head_dim", "max_position_embeddings", "draft_vocab_size")
@@ -99,10 +99,10 @@ def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_name(models, 
 
 
 @pytest.mark.parametrize(("fields", "sentence"), [
-    ({"num_key_value_heads": 4, "num_attention_heads": 6, "head_dim": 4}, "is no multiple of num_key_value_heads=4"),
+    ({"num_key_value_heads": 4, "num_attention_heads": 6, "head_dim": 4}, "is not a multiple of num_key_value_heads=4"),
     ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None},
-     "hidden_size=16, which is no multiple of num_attention_heads=5"),
-    ({"head_dim": 7}, "head_dim=7, but rotary positions turn dimensions in pairs"),
+     "hidden_size=16, which is not a multiple of num_attention_heads=5"),
+    ({"head_dim": 7}, "head_dim=7, but rotary positions rotate dimensions in pairs"),
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "low_freq_factor=1.0, which is not below"),
     ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "rope_scaling={'mrope_section': [1]}"),
     ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "does not give factor"),
@@ -174,8 +174,8 @@ def test_json_nested_without_end_is_refused(models, tmp_path, name, what):
     content = NESTED[what].encode()
     (folder / name).write_bytes(content if name.endswith("json")
                                 else len(content).to_bytes(8, "little") + content)
-    deep = "is nested too deeply (more than 64 lists and objects, one in the other)"
-    with refused(f"{folder / name} {deep if name.endswith('json') else 'is cut off, damaged or no safetensors file'}"):
+    deep = "is nested too deeply (more than 64 lists and objects within each other)"
+    with refused(f"{folder / name} {deep if name.endswith('json') else 'is cut off, damaged or not in safetensors'}"):
         Checkpoint(folder)
 
 
@@ -196,13 +196,13 @@ def test_a_byte_order_mark_is_harmless_and_a_folder_or_a_file_without_end_is_non
     with refused("is a folder, a device or a pipe: copy the folder again"):
         read_json(tmp_path)
     monkeypatch.setattr("config.schema.untrusted.LARGEST", 10)
-    with refused("has 13 bytes, more than any file of its kind"):
+    with refused("has 13 bytes, too many for a file of its kind"):
         read_json(tmp_path / "x.json")
 
 
 def test_lines_of_other_files_are_read_by_the_same_reader():
     assert parse_json('["a text"]', "line 3 of it", "mend it") == ["a text"]
-    with refused("line 3 of it is nested too deeply (more than 64 lists and objects, one in the other): "
+    with refused("line 3 of it is nested too deeply (more than 64 lists and objects within each other): "
                  "write a list of texts"):
         parse_json(NESTED["a list"], "line 3 of it", "write a list of texts")
 
@@ -228,7 +228,7 @@ def test_a_shard_whose_name_leaves_the_folder_is_refused_and_not_read(models, tm
     index = folder / "model.safetensors.index.json"
     places = json.loads(index.read_text())["weight_map"]
     change(index, weight_map={**places, "lm_head.weight": shard})
-    with refused("which is no file of its folder; take a model that you trust") as found:
+    with refused("which is not a file of its folder; take a model that you trust") as found:
         split(folder, tmp_path / "split", "1", progress=False)
     assert str(found.value).isprintable()
     assert not (tmp_path / "split").exists() and not stays_inside(shard)
@@ -238,7 +238,7 @@ def test_a_shard_whose_name_leaves_the_folder_is_refused_and_not_read(models, tm
 def test_an_index_without_a_weight_map_is_refused(models, tmp_path, places):
     folder = Path(shutil.copytree(models / "shards", tmp_path / "model"))
     change(folder / "model.safetensors.index.json", weight_map=places)
-    with refused("has no weight_map that leads from tensors to files"):
+    with refused("has no weight_map from tensors to files"):
         Checkpoint(folder)
 
 
@@ -325,7 +325,7 @@ def test_a_file_without_tensors_or_with_a_header_of_gigabytes_is_refused(model):
     with (model / "model.safetensors").open("r+b") as file:
         file.truncate(1 << 31)  # which takes no room on a disk
         file.write((1 << 30).to_bytes(8, "little"))
-    with refused("is cut off, damaged or no safetensors file"):
+    with refused("is cut off, damaged or not in safetensors"):
         Checkpoint(model)
 
 
@@ -361,7 +361,7 @@ class Evil:
 
 @pytest.fixture
 def folder(model) -> Path:
-    """A model whose weights are still to be written, into a `.bin`."""
+    """A model without its weights, which a test writes into a `.bin`."""
     (model / "model.safetensors").unlink()
     return model
 
@@ -384,10 +384,10 @@ def test_a_bin_file_of_junk_is_refused(folder, what):
 @pytest.mark.parametrize(("content", "sentence"), [
     ([torch.zeros(2)], "holds a list instead of tensors with names"), (torch.zeros(2), "holds a Tensor instead"),
     (3, "holds a int instead"), ({}, "holds no tensor"), ({"a": 3}, "holds no tensor"),
-    ({3: torch.zeros(2)}, "holds 3 in a form"),
-    ({"a": torch.zeros(2, dtype=torch.complex64)}, "holds 'a' in a form"),
-    ({"a": torch.zeros(2, 2).to_sparse()}, "holds 'a' in a form"),
-    ({"a": torch.zeros(2, device="meta")}, "holds 'a' in a form"),
+    ({3: torch.zeros(2)}, "holds 3 in an unsupported form"),
+    ({"a": torch.zeros(2, dtype=torch.complex64)}, "holds 'a' in an unsupported form"),
+    ({"a": torch.zeros(2, 2).to_sparse()}, "holds 'a' in an unsupported form"),
+    ({"a": torch.zeros(2, device="meta")}, "holds 'a' in an unsupported form"),
 ])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_bin_file_without_a_table_of_tensors_is_refused(folder, content, sentence, zipped):
@@ -416,17 +416,17 @@ def test_the_command_tells_it_in_one_sentence(model, tmp_path, capsys):
     assert set(GENERATION) <= set(CONFIG)
 
 
-# What people name by mistake
+# Other folders and files, named by mistake
 
 
 def test_a_pointer_of_git_lfs_is_no_damaged_file(model, tmp_path):
     (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
-    with refused("is only a pointer of Git LFS to the file: type git lfs pull there"):
+    with refused("is only a Git LFS pointer to the file: type git lfs pull there"):
         split(model, tmp_path / "split", "1", progress=False)
 
 
-HEADS = {  # how a head is named, or one that does not fit, and what is said
-    "a head as the model": ({}, True, "is a draft head, which is none without its model: name the model's folder"),
+HEADS = {  # a head given in the wrong place, or one that does not match, and the error message
+    "a head as the model": ({}, True, "is a draft head, which needs its model: name the model's folder"),
     "of a larger vocabulary": ({"vocab": 50}, False, "has vocab_size 50, but the model has 40"),
     "of a larger size": ({"hidden": 32}, False, "has hidden_size 32, but the model has 16"),
 }
@@ -447,14 +447,14 @@ def test_a_model_in_the_place_of_a_head_is_refused(models, tmp_path):
         split(models / "whole", tmp_path / "split", "1", models / "whole", progress=False)
 
 
-ROTARY = {  # kinds of rotary positions, and what is said of them
+ROTARY = {  # kinds of rotary positions, and the error messages
     "unknown": ({"rope_type": "su", "factor": 2.0}, "rope_scaling='su', which is not supported"),
     "of an earlier NTK": ({"rope_type": "dynamic", "factor": 2.0}, "rope_scaling='dynamic', which is not supported"),
     "yarn without a factor": ({"rope_type": "yarn"}, "does not give factor"),
     "yarn that stretches too far": ({"rope_type": "yarn", "factor": 1e30}, "factor=1e+30, which should be a number"),
-    "yarn over equal waves": ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1}, "rope_theta=1, with which all"),
+    "yarn over equal waves": ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1}, "rope_theta=1, which makes all"),
     "longrope of another size": ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
-                                 "1 numbers in short_factor, but 8 dimensions turn in pairs"),
+                                 "1 numbers in short_factor, but 8 dimensions rotate in pairs"),
 }
 
 

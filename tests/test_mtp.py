@@ -1,4 +1,4 @@
-"""A model's own layer for multi-token prediction drafts: MiMo's, read out of its checkpoint or out of a folder."""
+"""Drafting with a model's own layer for multi-token prediction: MiMo's, read from its checkpoint or from a folder."""
 from __future__ import annotations
 
 import json
@@ -27,7 +27,7 @@ IDS = torch.tensor([5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19])
 
 
 class Reference(torch.nn.Module):
-    """The layer as MiMo's paper and its model card have it, out of `transformers`' parts of a Qwen2."""
+    """The layer as defined by MiMo's paper and model card, built from `transformers`' parts of Qwen2."""
 
     def __init__(self, config):
         from transformers.models.qwen2 import modeling_qwen2 as qwen2
@@ -40,7 +40,7 @@ class Reference(torch.nn.Module):
             setattr(self, name, qwen2.Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps))
 
     def forward(self, words, states):
-        """What follows pairs of a state and the embedding of the next token; positions are those of the states."""
+        """Return the outputs for pairs of a state and the embedding of the next token, at the states' positions."""
         count = len(words)
         x = self.input_proj(torch.cat((self.hidden_layernorm(states), self.token_layernorm(words)),
                                       -1))[None]
@@ -50,14 +50,14 @@ class Reference(torch.nn.Module):
         return self.final_layernorm(made[0] if isinstance(made, tuple) else made).view(count, -1)
 
     def named(self):
-        """Its tensors as they are named in a checkpoint."""
+        """Return its tensors under their names in a checkpoint."""
         return {PREFIX + name.replace("layer.", "", 1) if name.startswith("layer.") else PREFIX + name: x
                 for name, x in self.state_dict().items() if "inv_freq" not in name}
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A tiny MiMo in a folder, its body as `transformers` has it, and the reference of its own layer."""
+    """A tiny MiMo in a folder, its body in `transformers`, and the reference of its own layer."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("mimo")
@@ -79,7 +79,7 @@ def saved(tmp_path_factory):
 
 
 def made(head, body):
-    """What the head makes of the pairs of a text, and the pairs: embeddings and the states before them."""
+    """Return the head's outputs for the pairs of a text, and the pairs: embeddings and the states before them."""
     states = body.model(IDS[None]).last_hidden_state[0]
     cache = head.config.cache(1, 32, head.input_proj.weight)
     nodes = list(range(len(IDS) - 1))
@@ -140,7 +140,7 @@ def test_rank_0_holds_the_layer_once_and_stages_hold_none_of_it(saved, tmp_path)
 
 @pytest.mark.parametrize("change, said", [
     (lambda tensors: tensors.update({"model.mtp_layers.1.input_proj.weight": torch.zeros(2)}),
-     "has 2 layers for multi-token prediction, each for one token further"),
+     "has 2 layers for multi-token prediction, but only one is supported"),
     (lambda tensors: tensors.pop(PREFIX + "final_layernorm.weight"), "lacks final_layernorm.weight"),
     (lambda tensors: tensors.update({PREFIX + "input_proj.weight": torch.zeros(2, 2)}), "has shape (2, 2) instead of"),
     (lambda tensors: tensors.update({PREFIX + "more.weight": torch.zeros(2)}), "which its config.json has no place"),

@@ -1,4 +1,4 @@
-"""Quantized checkpoints of others are unfolded to what their codes mean, a tensor at a time, or refused by name."""
+"""Quantized checkpoints are unfolded to the values of their codes, a tensor at a time, or refused by name."""
 from __future__ import annotations
 
 import json
@@ -25,7 +25,7 @@ def plain(request, tmp_path_factory):
 
 
 def words(codes, bits):
-    """Rows of codes packed into words of 32 bits, the first ones lowest."""
+    """Pack rows of codes into words of 32 bits, the first codes in the lowest bits."""
     per = 32 // bits
     groups = codes.long().reshape(*codes.shape[:-1], -1, per)
     whole = (groups << torch.arange(0, 32, bits)).sum(-1)
@@ -86,7 +86,7 @@ def bytes_of(name, weight, dtype, shape, block=None):
 
 
 def blocks_of(weight):
-    """How many blocks of 24 rows and 16 columns a weight has."""
+    """Return the number of blocks of 24 rows and 16 columns of a weight."""
     return -(-len(weight) // 24), -(-weight.shape[1] // 16)
 
 
@@ -107,7 +107,7 @@ FORMS = {
 
 
 def packed(plain, folder, form):
-    """The model with its linears in this form, and the same with the weights that they mean."""
+    """Return the model with its linear layers in this form, and with the unfolded weights."""
     said, make = FORMS[form]
     tensors = load_file(plain.base / "model.safetensors")
     meant = dict(tensors)
@@ -206,13 +206,13 @@ def test_zero_points_of_compressed_tensors_are_refused(plain, tmp_path):
     name = next(name for name in tensors if name.endswith("weight_scale"))
     tensors[name.replace("scale", "zero_point")] = torch.zeros(1, dtype=torch.int32)
     save_file(tensors, source.folder / "model.safetensors")
-    with refused("has zero points beside its scales, which is not supported; take the model unquantized"):
+    with refused("has zero points in addition to scales, which is not supported; take the model unquantized"):
         split(source.folder, tmp_path / "out", "2", progress=False)
 
 
-MISFIT, AGAIN = "which does not fit the tensors beside it; download the model again", "evenly; download the model again"
+MISFIT, AGAIN = "which does not fit the tensors that belong to it; download", "evenly; download the model again"
 INT4, FP8 = "compressed-tensors, int4", "fp8 in blocks"
-HARM = {  # form of the checkpoint, the end of a tensor's name, what is done to it, and what is said then
+HARM = {  # form of the checkpoint, the end of a tensor's name, a change to it, and the error message
     "words that are floats": ("gptq", ".qweight", lambda x: x.float(), MISFIT),
     "words of 64 bits": ("gptq", ".qweight", lambda x: x.long(), MISFIT),
     "words in a row": ("gptq", ".qweight", lambda x: x.flatten(), MISFIT),
@@ -242,7 +242,7 @@ HARM = {  # form of the checkpoint, the end of a tensor's name, what is done to 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A checkpoint of each form that is harmed."""
+    """Write a checkpoint of each form in HARM."""
     plain = Saved("llama 3.1", tmp_path_factory.mktemp("sound"))
     forms = sorted({form for form, *_ in HARM.values()})
     return {form: packed(plain, tmp_path_factory.mktemp("form"), form)[0].folder for form in forms}

@@ -1,4 +1,4 @@
-"""A rank's folder is looked over before it is used: what does not belong together is refused."""
+"""A rank's folder is checked before it is used: inconsistent content is refused."""
 from __future__ import annotations
 
 import json
@@ -71,7 +71,7 @@ def test_a_manifest_that_does_not_match_is_refused(out, change, sentence):
 
 
 def test_weights_that_the_manifest_does_not_speak_of_are_refused(out):
-    """Each file has the size that its manifest says, but the layers or the types are others."""
+    """Each file has the size in its manifest, but other layers or types."""
     shutil.copytree(out / "stage_1", out / "stage_9")
     path = out / "stage_9" / "model.safetensors"
     data = path.read_bytes()
@@ -130,7 +130,7 @@ def test_ranks_of_different_splits_are_refused_by_the_check(out, tmp_path):
 
 def test_a_folder_without_a_manifest_is_refused_by_the_check_and_one_that_is_elsewhere_is_not(out, capsys):
     (out / "stage_2" / "manifest.json").unlink()
-    with refused(f"{out / 'stage_2'} has no manifest.json, so it is not whole"):
+    with refused(f"{out / 'stage_2'} has no manifest.json, so it is incomplete"):
         check(out)
     shutil.rmtree(out / "stage_2")
     assert [part.rank for part in check(out)] == [0, 1]

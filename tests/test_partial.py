@@ -1,4 +1,4 @@
-"""Partial features (SPD): what stages report of rows under way, and the draft that reads it."""
+"""Partial features (SPD): the reports of stages on rows under way, and the draft that reads them."""
 from __future__ import annotations
 
 import json
@@ -31,7 +31,7 @@ SAID = {**FORM, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers"
 
 
 def publish(folder, **more):
-    """A head in a folder, as the training writes it."""
+    """Write a head to a folder as the training does."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**SAID, **more}))
     held = weights(DEEP.partial().network, seed=7)
@@ -40,8 +40,8 @@ def publish(folder, **more):
 
 
 def a_tree(*reported):
-    """A tree whose text has features, with a chain below of which stages have reported so many layers each, from the
-    tip on; and the chain."""
+    """Return a tree with features of its text, and a chain below it, of which stages have reported these numbers of
+    layers, from the tip on; and the chain."""
     tree = TokenTree(IDS, 99)
     tree.unsent.clear()
     torch.manual_seed(5)
@@ -57,7 +57,7 @@ def a_tree(*reported):
 
 
 def plainly(tree, chain):
-    """The logits behind text and chain in one causal pass over pairs, `[T, V]`; a layer not reported is 0."""
+    """Return the logits `[T, V]` after text and chain from one causal pass over pairs; unreported layers are 0."""
     head = DEEP.partial().network
     nodes = [*tree.trunk[1:], *chain]
     before = [tree.nodes[tree.nodes[node].parent] for node in nodes]

@@ -1,4 +1,4 @@
-"""Biases and penalties count along the path, so every method writes the one text of its seed with them, too."""
+"""Biases and penalties count along the path, so with them, too, every method writes the same text for a seed."""
 from __future__ import annotations
 
 from functools import lru_cache
@@ -32,7 +32,7 @@ SAMPLERS = [Sampler(penalties=PENALTIES[0]),
 
 @lru_cache(maxsize=None)
 def reference(deep: bool, prompt: tuple[int, ...], sampler: Sampler) -> list[int]:
-    """Token by token, by the definitions as they are in OpenAI's and Hugging Face's words."""
+    """Decode token by token, with the definitions of OpenAI and Hugging Face."""
     tiny, tokens = DEEP if deep else TINY, list(prompt)
     bias, repetition, frequency, presence = sampler.penalties
     while len(tokens) < len(prompt) + NEW:
@@ -91,7 +91,7 @@ def test_long_accepted_paths_are_judged_by_their_own_counts(strategy):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_that_judges_drawn_guesses_follows_the_changed_law(rule):
-    """A token that is banned never comes, and with all but one banned that one comes."""
+    """Check that a banned token never occurs, and that the only token not banned does."""
     others = tuple((token, -1e9) for token in range(CONFIG.vocab) if token != 8)
     with pipeline(TINY, 2, "serial", TINY.drafters(0.02, 0.1), SHAPED) as decoder:
         for seed in range(5):
@@ -142,7 +142,7 @@ def test_the_keys_of_a_run_make_the_sampler():
     assert sampler_of(config) == Sampler(min_p=0.1,
                                          penalties=Penalties(((5, -100.0), (7, 2.5)), 1.5, 0.0, 0.5))
     for bias in ("5", "a:1", "5:1e9", "5:1,,6:2"):
-        with refused(f"logit_bias={bias} is not possible: give token ids and what is added to their logits"):
+        with refused(f"logit_bias={bias} is not possible: give token ids and the bias of each one's logit"):
             RunConfig(logit_bias=bias)
     with refused("presence_penalty=3 is not possible: give a number from -2 to 2"):
         RunConfig(presence_penalty=3)

@@ -248,12 +248,12 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(
             ({"like": "server", "factors": [1, 1e290]}, "says factors=.1, 1e.290.: write a list"),
             ({"like": "server", "mbps": 1e-200}, "says mbps=1e-200: write a number from 0.001"),
             ({"like": "server", "factors": [1, 1],
-              "links": [[1, 3, 2, 10]]}, "names board 3, and has 2"),
-            ({"like": "server", "factors": [1], "throttles": [[2, 1, 3]]}, "names board 2, and has 1"),
-            ({"like": "server", "links": [[1, 1, 2, 10]]}, "a link between 1 and 1 that is none"),
+              "links": [[1, 3, 2, 10]]}, "names board 3, but has only 2"),
+            ({"like": "server", "factors": [1], "throttles": [[2, 1, 3]]}, "names board 2, but has only 1"),
+            ({"like": "server", "links": [[1, 1, 2, 10]]}, "has a link between 1 and 1: leave it out"),
             ({"like": "server", "links": [[1, 2, 2, 10],
-                                          [2, 1, 3, 10]]}, "between 2 and 1 that it had before"),
-            ({"like": "server", "factors": [1, 1], "memory": [8]}, "factors of 2 boards and memory of 1"),
+                                          [2, 1, 3, 10]]}, "has a second link between 2 and 1: leave it out"),
+            ({"like": "server", "factors": [1, 1], "memory": [8]}, "factors of 2 boards, but memory of 1"),
             ({"like": "server", "factors": [1] * 2000}, "write a list of at most 1024"))):
         other = tmp_path / f"other{number}.json"
         other.write_text(json.dumps(content))
@@ -343,7 +343,7 @@ def test_a_preset_of_a_plan_stands_in_place_of_a_name(tmp_path):
     config = parse([str(path), "init_depth=1"])
     assert (config.pipeline_type, config.stages, config.init_depth) == ("serial", "0+4+4", 1)
     path.write_text("{}")
-    with pytest.raises(ValueError, match="is no preset"):
+    with pytest.raises(ValueError, match="is not a preset"):
         parse([str(path)])
 
 
@@ -523,8 +523,8 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
 @pytest.mark.parametrize(("word", "message"), [
     ("methods=nothing", "there is no nothing"), ("drafts=x", "there is no x"), ("memory=-1", "no list of gigabytes"),
     ("memory=8,8", "memory=8,8 is for 2 boards"), ("measure=true", "give only one of them"),
-    ("verify=mss", "verify is of a single run: leave it out"), ("pipeline_type=ar", "write methods="),
-    ("stop=x", "stop is of a single run"),
+    ("verify=mss", "verify is a key of single runs: leave it out"), ("pipeline_type=ar", "write methods="),
+    ("stop=x", "stop is a key of single runs"),
     ("profile=none", "there is no cluster to plan for"), ("profile=nowhere.json", "there is no file"),
     ("boards=0.5", "boards"), ("profile=jetsn", "choose one of none"), ("sets=", "sets is empty")])
 def test_what_cannot_be_planned_is_refused_with_the_fix(word, message, capsys):

@@ -1,4 +1,4 @@
-"""How trees are grown: OPT-Tree's, EAGLE-1's and those of several drafters, against what brute force finds."""
+"""Growth of trees: OPT-Tree's, EAGLE-1's and those of several drafters, compared with brute force."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ PUBLISHED = ("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 00
 
 
 class Random(TreeDraft):
-    """A drafter whose law at a node is random, and follows from the node's path and its own `salt` alone."""
+    """A drafter with a random law at each node, which depends only on the node's path and the drafter's `salt`."""
 
     def __init__(self, salt: int, vocab: int = VOCAB) -> None:
         self.salt, self.vocab, self.source = salt, vocab, f"ssm{salt}"
@@ -50,14 +50,14 @@ class Random(TreeDraft):
                                         dtype=torch.float64) * 1.5 for seed in seeds])
 
     def law(self, path):
-        """The probabilities after the text and these guesses."""
+        """Return the probabilities after the text and these guesses."""
         out = torch.zeros(1, 1, dtype=torch.float64)
         for token in (TEXT[-1], *path):
             out = self.read(torch.tensor([token]), out, None, None)
         return self.logits(out).softmax(-1)[0].tolist()
 
     def worth(self, path):
-        """The probability of a path of guesses."""
+        """Return the probability of a path of guesses."""
         found = 1.0
         for i, token in enumerate(path):
             found *= self.law(path[:i])[token]
@@ -68,7 +68,7 @@ TEXT = [1]
 
 
 def grown(draft, growth, sampler=Sampler()):
-    """The tree that a draft grows, which was not sent anything."""
+    """Return the tree that a draft grows, without sending anything."""
     tree = TokenTree(TEXT, 100)
     draft.begin(sampler)
     while at_once(draft.grow(tree, growth)):
@@ -77,7 +77,7 @@ def grown(draft, growth, sampler=Sampler()):
 
 
 def path(tree, node):
-    """The tokens of the guesses from the tip to a node."""
+    """Return the tokens of the guesses from the tip to a node."""
     tokens = []
     while node != tree.tip:
         tokens.append(tree.nodes[node].token)
@@ -92,7 +92,7 @@ def paths(tree):
 # --- OPT-Tree ---------------------------------------------------------------------------------------------------------
 
 def best(draft, size, gain, levels):
-    """The `size` likeliest paths of so many levels as bring more than `gain` each, and one more."""
+    """Return the `size` likeliest paths, with levels added until one brings at most `gain`; and the last level."""
     found, before = [], 0.0
     for depth in range(1, levels + 1):
         every = [path for length in range(1, depth + 1)
@@ -134,7 +134,7 @@ def test_the_threshold_is_a_level_in_the_time_of_a_pass_unless_it_is_given():
 # --- trees of a shape -------------------------------------------------------------------------------------------------
 
 def ranks(draft, tokens):
-    """Which likeliest child each step of a path takes, as the digits of a text."""
+    """Return the rank of the child at each step of a path, as the digits of a text."""
     steps = []
     for i, token in enumerate(tokens):
         law = draft.law(tokens[:i])

@@ -92,9 +92,9 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     ("draft=eagle", "add draft=model"), ("draft_dir=", "there is no drafter"),
     ("lookahead=auto", "give lookahead a number"), ("lookahead=0", "lookahead=0 is not possible"),
     ("subseq_token=0", "give subseq_token a number"), ("profile=none", "profile=jetson-7b"),
-    ("time=virtual", "time is of a single run: leave it out"), ("pipeline_type=dsi", "write methods="),
-    ("stop=x", "stop is of a single run"), ("tp=2", "tp is of a single run"), ("trace=x", "trace is of a single run"),
-    ("ignore_eos=true", "ignore_eos is of a single run: leave it out"),
+    ("time=virtual", "time is a key of single runs: leave it out"), ("pipeline_type=dsi", "write methods="),
+    ("stop=x", "stop is a key of single runs"), ("tp=2", "tp is a key of single"), ("trace=x", "trace is a key"),
+    ("ignore_eos=true", "ignore_eos is a key of single runs: leave it out"),
     ("sets=", "sets is empty"), ("sets=nothing", "there is no data set nothing"), ("width=2", "give width=1"),
     (f"output={TOY}", "choose another output="),
     ("draft_dir=/nowhere/at/all", "/nowhere/at/all"), ("max_length=9", "in a context of 9")])

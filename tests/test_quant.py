@@ -1,4 +1,4 @@
-"""Quantized weights: how far they are off, that split and load make the same, and that every method writes one text."""
+"""Quantized weights: their errors, equality of split and load, and the same text for every method."""
 from __future__ import annotations
 
 import json
@@ -34,7 +34,7 @@ IDS = "prompt_ids=5,17,40,3,28,11,9,50,2,31,7,7,19"
 
 @pytest.fixture(scope="module")
 def quantized(saved, tmp_path_factory):
-    """The tiny model, split once in every kind."""
+    """The tiny model, split once for every kind."""
     out = tmp_path_factory.mktemp("quantized")
     for kind in KINDS:
         split(saved / "base", out / kind, "0+2+2", saved / "head", progress=False, layout=Layout(kind))
@@ -229,7 +229,7 @@ def test_a_device_that_cannot_compute_them_is_refused_with_the_fix(saved, monkey
     config, part = RunConfig(quant="int8", dtype="float32"), Part(saved / "0+2+2" / "stage_1")
     with monkeypatch.context() as patch:
         patch.setattr(Int8, "forward", lambda self, x_TD: x_TD * 0)
-        with refused("int8 weights cannot be computed on cpu (the result is wrong): install"):
+        with refused("int8 weights cannot be computed on cpu (the result is incorrect): install"):
             build_stage(RankSpec(config, part), OFF)
 
     def absent():

@@ -1,4 +1,4 @@
-"""Every key that is a number has a range; what is outside, or is no number in plain digits, is refused."""
+"""Every key that is a number has a range; other values, and numbers not in plain digits, are refused."""
 from __future__ import annotations
 
 import pytest

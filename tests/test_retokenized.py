@@ -1,4 +1,4 @@
-"""A small model whose tokens are others than the target's: its text is guessed in the target's tokens."""
+"""A small model with other tokens than the target: its text is guessed in the target's tokens."""
 from __future__ import annotations
 
 import json
@@ -26,7 +26,7 @@ WORDS = "the baker bakes brown bread in the bakery, and the bread is good; Bäck
 
 
 def of_bytes(merges):
-    """A tokenizer of bytes with so many merges, learned on WORDS."""
+    """Return a tokenizer of bytes with this many merges, trained on WORDS."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -62,7 +62,7 @@ def test_a_word_that_was_begun_in_other_tokens_goes_on_where_it_is():
 
 
 class Lowered:
-    """A tokenizer of single letters without capitals."""
+    """Return a tokenizer of single lower-case letters."""
 
     def decode(self, ids, **_):
         return "".join(map(chr, ids)).lower()
@@ -101,7 +101,7 @@ class Writer:
 
 
 def drafting(own, target, prompt=9):
-    """A draft that writes WORDS in tokens of its own, and a tree that holds the first words in the target's."""
+    """Return a draft that writes WORDS in tokens of its own, and a tree of the first words in the target's tokens."""
     small = Writer(own(WORDS)["input_ids"], prompt)
     draft = Retokenized(small, SimpleNamespace(tokenizer=own), SimpleNamespace(tokenizer=target), 999)
     tree = TokenTree(target(WORDS[:prompt])["input_ids"], 900)
@@ -110,7 +110,7 @@ def drafting(own, target, prompt=9):
 
 
 def chain(tree):
-    """The nodes of the branch that was guessed last."""
+    """Return the nodes of the branch that was guessed last."""
     found, node = [], tree.tip
     while tree.nodes[node].children:
         *_, node = tree.nodes[node].children.values()
@@ -182,7 +182,7 @@ def test_a_model_that_says_the_same_in_other_tokens_is_often_right(temperature, 
 
 
 def wider(folder):
-    """The tiny model with one token more, in a folder of its own."""
+    """The tiny model with one more token, in a folder of its own."""
     save_model(folder)
     tensors = load_file(folder / "model.safetensors")
     for name in (EMBED, HEAD):

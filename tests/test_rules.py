@@ -23,11 +23,11 @@ from tests.checkpoints import refused
 from tests.test_sample import ALPHA, p_value
 from tests.tiny import TREE, Tiny, pipeline
 
-# --- all that can happen, with its probability ------------------------------------------------------------------------
+# --- all possible outcomes, with their probabilities ------------------------------------------------------------------
 
 
 class Script:
-    """Chance that follows a list of decisions, and the first possibility behind its end; `others` are those left."""
+    """Chance that follows a list of decisions, then always the first possibility; `others` are the remaining ones."""
 
     def __init__(self, decisions):
         self.decisions, self.made = decisions, []
@@ -52,7 +52,7 @@ class Script:
 
 
 def distribution(experiment, size):
-    """The probability of each token that an experiment may end in."""
+    """Return the probability of each token with which an experiment may end."""
     found, left = Counter(), [()]
     while left:
         chance = Script(left.pop())
@@ -64,18 +64,18 @@ def distribution(experiment, size):
 
 
 def distance(experiment, law):
-    """The total variation between what an experiment gives and a law."""
+    """Return the total variation distance between the result of an experiment and a law."""
     found = distribution(experiment, len(law))
     return sum(abs(a - b) for a, b in zip(found, law)) / 2
 
 
 def law(*parts):
-    """Probabilities in these proportions."""
+    """Return probabilities in these proportions."""
     return np.array([Fraction(part, sum(parts)) for part in parts], dtype=object)
 
 
 def proposals(drafters, draw, chance):
-    """What each drafter draws; `drafters` are laws and how many tokens are drawn from each."""
+    """Return the proposals of each drafter; `drafters` are laws, each with the number of tokens to draw."""
     return [Proposal(f"ssm{i}", token, law_V) for i, (law_V, count) in enumerate(drafters)
             for token in draw(law_V, count, chance)]
 
@@ -122,10 +122,10 @@ def test_naive_gives_the_target_s_law_whatever_is_below_the_node():
         assert distance(lambda chance, below=below: naive(P3, below, chance), P3) == 0
 
 
-# --- biases, which the same test must see -----------------------------------------------------------------------------
+# --- biases that the same test must detect ----------------------------------------------------------------------------
 
 def in_turn(target, drawn, chance):
-    """The proposals judged one after the other, as they come."""
+    """Judge the proposals one after the other, in the given order."""
     for _, token, law_V in drawn:
         if chance.happens(min(Fraction(1), target[token] / law_V[token])):
             return token
@@ -151,7 +151,7 @@ def top(target, law_V, chance):
 
 
 def merged(target, law_V, chance):
-    """Two drafters draw a token each, and equal tokens count once."""
+    """Let two drafters draw a token each, and count equal tokens once."""
     drawn = {proposal.token: proposal
              for proposal in proposals([(law_V, 1), (law_V[::-1], 1)],
                                        each, chance)}
@@ -188,7 +188,7 @@ def test_one_of_the_draws_may_be_left_out_by_chance_but_not_by_its_value():
 # --- arithmetic with floats -------------------------------------------------------------------------------------------
 
 class Never:
-    """Chance by which nothing is accepted."""
+    """Chance that accepts nothing."""
 
     def happens(self, probability):
         return False
@@ -273,7 +273,7 @@ START, RUNS = [9], 500
 
 
 def texts(rule, runs=RUNS):
-    """The first two tokens with many seeds, both of them guessed by two drafters that are often wrong."""
+    """Return the first two tokens for many seeds, both guessed by two drafters that are often wrong."""
     tree = replace(TREE, init=TREE.init.shaped(expanded("2,1")))
     with pipeline(TINY, 1, "serial", TINY.drafters(0.1, 0.2), tree) as decoder:
         samplers = [Sampler(0.7, top_k=5, seed=seed, rule=rule) for seed in range(runs)]
@@ -282,7 +282,7 @@ def texts(rule, runs=RUNS):
 
 
 def p_values(found):
-    """Of the first token, and of the second one behind the likeliest first."""
+    """Yield the p-values of the first token, and of the second token after the likeliest first one."""
     first = warp(TINY.logits(START)[-1:], 0.7, 5, 1.0).softmax(-1)[0]
     likeliest = int(first.argmax())
     second = warp(TINY.logits([*START, likeliest])[-1:], 0.7, 5, 1.0).softmax(-1)[0]

@@ -1,4 +1,4 @@
-"""Sampling follows the target's law, as Hugging Face's processors shape it, and depends on (seed, position) alone."""
+"""Sampling follows the target's law as warped by Hugging Face's processors, and depends only on (seed, position)."""
 from __future__ import annotations
 
 import numpy as np
@@ -16,7 +16,7 @@ ALPHA = 1e-4
 
 
 def p_value(drawn, law):
-    """Of the chi-square test that `drawn` tokens come from `law`; cells that expect fewer than 5 are merged."""
+    """Return the p-value of the chi-square test of `drawn` and `law`; cells expecting fewer than 5 are merged."""
     seen = np.bincount(drawn, minlength=len(law)).astype(float)
     want = np.asarray(law) * len(drawn)
     rare = want < 5
@@ -41,7 +41,7 @@ def test_tokens_follow_the_warped_distribution(temperature, top_k, top_p):
 
 
 def test_the_chi_square_test_sees_a_wrong_sampler():
-    """Negative control: noise that is too weak, and a law that is three hundredths off."""
+    """Negative control: too weak noise, and a law that is off by 0.03."""
     logits = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1.5
     law = logits.softmax(-1).numpy()
     weak = [int((logits + 0.9 * gumbel(9, position, 12)).argmax())
@@ -136,7 +136,7 @@ def test_a_token_that_the_model_rules_out_is_no_fault_and_never_comes(sampler):
 
 
 def test_the_whole_pipeline_samples_the_models_distribution():
-    """First and second token of many seeds against the model's own law, speculation and pruning included."""
+    """Compare the first and second token of many seeds with the model's law, including speculation and pruning."""
     prompt, runs = [4, 9, 13], 600
     law = (TINY.logits(prompt)[-1] / 0.6).softmax(-1)
     with pipeline(TINY, 2, "continuous", TINY.eagle()) as decoder:

@@ -412,8 +412,8 @@ def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
 
 @pytest.mark.parametrize(("words", "message"), [
     (["host=0.0.0.0"], "can be reached by other machines: add api_key=SECRET, or open=true"),
-    (["cors=example.org"], "which is no origin"), (["queue=-1"], "queue=-1 is not possible"),
-    (["prompt=hello"], "prompt is of a single run: leave it out"), (["maxrequests=2"], "did you mean max_requests"),
+    (["cors=example.org"], "which is not an origin"), (["queue=-1"], "queue=-1 is not possible"),
+    (["prompt=hello"], "prompt is a key of single runs: leave"), (["maxrequests=2"], "did you mean max_requests"),
     (["hosts=no/hosts.txt"], "there is no file"), (["temperature=-1"], "temperature=-1")])
 def test_a_start_that_cannot_work_is_one_sentence(capfd, words, message):
     assert main(words) == 2

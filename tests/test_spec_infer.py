@@ -170,7 +170,7 @@ def test_another_program_is_reported(capsys):
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (None, "there is no file"), ("{}", "is no list: write a list of texts"), ("[]", "has no question"),
+    (None, "there is no file"), ("{}", "is not a list: write a list of texts"), ("[]", "has no question"),
     ('["a", 3]', "entry 2 of the list in"), ("[", "is not JSON")])
 def test_a_prompt_file_that_is_wrong_is_reported_before_the_start(monkeypatch, capsys, tmp_path, content, message):
     monkeypatch.setattr("launch.run.alone", lambda *_: pytest.fail("it started"))

@@ -1,4 +1,4 @@
-"""A split holds every tensor of the model bit for bit, is resumable, and half of one is never taken for good."""
+"""A split holds every tensor of the model bit for bit, can be resumed, and is never accepted half-written."""
 from __future__ import annotations
 
 import errno
@@ -169,14 +169,14 @@ def test_a_checkpoint_of_thirteen_files_is_split_interrupted_resumed_and_checked
 
 
 def peak() -> float:
-    """The most memory that this process has had, in MB."""
+    """Return the peak memory of this process in MB."""
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 
 def split_alone(folder: Path, kind: str) -> None:
-    """Split the model in a folder, and leave there by how much that raised the peak of memory."""
+    """Split the model in a folder, and write there by how much this raised the peak memory."""
     save_llama(folder / "small", **LAYOUTS[kind])
-    split(folder / "small", folder / "small_split", "3", progress=False)  # what the libraries need is there then
+    split(folder / "small", folder / "small_split", "3", progress=False)  # which loads the libraries
     before = peak()
     split(folder, folder / "split", "2", progress=False)
     (folder / "peak").write_text(str(peak() - before))
@@ -251,7 +251,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
 
 @contextmanager
 def as_another_user() -> Iterator[None]:
-    """Root becomes somebody whom permissions bind; anybody else is that already."""
+    """Turn root into a user bound by permissions; other users already are."""
     me = os.geteuid()
     os.seteuid(me or 65534)
     try:
@@ -273,7 +273,7 @@ def test_a_disk_that_others_fill_meanwhile_ends_the_split_and_leaves_nothing_hal
 
 
 def test_a_whole_split_that_may_only_be_read_is_used_and_an_unfinished_one_is_refused():
-    """As by the second user of a shared clone."""
+    """Run as the second user of a shared clone."""
     with TemporaryDirectory() as name:
         top = Path(name)
         save_llama(top / "base")
@@ -308,7 +308,7 @@ def test_weights_that_are_not_numbers_end_the_split(models, tmp_path):
     save_file(tensors, tmp_path / "base" / "model.safetensors")
     with refused("model.layers.1.mlp.up_proj.weight in"):
         split(tmp_path / "base", tmp_path / "split", "0+1+2", progress=False)
-    with refused("stage_2 has no manifest.json, so it is not whole"):
+    with refused("stage_2 has no manifest.json, so it is incomplete"):
         Part(tmp_path / "split" / "stage_2")
 
 

@@ -312,7 +312,7 @@ def test_a_rank_needs_the_memory_of_what_it_holds(saved):
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
-    (["ssm="], "gives a rank to each small model, and none is named: add ssm=DIR,DIR"),
+    (["ssm="], "gives a rank to each small model, but none is named: add ssm=DIR,DIR"),
     (["pipeline_type=ar"], "has no meaning for ar with draft=eagle, where no small models draft"),
     (["pipeline_type=continuous", "draft=ssm"], "continuous with policy=eagle2 has none: take pipeline_type=specinfer"),
     (["policy=opt"], "specinfer with policy=opt has none"),

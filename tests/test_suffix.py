@@ -1,4 +1,4 @@
-"""The suffix automaton finds what a search through the texts finds."""
+"""The suffix automaton finds the same as a search through the texts."""
 from __future__ import annotations
 
 from collections import Counter
@@ -24,7 +24,7 @@ def automaton(texts):
 
 
 def followers(texts, string):
-    """How often each token follows a string in the texts."""
+    """Return how often each token follows a string in the texts."""
     ends = [(text, start + len(string)) for text in texts
             for start in range(len(text) - len(string))
             if text[start:start + len(string)] == string]
@@ -32,13 +32,13 @@ def followers(texts, string):
 
 
 def longest(texts, read):
-    """The longest suffix of what was read that some token follows in the texts."""
+    """Return the longest suffix of the read tokens that is followed by a token in the texts."""
     return next((read[start:] for start in range(len(read))
                  if followers(texts, read[start:])), [])
 
 
 def expected(texts, string):
-    """The probabilities of all tokens that follow a string."""
+    """Return the probabilities of all tokens that follow a string."""
     counts = followers(texts, string) if string else Counter()
     return {token: (count - DISCOUNT) / sum(counts.values()) for token, count in counts.items()}
 

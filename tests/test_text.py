@@ -1,4 +1,4 @@
-"""Prompts become the right ids, and streamed text is the text, never half a character."""
+"""Prompts get the correct ids, and streamed text equals the whole text, without half characters."""
 from __future__ import annotations
 
 import gc
@@ -28,7 +28,7 @@ MIXED = "Grüße an 世界! 👩‍👧 costs 5 €,  two  spaces\n\tdone 🎉"
 
 
 def sentencepiece(folder: Path, tidy: bool = False) -> Path:
-    """A tokenizer as LLaMA's: BPE over whole characters, bytes for the rest."""
+    """A tokenizer like LLaMA's: BPE over whole characters, bytes for the rest."""
     import sentencepiece as spm
 
     folder.mkdir(exist_ok=True)
@@ -44,7 +44,7 @@ def sentencepiece(folder: Path, tidy: bool = False) -> Path:
 
 
 def bytelevel(folder: Path) -> Path:
-    """A tokenizer as Llama-3's: BPE over bytes, a chat template of its own, an end-of-turn token."""
+    """A tokenizer like Llama-3's: BPE over bytes, a chat template of its own, an end-of-turn token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     folder.mkdir(exist_ok=True)
@@ -259,7 +259,7 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_refused_with_both_numbers(
 
 
 def copied(text, folder, **settings):
-    """The tokenizer's folder once more, with other settings."""
+    """Copy the tokenizer's folder, with other settings."""
     folder.mkdir()
     for path in text.folder.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -288,7 +288,7 @@ def test_code_that_a_tokenizer_brings_is_never_run_and_nobody_is_asked(llama3, t
         if name == "known":  # the class that transformers has itself does
             assert len(Text(folder).tokenizer) == len(llama3.tokenizer)
         else:
-            with refused("needs code of its own (auto_map), and code out of a model's folder is never run "
+            with refused("needs code of its own (auto_map), but code from a model's folder is never run "
                          "(trust_remote_code=False)"):
                 Text(folder)
     assert not (tmp_path / "ran").exists()
@@ -297,7 +297,7 @@ def test_code_that_a_tokenizer_brings_is_never_run_and_nobody_is_asked(llama3, t
 def test_an_end_token_that_is_no_id_is_refused(llama3, tmp_path):
     folder = copied(llama3, tmp_path / "new")
     (folder / "generation_config.json").write_text('{"eos_token_id": [[1]]}')
-    with refused("names an end token by what is no id"):
+    with refused("has an eos_token_id that is not an id"):
         _ = Text(folder).end_ids
 
 
@@ -330,8 +330,8 @@ def greedy(llama3, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("said", "seconds", "sentence"), [
-    ("loop", 0.01, "TimeoutError: no end after 0.01 seconds"), ("eat", 60.0, "MemoryError"),
-    ("babble", 60.0, "it makes a text of 10000006 characters")])
+    ("loop", 0.01, "TimeoutError: not finished after 0.01 seconds"), ("eat", 60.0, "MemoryError"),
+    ("babble", 60.0, "it returns a text of 10000006 characters")])
 def test_a_chat_template_is_bounded_each_time_and_works_the_next_time(greedy, monkeypatch, said, seconds, sentence):
     for _ in range(2):
         with monkeypatch.context() as patch, refused(sentence):
@@ -359,7 +359,7 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
 
 
 def ask_and_wait(folder, link):
-    """Send the number of the processes that this one has once a template was asked."""
+    """Send the number of this process's children after a template was used."""
     text = Text(folder)
     text.prompt_ids(["Hi"], "own")
     link.send(len(multiprocessing.active_children()))
@@ -434,8 +434,8 @@ def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speak
 @pytest.mark.parametrize(("messages", "sentence"), [
     ([], "the messages are empty"),
     ([("user", " ")], "the messages are empty"),
-    ([("user", "a"), ("assistant", "b")], "the last message is of the role assistant"),
-    ([("assistant", "a"), ("user", "b")], "the assistant speaks first"),
+    ([("user", "a"), ("assistant", "b")], "the last message has the role assistant"),
+    ([("assistant", "a"), ("user", "b")], "the first message is the assistant's"),
     ([("user", "a"), ("tool", "b")], "no place for messages of the role tool")])
 def test_messages_that_no_answer_follows_are_refused(llama, messages, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -22,7 +22,7 @@ def base(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(("words", "said"), [
     (["tp=99"], "99 ranks are too many to share a layer of this model, which has 4 heads: choose at most 4, as tp=4"),
     (["pipeline_type=tp", "tp=5"], "5 ranks are too many"), (["tp=1,1,1,1,1"], "5 ranks are too many"),
-    (["tp=1000000000000"], "is not possible: give 0 for those of the split, a number of ranks from 1 to 1024"),
+    (["tp=1000000000000"], "is not possible: give 0 for the number of the split, a number of ranks from 1 to 1024"),
     (["stages=99999999999999999"], "the model has 4 layers, so choose 1 to 4"),
     (["stages=auto:99999999999999999"], "choose at most auto:4"),
     (["stages=0+99999999999999999"], "adds up to 99999999999999999 layers, but the model has 4"),

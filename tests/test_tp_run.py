@@ -173,9 +173,9 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     ("2x2", ["tp=3"], "is split as 0+2+2 tp=2, not with tp=3: leave tp out"),
     ("tp3", ["pipeline_type=tp", "tp=1,1,1"], "is split as tp=3, not with tp=1,1,1"),
     ("tp2", ["stages=0+2+2"], "is split as tp=2, not as stages=0+2+2: leave stages out"),
-    ("tp2", ["tp=1,x"], "tp=1,x is not possible: give 0 for those of the split, a number of ranks"),
+    ("tp2", ["tp=1,x"], "tp=1,x is not possible: give 0 for the number of the split, a number of ranks"),
     ("tp2", ["tp=1,0"], "tp=1,0 is not possible: give a number from 0.001 to 1000 for each rank"),
-    ("tp2", ["tp_shares=1,1"], "there is no key tp_shares any more: write tp=2,1,1"),
+    ("tp2", ["tp_shares=1,1"], "the key tp_shares no longer exists: write tp=2,1,1"),
 ])
 def test_what_does_not_fit_a_split_is_refused_in_a_sentence(saved, capsys, form, words, message):
     assert here(f"model_dir={saved / form}", "prompt_ids=5", *words) == 2
@@ -191,8 +191,8 @@ def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path
     assert main([base, str(tmp_path / "b"), "--stages", "0+1+3", "--tp", "2"]) == 0
     assert "stage_4: share 2 of 2 of layers 1 to 3" in capsys.readouterr().out
     assert main([base, str(tmp_path / "c"), "--tp", "2,x"]) == 2
-    assert "--tp 2,x is not possible: give 0 for those of the split, a number of ranks" in capsys.readouterr().err
-    with refused("is not whole; split again"):
+    assert "--tp 2,x is not possible: give 0 for the number of the split, a number of ranks" in capsys.readouterr().err
+    with refused("is incomplete; split again"):
         (tmp_path / "b" / "stage_3" / "manifest.json").unlink()
         Part(tmp_path / "b" / "stage_3")
 

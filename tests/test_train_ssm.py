@@ -289,7 +289,7 @@ def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsy
             ([target, str(other), *out], "has vocab_size 56, but the target in"),
             ([target, str(tmp_path / "nowhere"), *out], "there is no folder"),
             ([target, a, "--out", a], "is a model that is read; choose another folder"),
-            ([target, a, *out, "--expansion", "1,x"], "--expansion 1,x is no list of widths"),
+            ([target, a, *out, "--expansion", "1,x"], "--expansion 1,x is not a list of widths"),
             ([target, *out], "there is no drafter to begin with: name a folder, or add --layers"),
             ([target, *out, "--layers", "1,0"], "--layers 1,0 is no list of layers from 0 to"),
             ([target, *out, "--layers", "0,99"], "--layers 0,99 is no list of layers from 0 to"),

@@ -1,4 +1,4 @@
-"""The token tree keeps its promises, whatever is done to it."""
+"""The invariants of the token tree, after any sequence of operations."""
 from __future__ import annotations
 
 import random
@@ -17,7 +17,7 @@ WORDS = st.lists(st.tuples(st.sampled_from(DEEDS),
 
 
 def play(words):
-    """A tree after some random deeds, and all cuts in their order."""
+    """Return a tree after some random operations, and all cuts in order."""
     tree, cuts = TokenTree([1, 2, 3], limit=1000), []
     for word, number in words:
         rng = random.Random(number)
@@ -158,7 +158,7 @@ def test_an_empty_prompt_is_refused():
 
 
 def test_a_turn_costs_no_more_in_a_long_text():
-    """Counted in executed lines of the tree's own module, not in time: the same deeds at 100 and at 4,000 tokens."""
+    """Count executed lines of the tree's module, instead of time, for the same operations at 100 and 4,000 tokens."""
     def turn(tree):
         for rank in range(8):
             tree.add(tree.add(tree.tip, rank, -1.0 - rank), 0, -2.0 - rank)

@@ -147,7 +147,7 @@ def test_a_drafter_that_is_the_target_is_always_among_the_first(tmp_path, capsys
 
 @pytest.mark.parametrize(("words", "message"), [
     (["expansion=1,1"], "expansion=1,1 has no step that is varied: write k for it"),
-    (["expansion=1,k,0"], "is no list of widths"), (["expansion=k,x"], "is no list of widths"),
+    (["expansion=1,k,0"], "is not a list of widths"), (["expansion=k,x"], "is not a list of widths"),
     (["max_new_tokens=1"], "leaves nothing to be guessed"), (["draft=nowhere"], "there is no folder"),
     (["sets=nope"], "no data set nope"), (["widths=3"], "unknown key widths")])
 def test_what_cannot_be_counted_is_one_sentence(words, message, capsys):

@@ -1,4 +1,4 @@
-"""Checkpoints of every layout are read tensor by tensor, and files are written whole or not at all."""
+"""Checkpoints of every layout are read tensor by tensor, and files are written atomically."""
 from __future__ import annotations
 
 import hashlib
@@ -95,12 +95,12 @@ def test_a_missing_folder_and_a_folder_without_weights_are_refused(tmp_path):
     with refused("holds no weights"):
         Checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with refused("config.json is a file; name the folder that it lies in, or a GGUF file"):
+    with refused("config.json is a file; name its folder, or a GGUF file"):
         Checkpoint(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(("name", "step"), [
-    ("stage_0/manifest.json", "is a model that was split: name it with model_dir="), ("m.Q4_1.gguf", "name the file"),
+    ("stage_0/manifest.json", "is a split model: name it with model_dir="), ("m.Q4_1.gguf", "name the file"),
     ("consolidated.00.pth", "convert_llama_weights_to_hf.py"), ("adapter_model.safetensors", "merge_and_unload"),
     ("weights.safetensors", "save_pretrained"), ("model.onnx", "holds a model in ONNX"),
     ("checkpoint-5/model.safetensors", "name the folder of one of them"), ("model.pt", "save_pretrained"),
@@ -122,7 +122,7 @@ def test_a_cut_off_safetensors_file_is_refused(model, length):
 
 def test_a_header_that_makes_no_sense_is_refused(model):
     (model / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"{[]}")
-    with refused("is cut off, damaged or no safetensors file"):
+    with refused("is cut off, damaged or not in safetensors"):
         Checkpoint(model)
 
 
@@ -140,7 +140,7 @@ def test_a_shard_that_is_missing_and_a_shard_that_lacks_a_tensor_are_refused(tmp
     index = tmp_path / "model.safetensors.index.json"
     shard = tmp_path / json.loads(index.read_text())["weight_map"][NORM]
     shard.rename(tmp_path / "elsewhere")
-    with refused(f"{shard} is missing, which {index.name} names"):
+    with refused(f"{shard} is missing, but {index.name} names it"):
         Checkpoint(tmp_path)
     save_file({"other": torch.zeros(1)}, shard)
     with refused(f"{shard} does not hold"):
@@ -204,7 +204,7 @@ def test_a_draft_head_that_does_not_fit_is_refused_with_both_numbers(model, tmp_
         fit_head(Checkpoint(model), source)
 
 
-# Who holds what
+# Assignment of tensors to ranks
 
 
 @pytest.mark.parametrize(("text", "counts"), [
@@ -280,5 +280,5 @@ def test_every_tensor_has_one_holder_and_buffers_have_none():
     tied = assign(names, [0, 2, 1], tied=True)
     assert tied[0] == {HEAD: EMBED} and tied[1:] == parts[1:]
     for extra in ("vision.weight", layer(3)):
-        with refused(f"holds {extra}, which no rank would take"):
+        with refused(f"holds {extra}, which belongs to no rank"):
             assign([*names, extra], [0, 2, 1], tied=False)

@@ -1,2 +1,2 @@
-"""What files of other people may say: families of models, draft heads, their fields, untrusted JSON."""
+"""Schemas of files from other people: families of models, draft heads, their fields, untrusted JSON."""
 from __future__ import annotations

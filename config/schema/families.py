@@ -1,6 +1,6 @@
-"""What the `config.json` of a model may say; the families of models.
+"""The families of models, and the supported content of a model's `config.json`.
 
-It knows nothing about tensors. What `model/llama.py` would compute wrongly is refused here, by name.
+It knows nothing about tensors. A field that `model/llama.py` would compute incorrectly is refused by name.
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping, Tuple
 from config.schema.fields import CONFIG, ROPE, check
 from config.schema.untrusted import shown
 
-Renamed = Tuple[Tuple[str, str], ...]  # patterns in the names of tensors, one after another, and LLaMA's words for them
+Renamed = Tuple[Tuple[str, str], ...]  # patterns in the names of tensors, and LLaMA's words for them, applied in order
 AFTER = (r"\.post_attention_layernorm\.", ".after_attention."), (r"\.post_feedforward_layernorm\.", ".after_mlp.")
 SANDWICH = *AFTER, (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm.")
 OPT = (
@@ -19,7 +19,7 @@ OPT = (
     (r"\.out_proj\.", ".o_proj."), (r"\.fc1\.", ".mlp.up_proj."), (r"\.fc2\.", ".mlp.down_proj."))
 GLM4 = (r"\.post_self_attn_layernorm\.", ".after_attention."), (r"\.post_mlp_layernorm\.", ".after_mlp.")
 GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
-GEMMA3 = {  # published configs of Gemma 3 leave most of it out
+GEMMA3 = {  # most of which published configs of Gemma 3 omit
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
     "sliding_window": 4096}
@@ -27,35 +27,35 @@ MIXTRAL = (
     (r"\.block_sparse_moe\.", ".mlp."), (r"\.mlp\.gate\.", ".mlp.router."),
     (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."))
 LOCAL_EXPERTS, EXPERTS = ("num_local_experts", "intermediate_size"), ("num_experts", "moe_intermediate_size")
-ANY = object()  # a field that may say whatever its kind allows
+ANY = object()  # for a field that may have any value of its kind
 
 
 @dataclass(frozen=True)
 class Family:
-    """What the models of one `model_type` have in common; the defaults are LLaMA."""
+    """The properties that the models of one `model_type` share; the defaults are LLaMA's."""
 
     architecture: str
     qkv_bias: bool = False
-    bias: bool = False  # of all other products of a layer
-    head_norms: bool = False  # queries and keys are normed, each head by itself
+    bias: bool = False  # of all other linear layers of a decoder layer
+    head_norms: bool = False  # queries and keys are normed, each head separately
     rotary: bool = True  # else positions are learned, and added to the embedding
-    rms: bool = True  # else LayerNorm
-    gated: bool = True  # else the feed-forward has one way in, and ReLU
-    gelu: bool = False  # the gate is GELU by tanh, not SiLU
-    tied: bool = False  # whether the LM head is the embedding if the config does not say
+    rms: bool = True  # RMSNorm, else LayerNorm
+    gated: bool = True  # else the feed-forward has no gate, and ReLU
+    gelu: bool = False  # the gate's activation is GELU by tanh, not SiLU
+    tied: bool = False  # whether the LM head is the embedding, if the config does not specify it
     before: bool = True  # attention and feed-forward read normed rows
-    after: bool = False  # what they make is normed before it is added
+    after: bool = False  # their output is normed before it is added
     wide_norms: bool = False  # queries and keys are normed, all heads together
-    one_more: bool = False  # the weight of a norm is one more than what is stored
-    scaled: bool = False  # the embedding is multiplied by the root of its size
-    neighbours: bool = False  # the two dimensions that rotate together stand side by side
-    windows: int = 0  # if the config does not say which layers look back on a window: all but every so manieth; 0: all
-    experts: tuple[str, ...] = ()  # where the config says how many feed-forwards a layer has, and how wide each is
+    one_more: bool = False  # the weight of a norm is the stored one plus 1
+    scaled: bool = False  # the embedding is multiplied by the square root of its size
+    neighbours: bool = False  # the two dimensions that rotate together are adjacent
+    windows: int = 0  # default: every layer has a window but each `windows`-th; 0: every layer
+    experts: tuple[str, ...] = ()  # config fields of the number of experts per layer, and of their width
     sinks: bool = False  # each head has a score without a value
     clamped: bool = False  # the feed-forward's activation is GPT-OSS's
     names: Renamed = ()  # of tensors
-    says: Mapping[str, Any] = field(default_factory=dict)  # fields that may say something else than `SUPPORTED`
-    usual: Mapping[str, Any] = field(default_factory=dict)  # what fields say that are left out
+    says: Mapping[str, Any] = field(default_factory=dict)  # allowed values that differ from `SUPPORTED`
+    usual: Mapping[str, Any] = field(default_factory=dict)  # values of omitted fields
 
 
 FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
@@ -63,7 +63,7 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "mistral": Family("MistralForCausalLM"),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
     "qwen3": Family("Qwen3ForCausalLM", head_norms=True),
-    "mimo": Family("MiMoForCausalLM", qkv_bias=True),  # a Qwen2 with layers for multi-token prediction beside it
+    "mimo": Family("MiMoForCausalLM", qkv_bias=True),  # a Qwen2 with additional layers for multi-token prediction
     "opt": Family("OPTForCausalLM", qkv_bias=True, bias=True, rotary=False, rms=False,
                   gated=False, tied=True, names=OPT),
     "smollm3": Family("SmolLM3ForCausalLM", tied=True, usual={"no_rope_layer_interval": 4}),
@@ -87,54 +87,54 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
                       windows=2, experts=LOCAL_EXPERTS, says={"attention_bias": ANY},
                       usual={"attention_bias": True, "swiglu_limit": 7.0}),
 }
-SUPPORTED = {  # fields that may be left out, and all that they may say
+SUPPORTED = {  # optional fields, and their only supported values
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1,
     "mlp_only_layers": [], "decoder_sparse_step": 1,
     # OPT's; its 350m differs in the first two
     "do_layer_norm_before": True, "_remove_final_layer_norm": False, "activation_function": "relu",
     "enable_bias": True, "layer_norm_elementwise_affine": True,
 }
-ROTARY: dict[str, tuple[str, ...]] = {  # kinds of rotary positions, and the numbers that each needs
+ROTARY: dict[str, tuple[str, ...]] = {  # kinds of rotary positions, and the fields that each requires
     "default": (), "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",), "longrope": ("short_factor", "long_factor"),
 }
 YARN = ("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-        "truncate")  # what may stand beside its factor
+        "truncate")  # optional fields in addition to its factor
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size", "rms_norm_eps")
 
 
 def published(name: str, family: Family) -> str:
-    """The name of one of the decoder's tensors in a checkpoint of its family: `names`, backwards."""
+    """Return the name of one of the decoder's tensors in a checkpoint of its family: `names`, applied backwards."""
     for pattern, ours in reversed(family.names):
         name = name.replace(ours, pattern.replace("\\", ""))
     return name
 
 
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `config.json` under one set of names, whatever wrote it; ValueError if it is not supported."""
+    """Return the fields of a `config.json` under uniform names. Raises ValueError if it is not supported."""
     family = FAMILIES.get(config.get("model_type") or "llama")
     said = {name: value for name, value in config.items() if value is not None}
     config = {**(family.usual if family else {}), **said}
-    # transformers 4 says it beside `rope_scaling`, transformers 5 in `rope_parameters`, for each kind of layers
+    # transformers 4 has rope_theta next to `rope_scaling`, transformers 5 in `rope_parameters`, per kind of layer
     parameters = config.get("rope_parameters") or {}
     local = (parameters.get("sliding_attention") or {}).get("rope_theta")
     rotary = dict(config.get("rope_scaling") or {})
     rotary.update(parameters.get("full_attention", parameters))
     known = {name: value for name, value in rotary.items() if name in ROPE}
-    elsewhere = dict.fromkeys(ROPE.keys() - CONFIG.keys())  # outside of rope_scaling these fields say nothing
+    elsewhere = dict.fromkeys(ROPE.keys() - CONFIG.keys())  # fields that have no effect outside of rope_scaling
     given = {**config, **elsewhere, **known}
     given["model_type"] = given.get("model_type") or "llama"
     given["rope_local_base_freq"] = local or given.get("rope_local_base_freq")
     given["rope_type"] = rotary.get("rope_type") or rotary.get("type") or "default"
-    if given["rope_type"] == "longrope":  # whose trained length stands outside
+    if given["rope_type"] == "longrope":  # its trained length may be outside of rope_scaling
         trained = rotary.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
         given["original_max_position_embeddings"] = trained or config.get("max_position_embeddings")
     experts = family.experts if family else ()
-    if experts:  # which transformers 5 writes under one name
+    if experts:  # transformers 5 always names their number num_local_experts
         given[experts[0]] = given.get(experts[0]) or given.get("num_local_experts")
     _refuse_others(given, rotary)
-    if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
+    if given["model_type"] == "opt":  # its config has another name for the one and no field for the other
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
     sparse = (*experts, "num_experts_per_tok") if experts else ()
     turning = ROTARY[given["rope_type"]]
@@ -146,7 +146,7 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
-    """Raise ValueError if a field says what no family here does."""
+    """Raise ValueError if a field has a value that is not supported for its family."""
     unknown = {name: value for name, value in rotary.items() if name not in ROPE and value is not None}
     checks: list[tuple[str, Any, Any]] = [
         ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
@@ -161,19 +161,19 @@ def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
 
 
 def _misfits(given: Mapping[str, Any]) -> Iterator[str]:
-    """Fields that are sound by themselves, but not together."""
+    """Yield the contradictions between fields that are valid alone."""
     hidden, heads = given["hidden_size"], given["num_attention_heads"]
     shared, size = given.get("num_key_value_heads") or heads, given.get("head_dim") or hidden // heads
     if heads % shared:
-        yield f"num_attention_heads={heads}, which is no multiple of num_key_value_heads={shared}"
+        yield f"num_attention_heads={heads}, which is not a multiple of num_key_value_heads={shared}"
     if not given.get("head_dim") and hidden % heads:
-        yield f"hidden_size={hidden}, which is no multiple of num_attention_heads={heads}"
+        yield f"hidden_size={hidden}, which is not a multiple of num_attention_heads={heads}"
     turned = int(size * (given.get("partial_rotary_factor") or 1))
     if FAMILIES[given["model_type"]].rotary and (turned % 2 or not turned):
-        yield f"head_dim={size}, but rotary positions turn dimensions in pairs"
+        yield f"head_dim={size}, but rotary positions rotate dimensions in pairs"
     for name in ROTARY["longrope"] if given["rope_type"] == "longrope" else ():
         if len(given[name]) != turned // 2:
-            yield f"{len(given[name])} numbers in {name}, but {turned} dimensions turn in pairs"
+            yield f"{len(given[name])} numbers in {name}, but {turned} dimensions rotate in pairs"
     kinds = FAMILIES[given["model_type"]].experts
     if kinds and given["num_experts_per_tok"] > given[kinds[0]]:
         yield f"num_experts_per_tok={given['num_experts_per_tok']}, but {kinds[0]}={given[kinds[0]]}"
@@ -182,16 +182,16 @@ def _misfits(given: Mapping[str, Any]) -> Iterator[str]:
         if len(set(entries)) > 1 and len(entries) != layers:
             yield f"{len(entries)} entries in {name}, but num_hidden_layers={layers}"
     if given["rope_type"] == "yarn" and given.get("rope_theta") == 1:
-        yield "rope_theta=1, with which all waves are alike, so that yarn cannot tell long ones from short ones"
+        yield "rope_theta=1, which makes all waves equally long, so that yarn cannot separate long ones from short ones"
     if given["rope_type"] == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
         yield (f"low_freq_factor={given['low_freq_factor']}, which is not below "
                f"high_freq_factor={given['high_freq_factor']}")
 
 
-# --- what differs from layer to layer ---------------------------------------------------------------------------------
+# --- differences between layers ---------------------------------------------------------------------------------------
 
 def windows(given: Mapping[str, Any], family: Family) -> tuple[int, ...]:
-    """On how many positions each layer looks back, 0 for all of them; nothing if all layers look back on all."""
+    """Return the attention window of each layer in positions, 0 for none; empty if no layer has a window."""
     window, layers = given.get("sliding_window"), given["num_hidden_layers"]
     if not window or given.get("use_sliding_window") is False:
         return ()
@@ -207,8 +207,8 @@ def windows(given: Mapping[str, Any], family: Family) -> tuple[int, ...]:
 
 
 def unturned(given: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Whether each layer leaves out the rotary positions; nothing if none does."""
-    turns = given.get("no_rope_layers")  # 1 says that a layer has them
+    """Return for each layer whether it has no rotary positions; empty if all layers have them."""
+    turns = given.get("no_rope_layers")  # 1 for a layer with rotary positions
     every, layers = given.get("no_rope_layer_interval"), given["num_hidden_layers"]
     if turns is None and every:
         turns = [(layer + 1) % every for layer in range(layers)]

@@ -1,6 +1,6 @@
-"""The fields of a `config.json`: what each may hold, in one table for models and for draft heads.
+"""The fields of a `config.json`, and the kind of value that each may hold, in one table for models and draft heads.
 
-It knows nothing about which of them go together, or are supported: that is said in `families.py`.
+Which of them go together, or are supported, is defined in `families.py`.
 """
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from config.schema.untrusted import is_name, read_json, shown
 
 @dataclass(frozen=True)
 class Kind:
-    """What a field may hold, in words and as a question."""
+    """The values that a field may hold: their description, and a predicate."""
 
     words: str
     fits: Callable[[Any], bool]
 
 
 def integer(low: int, high: int) -> Kind:
-    """The whole numbers from one to another, both of them included."""
+    """Return the kind of whole numbers from `low` to `high`, inclusive."""
     return Kind(f"a whole number from {low} to {high}", lambda value: fits(value, int) and low <= value <= high)
 
 
 def number(low: float, high: float) -> Kind:
-    """All numbers from one to another, both of them included; NaN is none of them."""
+    """Return the kind of numbers from `low` to `high`, inclusive; NaN is not one."""
     return Kind(f"a number from {low:g} to {high:g}", lambda value: fits(value, float) and low <= value <= high)
 
 
 def one_of(*texts: str) -> Kind:
-    """One of some texts."""
+    """Return the kind of these texts."""
     return Kind(f"one of {', '.join(texts)}", lambda value: fits(value, str) and value in texts)
 
 
 def list_of(kind: Kind, most: int) -> Kind:
-    """A list of at most so many values, all of one kind."""
+    """Return the kind of lists of at most `most` values of one kind."""
     return Kind(f"a list of at most {most}, each of them {kind.words}",
                 lambda value: fits(value, list) and len(value) <= most and all(map(kind.fits, value)))
 
 
 def _by_name(*rows: tuple[Kind, str]) -> dict[str, Kind]:
-    """The kind of each field, out of rows of a kind and the fields that have it."""
+    """Return a table of fields and their kinds, from rows of a kind and the names of its fields."""
     return {name: kind for kind, names in rows for name in names.split()}
 
 
@@ -50,14 +50,14 @@ FLAG = Kind("true or false", lambda value: fits(value, bool))
 NAME = Kind("a name", is_name)
 OBJECT = Kind("an object", lambda value: fits(value, dict))
 
-# What torch can still allot or multiply without an overflow; no model comes near.
+# Bounds far above those of any model, within which torch can allocate and multiply without overflow.
 COUNT = integer(1, 1 << 16)
 WIDTH = integer(1, 1 << 20)
 ROWS = integer(1, 1 << 24)
 TOKEN = integer(0, (1 << 24) - 1)
 END_TOKENS = list_of(TOKEN, 1024)
 TOKENS = Kind("a token id or a list of them", lambda value: TOKEN.fits(value) or END_TOKENS.fits(value))
-WAVE = number(1, 1e12)  # below 1, the waves of rotary positions would be shorter than the step from one to the next
+WAVE = number(1, 1e12)  # below 1, waves of rotary positions would be shorter than the distance between positions
 SCALE, PART = number(1, 1e6), number(0, 1)
 CAP = number(1e-6, 1e6)
 ROWS_OR_NONE = integer(0, 1 << 24)
@@ -68,7 +68,7 @@ CONFIG = _by_name(
      num_experts_per_tok sliding_window_pattern no_rope_layer_interval unrolled_passes"""),
     (WIDTH, "hidden_size target_hidden_size"),
     (ROWS, """intermediate_size moe_intermediate_size ffn_dim vocab_size draft_vocab_size truncated_vocab_size
-     max_position_embeddings"""),  # positions are float32, which counts no further
+     max_position_embeddings"""),  # float32 positions are not exact beyond
     (ROWS_OR_NONE, "max_window_layers sliding_window"),
     (CAP, """swiglu_limit attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier
      attention_multiplier logits_scaling"""),
@@ -89,7 +89,7 @@ GENERATION = {"eos_token_id": TOKENS}
 
 def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
           remedy: str = "copy it again from the model", needed: Collection[str] = ()) -> None:
-    """ValueError, from `where` to `remedy`, if a field does not hold what the table says or a needed one is absent."""
+    """Raise ValueError, from `where` to `remedy`, if a field is not of its kind, or a needed one is missing."""
     for name in needed:
         if given.get(name) is None:
             raise ValueError(f"{where} does not give {name}; {remedy}")
@@ -100,8 +100,8 @@ def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
 
 
 def unwrapped(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a `config.json` at the top, where a head in the format of speculators nests those of its layers,
-    and a model that also sees those of its text."""
+    """Return a `config.json` with nested fields moved to the top: heads in the format of speculators nest those of
+    their layers, and multimodal models those of their text."""
     for where in ("transformer_layer_config", "text_config"):
         inner = config.get(where)
         if isinstance(inner, dict):
@@ -112,7 +112,7 @@ def unwrapped(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model or a head; its fields are checked, and those of a `generation_config.json` too."""
+    """Read the `config.json` of a model or a head, and check its fields and those of a `generation_config.json`."""
     path, generation = folder / "config.json", folder / "generation_config.json"
     config = unwrapped(read_json(path))
     check(config, CONFIG, path)

@@ -1,6 +1,6 @@
-"""Draft heads as they are published: the dialects of EAGLE-3, and the keys of their config.json.
+"""Published draft heads: the dialects of EAGLE-3, DFlash, and the keys of their config.json.
 
-Every key is harmless, supported, or refused by name: what nobody knows may be the name of another network.
+Every key is harmless, supported, or refused by name, since an unknown key may change the network.
 """
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from config.files import fits
 from config.schema.untrusted import shown
 
 LAYERS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
-COUNTED = "aux_layer_ids_are"  # inputs or outputs: may be added to a config.json, since nobody else writes which
-NESTED = "eagle_config"  # where some put what others have at the top
+COUNTED = "aux_layer_ids_are"  # inputs or outputs: our own key, which a user may add, since no format specifies it
+NESTED = "eagle_config"  # in which some heads nest keys that others have at the top
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 PARTIAL = "partial_features"  # of a head that was trained here for draft=spd
 VOCAB = ("draft_vocab_size", "truncated_vocab_size")
 KIND = "speculators_model_type"
-ONLY = {  # keys that change what a head computes, and the one thing that they may say
+ONLY = {  # keys that change what a head computes, and their only supported values
     "logit_scale": 1, "parallel_draft_step": 1, "pruned_heads": {}, "use_mtp_layernorm": False,
     "next_layer_regular": True, "additional_fc": False, "reuse_target_lm_head": False, KIND: "eagle3",
     "quantization_config": None,
 }
 FIRST_ONLY = {  # of EAGLE-1 and 2
     "num_hidden_layers": 1, "truncated_vocab_size": None, **dict.fromkeys((*NORMS, PARTIAL), False)}
-THIRD = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")  # what EAGLE-3 does alone
-BLOCK, BLOCK_NESTED = "DFlashDraftModel", "dflash_config"  # the architecture of DFlash's heads, and where some say more
+THIRD = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")  # true only in EAGLE-3
+BLOCK, BLOCK_NESTED = "DFlashDraftModel", "dflash_config"  # architecture of DFlash heads; an optional nested object
 BLOCK_KEYS, BLOCK_SIZES = ("target_layer_ids", "block_size", "mask_token_id"), range(2, 65)
-INSIDE = frozenset((*LAYERS, *NORMS, COUNTED, "num_aux_hidden_states"))  # what may stand in `NESTED`, too
+INSIDE = frozenset((*LAYERS, *NORMS, COUNTED, "num_aux_hidden_states"))  # keys that `NESTED` may hold, too
 READ = INSIDE.union("""
     model_type hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size rms_norm_eps
     max_position_embeddings rope_theta rope_scaling rope_parameters partial_rotary_factor hidden_act attention_bias
@@ -51,42 +51,42 @@ HARMLESS = frozenset("""
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a head of EAGLE-3 differs from the first ones; the defaults are theirs."""
+    """The variant of an EAGLE-3 head; the defaults are those of the first published heads."""
 
-    inner: tuple[int, ...]  # the target's layers whose inputs it reads; the number of layers is the last one's output
+    inner: tuple[int, ...]  # the target's layers of which it reads the inputs; the number of layers: the last output
     norm_before_residual: bool = False  # the residual of its first layer is the normed feature
-    norm_before_fc: bool = False  # one norm over all inner features side by side
-    fc_norm: bool = False  # one norm for each of them (EAGLE-3.1)
-    norm_output: bool = False  # what it feeds itself is normed, as what its LM head reads (EAGLE-3.1)
-    partial: bool = False  # it was trained on rows of which only some of these layers are known (SPD)
+    norm_before_fc: bool = False  # one norm over all inner features, concatenated
+    fc_norm: bool = False  # one norm for each inner feature (EAGLE-3.1)
+    norm_output: bool = False  # the feature that it feeds to itself is normed, as its LM head's input (EAGLE-3.1)
+    partial: bool = False  # it was trained on rows with the features of only some of these layers (SPD)
 
 
 @dataclass(frozen=True)
 class BlockForm:
-    """The form of a head that guesses a block in one pass, as DFlash's are."""
+    """The form of a head that guesses a block in one pass, such as a DFlash head."""
 
-    inner: tuple[int, ...]  # the target's layers whose inputs it reads
-    size: int  # tokens of a block, the one before it included
-    mask: int  # the token in the place of those that it guesses
+    inner: tuple[int, ...]  # the target's layers of which it reads the inputs
+    size: int  # tokens of a block, including the known token before the guesses
+    mask: int  # the token in the place of the guesses
 
 
 def usual_layers(layers: int) -> tuple[int, ...]:
-    """The layers of a target whose inputs a head reads that names none; a target too small for that has none."""
+    """Return the layers with inputs that a head reads by default; empty if the target has too few layers."""
     return (2, layers // 2, layers - 3) if layers >= 7 else ()
 
 
 def read_dialect(config: Mapping[str, Any], layers: int) -> Dialect:
-    """The dialect of a head of EAGLE-3 for a target of so many layers; what it says was checked by `head_problems`."""
+    """Return the dialect of an EAGLE-3 head for a target with `layers` layers; `head_problems` has checked `config`."""
     given = {**config, **(config.get(NESTED) or {})}
     norms = {name: bool(given.get(name)) for name in NORMS}
     return Dialect(_inner(given, layers), **norms, partial=bool(config.get(PARTIAL)))
 
 
 def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The layers whose inputs are read; the input of layer 2 is the output of layer 1.
+    """Return the layers with inputs that a head reads; the input of layer 2 is the output of layer 1.
 
-    A list that is the usual one in either way of counting is that. Else `COUNTED` decides, and then who wrote the
-    file: vLLM and speculators count inputs, SGLang, SpecForge and all others outputs.
+    A list that equals the default one, counted either way, means the default. Otherwise `COUNTED` decides, and then
+    the writer of the file: vLLM and speculators count inputs, SGLang, SpecForge and all others outputs.
     """
     named = [tuple(given[key]) for key in LAYERS if given.get(key)]
     ids = named[0] if named else ()
@@ -100,24 +100,24 @@ def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def is_block(config: Mapping[str, Any]) -> bool:
-    """Whether a head says that it is one of DFlash's."""
+    """Return whether the config is that of a DFlash head."""
     return BLOCK in (config.get("architectures") or [])
 
 
 def _block_fields(config: Mapping[str, Any]) -> list[Any]:
-    """What DFlash's head says under each of `BLOCK_KEYS`."""
+    """Return the values of `BLOCK_KEYS` of a DFlash head."""
     given = {**config, **(config.get(BLOCK_NESTED) or {})}
     return [given.get(key) for key in BLOCK_KEYS]
 
 
 def read_block(config: Mapping[str, Any]) -> BlockForm:
-    """The form of DFlash's head, whose `target_layer_ids` count outputs; it was checked by `block_problems`."""
+    """Return the form of a DFlash head; its `target_layer_ids` count outputs. `block_problems` has checked it."""
     ids, size, mask = _block_fields(config)
     return BlockForm(tuple(number + 1 for number in ids), size, mask)
 
 
 def block_problems(config: Mapping[str, Any], layers: int, context: int) -> Iterator[str]:
-    """What a head of DFlash is not; see `head_problems`."""
+    """Yield the problems of a DFlash head; see `head_problems`."""
     others = {**config, **(config.get(BLOCK_NESTED) or {})}
     ids, size, mask = _block_fields(config)
     for key in (BLOCK_NESTED, *BLOCK_KEYS, "num_target_layers"):
@@ -133,14 +133,14 @@ def block_problems(config: Mapping[str, Any], layers: int, context: int) -> Iter
 
 
 def verifier(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a head in the format of speculators says of the model that it was trained for."""
+    """Return the description, in a head in the format of speculators, of the model for which it was trained."""
     outer = config.get("speculators_config")
     named = outer.get("verifier") if isinstance(outer, dict) else None
     return named if isinstance(named, dict) else {}
 
 
 def head_problems(config: Mapping[str, Any], third: bool, layers: int, context: int) -> Iterator[str]:
-    """What a head is not, as ends of a sentence; `layers` are its target's, `context` how far it will look back."""
+    """Yield the problems of a head as ends of a sentence, for a target of `layers` layers and a longest `context`."""
     nested = config.get(NESTED) or {}
     only = {**ONLY, **dict.fromkeys(THIRD, third)}
     if not third:
@@ -154,7 +154,7 @@ def head_problems(config: Mapping[str, Any], third: bool, layers: int, context: 
             if value != only[key]:
                 yield _only(key, value, repr(only[key]))
         elif key not in read:
-            yield (f"says {key!r}, of which it is not known whether it changes what the head computes; if it does not, "
+            yield (f"has the unknown key {key!r}, which may change what the head computes; if it does not, "
                    "delete it there")
         elif key in LAYERS:
             yield from _layer_problems(key, value, third)
@@ -170,9 +170,9 @@ def head_problems(config: Mapping[str, Any], third: bool, layers: int, context: 
 
 
 def _layer_problems(key: str, ids: Any, third: bool) -> Iterator[str]:
-    """Layers that cannot be meant; an empty list leaves them to the reader."""
+    """Yield the problems of a list of layers; an empty list means the default."""
     if not third and ids != []:
-        yield f"says {key}, which only a head of EAGLE-3 has; take weights and config.json of one head"
+        yield f"says {key}, which only an EAGLE-3 head has; take weights and config.json of the same head"
         return
     rising = fits(ids, [int]) and sorted(set(ids)) == ids
     if not rising or len(ids) == 1 or ids and ids[0] < 0:
@@ -180,16 +180,16 @@ def _layer_problems(key: str, ids: Any, third: bool) -> Iterator[str]:
 
 
 def _reach_problems(given: Mapping[str, Any], layers: int) -> Iterator[str]:
-    """Layers that its target does not have, or more or fewer of them than the head says elsewhere."""
+    """Yield problems of layers that the target does not have, or of a number of layers given elsewhere."""
     inner, count = _inner(given, layers), given.get("num_aux_hidden_states")
     if inner and inner[-1] > layers:
         yield f"reads the inputs of layers {list(inner)}, but the model has {layers}; take the head for this model"
     if count is not None and count != len(inner or (0, 0, 0)):
-        yield _only("num_aux_hidden_states", count, f"{len(inner)}, one for each layer that it names")
+        yield _only("num_aux_hidden_states", count, f"{len(inner)}, one for each listed layer")
 
 
 def _window_problems(config: Mapping[str, Any], context: int) -> Iterator[str]:
-    """A head that looks back on a window only; within one window that is plain attention."""
+    """Yield the problems of sliding windows; a window of at least `context` is plain attention."""
     kinds, window = config.get("layer_types"), config.get("sliding_window")
     if kinds is not None and any(kind != "full_attention" for kind in kinds):
         yield _only("layer_types", kinds, "['full_attention']")

@@ -1,9 +1,9 @@
-"""Small models in a row: a larger one verifies the chain of a smaller one in one pass, before anything is sent.
+"""A cascade of small models: a larger one verifies the chain of a smaller one in one pass, before anything is sent.
 
-After PipeSpec (B. McDanel et al., arXiv 2505.01572, section 3), where every model but the first verifies what the one
-before it drafts. There all of them compute at once, each on a device of its own; here they take turns on rank 0, and
-compute beside the stages. What the last one says of each guess is its score, so a chain never makes a guess, it only
-says which rows the last model reads together.
+After PipeSpec (B. McDanel et al., arXiv 2505.01572, section 3), where every model but the first verifies the draft of
+the model before it. There all models compute at once, each on a device of its own; here they take turns on rank 0,
+while the stages compute. The largest model gives each guess its score. So a chain never adds a guess of its own: it
+only decides which rows the largest model reads together.
 """
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from model.drafts.draft import Guesses, Steps
 from model.drafts.network import Expansion, Network, TreeDraft
 from model.tree import TokenTree
 
-AHEAD, HOPE = 8, 0.3  # guesses in a chain; and the least probability of a whole one, as who drafts it finds
-UNVERIFIED = -64.0  # log-probability beside its parent's of a guess that was not verified yet: it leaves last
+AHEAD, HOPE = 8, 0.3  # the most guesses of a chain, and the least probability of a whole chain by its drafter
+UNVERIFIED = -64.0  # log-probability, relative to its parent's, of an unverified guess, so that it is sent last
 
 
 class Cascade(Network):
-    """A small model, `larger`, that reads with the nodes that it is asked about a chain of `smaller` behind the
-    likeliest of them.
+    """A small model, `larger`, which reads the requested nodes together with a chain of `smaller` after the likeliest
+    node.
 
-    Guesses of that chain which are not among its own likeliest are dropped, with all that stands on them. `smaller` may
-    be such a row itself.
+    Guesses of the chain that are not among the likeliest of `larger` are dropped, with everything below them. `smaller`
+    may be a cascade, too.
     """
 
     far = True
@@ -40,8 +40,8 @@ class Cascade(Network):
         super().restart()
 
     def forget(self) -> None:
-        self._heard: dict[int, Guesses] = {}  # what the larger model says of nodes that it was not asked about
-        self._chained: dict[int, Guesses] = {}  # what the smaller one says of each node that it has read
+        self._heard: dict[int, Guesses] = {}  # guesses of the larger model after nodes of the chain
+        self._chained: dict[int, Guesses] = {}  # guesses of the smaller model after each node that it has read
 
     def settle(self, tree: TokenTree) -> None:
         super().settle(tree)
@@ -71,12 +71,12 @@ class Cascade(Network):
         return said[:len(nodes)]
 
     def _chain(self, tree: TokenTree, nodes: Sequence[int]) -> Steps[list[int]]:
-        """Guesses of the smaller model behind the likeliest of these nodes, one behind the other, still unverified."""
+        """Draft a chain of unverified guesses of the smaller model after the likeliest of these nodes."""
         node = max(nodes, key=lambda node: tree.nodes[node].score)
         chain: list[int] = []
         hope = 1.0
         while len(chain) < AHEAD:
-            said = yield from self._said(tree, node)
+            said = yield from self._smaller_guesses(tree, node)
             if not said or tree.nodes[node].pos + 2 >= tree.limit:
                 break
             token, chance = said[0]
@@ -85,14 +85,14 @@ class Cascade(Network):
                 break
             faint = tree.nodes[node].score + UNVERIFIED
             child = tree.child(node, token)
-            if child is not None and tree.nodes[child].score > faint:  # which has been verified, or is another's guess
+            if child is not None and tree.nodes[child].score > faint:  # verified, or a guess of another source
                 break
             node = tree.add(node, token, faint, self.smaller.source) if child is None else child
             chain.append(node)
         return chain
 
-    def _said(self, tree: TokenTree, node: int) -> Steps[Guesses]:
-        """What the smaller model guesses after a node; it reads it if need be, with all above that it has not read."""
+    def _smaller_guesses(self, tree: TokenTree, node: int) -> Steps[Guesses]:
+        """Return the smaller model's guesses after a node, which it first reads if necessary, with unread ancestors."""
         heard = self.smaller.heard(tree, node, 1)
         if heard is not None:
             self._chained[node] = heard
@@ -109,7 +109,7 @@ class Cascade(Network):
 
 
 def row(models: Sequence[TreeDraft]) -> Network:
-    """Small models in a row: the first one drafts, and each further one verifies what the one before it says."""
+    """Return a cascade of small models: the first one drafts, and each other one verifies the one before it."""
     found: Network = models[0]
     for larger in models[1:]:
         found = Cascade(larger, found)

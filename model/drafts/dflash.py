@@ -1,11 +1,11 @@
-"""A draft that guesses a block of tokens in one pass, with a head of DFlash.
+"""A draft that guesses a block of tokens in one pass, with a DFlash head.
 
-After DFlash (J. Chen, Y. Liang and Z. Liu, arXiv 2602.06036): the head reads the tip and a row of mask tokens behind,
-which see each other and, in every layer, keys and values made of the target's features of the text before the tip. What
-it says at a mask is the marginal law of the token there. Out of these marginals the tree is grown best first, as DDTree
-does (L. Ringel and Y. Romano, arXiv 2604.12989); `model/drafts/mixture.py` does that.
+After DFlash (J. Chen, Y. Liang and Z. Liu, arXiv 2602.06036): the head reads the tip, followed by mask tokens. These
+rows see each other and, in every layer, keys and values computed from the target's features of the text before the tip.
+The output at a mask is the marginal law of the token there. From these marginals `model/drafts/mixture.py` grows the
+tree best first, as DDTree does (L. Ringel and Y. Romano, arXiv 2604.12989).
 
-Shapes: T rows, N inner features side by side, V vocabulary.
+Shapes: T rows, N concatenated inner features, V vocabulary.
 """
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from model.tree import TokenTree
 
 
 class Block(TreeDraft):
-    """A draft that reads the tip alone, and then has said what follows every guess as deep as its block.
+    """A draft that reads only the tip, and thereby predicts the tokens after all guesses within its block.
 
-    A new tip is read again, with the features of the text before it. Until then guesses behind it have the marginals
-    of the block before.
+    A new tip is read again, with the features of the text before it. Until then, guesses after it have the marginals
+    of the previous block.
     """
 
     source = "dflash"
@@ -34,14 +34,14 @@ class Block(TreeDraft):
         super().__init__(sizes.cache(sizes.layers, capacity, head.embed_tokens.weight))
 
     def blank(self, rows: int) -> Tensor:
-        """Features `[rows, N]` of a block, which has none."""
+        """Return zero features `[rows, N]` for the rows of a block, which have none."""
         return self.cache.like.new_zeros(rows, self.network.fc.in_features)
 
     def catch_up(self, tree: TokenTree) -> Steps[None]:
         yield from self._read_text(tree, 0)
 
     def _read_text(self, tree: TokenTree, most: int) -> Steps[list[int]]:
-        """Read the text that is known, in chunks, until at most so many nodes before the tip are left: these."""
+        """Read text with known features in chunks, until at most `most` nodes before the tip are left; return these."""
         self.cache.drop()
         fresh = self.known(tree, tree.trunk[self._fed:-1])
         while len(fresh) > most:
@@ -53,11 +53,11 @@ class Block(TreeDraft):
     def restart(self) -> None:
         self._begun = -1  # the position of the tip that was read; below 0: none
         self._said: list[Guesses] = []
-        self._logits = torch.empty(0)  # [T, V], of the positions behind it
-        self._given: set[int] = set()  # nodes whose next token was guessed out of this block
+        self._logits = torch.empty(0)  # [T, V], of the positions after it
+        self._given: set[int] = set()  # nodes after which a token was guessed from this block
 
     def settle(self, tree: TokenTree) -> None:
-        """Guesses behind the new tip still stand where the block says what follows."""
+        """Keep everything, since guesses after the new tip still lie within the block."""
 
     def wants(self, tree: TokenTree, node: int) -> bool:
         return node == tree.tip and tree.nodes[node].pos != self._begun
@@ -93,8 +93,8 @@ class Block(TreeDraft):
         return self.predict(logits, [position + 1], width)[0]
 
     def rows(self, tree: TokenTree, fresh: list[int], begin: int, rows: int) -> Reading:
-        """New rows of text, then so many rows of the block behind the node `begin`, its own first; their cache ids are
-        below 0."""
+        """Return a reading of new rows of text and of `rows` rows of the block from the node `begin` on; rows of the
+        block have negative ids in the cache."""
         block, first, text = [-1 - place for place in range(rows)], tree.nodes[begin], len(fresh)
         above = [fresh[-1] if fresh else first.parent, *block[:-1]]
         parents = [tree.nodes[node].parent for node in fresh] + above[:rows]

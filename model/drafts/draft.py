@@ -1,9 +1,9 @@
-"""What a draft may be asked for, what its networks ask to read, and the draft that never guesses.
+"""The interface of drafts, the requests of their networks, and the draft that never guesses.
 
-A draft asks by yielding a `Reading`, and is sent what was `Read`: so who runs several drafts lets a network read for
-all of them at once. It needs no torch, so that strategies can be read, tested and simulated without.
+A draft is a generator that yields a `Reading` and is sent the result, a `Read`. So the caller of several drafts can let
+a network read for all of them in one pass. torch is not imported, so that strategies can be tested without it.
 
-Shapes: T rows that are read, A of them about which is asked, D what a draft makes of a row, V its vocabulary.
+Shapes: T rows that are read, A of them with logits, D output of a draft's network for a row, V its vocabulary.
 """
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Guesses = Sequence[Tuple[int, float]]  # token and probability
-Pays = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
+Pays = Callable[[float], bool]  # whether there is time for a level, given the number of tokens that it promises
 
 
 class Reading(NamedTuple):
-    """Rows that were admitted to the cache of a draft, and how many of the last of them logits are wanted of."""
+    """Rows that were admitted to a draft's cache; logits are needed for the last `asked` of them."""
 
     draft: Any  # a TreeDraft (model/drafts/network.py)
     token_T: Tensor
@@ -34,79 +34,79 @@ class Reading(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What was made of the rows, and the logits of those that were asked about."""
+    """The network's output for the rows of a `Reading`, and the logits of the last `asked` rows."""
 
     out_TD: Tensor
     logits_AV: Tensor
 
 
-Steps = Generator[Any, Any, Result]  # yields a Reading, and is sent what was Read
+Steps = Generator[Any, Any, Result]  # yields a Reading, and is sent a Read
 Passes = Callable[[Sequence[Reading]], List[Read]]
 
 
 def always(promise: float) -> bool:
-    """There is time for any level."""
+    """Return True: there is time for any level."""
     return True
 
 
 class Draft:
-    """Who guesses, for one request at a time; it passes on to its `parts`, if any, what it does not do itself."""
+    """The base class of sources of guesses, for one request at a time; by default, calls are forwarded to `parts`."""
 
     inner = False  # whether its features are the inputs of inner layers, instead of the target's last hidden states
-    drifts = False  # whether its guesses get worse where they stand on many of its own
+    drifts = False  # whether its guesses get worse when they are based on many of its own
     parts: Sequence[Any] = ()
 
     @property
     def networks(self) -> Sequence[Any]:
-        """Those of its sources that take time, each as a draft of its own (`Network`, in network.py)."""
+        """The sources that take time, each as a draft of its own (`Network`, in network.py)."""
         return [network for part in self.parts for network in part.networks]
 
     @property
     def consumed(self) -> int:
-        """How many leading nodes of the text have features that this draft does not need any more."""
+        """The number of leading nodes of the text with features that this draft no longer needs."""
         return min((part.consumed for part in self.parts), default=sys.maxsize)
 
     @property
     def held(self) -> int:
-        """How many leading tokens of the text it could keep for a request that begins like this one: what was read."""
+        """The number of leading tokens that it has read, and could keep for a request with the same beginning."""
         return self.consumed
 
     def catch_up(self, tree: TokenTree) -> Steps[None]:
-        """Read what is known of the text and was not read yet, without guessing."""
+        """Read the unread text with known features, without guessing."""
         for part in self.parts:
             yield from part.catch_up(tree)
 
     def another(self) -> Draft:
-        """A twin for another request."""
+        """Return a twin for another request."""
         return self
 
     def begin(self, sampler: Sampler) -> None:
-        """A request begins, whose tokens this sampler chooses."""
+        """Begin a request, with the sampler that chooses its tokens."""
         for part in self.parts:
             part.begin(sampler)
 
     def keep(self, length: int) -> None:
-        """Forget the request, but for what was read of its first `length` tokens, with which the next one begins."""
+        """Forget the request, but keep the state of its first `length` tokens, with which the next one begins."""
         self.forget()
         for part in self.parts:
             part.keep(length)
 
     def copy(self, other: Any, length: int) -> None:
-        """Begin behind the first `length` tokens of the request of a twin."""
+        """Begin after the first `length` tokens of a twin's request."""
         for mine, theirs in zip(self.parts, other.parts):
             mine.copy(theirs, length)
 
     def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
-        """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.
+        """Add one level of guesses; return False if none is worth drafting, or none can be drafted yet.
 
-        Who grows wherever the likeliest guess stands asks `pays` first, which hears what the level promises.
-        `yield from` it: who runs the strategy lets networks read for several requests at once.
+        Best-first growth first calls `pays` with the number of tokens that the level promises. Use `yield from`, so
+        that the caller of the strategy can let networks read for several requests at once.
         """
         yield from ()
         return False
 
     def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
-        """Add guesses behind the tip that take no network and are seldom wrong; whether there are any."""
+        """Add guesses after the tip that need no network and are rarely rejected; return whether there are any."""
         return False
 
     def refresh(self) -> None:
@@ -121,11 +121,11 @@ class Draft:
             part.reset()
 
     def forget(self) -> None:
-        """Forget what is known of the request beside what the parts hold."""
+        """Forget the request's own state, but not that of the parts."""
 
     def unlearn(self) -> None:
-        """Forget what earlier requests have taught."""
+        """Forget everything learned from earlier requests."""
 
 
 class NoDraft(Draft):
-    """A draft that never guesses; with it every strategy decodes token by token."""
+    """A draft that never guesses, so that every strategy decodes token by token."""

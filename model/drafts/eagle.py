@@ -1,8 +1,8 @@
-"""A head that drafts from pairs, as EAGLE's do, and heads of all kinds out of files.
+"""A draft with a head that reads pairs, such as EAGLE's, and loading of all kinds of heads from files.
 
-It knows nothing about pipelines. A draft pair is a token and the feature of the token before it, at the position of
-that token (EAGLE, section 4.1). Pairs of settled nodes hold the target's features, pairs of guesses the head's own:
-what it made of the pair before.
+It knows nothing about pipelines. A pair is a token and the feature of the token before it, at the position of that
+earlier token (EAGLE, section 4.1). Pairs of settled nodes have the target's features, pairs of guesses the head's
+output for the pair before.
 
 Shapes: T rows, D model, V vocabulary.
 """
@@ -28,18 +28,18 @@ from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
 from model.weights.unfold import AHEAD
 
 OWN_EMBEDDING = "embed_tokens.weight"
-UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
-TRIED, LEAST = 32, 0.1  # guesses by which a head is judged, and the share of them that guessing needs at least
-MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
-OF_LAYER = re.compile(r"^(self_attn|mlp|input_layernorm|post_attention_layernorm)\.")  # beside an MtpHead's own
+UNROLLED = 4  # a head trained with this many passes, including that over the target's features, does not drift
+TRIED, LEAST = 32, 0.1  # guesses by which a head is judged, and the least acceptable share of correct ones
+MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's; which of the target's tokens the draft has
+OF_LAYER = re.compile(r"^(self_attn|mlp|input_layernorm|post_attention_layernorm)\.")  # in an MtpHead's decoder layer
 
 
 @dataclass
 class Fit:
-    """How often a head's best guess behind settled text became text, for the first `TRIED` of them.
+    """The accuracy of a head's best guess after settled text, over the first `TRIED` guesses.
 
-    If that was too rare, `report` gets a sentence, once: a head of another model, or one that was trained in another
-    template, is right next to never.
+    If it is too low, `report` is called once with a sentence: a head of another model, or one that was trained with
+    another template, is almost never correct.
     """
 
     remedy: ClassVar[str] = "take the head of this model, or add draft=suffix"
@@ -50,18 +50,18 @@ class Fit:
 
     @property
     def counted(self) -> str:
-        """What was counted, as part of a sentence."""
+        """The counts, as part of a sentence."""
         return f"the draft head in {self.name} foresaw {self.right} of the first {self.tried} tokens"
 
     @property
     def misfit(self) -> str:
-        """What is wrong with the head, as part of a sentence; empty if nothing is, or too little was tried."""
+        """The problem of the head, as part of a sentence; empty if there is none, or too few guesses were counted."""
         if self.tried < TRIED or self.right >= LEAST * TRIED:
             return ""
-        return f"{self.counted}: it was probably made for another model or another template"
+        return f"{self.counted}: it was probably trained for another model or another template"
 
     def count(self, guessed: int, became: int) -> None:
-        """Compare a guess with the token that became text."""
+        """Compare a guess with the settled token."""
         self.tried += 1
         self.right += guessed == became
         if self.tried == TRIED and self.misfit:
@@ -69,7 +69,7 @@ class Fit:
 
 
 class Eagle(TreeDraft):
-    """A draft that guesses with a head; `lm_head` makes logits of what it makes, if it has no LM head of its own."""
+    """A draft that guesses with a head; `lm_head` computes the logits if the head has no LM head of its own."""
 
     source, lag = "eagle", 1
 
@@ -85,7 +85,7 @@ class Eagle(TreeDraft):
 
     def _begin_behind(self, length: int) -> None:
         super()._begin_behind(length)
-        self._foreseen: tuple[int, int] | None = None  # a place in the text, and the token that was guessed for it
+        self._foreseen: tuple[int, int] | None = None  # an index in the text, and the token that was guessed for it
 
     def _follow(self, tree: TokenTree,
                 ahead: Sequence[int] = ()) -> Steps[Read | None]:
@@ -105,18 +105,17 @@ class Eagle(TreeDraft):
 
 
 def held_ahead(source: Checkpoint) -> list[str]:
-    """The tensors of a model's layer for multi-token prediction, in its checkpoint or alone; of several it is refused.
-    """
+    """Return the tensor names of a model's layer for multi-token prediction. Raises ValueError for several layers."""
     found = {name: match[1] for name in source.names() if (match := AHEAD.search(name))}
     numbers = set(found.values())
     if len(numbers) > 1:
-        raise ValueError(f"{source.folder} has {len(numbers)} layers for multi-token prediction, each for one token "
-                         "further, and only one can guess: take a model with one, or a draft head of EAGLE")
+        raise ValueError(f"{source.folder} has {len(numbers)} layers for multi-token prediction, but only one is "
+                         "supported: take a model with one, or an EAGLE draft head")
     return list(found)
 
 
 def own_names(source: Checkpoint) -> dict[str, str]:
-    """The names of a head's tensors here, where the first layer of EAGLE-3 is `midlayer` -> those in its file."""
+    """Return our names of a head's tensors, where EAGLE-3's first layer is `midlayer` -> their names in the file."""
     if ahead := held_ahead(source):
         return {OF_LAYER.sub(r"layers.0.\1.", AHEAD.sub("", name)): name for name in ahead}
     held = [name for name in source.names() if not BUFFER.search(name) and not name.startswith("verifier_")]
@@ -127,7 +126,7 @@ def own_names(source: Checkpoint) -> dict[str, str]:
 
 
 def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
-    """The head that a file holds, still without weights; one that does not fit the base's config is refused."""
+    """Create the head of a file without its weights. Raises ValueError if it does not match the base's config."""
     names = own_names(source)
     forms = {name: source.form(names[name]).shape for name in names}
     target = LlamaConfig.read(base)
@@ -161,11 +160,11 @@ def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
 
 def _fit_third(source: Checkpoint, forms: Mapping[str, Shape], sizes: LlamaConfig,
                target: LlamaConfig) -> Eagle3Head:
-    """The head of EAGLE-3 that a file holds, still without weights."""
+    """Create the EAGLE-3 head of a file without its weights."""
     dialect = read_dialect(source.config, target.layers)
     if not dialect.inner:
-        raise ValueError(f"the head in {source.folder} is one of EAGLE-3 that names no layers, which needs a model of "
-                         f"7 layers or more, and the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
+        raise ValueError(f"the head in {source.folder} is an EAGLE-3 head that names no layers, which needs a model of "
+                         f"7 layers or more, but the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
     vocab = next(filter(None, map(source.config.get, VOCAB)), sizes.vocab)
     head = Eagle3Head(sizes, target.hidden, vocab, dialect)
     mapped = bool(forms.keys() & MAPS)
@@ -179,14 +178,14 @@ def _fit_third(source: Checkpoint, forms: Mapping[str, Shape], sizes: LlamaConfi
 
 
 def _check_target(source: Checkpoint, base: Mapping[str, Any], target: LlamaConfig, third: bool) -> None:
-    """Refuse a head that was made for another kind of model than its base, or for other sizes."""
+    """Raise ValueError if a head was trained for another kind of model than its base, or for other sizes."""
     its, named = source.config, verifier(source.config)
     kinds, ours = named.get("architectures") or [], base.get("architectures") or []
     if kinds and ours and not set(kinds) & set(ours):
         raise ValueError(f"the draft head in {source.folder} was trained for {shown(named.get('name_or_path'))}, a "
-                         f"{shown(kinds[0])}, and the model is a {ours[0]}; take the head that was trained for it")
+                         f"{shown(kinds[0])}, but the model is a {ours[0]}; take the head that was trained for it")
     hidden, vocab = its.get("hidden_size"), its.get("vocab_size")
-    if third:  # with an embedding of its own, it may differ from its target
+    if third:  # with an embedding of its own, its size may differ from the target's
         hidden = its.get("target_hidden_size") or hidden
     for key, found, size in (("hidden_size", hidden, target.hidden), ("vocab_size", vocab, target.vocab)):
         if found != size:
@@ -195,13 +194,13 @@ def _check_target(source: Checkpoint, base: Mapping[str, Any], target: LlamaConf
 
 
 def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
-    """Whether a head uses the embedding of its base; one that does not fit is refused."""
+    """Return whether a head uses the embedding of its base. Raises ValueError if it does not match the base."""
     fit_head(source, base)
     return OWN_EMBEDDING not in own_names(source)
 
 
 def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
-    """What is to be added to a token of the head's vocabulary to make it the target's, `[vocab]`."""
+    """Read the numbers `[vocab]` to add to the head's tokens to get the target's."""
     names = own_names(source)
     shift, has_V = (source.read(names[name]) for name in MAPS)
     known = has_V.nonzero()[:, 0]
@@ -212,7 +211,7 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
 
 
 def _check_names(source: Checkpoint, head: Head, free: set[str]) -> None:
-    """Refuse a file whose tensors are not those of the head; the `free` ones may be missing."""
+    """Raise ValueError if a file does not have exactly the head's tensors; the `free` ones may be missing."""
     names = own_names(source)
     wanted: dict[str, Shape] = {name: tuple(p.shape) for name, p in head.named_parameters()}
     if isinstance(head, Eagle3Head):
@@ -221,12 +220,12 @@ def _check_names(source: Checkpoint, head: Head, free: set[str]) -> None:
     for name in free.difference(names):
         wanted.pop(name, None)
     check_shapes(source, names, wanted.items(),
-                 "download the head again: weights and config.json of one head, as it is published for this model")
+                 "download the head again: weights and config.json of the same head, as published for this model")
 
 
 def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor],
               dtype: torch.dtype, device: torch.device | str) -> Head:
-    """The head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
+    """Load a head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
     head = fit_head(source, base)
     names = own_names(source)
     tensors = {name: source.read(names[name]) for name in names if name not in MAPS}

@@ -1,6 +1,6 @@
-"""Guesses that are surely right: the tokens that a grammar forces, for every strategy and beside every draft.
+"""Guesses that are certain: the tokens that a grammar forces, for every strategy and in addition to every draft.
 
-They take no network, so a request whose draft is `none` has them, too. It needs no torch.
+They need no network, so a request with `draft=none` has them, too. torch is not imported.
 """
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from model.drafts.draft import Draft, Pays, Steps, always
 from model.tree import TokenTree
 
 FORCED = "grammar"  # the source's name
-LEAVES = 8  # of the likeliest guesses without a child, at which it is looked for forced tokens at a level
+LEAVES = 8  # the likeliest guesses without children, after which each level adds forced tokens
 
 
 class ForcedDraft(Draft):
-    """A request's draft, and behind its likeliest guesses what the grammar of the request forces."""
+    """A request's draft, with the tokens that the request's grammar forces after the likeliest guesses."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft, self.parts = draft, (draft,)
@@ -31,7 +31,7 @@ class ForcedDraft(Draft):
         return self._force(tree, growth) or copied
 
     def _force(self, tree: TokenTree, growth: Growth) -> bool:
-        """Add the forced tokens behind the tip and the likeliest leaves; whether there are new ones."""
+        """Add the forced tokens after the tip and the likeliest leaves; return whether there are new ones."""
         leaves = (node for node in (tree.tip, *tree.live) if not tree.nodes[node].children)
         best = nlargest(LEAVES, leaves, key=lambda node: (tree.nodes[node].score, -node))
         before = len(tree.live)

@@ -1,6 +1,6 @@
-"""Draft heads: those of EAGLE-1 and EAGLE-2, of EAGLE-3 and of DFlash, and a layer for multi-token prediction.
+"""The networks of draft heads: EAGLE-1 and EAGLE-2, EAGLE-3, DFlash, and a layer for multi-token prediction.
 
-They know nothing about trees. Shapes: T rows, D model, N inner features side by side, V vocabulary.
+They know nothing about trees. Shapes: T rows, D model, N concatenated inner features, V vocabulary.
 """
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from model.cache import Rows
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, linear
 from model.rotary import Rotary, Rotation
 
-TEXT = -1  # in the place of a token, for a head of DFlash: a row of text, of which only the target's feature is read
+TEXT = -1  # in place of a token, for a DFlash head: a row of text, of which only the target's feature is read
 
 
 class Head(nn.Module):
-    """A head reads pairs of a token and a feature; its token i is the target's i + `shift[i]`, if it knows fewer."""
+    """A head over pairs of a token and a feature; if it knows fewer tokens, its i is the target's i + `shift[i]`."""
 
-    drifts = False  # whether its guesses get worse where they stand on many of its own
-    inner: tuple[int, ...] = ()  # the target's layers whose inputs it reads, in place of the last hidden state
-    logits: Any = None  # makes logits of what it makes, if it has an LM head of its own
+    drifts = False  # whether its guesses get worse when they are based on many of its own
+    inner: tuple[int, ...] = ()  # the target's layers of which it reads the inputs, in place of the last hidden state
+    logits: Any = None  # computes logits of its output, if it has an LM head of its own
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class EagleHead(Head):
         self.layers = nn.ModuleList([Layer(c, input_norm=False)])
 
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """The head's guess of the feature of each token, `[T, D]`."""
+        """Return the predicted feature of each token, `[T, D]`."""
         x_TD = self.fc(torch.cat((self.embed_tokens(token_T), feature_TD), -1))
         return self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
 
 
 class MidLayer(nn.Module):
-    """EAGLE-3's first layer: attention looks at embedding and feature side by side, the residual is the feature."""
+    """EAGLE-3's first layer: attention reads embedding and feature, concatenated; the residual is the feature."""
 
     def __init__(self, c: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__()
@@ -75,8 +75,8 @@ class MidLayer(nn.Module):
 class Eagle3Head(Head):
     """`fc` over inner features of a target of size `target`, `midlayer`, and an LM head of its own for `vocab` tokens.
 
-    A head of more than one layer has usual ones behind `midlayer`, in `layers` under their numbers. It does not drift:
-    its training feeds it its own outputs, for about seven passes.
+    Further layers after `midlayer` are plain ones, in `layers` under their numbers. The head does not drift, since its
+    training feeds it its own outputs for about seven passes.
     """
 
     def __init__(self, c: LlamaConfig, target: int, vocab: int, dialect: Dialect) -> None:
@@ -94,7 +94,7 @@ class Eagle3Head(Head):
         self.lm_head = linear(c.hidden, vocab)
 
     def join(self, inner_TN: Tensor) -> Tensor:
-        """The feature `[T, D]` out of the target's inner ones side by side, `[T, inner * target]`."""
+        """Combine the target's concatenated inner features `[T, inner * target]` into one feature `[T, D]`."""
         inner_TN = self.input_norm(inner_TN)
         if self.fc_norm:
             parts = inner_TN.chunk(len(self.inner), -1)
@@ -103,7 +103,7 @@ class Eagle3Head(Head):
         return self.fc(inner_TN)  # type: ignore[no-any-return]
 
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """What the head makes of each pair, `[T, D]`; `feature_TD` are the target's inner features or its own."""
+        """Return the output for each pair, `[T, D]`; `feature_TD` are the target's inner features or the head's own."""
         if feature_TD.shape[-1] == self.fc.in_features:
             feature_TD = self.join(feature_TD)
         x_TD = self.embed_tokens(token_T)
@@ -114,12 +114,12 @@ class Eagle3Head(Head):
         return self.norm(x_TD) if self.dialect.norm_output else x_TD
 
     def logits(self, out_TD: Tensor) -> Tensor:
-        """Logits `[T, V]` over the head's own vocabulary."""
+        """Return logits `[T, V]` over the head's own vocabulary."""
         return self.lm_head(out_TD if self.dialect.norm_output else self.norm(out_TD))  # type: ignore[no-any-return]
 
 
 class DFlashHead(Head):
-    """`fc` over inner features, a norm, and layers in which the rows of a block see them and each other."""
+    """`fc` over inner features, a norm, and layers in which the rows of a block see these features and each other."""
 
     def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
         super().__init__(c)
@@ -130,7 +130,7 @@ class DFlashHead(Head):
         self.norm = RMSNorm(c.hidden, c.eps)
 
     def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """What the head makes of each row of a block, `[T, D]`; rows of text only leave keys and values behind."""
+        """Return the output for each row of a block, `[T, D]`; for rows of text, only keys and values matter."""
         of_text_T1 = (token_T == TEXT)[:, None]
         feature_TD = self.hidden_norm(self.fc(feature_TN))
         x_TD = self.embed_tokens(token_T.clamp(min=0))
@@ -145,15 +145,15 @@ class DFlashHead(Head):
 
 
 class MtpHead(Head):
-    """The layer for multi-token prediction that a model was trained with: `input_proj` over [feature, embedding], each
+    """The layer for multi-token prediction of a model trained with one: `input_proj` over [feature, embedding], each
     normed, then one layer and a norm (DeepSeek-V3, arXiv 2412.19437, section 2.2, equations 21 to 23).
 
-    The feature is the target's last hidden state, after its norm, or what the head made of the pair before. MiMo-7B
-    (arXiv 2505.07608) puts it in front, and norms what the layer says. Its published code embeds the token at position
-    0 like any other, as is done here; vLLM does not.
+    The feature is the target's last hidden state, after its norm, or the head's output for the pair before. MiMo-7B
+    (arXiv 2505.07608) puts the feature first, and norms the layer's output. Its published code embeds the token at
+    position 0 like any other, as is done here; vLLM does not.
     """
 
-    drifts = True  # its training feeds it the target's states alone
+    drifts = True  # its training feeds it only the target's states
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__(c)
@@ -164,7 +164,7 @@ class MtpHead(Head):
         self.final_layernorm = RMSNorm(c.hidden, c.eps)
 
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """What the head makes of each pair, `[T, D]`."""
+        """Return the output for each pair, `[T, D]`."""
         token_TD = self.token_layernorm(self.embed_tokens(token_T))
         both = torch.cat((self.hidden_layernorm(feature_TD), token_TD), -1)
         x_TD = self.input_proj(both)

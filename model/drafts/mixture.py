@@ -1,9 +1,8 @@
-"""A draft out of several sources, networks and a suffix automaton, that grows a tree best first, anywhere.
+"""A draft from several sources, networks and a suffix automaton, which grows a tree best first, anywhere.
 
-It knows nothing about how a source guesses. What each of them says of the token after a node is mixed into one list of
-children; the best of all lists that are live make the tree. A source is a name with tokens and the probabilities that
-it gives them, of which it may leave out the least; what it leaves out counts as 0. How much each source counts, and
-what the mixture is worth, is learnt on line.
+It knows nothing about how a source guesses. The sources' guesses after a node are mixed into one list of children; the
+best entries of all live lists form the tree. A source gives tokens and their probabilities; it may omit the least
+likely ones, which count as 0. The weights of the sources and the calibration of the mixture are learned online.
 """
 from __future__ import annotations
 
@@ -22,32 +21,32 @@ from model.drafts.suffix import NOTHING, SUFFIX, Match, Suffix
 from model.sample import Sampler
 from model.tree import Guess, TokenTree
 
-OFTEN, SELDOM = 16, 64  # tokens over which foresight is taken; and over which it is believed in again, untried
+OFTEN, SELDOM = 16, 64  # tokens over which foresight is averaged; over which it returns to 1 without predictions
 EULER = 0.5772  # the mean of Gumbel noise
-HEARD = 64  # guesses at most whose children a level adds without reading them
-BY_DEPTH, BY_RANK = 0.95, 0.8  # factors of the levels below an outcome: for each one of depth, and of rank
-LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
+HEARD = 64  # guesses, at most, to which a level adds children without reading them
+BY_DEPTH, BY_RANK = 0.95, 0.8  # factors of the levels below an outcome, per unit of depth and of rank
+LONG, RUN = 8, 16  # tokens of a match from which on its continuation is added at once, and how many of these
 Given = Mapping[str, Guesses]  # by source
-Bucket = Tuple[Tuple[str, ...], int]  # the sources that have guesses, and how long a match is
-WEIGHTS = (.03, .15, .25, .35, .4, .5, .6, .8)  # of a suffix beside others at the beginning, by length of match
-DEPTHS = (1, 4, 10)  # where a range of depths begins, whose claims have a worth of their own
-WINDOW = 256  # settled tokens; one that lies as far back counts 1 / e
-KEEP = 1 - 1 / WINDOW  # of what was observed, at one observation more
-PRIOR = 16  # settled tokens that the weights of the beginning count for, for ever
-TRUST = 4.0  # the precision of the prior by which a claim is worth what it says
-STRIDE = 0.25  # the most by which one guess changes a slope or a shift: far out the curvature says little
+Bucket = Tuple[Tuple[str, ...], int]  # the sources with guesses, and the class of the match's length
+WEIGHTS = (.03, .15, .25, .35, .4, .5, .6, .8)  # initial weights of a suffix next to others, by length of the match
+DEPTHS = (1, 4, 10)  # first depths of ranges that are calibrated separately
+WINDOW = 256  # settled tokens; an observation that is as old counts 1 / e
+KEEP = 1 - 1 / WINDOW  # weight of older observations at each new one
+PRIOR = 16  # settled tokens for which the initial weights count, permanently
+TRUST = 4.0  # the precision of the prior by which probabilities are already calibrated
+STRIDE = 0.25  # the most by which one guess changes a slope or a shift, since the curvature is only locally valid
 LEAST = 0.1  # the least slope, so that the order of guesses is kept
-SURE = 1e-6  # what is claimed nearer to 0 or 1 counts as this near
+SURE = 1e-6  # probabilities nearer to 0 or 1 are moved to this distance
 
 
 @dataclass
 class Prediction:
-    """What was guessed of the token after one node."""
+    """The guesses of the token after one node."""
 
-    depth: int  # how many guesses the node stood on
+    depth: int  # the number of guesses from the tip to the node
     match: Match  # of the suffix automaton, up to this node
     given: dict[str, Guesses]  # by source
-    children: Guesses  # out of all sources, the likeliest first
+    children: Guesses  # mixed from all sources, the likeliest first
 
 
 class Mixture(Draft):
@@ -57,14 +56,14 @@ class Mixture(Draft):
         self.parts: Sequence[Network] = networks
         self._suffix = suffix
         self._tree: TokenTree | None = None  # of the request, once there was a growth
-        self._blend = Blend()  # learns from one request to the next
+        self._blend = Blend()  # which keeps learning from one request to the next
         self.inner = any(network.inner for network in networks)
         self._mixes = suffix is not None or [network.by_level for network in networks] != [True]
         self._blind = {SUFFIX, *(network.source for network in networks if network.blind)}
         self.reset()
 
     def another(self) -> Mixture:
-        """A twin for another request, which learns together with this one who was right."""
+        """Return a twin for another request, which shares the learned weights."""
         suffix = self._suffix.another() if self._suffix else None
         twin = Mixture([network.another() for network in self.parts], suffix)
         twin._blend = self._blend
@@ -79,10 +78,10 @@ class Mixture(Draft):
 
     def forget(self) -> None:
         self._predictions: dict[int, Prediction] = {}
-        self._settled = 0  # nodes of the trunk whose guesses were learnt from
+        self._settled = 0  # nodes of the trunk that were learned from
         self._tip = -1
         self._levels = 0  # since the tip moved
-        self._foresight = 1.0  # the share of tokens that were recently among what was guessed in their places
+        self._foresight = 1.0  # the share of recent tokens that were among the guesses for their positions
         self._sampler = Sampler()
         if self._suffix:
             if self._tree is not None:
@@ -91,24 +90,24 @@ class Mixture(Draft):
         self._tree = None
 
     def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
-        """Best first over all sources, or level by level where a shape says so or one network guesses alone."""
+        """Grow best first over all sources, or level by level for a shape or a single network."""
         if growth.shape or not (growth.anywhere or self._mixes):
             return (yield from self._grow_by_level(tree, growth))
         return (yield from self._grow_best_first(tree, growth, pays))
 
     def _grow_by_level(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
-        """One level more of each network's own tree; together they are one tree (SpecInfer, section 3)."""
+        """Add a level to each network's own tree; the trees are merged into one (SpecInfer, section 3)."""
         grown = False
         for network in self.parts:
             grown |= yield from network.grow(tree, growth)
         return grown
 
     def _grow_best_first(self, tree: TokenTree, growth: Growth, pays: Pays) -> Steps[bool]:
-        """Read the likeliest nodes anywhere, if `pays` grants what they promise in tokens, and offer what is said."""
+        """Read the likeliest nodes anywhere, if `pays` accepts the tokens that they promise, and offer the guesses."""
         moved = self._move(tree)
         if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
             return False
-        if moved:  # there is room again for guesses that were not among the best
+        if moved:  # there is room again for guesses that were not among the best before
             self._offer(tree, list(self._predictions), growth)
         nodes = self._choose(tree, growth)
         if nodes and not pays(self._promise(tree, nodes)):
@@ -118,13 +117,13 @@ class Mixture(Draft):
             return False
         self._levels += 1
         self._offer(tree, read, growth)
-        self._hear(tree, growth)
+        self._offer_unrequested(tree, growth)
         for node in read:
             self._follow_match(tree, node, growth)
         return True
 
     def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:
-        """Offer what followed a long match of the text."""
+        """Offer the tokens that followed a long match of the text."""
         self._move(tree)
         self._predict(tree, tree.tip, {}, growth.width)
         prediction = self._predictions.get(tree.tip)
@@ -134,10 +133,10 @@ class Mixture(Draft):
         self._follow_match(tree, tree.tip, growth)
         return bool(tree.waiting)
 
-    # --- the text goes on ---------------------------------------------------------------------------------------------
+    # --- the text continues -------------------------------------------------------------------------------------------
 
     def _move(self, tree: TokenTree) -> bool:
-        """Learn from what settled, and forget what died; False if it is the same tip."""
+        """Learn from settled tokens, and forget dead nodes; return False if the tip is the same."""
         self._tree = tree
         if tree.tip == self._tip:
             return False
@@ -156,20 +155,20 @@ class Mixture(Draft):
         return True
 
     def _learn(self, tree: TokenTree) -> None:
-        """Compare what was guessed of the tokens that settled with what they are."""
+        """Compare newly settled tokens with the guesses for their positions."""
         for node in tree.trunk[self._settled:]:
             prediction = self._predictions.get(tree.nodes[node].parent)
-            said = tree.nodes[node].token
-            foreseen = prediction is None or any(token == said for token, _ in prediction.children)
+            settled = tree.nodes[node].token
+            foreseen = prediction is None or any(token == settled for token, _ in prediction.children)
             self._foresight += (foreseen - self._foresight) / (SELDOM if prediction is None else OFTEN)
             if prediction is not None:
-                self._blend.learn(prediction.given, prediction.match.length, said, prediction.depth)
+                self._blend.learn(prediction.given, prediction.match.length, settled, prediction.depth)
         self._settled = len(tree.trunk)
 
     # --- a level ------------------------------------------------------------------------------------------------------
 
     def _choose(self, tree: TokenTree, growth: Growth) -> list[int]:
-        """The likeliest nodes that a source wants to read: the tip, and guesses below it."""
+        """Return the likeliest nodes that a source wants to read: the tip, and guesses below it."""
         left = levels_left(tree, growth.outcome_levels) if growth.outcome_levels else {}
         least = tree.nodes[tree.tip].score + growth.least_score
         useful = (node for node in tree.live if left.get(node, 1) > 0)
@@ -179,7 +178,7 @@ class Mixture(Draft):
         return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
 
     def _promise(self, tree: TokenTree, nodes: Sequence[int]) -> float:
-        """How many tokens more may be foreseen once these nodes are read."""
+        """Return the expected number of additional correct guesses if these nodes are read."""
         tip = tree.nodes[tree.tip].score
         scores = [tree.nodes[node].score for node in nodes]
         return self._foresight * sum(math.exp(score - tip) for score in scores)
@@ -191,7 +190,7 @@ class Mixture(Draft):
         return copied and node not in self._predictions or any(network.wants(tree, node) for network in self.parts)
 
     def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
-        """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""
+        """Let every source read the nodes that it wants; return the nodes with new guesses."""
         said: dict[int, dict[str, Guesses]] = {}
         for network in self.parts:
             wanted = [node for node in nodes if network.wants(tree, node)]
@@ -202,7 +201,7 @@ class Mixture(Draft):
         return [node for node in fresh if self._predict(tree, node, said.get(node, {}), width)]
 
     def _predict(self, tree: TokenTree, node: int, said: dict[str, Guesses], width: int) -> bool:
-        """Mix what is said of the token after a node with what was said before; False if that is nothing."""
+        """Mix new guesses after a node with earlier ones; return False if there are none at all."""
         prediction = self._predictions.get(node)
         if prediction is None:
             depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
@@ -215,15 +214,15 @@ class Mixture(Draft):
         if not prediction.given:
             return False
         mixed = self._blend.mix(prediction.given, prediction.match.length, prediction.depth)
-        alone = prediction.given.keys() <= self._blind  # other networks look at the noise of all tokens
+        alone = prediction.given.keys() <= self._blind  # other networks already include the noise of all tokens
         rest = 1 - sum(chance for _, chance in mixed) if alone else 0.0
         position = tree.nodes[node].pos + 1
-        prediction.children = self._foreseen(mixed, rest, position)[:width]
+        prediction.children = self._with_noise(mixed, rest, position)[:width]
         self._predictions[node] = prediction
         return True
 
     def _match(self, tree: TokenTree, node: int) -> Match:
-        """The match of a node, from that of the nearest node above whose match is known."""
+        """Return the match of a node, starting from the nearest ancestor with a known match."""
         if self._suffix is None:
             return NOTHING
         way = []
@@ -236,8 +235,8 @@ class Mixture(Draft):
             match = automaton.step(match, token)
         return match
 
-    def _foreseen(self, mixed: Guesses, rest: float, position: int) -> Guesses:
-        """Probabilities once the noise of a position is known (docs/design.md); `rest` is that of all other tokens."""
+    def _with_noise(self, mixed: Guesses, rest: float, position: int) -> Guesses:
+        """Return probabilities given a position's noise (docs/design.md); `rest` is that of all other tokens."""
         if not self._sampler.temperature or not mixed:
             return mixed
         tokens = torch.tensor([token for token, _ in mixed])
@@ -252,7 +251,7 @@ class Mixture(Draft):
     # --- into the tree ------------------------------------------------------------------------------------------------
 
     def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth) -> None:
-        """Add the children of these nodes that are among the best."""
+        """Add the children of these nodes that are among the best guesses."""
         least = tree.nodes[tree.tip].score + growth.least_score
         known = [node for node in nodes if node in tree.nodes]
         guesses = [guess for node in known for guess in self._children(tree, node, least)]
@@ -263,8 +262,8 @@ class Mixture(Draft):
             tree.nodes[node].proposals = {source: score for source, said in given.items()
                                     if any(guess == token for guess, _ in said)}
 
-    def _hear(self, tree: TokenTree, growth: Growth) -> None:
-        """Offer what networks have said, unasked, the likeliest first; of a block that is DDTree (arXiv 2604.12989)."""
+    def _offer_unrequested(self, tree: TokenTree, growth: Growth) -> None:
+        """Offer guesses that networks made unrequested, likeliest first (with blocks: DDTree, arXiv 2604.12989)."""
         far = [network for network in self.parts if network.far]
         heap = [(-tree.nodes[node].score, node) for node in tree.live if far]
         heapq.heapify(heap)
@@ -282,7 +281,7 @@ class Mixture(Draft):
                     heapq.heappush(heap, (-tree.nodes[child].score, child))
 
     def _follow_match(self, tree: TokenTree, node: int, growth: Growth) -> None:
-        """Go on behind a long match at once, along what followed it, without waiting for a network."""
+        """Add the continuation of a long match at once, without waiting for a network."""
         for _ in range(RUN):
             prediction = self._predictions[node]
             if prediction.match.length < LONG or SUFFIX not in prediction.given:
@@ -304,16 +303,16 @@ class Mixture(Draft):
                 yield node, token, above + math.log(probability)
 
 
-# --- how much is prepared for each answer that a segment under way may bring ------------------------------------------
+# --- the levels to prepare for each possible outcome of a segment under way -------------------------------------------
 
 def levels_left(tree: TokenTree, levels: int) -> dict[int, int]:
-    """How many levels of guesses may still be drafted below each guess that was not sent (SSD, arXiv 2603.03251,
+    """Return the number of levels that may still be drafted below each unsent guess (SSD, arXiv 2603.03251,
     section 4.1).
 
-    An outcome is a place at which the target leaves what was sent, and the token with which it does: a guess that was
-    not sent, below the tip or a guess that was. Below the likeliest outcome at the tip these are `levels`. They fall
-    geometrically by the depth of the place, as the number of outcomes does in the paper (theorem 12), and by the rank
-    of the token among those not sent there.
+    An outcome is a node at which the target leaves the sent guesses, and the token with which it does: an unsent guess
+    below the tip or a sent guess. The likeliest outcome at the tip gets `levels`. This number falls geometrically with
+    the depth of the node, as the number of outcomes does in the paper (theorem 12), and with the rank of the token
+    among the unsent ones there.
     """
     left: dict[int, int] = {}
     tip = tree.nodes[tree.tip].pos
@@ -331,34 +330,34 @@ def levels_left(tree: TokenTree, levels: int) -> dict[int, int]:
     return left
 
 
-# --- what sources are worth -------------------------------------------------------------------------------------------
+# --- the weights of sources -------------------------------------------------------------------------------------------
 
 class Blend:
-    """One distribution out of those of several sources: p = sum of w_s p_s, then what such a p turned out to be worth.
+    """The mixed distribution p = sum of w_s p_s of several sources, which is then calibrated.
 
-    The weights w depend on which sources have guesses and, where a suffix does, on the length of its match. Each
-    settled token is a step of online expectation maximisation (Cappe and Moulines, 2009): its responsibilities
-    r_s = w_s p_s / sum of w_t p_t are added to sums that forget, and w_s is proportional to the sum of r_s plus PRIOR
-    times the weight of the beginning. Where the weights come to rest, they are the mean of their responsibilities, and
-    so a fixed point of expectation maximisation. The log-likelihood is concave in the weights, so that is its maximum,
-    with the prior as a Dirichlet's. As the sums forget, the weights stray around it, the less the longer the window is.
-    The prior never ends, so a source that was always wrong keeps a little weight, with which it can come back.
+    The weights w depend on the set of sources with guesses and, if a suffix is among them, on the length of its match.
+    Each settled token is a step of online expectation maximisation (Cappe and Moulines, 2009): its responsibilities
+    r_s = w_s p_s / sum of w_t p_t are added to decaying sums, and w_s is proportional to the sum of r_s plus PRIOR
+    times the initial weight. Converged weights equal the mean of their responsibilities, so they are a fixed point of
+    expectation maximisation. The log-likelihood is concave in the weights, so this is its maximum, with a Dirichlet
+    prior. As the sums decay, the weights vary around it, less with a longer window. The prior does not decay, so a
+    source that was always wrong keeps a small weight, from which it can recover.
 
-    The worth of the mixture is learnt, not that of each source: a mixture of sources that are right as often as they
-    claim is right more often than it claims (Ranjan and Gneiting, 2010), and weights for sources that change their
-    claims would not come to rest. It is learnt by ranges of depth, since guesses that stand on guesses may drift.
+    The mixture is calibrated, not each source: a mixture of calibrated sources is correct more often than it claims
+    (Ranjan and Gneiting, 2010), and the weights of sources with a changing calibration would not converge. Ranges of
+    depth are calibrated separately, since guesses that are based on guesses may drift.
     """
 
     def __init__(self) -> None:
         self.unlearn()
 
     def unlearn(self) -> None:
-        """Begin again with the weights of the beginning."""
+        """Return to the initial weights and calibration."""
         self._sums: dict[Bucket, dict[str, float]] = {}  # responsibilities by source
         self._worth: dict[tuple[Bucket, int], PlattScaling] = {}
 
     def weights(self, sources: Sequence[str], length: int) -> dict[str, float]:
-        """The weight of each of these sources, with a match of `length` tokens if a suffix is among them."""
+        """Return the weight of each of these sources, with a match of `length` tokens if a suffix is among them."""
         found = starting_weights(sources, length)
         rung = _rung(length) if SUFFIX in sources else 0
         sums = self._sums.get((tuple(sorted(sources)), rung), {})
@@ -367,7 +366,7 @@ class Blend:
         return {source: weight / total for source, weight in learnt.items()}
 
     def mix(self, given: Given, length: int, depth: int = 0) -> list[tuple[int, float]]:
-        """Tokens of all sources, the likeliest first; `length` is that of a suffix's match, `depth` of the path."""
+        """Return the mixed tokens, likeliest first; `length` is that of a suffix's match, `depth` that of the path."""
         mixed = self._mixed(given, length)
         worth = self._worth.get((_bucket(given, length), bisect(DEPTHS, depth)))
         if worth:
@@ -377,7 +376,7 @@ class Blend:
         return sorted(shares, key=lambda guess: (-guess[1], guess[0]))
 
     def learn(self, given: Given, length: int, token: int, depth: int = 0) -> None:
-        """The token that settled where these guesses stood; one that no source had guessed changes no weight."""
+        """Learn from the settled token after these guesses; a token that no source guessed changes no weight."""
         bucket = _bucket(given, length)
         mixed = self._mixed(given, length)
         worth = self._worth.setdefault((bucket, bisect(DEPTHS, depth)), PlattScaling())
@@ -399,10 +398,10 @@ class Blend:
 
 
 class PlattScaling:
-    """How often guesses are right that claim a probability: their log-odds are linear in those that are claimed.
+    """The calibration of claimed probabilities: true log-odds are linear in the claimed ones.
 
-    That is Platt's scaling (1999), which keeps the order of guesses; it is fitted by online Newton steps over a window
-    that forgets. A claim is worth what it says at the beginning and, as far as the prior counts, for ever.
+    This is Platt's scaling (1999), which keeps the order of guesses, fitted by online Newton steps over a decaying
+    window. It begins as the identity, which also remains its prior.
     """
 
     def __init__(self) -> None:
@@ -410,11 +409,11 @@ class PlattScaling:
         self._aa, self._ab, self._bb = TRUST, 0.0, TRUST  # the curvature of the log-likelihood, prior included
 
     def of(self, claimed: float) -> float:
-        """The probability of being right, for a claimed probability; 0 stays 0."""
+        """Return the calibrated probability for a claimed one; 0 stays 0."""
         return _sigmoid(self._slope * _log_odds(claimed) + self._shift) if claimed > 0 else 0.0
 
     def learn(self, guesses: Guesses, token: int) -> None:
-        """This token was right, of these guesses or of none."""
+        """Learn that `token` was the correct one, whether among these guesses or not."""
         fading = (1 - KEEP) * TRUST
         self._aa = KEEP * self._aa + fading
         self._ab = KEEP * self._ab
@@ -431,7 +430,7 @@ class PlattScaling:
                 self._step(wrong * odds, wrong)
 
     def _step(self, along: float, across: float) -> None:
-        """Newton's step for a gradient: the slope as far as it may go, then the shift that is best with it."""
+        """Apply a Newton step for a gradient: first a bounded step of the slope, then the best shift for it."""
         determinant = self._aa * self._bb - self._ab * self._ab
         slope = _bounded((self._bb * along - self._ab * across) / determinant)
         slope = max(slope, LEAST - self._slope)
@@ -444,7 +443,7 @@ def _bounded(step: float) -> float:
 
 
 def starting_weights(sources: Sequence[str], length: int) -> dict[str, float]:
-    """The weights before anything was learnt: a suffix has its share of WEIGHTS, and all others have equal parts."""
+    """Return the initial weights: a suffix has its share of WEIGHTS, and all others have equal parts of the rest."""
     others = len(sources) - (SUFFIX in sources)
     if not others:
         return dict.fromkeys(sources, 1.0)
@@ -457,7 +456,7 @@ def _rung(length: int) -> int:
 
 
 def _bucket(given: Given, length: int) -> Bucket:
-    """The sources that have guesses, by name, and the length of a match if a suffix is among them."""
+    """Return the sources with guesses, sorted, and the class of the match's length if a suffix is among them."""
     sources = tuple(source for source in sorted(given) if given[source])
     return sources, _rung(length) if SUFFIX in sources else 0
 

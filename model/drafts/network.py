@@ -1,9 +1,9 @@
-"""Networks that guess: trees grown level by level, EAGLE-2's, OPT-Tree's or of a given shape, and the passes they take.
+"""Networks that guess: growth of trees level by level (EAGLE-2, OPT-Tree or a given shape), and their passes.
 
-It knows nothing about pipelines or strategies. What a draft reads of a node is tagged with the node in the draft's
-own cache. How it reads, and what it makes of that, is the one thing that drafts differ in.
+It knows nothing about pipelines or strategies. The rows that a draft reads are tagged with their nodes in the draft's
+own cache. Drafts differ only in their inputs and in their network.
 
-Shapes: T rows, A of them about which is asked, D what a draft makes of a row, W children of a row, V vocabulary.
+Shapes: T rows, A of them with logits, D output of a draft's network for a row, W children of a row, V vocabulary.
 """
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from model.sample import Sampler, not_finite
 from model.tree import Proposal, TokenTree
 
 CHUNK = 256  # rows of a prompt that a draft reads at once
-LMHead = Callable[[Tensor], Tensor]  # makes logits of what a network makes
-Expansion = Steps[Optional[List[Guesses]]]  # what follows each node
+LMHead = Callable[[Tensor], Tensor]  # computes logits of a network's output
+Expansion = Steps[Optional[List[Guesses]]]  # the guesses after each node
 
 
 class Network(Draft):
-    """A source that takes time: it reads nodes wherever they stand, and says what follows them."""
+    """A source that takes time: it reads nodes anywhere in the tree, and guesses the tokens after them."""
 
     source = ""  # its name among the drafts of a tree
-    number = 0  # and its number among them, which keeps their draws apart
+    number = 0  # its number among the drafts of a tree, which separates their random streams
     by_level = False  # whether it can also grow a tree level by level
-    far = False  # whether it may have said, unasked, what follows guesses that stand behind those it was asked about
-    blind = False  # whether it guesses without the noise by which the target's tokens are chosen
+    far = False  # whether it may also guess after nodes that it was not requested to read (see `heard`)
+    blind = False  # whether it guesses without the noise with which the target's tokens are chosen
 
     @property
     def networks(self) -> Sequence[Network]:
@@ -45,19 +45,19 @@ class Network(Draft):
         raise NotImplementedError
 
     def wants(self, tree: TokenTree, node: int) -> bool:
-        """Whether a node, behind which the text has room, was not read yet and could be."""
+        """Return whether a node is unread and can be read; the text must have room after it."""
         raise NotImplementedError
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
-        """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
+        """Return the `width` likeliest tokens after each of these wanted nodes, and their probabilities.
 
-        Above temperature 0 they are those that win most likely with the noise of their position. The last nodes are
-        left out if there is no room for them. None if the tip cannot be read yet.
+        Above temperature 0, these are the tokens that most likely win with the noise of their position. The last nodes
+        are omitted if there is no room for them. The result is None if the tip cannot be read yet.
         """
         raise NotImplementedError
 
     def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
-        """What it has said, unasked, of the token after a node; None if that is nothing, or nothing new."""
+        """Return guesses after a node that it was not requested to read, or None if there are no new ones."""
         return None
 
     def restart(self) -> None:
@@ -66,14 +66,13 @@ class Network(Draft):
             part.restart()
 
     def settle(self, tree: TokenTree) -> None:
-        """The text went on: forget what died."""
+        """Forget nodes that died when the text grew."""
         for part in self.parts:
             part.settle(tree)
 
 
 class Leaf(NamedTuple):
-    """A guess of the last level: its place in that level of a shape, and the log-probability of its path from the tip.
-    """
+    """A guess of the last level: its index in this level of a shape, and its path's log-probability from the tip."""
 
     node: int
     place: int
@@ -81,15 +80,15 @@ class Leaf(NamedTuple):
 
 
 class TreeDraft(Network):
-    """A network that guesses, and EAGLE-2's growth; a kind of draft says how it reads and what it guesses then.
+    """A network that guesses, with EAGLE-2's growth; subclasses define its inputs and its guesses.
 
-    `grow` drafts level by level. `expand` reads nodes wherever they stand, for growth that is best first
-    (`model/drafts/mixture.py`); a request is drafted in one of both ways. Both yield what they want read.
+    `grow` drafts level by level. `expand` reads nodes anywhere in the tree, for best-first growth
+    (`model/drafts/mixture.py`). A request is drafted in one of these ways. Both yield a `Reading` for each pass.
     """
 
     by_level = True
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
-    network: Any  # what twins share
+    network: Any  # shared by twins
     lm_head: LMHead
 
     def __init__(self, cache: TreeCache) -> None:
@@ -113,24 +112,24 @@ class TreeDraft(Network):
         self._begin_behind(length)
 
     def _begin_behind(self, length: int) -> None:
-        self._fed = self.lag + length  # trunk nodes that were read; as pairs the first token of a text has none
+        self._fed = self.lag + length  # trunk nodes that were read; the first token of a text has no pair
         self._sampler = Sampler()
         self.refresh()
         self.restart()
 
     def another(self) -> TreeDraft:
-        """A twin for another request, with a cache of its own beside the same network."""
+        """Return a twin for another request, with a cache of its own and the same network."""
         twin = copy(self)
         twin.cache = self.cache.another()
         twin.reset()
         return twin
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        """The leading nodes of `fresh`, the next ones of the text, that can be read: whose features have come."""
+        """Return the leading nodes of `fresh`, the next nodes of the text, that have known features."""
         return list(takewhile(lambda node: self._feature(tree, node) is not None, fresh))
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        """The target's features `[T, D]` that these nodes of the text are read with."""
+        """Return the target's features `[T, D]` with which these nodes of the text are read."""
         return torch.stack([self._feature(tree, node) for node in fresh])
 
     def _feature(self, tree: TokenTree, node: int) -> Any:
@@ -138,24 +137,24 @@ class TreeDraft(Network):
         return tree.nodes[known.parent].hidden if self.lag else known.hidden
 
     def carried(self, parents: list[int]) -> Tensor:
-        """The features `[T, D]` of guesses: what was made of their parents."""
+        """Return the features `[T, D]` of guesses: the network's outputs for their parents."""
         return torch.stack([self._made[parent] for parent in parents])
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        """What the network makes `[T, D]` of rows that were admitted to `cache`, its own or that of several twins."""
+        """Return the network's output `[T, D]` for rows admitted to `cache`, its own or that of several twins."""
         made: Tensor = self.network(token_T, feature_TD, pos_T, cache)
         return made
 
     def logits(self, out_TD: Tensor) -> Tensor:
-        """Logits `[T, V]` over the draft's own vocabulary of what follows each row."""
+        """Return the logits `[T, V]` of the token after each row, over the draft's own vocabulary."""
         return self.lm_head(out_TD)
 
     def tokens(self, place: Tensor) -> Tensor:
-        """The target's tokens for places in the draft's own vocabulary."""
+        """Convert tokens of the draft's own vocabulary to the target's."""
         return place
 
     def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens after each row, in the target's vocabulary: log-probabilities and ids, `[T, W]`."""
+        """Return log-probabilities and ids `[T, W]` of the likeliest tokens after each row, as tokens of the target."""
         width = min(width, logits_TV.shape[-1])
         logprob_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
         return logprob_TW, self.tokens(place_TW)
@@ -170,7 +169,7 @@ class TreeDraft(Network):
     # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
 
     def restart(self) -> None:
-        self._made: dict[int, Tensor] = {}  # what was made [D] of each node that was read
+        self._made: dict[int, Tensor] = {}  # the network's output [D] for each node that was read
 
     def wants(self, tree: TokenTree, node: int) -> bool:
         return node not in self._made and (node == tree.tip or tree.nodes[node].parent in self._made)
@@ -192,18 +191,18 @@ class TreeDraft(Network):
         return self.predict(self._shaped(tree, nodes, read.logits_AV), positions, width)
 
     def _shaped(self, tree: TokenTree, nodes: Sequence[int], logits_AV: Tensor) -> Tensor:
-        """The logits behind these nodes, changed as the request changes those of the target."""
+        """Return the logits of these nodes, changed as the request changes the target's logits."""
         if tree.law is None:
             return logits_AV
         shaped: Tensor = tree.law.shaped(tree, nodes, logits_AV, self._known(logits_AV))
         return shaped
 
     def _known(self, logits_TV: Tensor) -> Tensor:
-        """The target's tokens of all columns of logits."""
+        """Return the target's token of each column of logits."""
         return self.tokens(torch.arange(logits_TV.shape[-1], device=logits_TV.device))
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
-        """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
+        """Return the result of `expand` from logits, without excluded tokens."""
         logits_TV = self._sampler.warped(logits_TV)
         gain_TV = torch.log_softmax(logits_TV, -1)
         worth_TV = gain_TV + self._sampler.noise(positions, self._known(gain_TV))
@@ -221,25 +220,25 @@ class TreeDraft(Network):
         self._made = {node: made for node, made in self._made.items() if node in kept}
 
     def _damaged(self) -> ValueError:
-        return not_finite("draft", self.cache.like.dtype, "its weights are damaged or were made for another model: "
+        return not_finite("draft", self.cache.like.dtype, "its weights are damaged or were trained for another model: "
                           "take another draft, or add draft=none")
 
     # --- level by level -----------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Begin again at the tip at the next growth, with the target's features instead of the draft's own."""
-        self._origin: int | None = None  # the tip that the tree was begun at
-        self._frontier: list[Leaf] = []  # the guesses of the last level that are to be expanded
+        self._origin: int | None = None  # the tip at which the tree was begun
+        self._frontier: list[Leaf] = []  # the guesses of the last level to be expanded
         if self.drifts:
             self.restart()
 
     def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
-        """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
+        """Draft one more level (EAGLE-2, section 4.1); return False if none is worth drafting.
 
-        The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
-        the best `nodes` stay (section 4.2). A tree is `depth` + 1 levels deep. It deepens for as long as a guess of
-        its last level lives, and begins again at the tip otherwise. A tree that has a shape gets all guesses of it.
-        With a `gain` no level is drafted behind one that brought no more (OPT-Tree, algorithm 1).
+        The best `width` guesses of a level are expanded, each into its `width` likeliest children; the best `nodes` of
+        all guesses stay (section 4.2). A tree is `depth` + 1 levels deep. It deepens while a guess of its last level
+        lives, and otherwise begins again at the tip. A tree with a shape gets all guesses of the shape. With a `gain`,
+        no level is drafted after one that did not bring more than that (OPT-Tree, algorithm 1).
         """
         if growth.nodes < 1:
             return False
@@ -249,7 +248,7 @@ class TreeDraft(Network):
             if self._level > growth.depth or position + 1 >= tree.limit or not self._pays:
                 return False
             self._frontier = alive
-            if self._tip != tree.tip:  # text that settled since is seen as it was guessed until the next refresh
+            if self._tip != tree.tip:  # text settled since then keeps the rows of its guesses until the next refresh
                 self._tip = tree.tip
                 self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
             read: Read = yield self._of_guesses(tree, [leaf.node for leaf in alive])
@@ -272,10 +271,10 @@ class TreeDraft(Network):
 
     def _follow(self, tree: TokenTree,
                 ahead: Sequence[int] = ()) -> Steps[Read | None]:
-        """Read newly settled text; what was made of the tip, or None if it could not be read yet.
+        """Read newly settled text; return the output for the tip, or None if it cannot be read yet.
 
-        Guesses `ahead` of the tip are read in the same pass, as far as there is room, by a network that needs no
-        features.
+        A network that needs no features also reads guesses `ahead` of the tip in the same pass, as far as there is
+        room.
         """
         self.cache.drop()
         read: Read | None = None
@@ -302,7 +301,7 @@ class TreeDraft(Network):
         return read._replace(out_TD=read.out_TD[-1 - len(ahead):])
 
     def _of_guesses(self, tree: TokenTree, nodes: list[int]) -> Reading:
-        """Guesses that are to be read, with features of the draft's own."""
+        """Return a reading of guesses, with the draft's own features."""
         parents = [tree.nodes[node].parent for node in nodes]
         self.cache.admit(nodes, parents, text=0)
         return self._reading(tree, nodes, self.carried(parents), len(nodes))
@@ -314,12 +313,12 @@ class TreeDraft(Network):
         return Reading(self, token_T, feature_TD, pos_T, asked)
 
     def _offer(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
-        """Add the children that are good enough; the best `width` of all make the next frontier."""
+        """Add the children that are good enough; the best `width` of all become the next frontier."""
         logprob_TW, token_TW = self.guess(logits_AV, growth.width)
         path_TW = logprob_TW.new_tensor([leaf.score for leaf in self._frontier])[:, None] + logprob_TW
         score, order = path_TW.flatten().sort(descending=True, stable=True)
         tokens = token_TW.flatten()[order].tolist()
-        parents = order.div(logprob_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
+        parents = order.div(logprob_TW.shape[1], rounding_mode="floor").tolist()  # indices in the frontier
         values = score.tolist()
         if math.isnan(values[0]):  # which sorts first
             raise self._damaged()
@@ -337,7 +336,7 @@ class TreeDraft(Network):
             self._expected = expected
 
     def _branch(self, tree: TokenTree, logits_AV: Tensor, growth: Growth) -> None:
-        """Give every node of the frontier the children that the shape says; those with children are the next one."""
+        """Add the children of the frontier that the shape gives; those with children become the next frontier."""
         counts, *deeper = growth.shape[self._level - 1:]
         following = deeper[0] if deeper else ()
         begins = [0, *accumulate(counts)]
@@ -354,7 +353,7 @@ class TreeDraft(Network):
 
     def _children(self, tree: TokenTree, logits_TV: Tensor,
                   counts: Sequence[int]) -> list[Proposed]:
-        """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
+        """Return the proposals after each node of the frontier, drawn or likeliest, as the sampler's rule requires."""
         sampler = self._sampler
         if drawing(sampler) is None:
             logprob_TW, token_TW = self.guess(logits_TV, max(counts))
@@ -373,7 +372,7 @@ class TreeDraft(Network):
 
 
 class ModelDraft(TreeDraft):
-    """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
+    """A draft that guesses with a whole small model of the same vocabulary; it reads only tokens."""
 
     source = "model"
 
@@ -382,7 +381,7 @@ class ModelDraft(TreeDraft):
         super().__init__(cache)
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        """All, once the prompt is on its way: the pipeline shall not wait while its prompt is read here."""
+        """Return all nodes, but none before the prompt is sent, so that the pipeline does not wait for this reading."""
         return [] if len(tree.unsent) > 1 else fresh
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
@@ -399,7 +398,7 @@ class ModelDraft(TreeDraft):
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 def read_all(readings: Sequence[Reading]) -> list[Read]:
-    """What was read, in the order of the readings; each network makes one pass."""
+    """Return the results in the order of the readings; each network makes one pass."""
     found: dict[int, Read] = {}
     for places in by_network(readings):
         group = [readings[place] for place in places]
@@ -408,7 +407,7 @@ def read_all(readings: Sequence[Reading]) -> list[Read]:
 
 
 def by_network(readings: Sequence[Reading]) -> list[list[int]]:
-    """The places of the readings, those of one network together."""
+    """Return the indices of the readings, grouped by network."""
     groups: dict[int, list[int]] = {}
     for place, reading in enumerate(readings):
         groups.setdefault(id(reading.draft.network), []).append(place)
@@ -416,7 +415,7 @@ def by_network(readings: Sequence[Reading]) -> list[list[int]]:
 
 
 def _pass(group: Sequence[Reading]) -> list[Read]:
-    """One pass for the rows of several requests."""
+    """Run one pass for the rows of several requests."""
     draft = group[0].draft
     counts = [len(reading.token_T) for reading in group]
     caches = together([reading.draft.cache for reading in group], counts)
@@ -431,7 +430,7 @@ def _pass(group: Sequence[Reading]) -> list[Read]:
 
 
 def at_once(steps: Steps[Result], passes: Passes = read_all) -> Result:
-    """The result of a draft's steps that nobody else shares passes with."""
+    """Return the result of a draft's steps, each in a pass of its own."""
     said: Read | None = None
     while True:
         try:

@@ -1,11 +1,11 @@
-"""A draft that guesses out of partial features: of rows that are under way, and have passed some of the stages.
+"""A draft that guesses from partial features: those of rows that are under way and have passed some stages.
 
-After Speculative Pipeline Decoding (Y. Yu and others, arXiv 2605.30852): what a token has become in the stages that it
-has passed says more than a head's own guess of that, and more with every stage. So nothing that was made of a guess is
-kept. With each question the way from the tip to what is asked about is read again, in one pass, with all that stages
+After Speculative Pipeline Decoding (Y. Yu and others, arXiv 2605.30852): the hidden states of a token in the stages
+that it has passed predict more than a head's own guess of them, and more with every stage. So no output for a guess is
+kept. Each time, the path from the tip to the requested nodes is read again, in one pass, with all features that stages
 have reported of it by then.
 
-Shapes: T rows, N inner features side by side, D model.
+Shapes: T rows, N concatenated inner features, D model.
 """
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from model.tree import TokenTree
 
 
 class PartialDraft(Eagle):
-    """A draft that reads a guess as a pair with what stages have reported of the token before it.
+    """A draft that reads a guess as a pair with the reported features of the token before it.
 
-    Its head is one of EAGLE-3 with a norm for each inner feature, so one that was not reported adds nothing.
+    Its head is an EAGLE-3 head with a norm for each inner feature, so a feature that was not reported adds nothing.
     """
 
     source, by_level = "spd", False
 
     def restart(self) -> None:
         super().restart()
-        self._answered: set[int] = set()  # nodes of which it was asked what follows them
+        self._answered: set[int] = set()  # nodes after which it has guessed
 
     def settle(self, tree: TokenTree) -> None:
         self._answered &= tree.live.union([tree.tip])
@@ -48,7 +48,7 @@ class PartialDraft(Eagle):
             read, rows = followed, [tree.tip, *way]
         else:
             self.cache.admit(way, [tree.nodes[node].parent for node in way], text=0)
-            rows = [node for node in way if node >= min(nodes)]  # the logits of those before are known
+            rows = [node for node in way if node >= min(nodes)]  # the logits of earlier nodes are known
             read = yield self._reading(tree, way, self.features(tree, way), len(rows))
         place = {node: row for row, node in enumerate(rows)}
         nodes = list(takewhile(place.__contains__, nodes))
@@ -58,7 +58,7 @@ class PartialDraft(Eagle):
         return self.predict(self._shaped(tree, nodes, logits_AV), positions, width)
 
     def features(self, tree: TokenTree, fresh: Sequence[int]) -> Tensor:
-        """The features `[T, D]` of the tokens before these, as far as they are known."""
+        """Return the features `[T, D]` of the tokens before these nodes, as far as they are known."""
         feature_TN = self.cache.like.new_zeros(len(fresh), self.network.fc.in_features)
         for row_N, node in zip(feature_TN, fresh):
             before = tree.nodes[tree.nodes[node].parent]
@@ -69,7 +69,7 @@ class PartialDraft(Eagle):
 
 
 def way_to(tree: TokenTree, nodes: Sequence[int], room: int) -> list[int]:
-    """The guesses on the way from the tip to as many of these nodes as there is room for, the older ones first."""
+    """Return the guesses on the paths from the tip to these nodes, as far as there is room, in the order of ids."""
     way: set[int] = set()
     for node in nodes:
         more = set()

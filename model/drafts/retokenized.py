@@ -1,12 +1,12 @@
-"""A small model with a tokenizer of its own drafts: what it writes is text, and the text is guessed in other tokens.
+"""A draft with a small model that has a tokenizer of its own: its text is converted to the target's tokens.
 
 String-level exact match (N. Timor et al., arXiv 2502.05202, algorithm 2): the drafted text is encoded with the target's
-tokenizer, and a token is right if it is the one that the target chooses. So no probability passes between the two
+tokenizer, and a token is accepted if it is the one that the target chooses. So no probability passes between the two
 vocabularies, and `verify=match` stays exact.
 
-The tokens of a word may be others once the word goes on, and the last character may be half of one. So both wait until
-a space, or a text without any is long. Where the text of the target itself ends in half a character, nothing is
-drafted.
+The tokens of a word may change while the word grows, and the last character may be incomplete. So a word is guessed
+only after the next space, or in a long text without spaces. If the target's text ends in an incomplete character,
+nothing is drafted.
 """
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from model.text import BROKEN, Text, decoded, silent
 from model.tree import TokenTree
 
 LAST_WORD = re.compile(r"\s+\S*$")  # with the space before it
-AHEAD = 12  # tokens behind the tip, at most
-LONG = 2  # drafted tokens without a space between, from which on all but the last character is guessed
-TAIL = 8  # tokens of the text that are decoded and encoded together with what is drafted behind them
+AHEAD = 12  # tokens after the tip, at most
+LONG = 2  # drafted tokens without a space, from which on all but the last character is guessed
+TAIL = 8  # last tokens of the text that are decoded and encoded together with the draft
 
 
 class Retokenized(Network):
-    """The chain of a small model in the tokens of the target; `own` and `target` are the two tokenizers.
+    """The chain of a small model in the target's tokens; `own` and `target` are the two tokenizers.
 
-    `limit` is the number of its own tokens that the small model can look back on. The noise of a position belongs to
-    the target's tokens, so the small model writes what it finds likeliest, at any temperature.
+    `limit` is the small model's context in its own tokens. The noise of a position belongs to the target's tokens, so
+    the small model drafts its likeliest tokens at any temperature.
     """
 
     source, far, blind = "model", True, True
@@ -53,7 +53,7 @@ class Retokenized(Network):
         self.restart()
 
     def keep(self, length: int) -> None:
-        self.restart()  # what both texts have in common is found when the next one is read
+        self.restart()  # the common beginning of both texts is found when the next one is read
 
     def copy(self, other: Retokenized, length: int) -> None:
         self.reset()
@@ -64,10 +64,10 @@ class Retokenized(Network):
         self.restart()
 
     def restart(self) -> None:
-        self._base = -1  # the position of the tip behind which it drafts; below 0: it has not begun
-        self._chain: list[tuple[int, float]] = []  # the target's tokens behind that tip, and their probabilities
+        self._base = -1  # the position of the tip after which it drafts; below 0: it has not begun
+        self._chain: list[tuple[int, float]] = []  # the target's tokens after that tip, and their probabilities
         self._given: set[tuple[int, int]] = set()  # nodes, and the token that was guessed after each
-        self._ended = False  # whether the small model has nothing to add
+        self._ended = False  # whether the small model drafts no more
 
     def settle(self, tree: TokenTree) -> None:
         if self._base < 0:
@@ -88,7 +88,7 @@ class Retokenized(Network):
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
         if self._base < 0:
-            if len(tree.unsent) > 1:  # the pipeline shall not wait while its prompt is read here
+            if len(tree.unsent) > 1:  # send the prompt first, so that the pipeline does not wait for this reading
                 return None
             self._begin(tree)
         if not self._ended:
@@ -98,7 +98,7 @@ class Retokenized(Network):
 
     def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
         end, place = self._end(tree)
-        if node != end or place >= len(self._chain):  # as before it has begun
+        if node != end or place >= len(self._chain):  # also before it has begun
             return None
         guess = self._chain[place]
         if (node, guess[0]) in self._given:
@@ -107,7 +107,7 @@ class Retokenized(Network):
         return [guess]
 
     def _end(self, tree: TokenTree) -> tuple[int, int]:
-        """The last node of the tree along the chain, and the place in the chain behind it."""
+        """Return the last node of the tree along the chain, and the index in the chain after it."""
         node, place = tree.tip, tree.nodes[tree.tip].pos - self._base
         while place < len(self._chain):
             child = tree.child(node, self._chain[place][0])
@@ -119,7 +119,7 @@ class Retokenized(Network):
     # --- the small model's own text -----------------------------------------------------------------------------------
 
     def _begin(self, tree: TokenTree) -> None:
-        """Take over the text of the target; what the small model has read of it already stays."""
+        """Begin with the target's text; the small model keeps what it has already read of it."""
         tokens = tree.tokens
         text = decoded(self._target, tokens)
         ids = self._own(text, verbose=False)["input_ids"]
@@ -132,7 +132,7 @@ class Retokenized(Network):
         self.small.keep(min(len(known), self.small.held))
         self.small.begin(Sampler())
         self._tree = TokenTree(ids, self._limit)
-        self._tree.unsent.clear()  # nobody is sent it
+        self._tree.unsent.clear()  # this tree is never sent
         self._leaf = self._tree.tip
         self._drafted: list[int] = []
         self._written: list[tuple[int, float]] = []  # after each drafted token: characters, and their log-probability
@@ -140,7 +140,7 @@ class Retokenized(Network):
         self._before, self._tail = ids[-TAIL:], tokens[-TAIL:]
 
     def _draft(self) -> Steps[None]:
-        """Draft one token more of the small model's own."""
+        """Draft one more of the small model's own tokens."""
         said = yield from self.small.expand(self._tree, [self._leaf], 1)
         guess = next(iter(said[0] if said else ()), None)
         if guess is None or guess[0] in self._silent:
@@ -161,7 +161,7 @@ class Retokenized(Network):
     # --- in the target's tokens ---------------------------------------------------------------------------------------
 
     def _rewritten(self) -> list[tuple[int, float]]:
-        """The drafted text in stable tokens of the target, each as probable as the drafted ones that end in it."""
+        """Return the drafted text in stable tokens of the target, as probable as the drafted tokens that end there."""
         ids = encoded_behind(self._target, self._tail, self._text)
         word = LAST_WORD.search(self._text)
         stable = word.start() if word else len(self._text) - 1 if len(self._drafted) >= LONG else 0
@@ -178,10 +178,10 @@ class Retokenized(Network):
 
 
 def encoded_behind(tokenizer: Any, tail: Sequence[int], text: str) -> list[int]:
-    """The tokens that a text has behind the tokens `tail`; none if they would print something else together.
+    """Return the tokens of a text after the tokens `tail`, or none if `tail` and they decode to another text.
 
-    It is encoded together with the text of `tail`. Where a token reaches over the border, as in the middle of a word,
-    it is encoded alone.
+    The text is encoded together with the text of `tail`, or alone if a token would cross the border, as in the middle
+    of a word.
     """
     before = decoded(tokenizer, tail)
     ids: list[int] = tokenizer(before + text, add_special_tokens=False, verbose=False)["input_ids"]

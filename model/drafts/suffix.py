@@ -1,9 +1,9 @@
-"""What followed the same words earlier: an online suffix automaton of token ids, and the texts that it reads.
+"""Guesses from earlier text with the same words: an online suffix automaton of token ids, and the texts that it reads.
 
 After A. Blumer, J. Blumer, D. Haussler, A. Ehrenfeucht, M. T. Chen and J. Seiferas, *The smallest automaton
-recognizing the subwords of a text* (1985), with several texts in one. Texts of earlier requests may lie in a file that
-only its user may read: a line of JSON names the size of the vocabulary, each other line is the list of a text's token
-ids, the oldest first.
+recognizing the subwords of a text* (1985), with several texts in one automaton. Texts of earlier requests may be in a
+file that only its user can read. Its first line is JSON with the size of the vocabulary. Each other line is the list of
+a text's token ids, the oldest text first.
 """
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from config.files import ROOM, explained, fits, lines, make_private, open_lock, 
 from config.schema.untrusted import Name, shown
 from model.tree import TokenTree
 
-SUFFIX = "suffix"  # the source of which it is known how long the match is that its guesses come from
-COUNTED = 32  # states whose strings end at a token and are counted there, that of the longest first
-DISCOUNT = 0.1  # of the count of every token that followed; small, since the length of a match is weighed, too
+SUFFIX = "suffix"  # the source with guesses that depend on the length of a match
+COUNTED = 32  # states that are counted at a token, of the strings that end there, the longest first
+DISCOUNT = 0.1  # of the count of every following token; small, since the length of a match has a weight, too
 Keep = Callable[[List[int]], None]
-AFRESH = "delete the file, which begins a new one, or name another"
+AFRESH = "delete the file to begin a new one, or name another"
 
 
 class Match(NamedTuple):
-    """The longest suffix of what was read that stands in the texts with a token after it."""
+    """The longest suffix of the tokens read so far that occurs in the texts with a token after it."""
 
     state: int
     length: int  # tokens
@@ -35,28 +35,28 @@ NOTHING = Match(0, 0)
 
 
 class SuffixAutomaton:
-    """Texts of token ids, in which the longest repeated suffix of what is read is known at every token.
+    """A suffix automaton over texts of token ids; at every token, it finds the longest suffix that occurs elsewhere.
 
     A state stands for all strings that end at the same places of the texts; the longest of them has `_longest` tokens.
     Its link leads to the longest suffix of these strings that ends at more places. An automaton of n tokens has at most
     2n states and 3n transitions. A token takes a constant number of steps on average, and at most `COUNTED` to count.
 
-    A match needs a token after it: so the end of the growing text never matches itself, and a repetition that has
-    reached the end of the text goes on from its last but one round.
+    A match needs a token after it. So the end of the growing text never matches itself, and a repetition that has
+    reached the end of the text continues from its last but one occurrence.
     """
 
     def __init__(self) -> None:
         self._next: list[dict[int, int]] = [{}]  # state -> token -> state
         self._link: list[int] = [-1]
         self._longest: list[int] = [0]
-        self._count: list[int] = [0]  # how often the strings of a state occurred …
-        self._latest: list[int] = [0]  # … and how many tokens there were when they did last
+        self._count: list[int] = [0]  # occurrences of the strings of a state
+        self._latest: list[int] = [0]  # the number of tokens read at their last occurrence
         self._end = 0  # the state of the whole text so far
         self.size = 0  # tokens of all texts
 
     def extend(self, token: int) -> None:
-        """The text goes on with this token."""
-        if token in self._next[self._end]:  # the whole text so far stands in another text, too
+        """Append a token to the text."""
+        if token in self._next[self._end]:  # the whole text so far occurs in another text, too
             self._end = self._reach(self._end, token)
         else:
             new = self._state({}, self._longest[self._end] + 1)
@@ -75,11 +75,11 @@ class SuffixAutomaton:
 
     @property
     def tip(self) -> Match:
-        """The match of the end of the text: its longest suffix that stands earlier, in this text or in another."""
+        """The match of the end of the text: its longest suffix that occurs earlier, in this text or in another."""
         return self._followed(self._end, self._longest[self._end])
 
     def step(self, match: Match, token: int) -> Match:
-        """The match after one token more; it stays one while the text grows, though a longer one may come to exist."""
+        """Return the match after one more token; it stays valid while the text grows, but may not stay the longest."""
         state, length = self._place(match), match.length
         while state >= 0 and token not in self._next[state]:
             state = self._link[state]
@@ -89,11 +89,11 @@ class SuffixAutomaton:
         return self._followed(self._next[state][token], length + 1)
 
     def continuations(self, match: Match, width: int) -> list[tuple[int, float]]:
-        """The `width` tokens that followed the match most often, with probabilities; the latest first among equals.
+        """Return the `width` tokens that followed the match most often, with probabilities; ties go to the latest.
 
         A token that followed c times of n has probability (c - DISCOUNT) / n: absolute discounting (Ney, Essen and
-        Kneser, 1994). So a context seen once is not certain, one seen often nearly is, and what is held back for other
-        tokens grows with how many different ones there were. Counts are those of `_remember`. An empty match predicts
+        Kneser, 1994). So a context seen once is not certain, one seen often nearly is, and the probability left for
+        other tokens grows with the number of different ones. Counts are those of `_remember`. An empty match predicts
         nothing.
         """
         if not match.length:
@@ -104,7 +104,7 @@ class SuffixAutomaton:
         return [(token, (self._count[after[token]] - DISCOUNT) / total) for token in best]
 
     def _place(self, match: Match) -> int:
-        """The state of a match by now; states may have been split since it was made."""
+        """Return the current state of a match; states may have been split since it was created."""
         state = match.state
         while match.length and self._longest[self._link[state]] >= match.length:
             state = self._link[state]
@@ -119,7 +119,7 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
     def _reach(self, state: int, token: int) -> int:
-        """The state of the longest string of `state` and this token, split off from that of longer strings."""
+        """Return the state of the longest string of `state` plus this token, split off from that of longer strings."""
         found = self._next[state][token]
         if self._longest[found] == self._longest[state] + 1:
             return found
@@ -133,7 +133,7 @@ class SuffixAutomaton:
         return clone
 
     def _remember(self) -> None:
-        """Count the strings that end here; exact, but for those that end in more than COUNTED longer repetitions."""
+        """Count the strings that end here, exactly but for suffixes of more than COUNTED longer repeated strings."""
         state = self._end
         for _ in range(COUNTED):
             if not state:
@@ -143,7 +143,7 @@ class SuffixAutomaton:
             state = self._link[state]
 
     def _followed(self, state: int, length: int) -> Match:
-        """The longest suffix of a string that some token follows."""
+        """Return the longest suffix of a string that is followed by a token."""
         while state and not self._next[state]:
             state = self._link[state]
             length = self._longest[state]
@@ -154,10 +154,9 @@ class SuffixAutomaton:
 
 
 class Suffix:
-    """The automaton over the text so far, and the matches of the nodes below it.
+    """The automaton over the text so far and, with `keep`, over texts of earlier requests.
 
-    With `keep`, which is given each text when its request is over, it remembers those of earlier requests too, and the
-    `earlier` ones that are there at the beginning.
+    `keep` is called with each text when its request is finished. `earlier` are texts that exist at the beginning.
     """
 
     def __init__(self, earlier: Sequence[Sequence[int]] = (), keep: Keep | None = None) -> None:
@@ -170,14 +169,14 @@ class Suffix:
         self._catch_up()
 
     def another(self) -> Suffix:
-        """A twin for another request, which remembers the same earlier texts."""
+        """Return a twin for another request, which shares the earlier texts."""
         twin = Suffix(keep=self._keep)
         twin._earlier = self._earlier
         twin._catch_up()
         return twin
 
     def reset(self) -> None:
-        """Forget the request, or keep its text as an earlier one."""
+        """Forget the request, or with `keep` turn its text into an earlier one."""
         if self._keep is None:
             self.automaton = SuffixAutomaton()
         else:
@@ -191,7 +190,7 @@ class Suffix:
         self._text = []
 
     def _catch_up(self) -> None:
-        """Read the earlier texts that are new."""
+        """Read new earlier texts."""
         for text in self._earlier[self._read:]:
             for token in text:
                 self.automaton.extend(token)
@@ -199,7 +198,7 @@ class Suffix:
         self._read = len(self._earlier)
 
     def settle(self, tree: TokenTree) -> None:
-        """Read the text that is new."""
+        """Read newly settled text."""
         for node in tree.trunk[len(self._text):]:
             self._text.append(tree.nodes[node].token)
             self.automaton.extend(tree.nodes[node].token)
@@ -208,7 +207,7 @@ class Suffix:
 # --- texts in a file --------------------------------------------------------------------------------------------------
 
 def load_texts(path: Name, vocabulary: int, limit: int) -> list[list[int]]:
-    """The newest texts of a file, the oldest first, of `limit` tokens in all; ValueError for another file."""
+    """Return the newest texts of a file, oldest first, with `limit` tokens in total. Raises ValueError if invalid."""
     found = lines(path, AFRESH) if os.path.exists(path) else iter(())
     head: object
     number, head = next(found, (0, None))
@@ -226,16 +225,17 @@ def load_texts(path: Name, vocabulary: int, limit: int) -> list[list[int]]:
     texts = []
     for number, text in found:
         if not fits(text, [is_token]):
-            raise ValueError(f"line {number} of {path} is no list of token ids from 0 to {vocabulary - 1}: {AFRESH}")
+            raise ValueError(f"line {number} of {path} is not a list of token ids from 0 to {vocabulary - 1}: {AFRESH}")
         texts.append(text)
     return _newest(texts, limit)
 
 
 def add_texts(path: Name, texts: Iterable[list[int]], vocabulary: int, limit: int) -> None:
-    """Add texts to a file, which keeps the newest `limit` tokens; makes the file and its folder if need be.
+    """Add texts to a file, which keeps the newest `limit` tokens; the file and its folder are created if necessary.
 
-    The file is replaced whole, one process at a time, so it is not spoiled by one that ends half-way; a lock stands
-    beside it. The time grows with `limit`. Raises ValueError as `load_texts` does, or if the file cannot be written.
+    The file is replaced atomically, by one process at a time, with a lock file next to it, so an interrupted process
+    does not damage it. The time grows with `limit`. Raises ValueError as `load_texts` does, or if the file cannot be
+    written.
     """
     with explained(path, ROOM), open_lock(f"{path}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -246,7 +246,7 @@ def add_texts(path: Name, texts: Iterable[list[int]], vocabulary: int, limit: in
 
 
 def _newest(texts: list[list[int]], limit: int) -> list[list[int]]:
-    """The last texts that have at most `limit` tokens together; of the first of them its end."""
+    """Return the last texts with at most `limit` tokens in total; the first of them may be cut at its beginning."""
     kept: list[list[int]] = []
     for text in reversed(texts):
         if limit < 1:

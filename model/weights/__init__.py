@@ -1,2 +1,2 @@
-"""Weights on disk: checkpoints read, a rank's own folder, quantized forms."""
+"""Weights on disk: reading checkpoints, a rank's own folder, quantized forms."""
 from __future__ import annotations

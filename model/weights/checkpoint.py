@@ -1,7 +1,7 @@
-"""Weights in files: a Hugging Face checkpoint read tensor by tensor, a safetensors file written tensor by tensor.
+"""Weights in files: read a Hugging Face checkpoint and write a safetensors file, tensor by tensor.
 
-It knows nothing about models or ranks: a tensor is a name, a type and a shape. It holds about one tensor in memory;
-only a `.bin` that torch cannot map (written before torch 1.6, or read by torch before 2.1) is held whole.
+It knows nothing about models or ranks: a tensor is a name, a type and a shape. About one tensor is held in memory; only
+a `.bin` that torch cannot map (written before torch 1.6, or read by torch before 2.1) is held whole.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from config.schema.fields import read_config
 from config.schema.untrusted import is_name, read_json, reason, shown, stays_inside
 
-# safetensors' names of types; a type that this torch does not have is left out
+# safetensors' names of types; types that this torch does not have are omitted
 _TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -32,27 +32,27 @@ _TYPES = {
 CODES = {code: getattr(torch, name) for code, name in _TYPES.items() if hasattr(torch, name)}
 NAMES = {dtype: code for code, dtype in CODES.items()}
 SOURCES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-# What a folder without those holds instead, by the names of its files: what it is then, and the step from there.
+# For a folder without those: patterns of file names, and a description of the folder with the next step.
 SAVE_AGAIN = "has weights under other names: save the model with save_pretrained of transformers"
 OTHERS = {
-    "stage_0": "is a model that was split: name it with model_dir=",
-    "*.gguf": "holds a GGUF file: name the file itself, which is unpacked",
+    "stage_0": "is a split model: name it with model_dir=",
+    "*.gguf": "holds a GGUF file: name the file itself, which is then unpacked",
     "consolidated.*": "is in Meta's own form: convert it with convert_llama_weights_to_hf.py of transformers",
-    "adapter_model.*": "is an adapter alone: merge it into its model with merge_and_unload of peft, and save that",
+    "adapter_model.*": "is only an adapter: merge it into its model with merge_and_unload of peft, and save that",
     "checkpoint-*": "holds the checkpoints of a training: name the folder of one of them",
     "*.onnx": "holds a model in ONNX: take the same one in safetensors",
     "*.pt": SAVE_AGAIN,
     "*.safetensors": SAVE_AGAIN,
 }
 NO_WEIGHTS = f"holds no weights; one of {', '.join(SOURCES)} is needed"
-BLOCK = 1 << 22  # elements looked at in one go
+BLOCK = 1 << 22  # elements that are checked at once
 POINTER = b"version https://git-lfs"
 AGAIN = "copy or download it again"
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of a tensor before its data is read."""
+    """The type and shape of a tensor, known before its data is read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -69,36 +69,36 @@ class Form:
 
 
 def _header(path: Path) -> dict[str, tuple[Form, int]]:
-    """The form of every tensor of a safetensors file, and the byte at which its data begins; ValueError if damaged."""
+    """Return the form of every tensor of a safetensors file, and its first byte. Raises ValueError if damaged."""
     try:
-        # the former checks the header, sizes and places included, and does not say where data begins
+        # safe_open checks the header, including sizes and offsets, but does not return where data begins
         with safe_open(str(path), "np"), path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             table = json.loads(file.read(length))
     except SafetensorError as error:
         with path.open("rb") as file:
             if file.read(len(POINTER)) == POINTER:
-                raise ValueError(f"{path} is only a pointer of Git LFS to the file: type git lfs pull there, or "
+                raise ValueError(f"{path} is only a Git LFS pointer to the file: type git lfs pull there, or "
                                  "download the file itself") from None
-        raise ValueError(f"{path} is cut off, damaged or no safetensors file ({shown(str(error))}); {AGAIN}") from None
+        raise ValueError(f"{path} is cut off, damaged or not in safetensors ({shown(str(error))}); {AGAIN}") from None
     table.pop("__metadata__", None)
     entries = sorted(table.items(), key=lambda item: item[1]["data_offsets"])
     found = {}
     for name, entry in entries:
         if not is_name(name) or entry["dtype"] not in CODES:
-            raise ValueError(f"{path} holds {shown(name)} of type {shown(entry['dtype'])}, as no model has; {AGAIN}")
+            raise ValueError(f"{path} holds {shown(name)} of type {shown(entry['dtype'])}, unsupported; {AGAIN}")
         form = Form(CODES[entry["dtype"]], tuple(entry["shape"]))
         found[name] = form, 8 + length + entry["data_offsets"][0]
     return found
 
 
 def _mappable(path: Path) -> bool:
-    """Whether torch can map a `.bin` file instead of reading it as a whole."""
+    """Return whether torch can map a `.bin` file instead of reading it whole."""
     return "mmap" in inspect.signature(torch.load).parameters and zipfile.is_zipfile(path)
 
 
 def _load_bin(path: Path) -> dict[str, Tensor]:
-    """All tensors of a `.bin` file; mapped, so that nothing is read yet, where torch can do that."""
+    """Return all tensors of a `.bin` file, mapped if torch can do that, so that no data is read yet."""
     if "weights_only" not in inspect.signature(torch.load).parameters:
         raise ValueError(f"{path} could run code, which torch {torch.__version__} is too old to prevent; split the "
                          "model where torch is 1.13 or newer, or take one in safetensors")
@@ -107,9 +107,9 @@ def _load_bin(path: Path) -> dict[str, Tensor]:
         options["mmap"] = True
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch finds odd is either refused or harmless
+            warnings.simplefilter("ignore")  # torch warns of what is refused below, or is harmless
             content = torch.load(str(path), **options)
-    except Exception as error:  # an unpickler that is given any bytes may raise anything
+    except Exception as error:  # an unpickler may raise anything for arbitrary bytes
         raise ValueError(f"{path} cannot be read ({shown(reason(error))}); {AGAIN}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__} instead of tensors with names; {AGAIN}")
@@ -117,25 +117,25 @@ def _load_bin(path: Path) -> dict[str, Tensor]:
     for name, x in tensors.items():
         plain = x.dtype in NAMES and x.layout == torch.strided and x.device.type == "cpu"
         if not plain or not is_name(name):
-            raise ValueError(f"{path} holds {shown(name)} in a form that no model has "
+            raise ValueError(f"{path} holds {shown(name)} in an unsupported form "
                              f"({x.dtype}, {x.layout}, {x.device}); {AGAIN}")
     return {name: x.detach() for name, x in tensors.items()}
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """The file that holds each tensor, by name, out of an index; ValueError if one lies outside of its folder."""
+    """Read the file of each tensor, by name, from an index. Raises ValueError for a file outside of the folder."""
     names = read_json(path).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise ValueError(f"{path} has no weight_map that leads from tensors to files; {AGAIN}")
+        raise ValueError(f"{path} has no weight_map from tensors to files; {AGAIN}")
     for name, shard in names.items():
         if not is_name(name) or not stays_inside(shard):
-            raise ValueError(f"{path} says that {shown(name)} stands in {shown(shard)}, which is no file of its "
+            raise ValueError(f"{path} says that {shown(name)} is in {shown(shard)}, which is not a file of its "
                              "folder; take a model that you trust")
     return names
 
 
 def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
-    """A hash over a file's size and content, as training changes nothing else; of a large file, over spread blocks."""
+    """Return a hash of a file's size and content; of a large file, only over blocks spread over it."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
@@ -147,15 +147,15 @@ def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
 
 
 class Checkpoint:
-    """A Hugging Face folder (safetensors or .bin, sharded or not); ValueError if files are missing or damaged."""
+    """A Hugging Face folder (safetensors or .bin, sharded or not). Raises ValueError for missing or damaged files."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if self.folder.is_file():
-            raise ValueError(f"{self.folder} is a file; name the folder that it lies in, or a GGUF file")
+            raise ValueError(f"{self.folder} is a file; name its folder, or a GGUF file")
         if not self.folder.is_dir():
             raise ValueError(f"there is no folder {self.folder}; give the path of a model in Hugging Face form, as hf "
-                             "download NAME --local-dir DIR brings it")
+                             "download NAME --local-dir DIR writes it")
         present = [self.folder / name for name in SOURCES if (self.folder / name).is_file()]
         if not present:
             what = [what for files, what in OTHERS.items()
@@ -169,7 +169,7 @@ class Checkpoint:
         self.files = [self.folder / shard for shard in shards]
         for path in self.files:
             if not path.is_file():
-                raise ValueError(f"{path} is missing, which {present[0].name} names; {AGAIN}")
+                raise ValueError(f"{path} is missing, but {present[0].name} names it; {AGAIN}")
             if path.suffix == ".safetensors":
                 for name, (form, start) in _header(path).items():
                     self._place[name] = form, path, start
@@ -178,13 +178,13 @@ class Checkpoint:
                     self._place[name] = Form(x.dtype, tuple(x.shape)), path, None
         for name in names:
             if name not in self._place:
-                raise ValueError(f"{self.folder / names[name]} does not hold {name}, which {present[0].name} says; "
+                raise ValueError(f"{self.folder / names[name]} does not hold {name}, but {present[0].name} says so; "
                                  f"download the model again")
         if not self._place:
-            raise ValueError(f"{present[0]} holds no tensor; {AGAIN}")
+            raise ValueError(f"{present[0]} holds no tensors; {AGAIN}")
 
     def _bin(self, path: Path) -> dict[str, Tensor]:
-        if _mappable(path):  # mapped again for every tensor: pages of a map that is kept would count as memory
+        if _mappable(path):  # mapped again for every tensor, since pages of a permanent map would count as memory
             return _load_bin(path)
         if self._held is None or self._held[0] != path:
             self._held = None
@@ -192,21 +192,21 @@ class Checkpoint:
         return self._held[1]
 
     def names(self) -> list[str]:
-        """The names of all tensors, file by file: reading in this order opens each file once."""
+        """Return the names of all tensors, file by file, so that reading in this order opens each file once."""
         return list(self._place)
 
     def form(self, name: str) -> Form:
         return self._place[name][0]
 
     def place(self, name: str) -> Path:
-        """The file that holds a tensor."""
+        """Return the file that holds a tensor."""
         return self._place[name][1]
 
     def read(self, name: str) -> Tensor:
         return self.rows(name)
 
     def rows(self, name: str, span: tuple[int, int] | None = None) -> Tensor:
-        """The rows [begin, end) of a tensor as it is in its file, or all of it; of safetensors only these are read."""
+        """Return the rows [begin, end) of a tensor as stored, or all of it; from safetensors only these are read."""
         form, path, start = self._place[name]
         if start is None:
             whole = self._bin(path)[name]
@@ -226,11 +226,11 @@ class Checkpoint:
         return torch.frombuffer(data, dtype=form.dtype).reshape(form.shape)
 
     def sound(self, name: str) -> Tensor:
-        """A tensor, as `read` gives it; ValueError if it holds NaN or infinity: it broke in training or on a disk."""
+        """Read a tensor as `read` does. Raises ValueError if it holds NaN or infinity, from training or a bad disk."""
         tensor = self.read(name)
         if tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel():
-            for block in tensor.reshape(-1).split(BLOCK):  # which takes no memory for the whole tensor again
-                wide = block.float() if tensor.element_size() == 2 else block  # torch 1.11 compares no halves on CPU
+            for block in tensor.reshape(-1).split(BLOCK):  # so that the whole tensor needs no memory a second time
+                wide = block.float() if tensor.element_size() == 2 else block  # torch 1.11 has no aminmax of halves
                 if not all(math.isfinite(bound) for bound in torch.aminmax(wide)):
                     raise ValueError(f"{name} in {self.place(name)} is not finite (NaN or infinity); "
                                      f"download the model again, or take another")
@@ -238,7 +238,7 @@ class Checkpoint:
 
 
 class Writer:
-    """Writes the tensors of these forms, one after the other, into a file as safetensors has it."""
+    """A writer of tensors of given forms, one after the other, into a safetensors file."""
 
     def __init__(self, file: BinaryIO, forms: dict[str, Form]) -> None:
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -258,7 +258,7 @@ class Writer:
         self.bytes += len(data)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write the next tensor; they come in the order of the forms."""
+        """Write the next tensor; tensors must be written in the order of the forms."""
         given = name, Form(tensor.dtype, tuple(tensor.shape))
         expected = self.left.pop(0)
         assert given == expected, f"{given} was written where {expected} comes next"
@@ -267,13 +267,13 @@ class Writer:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The file's line in a manifest."""
+        """The file's entry in a manifest."""
         return {"bytes": self.bytes, "sha256": self._hash.hexdigest()}
 
 
 @contextmanager
 def writing(path: Path, forms: dict[str, Form]) -> Iterator[Writer]:
-    """A safetensors file written tensor after tensor; it appears under its name when the `with` ends well."""
+    """Write a safetensors file, tensor by tensor; it gets its name when the `with` block ends without an error."""
     new = path.with_name(path.name + ".part")
     try:
         with new.open("wb") as file:

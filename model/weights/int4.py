@@ -1,7 +1,7 @@
-"""Weights in 4 bits by groups of 32, with a scale and an offset each, and torch's own kernels that read them so.
+"""Weights in 4 bits by groups of 32, with a scale and an offset per group, and torch's own kernels for them.
 
 It knows nothing about layers, and needs no other library. A weight is (code - 8) * scale + offset. Kernels differ by
-device; each is tried once, alone and in batches, and what does not compute right is left out.
+device; each is tried once, with a single row and in batches, and is not used if its result is incorrect.
 
 Shapes: T rows, N outputs, K inputs, padded to whole groups, G groups of them.
 """
@@ -20,12 +20,12 @@ from config.schema.untrusted import reason
 
 GROUP = 32
 LEVELS = 15  # steps from the least to the largest weight of a group
-SMALLEST = 1e-20  # scale of a group whose weights are all alike
-PARTS = (3, 2, 1)  # how many steps the smallest weight but 0 may be; the last one that fits counts
-SAME = 0.1  # of a step, by which rounding may have moved a weight
-FEW = 8  # weights of a group that are looked at first
-UNITS = (1, 2, 4, 8, 16, 32)  # rows that a kernel may have to compute together
-TRIAL = (256, 1024)  # outputs and inputs of the trial: multiples of what any kernel wants
+SMALLEST = 1e-20  # scale of a group of equal weights
+PARTS = (3, 2, 1)  # numbers of steps to try for the smallest nonzero weight; the last one that fits is used
+SAME = 0.1  # tolerance of multiples, in steps, for rounded weights
+FEW = 8  # weights of a group that are checked first
+UNITS = (1, 2, 4, 8, 16, 32)  # multiples of rows that kernels may need
+TRIAL = (256, 1024)  # outputs and inputs of the trial: multiples that suit every kernel
 ROWS = (*range(1, 18), 31, 33, 64, 65)  # of the trial's batches
 CLOSE = 0.03  # of the trial's result, relative: ARM's kernel rounds a row to 8 bits
 ops = torch.ops.aten
@@ -36,8 +36,8 @@ def groups(inputs: int) -> int:
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight `[N, inputs]` as pairs of codes `[N, K / 2]`, the first in the high bits, and `[G, N, 2]` in bfloat16:
-    scales and offsets. Missing inputs of the last group are zeros. Weights that were in 4 bits before keep their codes.
+    """Quantize a weight `[N, inputs]` to pairs of codes `[N, K / 2]`, the first in the high bits, and `[G, N, 2]`
+    scales and offsets in bfloat16. The last group is padded with zeros. Weights that came from 4 bits keep their codes.
     """
     outputs, inputs = weight.shape
     padded = F.pad(weight.float(), (0, groups(inputs) * GROUP - inputs))
@@ -59,14 +59,14 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _steps(group_NGg: Tensor, range_NG: Tensor) -> Tensor:
-    """The steps `[N, G]` of groups whose weights are few multiples of one, as those that were in 4 bits are; else 0."""
+    """Return the steps `[N, G]` of groups of small multiples of one step, as from 4 bits; 0 for all other groups."""
     size_NGg = group_NGg.abs()
     least = size_NGg.masked_fill_(size_NGg == 0, torch.inf).amin(-1)
     found = torch.zeros_like(least)
     for parts in PARTS:
         step = least / parts
         near = (range_NG < (LEVELS + 0.5) * step) & step.isfinite()
-        near &= _are_multiples(group_NGg[..., :FEW], step)  # which leaves few groups of other weights
+        near &= _are_multiples(group_NGg[..., :FEW], step)  # excludes most other groups at little cost
         sure = near.clone()
         sure[near] = _are_multiples(group_NGg[near], step[near])
         found = torch.where(sure, step, found)
@@ -79,12 +79,12 @@ def _are_multiples(group_NGg: Tensor, step: Tensor) -> Tensor:
 
 
 def codes(pairs: Tensor) -> Tensor:
-    """The codes `[N, K]` of pairs."""
+    """Return the codes `[N, K]` of pairs."""
     return torch.stack((pairs >> 4, pairs & 15), -1).flatten(1)
 
 
 def unfold(pairs: Tensor, scale_GN2: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
-    """The weights `[N, inputs]`."""
+    """Return the dequantized weights `[N, inputs]`."""
     scale, offset = scale_GN2.to(dtype).transpose(0, 1).unbind(-1)
     steps = codes(pairs).to(dtype) - 8
     steps_NGg = steps.view(len(pairs), -1, GROUP)
@@ -94,11 +94,11 @@ def unfold(pairs: Tensor, scale_GN2: Tensor, inputs: int, dtype: torch.dtype) ->
 
 @dataclass(frozen=True)
 class Kernel:
-    """How a device multiplies: `pack` makes of pairs and scales what `multiply` reads beside rows of type `dtype`.
+    """A device's product: `pack` converts pairs and scales to the arguments of `multiply`, with rows in `dtype`.
 
-    `inputs` and `outputs` have to be multiples of what is said; numbers of rows are padded to multiples of `unit`.
-    Packed weights of multiples of `block` outputs can stand one behind the other; with 0 none can. If there is none,
-    `why` says so, and weights are unfolded for every product.
+    A weight's inputs and outputs must be multiples of `inputs` and `outputs`; rows are padded to multiples of `unit`.
+    Packed weights with multiples of `block` outputs can be concatenated; with 0, none can. If there is no kernel, `why`
+    is the reason, and weights are unfolded for every product.
     """
 
     dtype: torch.dtype
@@ -111,7 +111,7 @@ class Kernel:
     why: str = ""
 
     def __call__(self, x_TK: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The product `[T, N]` in the type of the rows."""
+        """Return the product `[T, N]` in the type of the rows."""
         if self.why:
             return F.linear(x_TK, unfold(weight, scale, x_TK.shape[1], x_TK.dtype), bias)
         x = x_TK.to(self.dtype).contiguous()
@@ -121,22 +121,22 @@ class Kernel:
         return out if bias is None else out + bias
 
 
-# --- the kernels there are --------------------------------------------------------------------------------------------
+# --- the kernels ------------------------------------------------------------------------------------------------------
 
 def _x86() -> Kernel:
-    """torch from 2.5 on; the kernel for AVX2 or AVX-512 is for bfloat16, all other types are computed one by one."""
+    """Return torch's kernel for x86, from torch 2.5 on; bfloat16 has one for AVX2 and AVX-512, other types are slow."""
     def pack(pairs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         return ops._convert_weight_to_int4pack_for_cpu(codes(pairs).int(), 1), scale
 
     def multiply(x_TK: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
-        # it reads scales as if they were contiguous, which those of a fused weight's parts are not
+        # it assumes contiguous scales, which those of a fused weight's parts are not
         return ops._weight_int4pack_mm_for_cpu(x_TK, packed, GROUP, scale.contiguous())  # type: ignore[no-any-return]
 
-    return Kernel(torch.bfloat16, GROUP, 16, pack, multiply, block=64)  # with AVX-512; with AVX2 it is half of that
+    return Kernel(torch.bfloat16, GROUP, 16, pack, multiply, block=64)  # for AVX-512; AVX2 needs only 32
 
 
 def _arm() -> Kernel:
-    """KleidiAI's, in torch from 2.7 on. It knows scales alone: offsets are multiplied with the sums of groups."""
+    """Return KleidiAI's kernel, from torch 2.7 on. It has no offsets: these are multiplied with the sums of groups."""
     def pack(pairs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         low_first = pairs << 4 | pairs >> 4
         outputs, inputs = len(pairs), 2 * pairs.shape[1]
@@ -154,7 +154,7 @@ def _arm() -> Kernel:
 
 
 def _cuda() -> Kernel:
-    """torch's for Ampere and later; before torch 2.5 it packs codes, later pairs of them."""
+    """Return torch's kernel for Ampere and later; before torch 2.5 it packs codes, later pairs of codes."""
     tiles = 8
 
     def pack(pairs: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,13 +177,13 @@ def _named(device: str) -> Callable[[], Kernel]:
 
 @lru_cache(maxsize=None)
 def absent(why: str) -> Kernel:
-    """What stands in the place of a kernel that is not there."""
+    """Return the substitute for a missing kernel."""
     return Kernel(torch.float32, 1, 1, lambda pairs, scale: (pairs, scale), torch.mm, block=1, why=why)
 
 
 @lru_cache(maxsize=None)
 def kernel(device: str, dtype: torch.dtype) -> Kernel:
-    """The kernel of a kind of device for rows of a type, if there is one."""
+    """Return the kernel for a kind of device and rows of this type, or `absent`."""
     if dtype == torch.float64:
         return absent("there is none for float64")
     try:
@@ -193,16 +193,16 @@ def kernel(device: str, dtype: torch.dtype) -> Kernel:
 
 
 def fitting(device: str, dtype: torch.dtype, outputs: int, inputs: int) -> Kernel:
-    """The kernel for a weight of this shape, if there is one."""
+    """Return the kernel for a weight of this shape, or `absent`."""
     found = kernel(device, dtype)
     if outputs % found.outputs or inputs % found.inputs:
-        return absent(f"it wants multiples of {found.outputs} outputs and {found.inputs} inputs, not {outputs} and "
+        return absent(f"it needs multiples of {found.outputs} outputs and {found.inputs} inputs, not {outputs} and "
                       f"{inputs}")
     return found
 
 
 def tried(kernel: Kernel, device: str) -> Kernel:
-    """The kernel with the least `unit` at which a row's bits do not depend on the rows beside it, or RuntimeError."""
+    """Return the kernel with the least `unit` for which no row depends on the others. Raises RuntimeError for none."""
     outputs, inputs = TRIAL
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(outputs, inputs, generator=generator).to(device)
@@ -214,8 +214,8 @@ def tried(kernel: Kernel, device: str) -> Kernel:
         padded = replace(kernel, unit=unit)
         whole = padded(x_TK, *packed)
         if (whole - exact).norm() > CLOSE * exact.norm():
-            raise RuntimeError("its result is wrong")
+            raise RuntimeError("its result is incorrect")
         batches = {rows: padded(x_TK[:rows], *packed) for rows in ROWS}
         if all(torch.equal(batch, whole[:rows]) for rows, batch in batches.items()):
             return padded
-    raise RuntimeError("a row depends on the rows beside it")
+    raise RuntimeError("a row depends on the other rows")

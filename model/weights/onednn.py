@@ -1,8 +1,8 @@
-"""Weights on a processor in the order in which oneDNN reads them.
+"""Weights on a CPU, packed in the order in which oneDNN reads them.
 
-torch's own product would bring a plain weight in bfloat16 into that order each time, which takes longer than the
-product of a row. In float32 it would use another library, which takes several times as long for the rows of a tree, and
-whose bits for a row depend on the rows beside it. It knows nothing about layers.
+torch's own product would reorder a plain weight in bfloat16 each time, which takes longer than the product of a row. In
+float32 it would use another library, which takes several times as long for the rows of a tree, and in which a row's
+bits depend on the other rows. It knows nothing about layers.
 
 Shapes: T rows, N outputs, K inputs.
 """
@@ -13,18 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CLOSE = 0.01  # of the plain product's result, relative: bfloat16 has eight bits
-ORDERED_FOR = {torch.bfloat16: 1, torch.float32: 16}  # rows of a product, for which its weight is put in order
-UNITS = (1, 2, 4)  # rows to whose multiples batches may be padded
-TRIED = (1, 2, 3, 4, 8, 16, 17, 33)  # rows of the batches in which a row shall have the same bits ...
-ROWS = 65  # ... as in one of so many
+ORDERED_FOR = {torch.bfloat16: 1, torch.float32: 16}  # rows of a product for which its weight is packed
+UNITS = (1, 2, 4)  # multiples to which the rows of a batch may be padded
+TRIED = (1, 2, 3, 4, 8, 16, 17, 33)  # rows of batches in which a row must have the same bits ...
+ROWS = 65  # ... as in a batch of this size
 
-_units: dict[tuple[object, ...], int] = {}  # by type, shape and threads; 0: the products are wrong, or there are none
+_units: dict[tuple[object, ...], int] = {}  # by type, shape and threads; 0: incorrect products, or none
 
 
 class Packed(nn.Module):
-    """A linear layer in place of a plain one, with its weight `[N, K]` and its bias `[N]`.
+    """A replacement for a plain linear layer, with its weight `[N, K]` and its bias `[N]`.
 
-    Rows are padded to multiples of `unit`: oneDNN computes a lone row of some shapes by another kernel.
+    Rows are padded to multiples of `unit`, since oneDNN uses another kernel for a single row of some shapes.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -44,9 +44,9 @@ class Packed(nn.Module):
 
 
 def packed(weight: Tensor, bias: Tensor | None = None) -> Packed | None:
-    """A plain weight packed, so that a row has the same bits in every batch.
+    """Pack a plain weight, so that a row has the same bits in every batch.
 
-    None if torch lacks the operators (it has them from 2.0 on), this device does not run them, or the result is wrong.
+    Return None if torch lacks the operators (before 2.0), the device does not support them, or the result is incorrect.
     """
     key = (weight.dtype, *weight.shape, torch.get_num_threads())
     if weight.dtype not in ORDERED_FOR or weight.device.type != "cpu" or _units.get(key) == 0:
@@ -64,14 +64,14 @@ def packed(weight: Tensor, bias: Tensor | None = None) -> Packed | None:
 
 
 def _unit(product: Packed, weight: Tensor) -> int:
-    """The least unit with which a row's bits do not depend on its batch, 1 if there is none; 0: the result is wrong."""
+    """Return the least unit with which a row's bits do not depend on its batch, else 1; 0: the result is incorrect."""
     generator = torch.Generator().manual_seed(1)
     x_TK = torch.randn(ROWS, weight.shape[1], generator=generator).to(weight.dtype)
     plain = F.linear(x_TK[:1], weight, product.bias).float()
     found = product(x_TK)
     if not (found[:1].float() - plain).norm() < CLOSE * plain.norm():
         return 0
-    # Rounding to bfloat16 hides the last bits of a sum. A bias that takes the rounded sum away leaves them to be seen.
+    # Rounding to bfloat16 hides the last bits of a sum. A bias that subtracts the rounded sum reveals them.
     bias = product.bias
     rest = found[0] if bias is None else found[0] - bias
     product.bias = nn.Parameter(-rest, requires_grad=False)

@@ -1,6 +1,6 @@
-"""Quantized checkpoints of others, unfolded a tensor at a time: GPTQ, AWQ, compressed-tensors, FP8 and GPT-OSS's MXFP4.
+"""Unfold quantized checkpoints, a tensor at a time: GPTQ, AWQ, compressed-tensors, FP8 and GPT-OSS's MXFP4.
 
-Only weights are unfolded: what such a model does to activations, if anything, is left out, which makes it more exact.
+Only weights are unfolded. If such a model also quantizes activations, this is omitted, which makes it more exact.
 Shapes: O outputs, I inputs, G groups of inputs that share a scale.
 """
 from __future__ import annotations
@@ -17,17 +17,17 @@ from config.schema.untrusted import shown
 from model.weights.checkpoint import NAMES, Form
 
 Make = Callable[[Sequence[Tensor]], Tensor]
-Unfolding = Tuple[Form, Tuple[str, ...], Make]  # the form of a weight, what is read for it, and how it is made
+Unfolding = Tuple[Form, Tuple[str, ...], Make]  # the form of a weight, the tensors to read, and their conversion
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 BESIDE = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale",
-          ".weight_zero_point")  # what is read beside a weight, or not at all
-FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # what MXFP4's codes mean; those from 8 on are negative
+          ".weight_zero_point")  # tensors that are read together with a weight, or not at all
+FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of MXFP4's codes; from 8 on they are negative
 BLOCK = list_of(COUNT, 2)  # rows and columns of a block
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ puts eight neighbouring columns in a word
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # places of eight adjacent columns in a word of AWQ
 
 
 def check_method(config: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that is quantized in a way that is not known here."""
+    """Raise ValueError for a checkpoint with an unsupported quantization."""
     said = config.get("quantization_config")
     if not said:
         return
@@ -45,8 +45,8 @@ def check_method(config: Mapping[str, Any]) -> None:
 
 
 def packed(name: str, forms: Mapping[str, Form], config: Mapping[str, Any]) -> Unfolding | None:
-    """The form of the weight that the tensor `name` is unfolded to, what is read for it, and how; None for a tensor
-    that is as it should be. KeyError if what has to stand beside it is missing."""
+    """Return how the tensor `name` is unfolded to a weight, or None if it is not quantized. Raises KeyError if a tensor
+    that belongs to it is missing."""
     base, _, own = name.rpartition(".")
     said = config.get("quantization_config") or {}
     if own == "qweight":
@@ -91,7 +91,7 @@ def _awq(base: str, forms: Mapping[str, Form]) -> Unfolding:
 def _compressed(base: str, forms: Mapping[str, Form]) -> Unfolding:
     words, scale = theirs = (f"{base}.weight_packed", f"{base}.weight_scale")
     if f"{base}.weight_zero_point" in forms:
-        raise ValueError(f"{words} has zero points beside its scales, which is not supported; take the model "
+        raise ValueError(f"{words} has zero points in addition to scales, which is not supported; take the model "
                          "unquantized, or one that is quantized symmetrically")
     outputs, wide = _shape(forms, words, None, None)
     _, groups = _shape(forms, scale, outputs, None, dtype=None)
@@ -101,13 +101,13 @@ def _compressed(base: str, forms: Mapping[str, Form]) -> Unfolding:
 
 def _shape(forms: Mapping[str, Form], name: str, *wanted: int | None,
            dtype: torch.dtype | None = torch.int32) -> tuple[int, ...]:
-    """The shape of a tensor. ValueError if it is not the one that is `wanted`, where None is any size, or its type."""
+    """Return the shape of a tensor. Raises ValueError if it is not `wanted` (None: any size), or of another `dtype`."""
     found = forms[name]
     fits = len(found.shape) == len(wanted) and all(found.shape)
     differs = (size not in (None, own) for size, own in zip(wanted, found.shape))
     if not fits or any(differs) or dtype not in (None, found.dtype):
         raise ValueError(f"{name} has type {NAMES[found.dtype]} and shape {found.shape}, which does not fit the "
-                         "tensors beside it; download the model again")
+                         "tensors that belong to it; download the model again")
     return found.shape
 
 
@@ -118,7 +118,7 @@ def _check_groups(scale: str, groups: int, inputs: int) -> None:
 
 
 def _sizes(forms: Mapping[str, Form], name: str, scale: str, given: Any) -> Sequence[int]:
-    """How many rows and columns share a scale: all, a row, or a block, perhaps the `given`; ValueError if none fits."""
+    """Return the numbers of rows and columns that share a scale: all, a row, or a block, which may be `given`."""
     whole, shape = forms[name].shape, forms[scale].shape
     if math.prod(shape) == 1:
         return whole
@@ -136,13 +136,13 @@ def _sizes(forms: Mapping[str, Form], name: str, scale: str, given: Any) -> Sequ
 
 
 def _codes(words: Tensor, bits: int) -> Tensor:
-    """The whole numbers that each word of 32 bits holds, the lowest bits first, in a new last dimension."""
+    """Return the numbers in each word of 32 bits, the lowest bits first, in a new last dimension."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return (words[..., None] >> shifts) & (2 ** bits - 1)
 
 
 def gptq(read: Sequence[Tensor], bits: int, offset: int) -> Tensor:
-    """Weights `[O, I]`: words go down the inputs, zeros along the outputs; older files hold zeros less one."""
+    """Unfold weights `[O, I]`: words pack inputs, zero points pack outputs and are stored less `offset`."""
     words, zeros, scales_GO = read[:3]
     codes_IO = _codes(words, bits).transpose(1, 2).flatten(0, 1)
     zeros_GO = _codes(zeros, bits).flatten(1) + offset
@@ -157,7 +157,7 @@ def gptq(read: Sequence[Tensor], bits: int, offset: int) -> Tensor:
 
 
 def awq(read: Sequence[Tensor]) -> Tensor:
-    """Weights `[O, I]`: words go along the outputs, in an order of their own."""
+    """Unfold weights `[O, I]`: words pack outputs, in AWQ's order."""
     words, zeros, scales_GO = read
     order = list(AWQ_ORDER)
     codes_IO = _codes(words, 4)[..., order].flatten(1)
@@ -169,14 +169,14 @@ def awq(read: Sequence[Tensor]) -> Tensor:
 
 
 def words_of_four(read: Sequence[Tensor]) -> Tensor:
-    """Weights `[O, I]` of compressed-tensors' 4 bits, of which 8 means 0."""
+    """Unfold weights `[O, I]` of compressed-tensors' 4 bits, in which code 8 means 0."""
     words, scales_OG = read
     codes_OI = _codes(words, 4).flatten(1) - 8
     return _by_groups(codes_OI, scales_OG, codes_OI.shape[1] // scales_OG.shape[1])
 
 
 def scaled(read: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Weights `[O, I]` of 8 bits with a scale for each block of so many rows and columns."""
+    """Unfold weights `[O, I]` of 8 bits with a scale for each block; `sizes` are its rows and columns."""
     weights_OI, scale = read[0].float(), read[1]
     rows = scale.view(-1, -(-weights_OI.shape[1] // sizes[1]))
     tall = rows.repeat_interleave(sizes[0], 0)[:len(weights_OI)]
@@ -189,7 +189,7 @@ def _by_groups(weights_OI: Tensor, scales_OG: Tensor, width: int) -> Tensor:
 
 
 def mxfp4(blocks_OBH: Tensor, scales_OB: Tensor) -> Tensor:
-    """Weights `[O, I]` in bfloat16 out of blocks of 32 codes of 4 bits, two in a byte, and a power of 2 for each."""
+    """Unfold weights `[O, I]` in bfloat16 from blocks of 32 codes of 4 bits, two per byte, with a power of 2 each."""
     values = torch.tensor([*FOUR_BITS, *(-value for value in FOUR_BITS)])
     codes_OBHP = torch.stack((blocks_OBH & 15, blocks_OBH >> 4), -1).long()
     weights = values[codes_OBHP].flatten(2)

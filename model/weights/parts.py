@@ -1,6 +1,6 @@
-"""A split model: which rank holds which tensors, and a rank's own part of them, read from its own folder.
+"""A split model: the assignment of tensors to ranks, and a rank's own part, read from its own folder.
 
-It knows nothing about what the tensors compute, nor how they are put into files (`checkpoint.py`).
+It knows nothing about computing with the tensors, or about their format in files (`checkpoint.py`).
 """
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from model.weights.split import AUTO, balance, number_of, parse_stages, placemen
 from model.weights.unfold import BUFFER
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # what goes with the first and last layer
+FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # held with the first and the last layer
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 MANIFEST, FORMAT, VERSION = "manifest.json", "flowspec-split", 1
 BLOCK = 1 << 24  # bytes hashed at once
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # what weights are stored in
-QUANTIZED = (torch.int8, torch.uint8)  # weights that have a scale beside them
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # types of plain weights
+QUANTIZED = (torch.int8, torch.uint8)  # types of weights with a scale
 Shape = Tuple[int, ...]
 ENTRY = {"bytes": integer(0, 1 << 48).fits, "sha256": NAME.fits}  # of a file, in a manifest
 LAYERS = list_of(integer(0, 1 << 16), most=1024)
@@ -45,8 +45,8 @@ NEEDED = ("rank", "stages", "layers", "split_id", "files")
 
 
 def plan_stages(text: str, source: Checkpoint) -> list[int]:
-    """Layers per rank, as `parse_stages`; for "auto:4" by their bytes, for "auto:8,8,16" in proportion to gigabytes."""
-    check_model(source)  # a config that promises layers without end would be split without end
+    """Return layers per rank as `parse_stages`; "auto:4" splits by bytes, "auto:8,8,16" in proportion to gigabytes."""
+    check_model(source)  # without it, a config with an endless number of layers would be split endlessly
     layers = read_sizes(source).layers
     auto = AUTO.fullmatch(text.strip())
     if not auto:
@@ -63,7 +63,7 @@ def plan_stages(text: str, source: Checkpoint) -> list[int]:
 
 
 def layer_of(name: str, layers: int) -> int | None:
-    """The layer beside which a tensor is held, as the first for embeddings; None for the LM head and unknown ones."""
+    """Return the layer with which a tensor is held (embeddings: the first); None for the LM head and unknown ones."""
     layer = LAYER.match(name)
     if layer:
         return int(layer[1]) if int(layer[1]) < layers else None
@@ -74,7 +74,7 @@ def layer_of(name: str, layers: int) -> int | None:
 
 def assign(names: Iterable[str], stages: list[int], tied: bool,
            borrows: bool = False) -> list[dict[str, str]]:
-    """What each stage holds, by name; if the draft head `borrows` it, rank 0 holds the embedding, or a tied LM head."""
+    """Return each stage's tensors; rank 0 has a tied LM head, too, or the embedding if a draft head `borrows` it."""
     owner = [rank for rank, count in enumerate(stages) for _ in range(count)]  # of each layer
     parts: list[dict[str, str]] = [{} for _ in stages]
     for name in names:
@@ -86,7 +86,7 @@ def assign(names: Iterable[str], stages: list[int], tied: bool,
         elif layer is not None:
             parts[owner[layer]][name] = name
         else:
-            raise ValueError(f"the checkpoint holds {name}, which no rank would take; "
+            raise ValueError(f"the checkpoint holds {name}, which belongs to no rank; "
                              f"its config.json belongs to another model, or this kind of model is not supported")
     first = owner[0]
     if tied and EMBED in parts[first]:
@@ -97,7 +97,7 @@ def assign(names: Iterable[str], stages: list[int], tied: bool,
 
 
 def read_sizes(source: Checkpoint) -> LlamaConfig:
-    """The sizes in the `config.json` of a folder; the ValueError for a wrong field names the folder."""
+    """Read the sizes from the `config.json` of a folder. Raises ValueError, with the folder, for an invalid field."""
     try:
         return LlamaConfig.read(source.config)
     except ValueError as error:
@@ -105,10 +105,10 @@ def read_sizes(source: Checkpoint) -> LlamaConfig:
 
 
 def check_model(source: Checkpoint) -> None:
-    """Refuse a model that would be split or run wrongly: its tensors must be those that its config describes."""
+    """Raise ValueError for an unsupported model, or for one with other tensors than its config describes."""
     config = source.config
     if "fc.weight" in source.names():
-        raise ValueError(f"{source.folder} is a draft head, which is none without its model: name the model's folder, "
+        raise ValueError(f"{source.folder} is a draft head, which needs its model: name the model's folder, "
                          "and this one as its head (--eagle)")
     kind = str(config.get("model_type"))
     own = FAMILIES[kind].architecture if kind in FAMILIES else kind
@@ -124,13 +124,13 @@ def check_model(source: Checkpoint) -> None:
     names = {name: name for name in source.names() if not BUFFER.search(name)}
     if c.tied:
         names.pop(HEAD, None)
-    check_shapes(source, names, shapes(c), "take weights and config.json of one model")
+    check_shapes(source, names, shapes(c), "take weights and config.json of the same model")
     for name in names.values():
         check_type(source, name)
 
 
 def shapes(c: LlamaConfig) -> Iterator[tuple[str, Shape]]:
-    """The names and shapes of a model's tensors, one after another: a config may promise any number of layers."""
+    """Yield the names and shapes of a model's tensors, lazily, since a config may claim any number of layers."""
     layer: dict[str, Shape] = {}
     for name, p in Slice(replace(c, layers=1), 0, 1).named_parameters():
         if name.startswith("layers.0."):
@@ -145,7 +145,7 @@ def shapes(c: LlamaConfig) -> Iterator[tuple[str, Shape]]:
 
 def check_shapes(source: Checkpoint, names: Mapping[str, str], wanted: Iterable[tuple[str, Shape]],
                  remedy: str) -> None:
-    """Refuse tensors that are not those that are wanted; `names` leads from the wanted ones to those of the file."""
+    """Raise ValueError if tensors differ from the wanted ones; `names` maps the wanted names to those of the file."""
     left = dict(names)
     for name, shape in wanted:
         if name not in left:
@@ -160,7 +160,7 @@ def check_shapes(source: Checkpoint, names: Mapping[str, str], wanted: Iterable[
 
 
 def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLOATS) -> None:
-    """Refuse a tensor of a type that weights never have: a file may name any, and then its bytes mean other numbers."""
+    """Raise ValueError if a tensor has a type that weights never have, since its bytes would be misread."""
     found = source.form(name).dtype
     if found not in types:
         allowed = " or ".join(NAMES[dtype] for dtype in types)
@@ -168,8 +168,7 @@ def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLO
 
 
 def _unsplit(named: Path) -> str:
-    """What to do where a rank's part, a whole model or a GGUF file was named as a split; empty if it is none of these.
-    """
+    """Return the remedy if a rank's part, a whole model or a GGUF file was given as a split; else empty."""
     if (named / MANIFEST).is_file():
         return f"{named} is the part of one rank; name {named.parent}, which holds all of them"
     if named.is_file() or any((named / name).is_file() for name in SOURCES):
@@ -179,7 +178,7 @@ def _unsplit(named: Path) -> str:
 
 
 class Part:
-    """A rank's folder of a split, `OUT_DIR/stage_{rank}`: checked when it is opened, its tensors read when asked."""
+    """A rank's folder of a split, `OUT_DIR/stage_{rank}`: checked when opened, its tensors are read on request."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -189,7 +188,7 @@ class Part:
             raise ValueError(_unsplit(self.folder.parent) or
                              f"there is no folder {self.folder}; split the model first: {command}")
         if not (self.folder / MANIFEST).is_file():
-            raise ValueError(f"{self.folder} has no {MANIFEST}, so it is not whole; {again}")
+            raise ValueError(f"{self.folder} has no {MANIFEST}, so it is incomplete; {again}")
         self._accept(read_json(self.folder / MANIFEST), again)
         for name, (size, _) in self.files.items():
             path = self.folder / name
@@ -199,11 +198,11 @@ class Part:
         self.weights = Checkpoint(self.folder)
         self._check_tensors(again)
         for name in self.files:
-            if Path(name).name == "config.json":  # one that was edited by hand changes what is computed, without a word
+            if Path(name).name == "config.json":  # an edited one would silently change what is computed
                 self._compare(name, again)
 
     def _accept(self, manifest: dict[str, Any], again: str) -> None:
-        """Take over the fields of the manifest; ValueError if they contradict each other."""
+        """Set the fields of the manifest. Raises ValueError if they are invalid or contradict each other."""
         path = self.folder / MANIFEST
         if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
             raise ValueError(f"{path} is damaged or not of this version of FlowSpec; {again}")
@@ -230,7 +229,7 @@ class Part:
             raise ValueError(f"{path} is damaged: its rank, stages, shares and layers contradict each other; {again}")
 
     def _check_tensors(self, again: str) -> None:
-        """Refuse weights of other layers than the manifest says, or of types that they cannot have."""
+        """Raise ValueError for weights of other layers than in the manifest, or of unsupported types."""
         layers = read_sizes(self.weights).layers
         if sum(self.stages) != layers:
             raise ValueError(f"{self.folder / MANIFEST} says {sum(self.stages)} layers, config.json {layers}; {again}")
@@ -245,7 +244,7 @@ class Part:
 
     @property
     def form(self) -> str:
-        """How the model is split, in the words of the configuration's keys: "0+2+2", "0+4+4 tp=2" or "tp=2"."""
+        """The form of the split, as values of the keys `stages` and `tp`: "0+2+2", "0+4+4 tp=2" or "tp=2"."""
         tp = f"tp={len(self.shares)}"
         if len(self.stages) == 1:
             return tp
@@ -259,28 +258,28 @@ class Part:
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The layers whose inputs the stages pass on to a head of EAGLE-3."""
+        """The layers with inputs that the stages pass on to an EAGLE-3 head."""
         return usual_layers(sum(self.stages)) if self._inner is None else tuple(self._inner)
 
     @property
     def own_inner(self) -> list[int]:
-        """Those of them that this rank passes on: the inputs of its layers, and the output of the model's last one."""
+        """The part of `inner` that this rank passes on: its layers' inputs, and the output of the model's last one."""
         first, last = self.layers
         end = last + 1 if last == sum(self.stages) else last
         return [layer for layer in self.inner if first <= layer < end]
 
     @property
     def eagle(self) -> Path | None:
-        """The folder of the EAGLE head, if this rank has one: `Checkpoint(part.eagle)` reads it."""
+        """The folder of the EAGLE head, if this rank has one; `Checkpoint(part.eagle)` reads it."""
         return self.folder / "eagle" if "eagle/config.json" in self.files else None
 
     def verify(self) -> None:
-        """Compare every byte with the manifest's hashes; ValueError for a file that has changed."""
+        """Compare every byte with the manifest's hashes. Raises ValueError for a changed file."""
         for name in self.files:
             self._compare(name, "delete it and split again")
 
     def _compare(self, name: str, again: str) -> None:
-        """Refuse a file that has changed since it was written."""
+        """Raise ValueError if a file has changed since it was written."""
         digest = hashlib.sha256()
         with (self.folder / name).open("rb") as file:
             for block in iter(lambda: file.read(BLOCK), b""):

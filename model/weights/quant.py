@@ -1,11 +1,11 @@
-"""Quantized weights: linears in 8 or 4 bits, made when a model is split or when it is loaded.
+"""Quantized weights: linear layers in 8 or 4 bits, quantized when a model is split or loaded.
 
-It knows nothing about ranks or strategies. `int4` is torch's own; the other kinds are those of bitsandbytes, which is
-imported when something is quantized, and not before.
+It knows nothing about ranks or strategies. `int4` is computed by torch itself, the other kinds by bitsandbytes, which
+is not imported before something is quantized.
 
-Each weight is quantized by itself, from the type that the checkpoint has, on the CPU: so a split that holds quantized
-weights and one that is quantized as it is loaded give the same numbers. Rows of activations stay apart, too: a row's
-result does not depend on the rows beside it. LLM.int8()'s columns of outliers would break that, and are left out.
+Each weight is quantized separately, from the checkpoint's type, on the CPU. So a split with quantized weights and a
+split that is quantized while loading give the same numbers. Rows of activations are also quantized separately: a row's
+result does not depend on the other rows. LLM.int8()'s columns of outliers would break this, and are omitted.
 """
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from model.weights.onednn import packed
 
 T = TypeVar("T")
 KINDS = ("int8", "int4", "nf4", "fp4")
-BLOCK = 64  # weights that share a scale, of those in nf4 and fp4
-PIECE = 1 << 22  # weights that are quantized in one go, which bounds the memory for it; whole blocks
-LINEAR = re.compile(r"layers\.\d+\.(self_attn|mlp)\.(experts\.\d+\.)?\w+_proj\.weight$")  # what is quantized of a model
-ERROR = 0.2  # of the outputs of the trial layer, relative; 4 bits have about 0.1
+BLOCK = 64  # weights that share a scale in nf4 and fp4
+PIECE = 1 << 22  # weights that are quantized at once, to bound memory; whole blocks
+LINEAR = re.compile(r"layers\.\d+\.(self_attn|mlp)\.(experts\.\d+\.)?\w+_proj\.weight$")  # the weights to quantize
+ERROR = 0.2  # largest relative error of the trial layer's outputs; 4 bits have about 0.1
 
 
 def running_kind(asked: str, held: str, folder: Any) -> str:
-    """The kind of weights that a rank runs: `auto` is what the split holds; ValueError if it holds another."""
+    """Return the kind of weights that a rank runs; `auto` is that of the split. Raises ValueError if they conflict."""
     if asked == "auto":
         return held
     if held in (asked, "none"):
@@ -47,7 +47,7 @@ def running_kind(asked: str, held: str, folder: Any) -> str:
 
 
 def library() -> Any:
-    """bitsandbytes' functions, without its warnings that it found no kernels on the network."""
+    """Import bitsandbytes' functions, without its warnings about missing kernels."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import bitsandbytes.functional
 
@@ -55,10 +55,10 @@ def library() -> Any:
 
 
 def forms(kind: str, shape: tuple[int, ...]) -> dict[str, Form]:
-    """The form of the tensors that a weight `[out, in]` becomes.
+    """Return the forms of the tensors of a quantized weight `[out, in]`.
 
-    In int8: numbers of 8 bits, and a scale per row. In int4: as `int4.quantize` says. Otherwise: pairs of 4 bits in a
-    byte, flat, and a scale per block. A scale is the largest magnitude, but in int4.
+    For int8: numbers of 8 bits, and a scale per row. For int4: see `int4.quantize`. Otherwise: pairs of 4 bits in a
+    byte, flat, and a scale per block. Except for int4, a scale is the largest magnitude.
     """
     if kind == "int8":
         scale, weight = Form(torch.float32, shape[:1]), Form(torch.int8, shape)
@@ -74,7 +74,7 @@ def forms(kind: str, shape: tuple[int, ...]) -> dict[str, Form]:
 
 
 def quantize(kind: str, weight: Tensor) -> dict[str, Tensor]:
-    """A weight as the tensors that `forms` describes; it is quantized piece by piece, which changes no number."""
+    """Quantize a weight to the tensors that `forms` describes, piece by piece, which does not change the result."""
     rows = max(1, PIECE // weight.shape[1])
     if kind == "int8":
         pairs = [library().int8_vectorwise_quant(piece)[:2] for piece in weight.split(rows)]
@@ -89,11 +89,11 @@ def quantize(kind: str, weight: Tensor) -> dict[str, Tensor]:
 
 
 class Recast(Mapping[str, Tensor]):
-    """The tensors of a checkpoint in the form that a rank wants: under its own names, quantized if `kind` says so.
+    """A mapping of a rank's tensors, read from a checkpoint, renamed, and quantized to `kind`.
 
-    `names` leads from the rank's names to the checkpoint's. `forms` are known at once; a tensor is read when it is
-    asked for, and only the last one is kept. `order` asks for neighbours together. With `sound`, tensors that hold NaN
-    or infinity are refused.
+    `names` maps the rank's names to the checkpoint's. `forms` are known at once; a tensor is read when it is requested,
+    and only the last one is kept, so use `order`, in which a weight and its scale are adjacent. With `sound`, tensors
+    with NaN or infinity raise ValueError.
     """
 
     def __init__(self, source: Checkpoint, names: Mapping[str, str],
@@ -111,7 +111,7 @@ class Recast(Mapping[str, Tensor]):
     def _forms(self, name: str) -> dict[str, Form]:
         form = self.source.form(self.names[name])
         if self._quantizes(name):
-            return _beside(name, forms(self.kind, form.shape))
+            return _with_names(name, forms(self.kind, form.shape))
         return {name: form}
 
     def _quantizes(self, name: str) -> bool:
@@ -119,7 +119,7 @@ class Recast(Mapping[str, Tensor]):
 
     @property
     def order(self) -> list[str]:
-        """All names, as written and read: wide types first, so that tensors are aligned, then as the checkpoint."""
+        """All names in the order of writing: wide types first, so that tensors are aligned, then as the checkpoint."""
         place = {name: i for i, name in enumerate(self.source.names())}
 
         def rank(name: str) -> tuple[int, int]:
@@ -140,7 +140,7 @@ class Recast(Mapping[str, Tensor]):
         read = self.source.sound if self.sound else self.source.read
         tensor = read(self.names[name])
         if self._quantizes(name):
-            return _beside(name, quantize(self.kind, tensor))
+            return _with_names(name, quantize(self.kind, tensor))
         return {name: tensor}
 
     def __iter__(self) -> Iterator[str]:
@@ -150,16 +150,16 @@ class Recast(Mapping[str, Tensor]):
         return len(self._origin)
 
 
-def _beside(name: str, made: Mapping[str, T]) -> dict[str, T]:
-    """What is made of a weight, under the names of neighbours: `a.scale` beside `a.weight`."""
+def _with_names(name: str, made: Mapping[str, T]) -> dict[str, T]:
+    """Return the tensors of a quantized weight under full names, such as `a.scale` and `a.weight`."""
     owner = name.rpartition(".")[0]
     return {f"{owner}.{end}": one for end, one in made.items()}
 
 
 class Quantized(nn.Module):
-    """A linear with quantized weights; its parameters have the forms of `forms`, and no memory at first."""
+    """A linear layer with quantized weights; its parameters have the forms of `forms`, on the meta device at first."""
 
-    exact = ("scale", "weight")  # what keeps its type when the module is filled
+    exact = ("scale", "weight")  # parameters that keep their type when the module is filled
     scale: Tensor
     weight: Tensor
 
@@ -173,7 +173,7 @@ class Quantized(nn.Module):
         self.bias = like.bias
 
     def settle(self, dtype: torch.dtype) -> None:
-        """Bring weights that were just filled in into the form that the kernels of their device want."""
+        """Convert the newly filled weights to the form that their device's kernels need."""
 
 
 class Int8(Quantized):
@@ -182,7 +182,7 @@ class Int8(Quantized):
     def forward(self, x_TD: Tensor) -> Tensor:
         wanted = x_TD.dtype
         if x_TD.is_cuda:
-            x_TD = x_TD.half()  # all that CUDA's kernel takes
+            x_TD = x_TD.half()  # the only type that CUDA's kernel supports
         small_TD, row_T, _ = library().int8_vectorwise_quant(x_TD)
         multiply = torch.ops.bitsandbytes.int8_scaled_mm.default
         out: Tensor = multiply(small_TD, self.weight, row_T, self.scale, dtype=wanted)
@@ -190,7 +190,7 @@ class Int8(Quantized):
 
 
 class FourBit(Quantized):
-    """Weights in nf4 or fp4, by a kernel that reads them as they are where there is one; else they are dequantized."""
+    """Weights in nf4 or fp4, with a kernel that reads them directly, if there is one; else they are dequantized."""
 
     def settle(self, dtype: torch.dtype) -> None:
         lib, whole = library(), self.in_features % BLOCK == 0
@@ -199,7 +199,7 @@ class FourBit(Quantized):
         self.state = lib.QuantState(self.scale, shape, code, BLOCK, self.kind, dtype)
         on_cuda = self.weight.is_cuda
         self.fused = whole and on_cuda and dtype != torch.float64
-        # on a CPU: one kernel, for bfloat16, which wants the weights in an order of its own
+        # on a CPU, there is a kernel only for bfloat16, which needs the weights in an order of its own
         packable = whole and self.out_features % 32 == 0 and dtype == torch.bfloat16
         if packable and not on_cuda and lib.has_avx512bf16():
             packed, self.state = lib._convert_weight_packed_for_cpu(self.weight, self.state)
@@ -212,14 +212,14 @@ class FourBit(Quantized):
             return F.linear(x_TD, self.unfolded(x_TD.dtype), self.bias)
         import bitsandbytes
 
-        weight = self.weight if self.weight.dim() == 2 else self.weight[None]  # packed for a CPU, or a row, as it wants
+        weight = self.weight if self.weight.dim() == 2 else self.weight[None]  # packed for a CPU, else as one row
         return bitsandbytes.matmul_4bit(x_TD, weight, self.state, bias=self.bias)  # type: ignore[no-any-return]
 
     def unfolded(self, dtype: torch.dtype) -> Tensor:
-        """The dequantized weights `[out, in]`."""
+        """Return the dequantized weights `[out, in]`."""
         shape: tuple[int, ...] = self.state.shape
         if self.in_features % BLOCK:
-            shape = (1, self.state.shape.numel())  # bitsandbytes' CPU kernel wants every row to begin with a block
+            shape = (1, self.state.shape.numel())  # bitsandbytes' CPU kernel needs every row to begin with a block
         narrow = dtype if dtype != torch.float64 else torch.float32  # it would leave float64 unwritten
         dequantize = torch.ops.bitsandbytes.dequantize_4bit.default
         out: Tensor = dequantize(self.weight, self.scale, BLOCK, self.kind, shape, narrow)
@@ -227,7 +227,7 @@ class FourBit(Quantized):
 
 
 class Int4(Quantized):
-    """Weights in int4, by the kernel of their device where there is one; else they are unfolded."""
+    """Weights in int4, with the kernel of their device, if there is one; else they are unfolded."""
 
     def settle(self, dtype: torch.dtype) -> None:
         device = self.weight.device.type
@@ -240,12 +240,12 @@ class Int4(Quantized):
         return self.kernel(x_TD, self.weight, self.scale, self.bias)
 
 
-CLASSES: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # of the others: FourBit
+CLASSES: dict[str, type[Quantized]] = {"int8": Int8, "int4": Int4}  # for other kinds: FourBit
 
 
 def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """What is quantized below a module, all linears but an LM head and a router: the owner of each, its name there and
-    itself."""
+    """Yield the linear layers of a module that are quantized, all but an LM head and a router, with the owner and the
+    name of each."""
     owners = list(module.modules()) if kind != "none" else []
     for owner in owners:
         for name, child in list(owner.named_children()):
@@ -255,7 +255,7 @@ def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.
 
 def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
          dtype: torch.dtype, device: torch.device | str) -> None:
-    """Fill a module that was built without memory; the weights of its linears are quantized as `kind` says."""
+    """Fill a module on the meta device, with its linear layers quantized to `kind`."""
     quantized = CLASSES.get(kind, FourBit)
     for owner, name, child in _linears(module, kind):
         setattr(owner, name, quantized(child, kind))
@@ -267,22 +267,22 @@ def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
 
 
 def fuse(module: nn.Module) -> None:
-    """Put products that blocks call `fusible` together, for fewer calls, if plain or int4; parts become views."""
+    """Concatenate plain or int4 layers that blocks list as `fusible`, for fewer calls; parts become views."""
     for block in module.modules():
         parts = [getattr(block, name) for name in getattr(block, "fusible", ())]
         if len({getattr(part, "bias", None) is None for part in parts}) != 1:
             continue
         if all(type(part) is nn.Linear for part in parts):
-            whole: dict[str, Any] = {name: _put_together(parts, name) for name in ("weight", "bias")}
+            whole: dict[str, Any] = {name: _concatenate(parts, name) for name in ("weight", "bias")}
             block.fused = partial(F.linear, **whole)  # type: ignore[assignment]
-        elif all(isinstance(part, Int4) for part in parts) and _alike(parts):
-            rows = {"weight": 0, "scale": 1, "bias": 0}  # the dimension of a tensor that has a product's outputs
-            whole = {name: _put_together(parts, name, dim) for name, dim in rows.items()}
+        elif all(isinstance(part, Int4) for part in parts) and _can_concatenate(parts):
+            rows = {"weight": 0, "scale": 1, "bias": 0}  # the dimension of a layer's outputs in each tensor
+            whole = {name: _concatenate(parts, name, dim) for name, dim in rows.items()}
             block.fused = partial(parts[0].kernel, **whole)  # type: ignore[assignment]
 
 
 def pack(module: nn.Module) -> None:
-    """Bring plain products into the order that their device's kernels read, if any; plain weights are given up."""
+    """Pack plain linear layers for their device's kernels, if there are any; the plain weights are freed."""
     for block in list(module.modules()):
         fused = vars(block).get("fused")
         is_plain = isinstance(fused, partial) and fused.func is F.linear
@@ -293,19 +293,19 @@ def pack(module: nn.Module) -> None:
         for name, child in list(block.named_children()):
             if type(child) is nn.Linear and (made := packed(child.weight, child.bias)):
                 setattr(block, name, made)
-    with suppress(OSError, AttributeError):  # another library than glibc, which would keep as much as the weights take
+    with suppress(OSError, AttributeError):  # libraries other than glibc, which would not return the freed memory
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _alike(parts: Sequence[Int4]) -> bool:
-    """Whether one kernel reads all of these, and reads them one behind the other as it does alone."""
+def _can_concatenate(parts: Sequence[Int4]) -> bool:
+    """Return whether all parts have the same kernel, and it gives the same result when they are concatenated."""
     kernels = {part.kernel for part in parts}
     block = parts[0].kernel.block
     return len(kernels) == 1 and block > 0 and not any(part.out_features % block for part in parts)
 
 
-def _put_together(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
-    """One tensor of all parts, which become views of it; None if they have none of that name."""
+def _concatenate(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | None:
+    """Concatenate a tensor of all parts, and replace it there by views; return None if the parts do not have it."""
     pieces = [getattr(part, name) for part in parts]
     if pieces[0] is None:
         return None
@@ -317,16 +317,16 @@ def _put_together(parts: Sequence[Any], name: str, dim: int = 0) -> Tensor | Non
 
 
 def unfolded(module: nn.Module) -> str:
-    """Why weights in int4 below a module are unfolded for every product, which is slow; empty if none are."""
+    """Return the reason why int4 weights of a module are unfolded for every product, which is slow; empty if not."""
     reasons = (child.kernel.why for child in module.modules() if isinstance(child, Int4))
     return next(filter(None, reasons), "")
 
 
 def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
-    """Quantize the linears of a module that is in memory, in place; a draft head keeps its own LM head as it is."""
+    """Quantize the linear layers of a loaded module in place, but not an LM head in it."""
     for owner, name, child in _linears(module, kind):
         small, device = nn.ModuleDict({name: child}), child.weight.device
-        tensors = _beside(f"{name}.weight", quantize(kind, child.weight.cpu()))
+        tensors = _with_names(f"{name}.weight", quantize(kind, child.weight.cpu()))
         if child.bias is not None:
             tensors[f"{name}.bias"] = child.bias
         load(small, kind, tensors, dtype, device)
@@ -334,7 +334,7 @@ def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
 
 
 def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Run one small layer of this kind; where that does not work, a ValueError names the fix."""
+    """Run one small layer of this kind. Raises ValueError, with the fix, if that does not work."""
     if kind == "none":
         return
     waves = torch.linspace(-1, 1, BLOCK * BLOCK).sin()
@@ -347,7 +347,7 @@ def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
         compress(layer, kind, dtype)
         found = layer(x_TD.to(device=device, dtype=dtype)).float().cpu()
         close = bool((found - exact).norm() < ERROR * exact.norm())
-        wrong = "" if close else "the result is wrong"
+        wrong = "" if close else "the result is incorrect"
     except (ImportError, OSError, RuntimeError, NotImplementedError, AttributeError) as error:
         wrong = reason(error)
     if wrong:

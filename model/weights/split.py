@@ -1,4 +1,4 @@
-"""How many layers each rank of a split has, from the words of a person or from the bytes of the layers.
+"""The number of layers of each rank of a split, from the key `stages` or from the bytes of the layers.
 
 It knows nothing about tensors.
 """
@@ -11,11 +11,11 @@ from typing import Sequence
 
 from config.run_config import ROOMS, STAGES
 
-AUTO = re.compile(rf"auto(?::([1-9]\d*)|:({ROOMS}))?")  # a split by bytes, into so many stages, or by their memory
+AUTO = re.compile(rf"auto(?::([1-9]\d*)|:({ROOMS}))?")  # a split by bytes, into N stages, or by the stages' memory
 
 
 def parse_stages(text: str, layers: int) -> list[int]:
-    """Layers per rank from "0+2+2+2+2" or a number of stages, larger ones last; ValueError, with the remedy."""
+    """Parse "0+2+2+2+2", or a number of stages (larger ones last), into layers per rank; ValueError with the fix."""
     if not STAGES.holds(text):
         raise ValueError(f"stages={text} is not possible: give {STAGES.advice}")
     counts = list(map(int, text.split("+")))
@@ -32,7 +32,7 @@ def parse_stages(text: str, layers: int) -> list[int]:
 
 
 def is_split_as(text: str, stages: list[int]) -> bool:
-    """Whether a model that is split into `stages` is split as `text` asks; of "auto:4" only the 4 can be compared."""
+    """Return whether a split into `stages` matches `text`; of "auto:4" only the 4 can be compared."""
     auto = AUTO.fullmatch(text)
     if not auto:
         return parse_stages(text, sum(stages)) == stages
@@ -40,18 +40,18 @@ def is_split_as(text: str, stages: list[int]) -> bool:
 
 
 def number_of(auto: re.Match[str], usual: int) -> int:
-    """How many stages a split by bytes has; `usual` if that is not said."""
+    """Return the number of stages of a split by bytes, or `usual` if none is given."""
     return len(rooms_of(auto)) or int(auto[1] or usual)
 
 
 def rooms_of(auto: re.Match[str]) -> list[int]:
-    """The memory of each stage in kilobytes, as far as a split by bytes says it."""
+    """Return the memory of each stage in kilobytes; empty if a split by bytes does not give it."""
     named = (auto[2] or "").split(",")
     return [round(1e6 * float(room)) for room in named if room]
 
 
 def balance(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """How many neighbouring loads make each group of these sizes; the fullest is filled least, all evenly."""
+    """Divide consecutive loads into groups of these sizes so that the fullest is filled least; return their counts."""
     groups, product = len(rooms), prod(rooms)
     assert 0 < groups <= len(loads), f"{groups} groups of {len(loads)} loads"
 
@@ -71,12 +71,12 @@ def balance(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
 
 
 def span(stages: list[int], stage: int) -> tuple[int, int]:
-    """The layers [first, end) of a stage; the first of several stages has none."""
+    """Return the layers [first, end) of a stage; the first of several stages has none."""
     first = sum(stages[:stage])
     return first, first + stages[stage]
 
 
 def placements(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
-    """The stage, and the place in it, of each rank if `tp` share one; of several stages the first is rank 0, alone."""
+    """Return the stage of each rank and its place there, if `tp` share one; the first of several is rank 0's alone."""
     sizes = [tp if stage or len(stages) == 1 else 1 for stage in range(len(stages))]
     return [(stage, member) for stage, size in enumerate(sizes) for member in range(size)]

@@ -1,6 +1,6 @@
-"""A model's checkpoint as the decoder wants it: LLaMA's names, and a tensor for each product, whatever the file has.
+"""A model's checkpoint in the decoder's form: LLaMA's names, and a tensor for each linear layer.
 
-Fused products are cut, rows put into another order and quantized weights unfolded as they are read, a tensor at a time.
+Fused layers are split, rows reordered and quantized weights unfolded while they are read, a tensor at a time.
 """
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
 from model.weights.packed import BESIDE, Make, check_method, mxfp4, packed
 
-BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # computed again where needed
-WRAPPED = (  # names of the text's part in a model that also sees
+BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # not weights: recomputed where needed
+WRAPPED = (  # names of the text's part of a multimodal model
     (r"^language_model\.lm_head\.", "lm_head."), (r"^(model\.)?language_model\.(model\.)?", "model."))
 SEEING = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.")
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-AHEAD = re.compile(r"^model\.mtp_layers\.(\d+)\.")  # of layers for multi-token prediction: a draft head's
+AHEAD = re.compile(r"^model\.mtp_layers\.(\d+)\.")  # layers for multi-token prediction, which are a draft head
 PART = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")
 TURNED = re.compile(r"\.[qk]_proj\.(weight|bias)$")
 PACKED = re.compile(r"\.(qweight|weight_packed)$")
-TOGETHER = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # of all experts
+TOGETHER = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?$")  # of all experts in one
 Piece = Tuple[str, "View"]
 
 
 class View(NamedTuple):
-    """A tensor as the decoder wants it: its form, the names of what it is made of in the file, and how."""
+    """A tensor of the decoder: its form, the file's tensors from which it is made, and the conversion."""
 
     form: Form
     theirs: tuple[str, ...]
     make: Make = lambda read: read[0]
-    span: tuple[int, int] | None = None  # rows of theirs, in place of all
+    span: tuple[int, int] | None = None  # the rows of the file's tensors to read; None: all
 
 
 class Unfolded(Checkpoint):
-    """The checkpoint of a model of any family; names, forms and data are the decoder's."""
+    """The checkpoint of a model of any family, with the decoder's names, forms and data."""
 
     @cached_property
     def _views(self) -> dict[str, View]:
-        """By the decoder's names, in the order of the files; ValueError for a config that is not supported."""
+        """The views by the decoder's names, in the files' order. Raises ValueError for an unsupported config."""
         try:
             c = LlamaConfig.read(self.config)
             check_method(self.config)
@@ -73,7 +73,7 @@ class Unfolded(Checkpoint):
         return found
 
     def _whole(self, theirs: str, forms: Mapping[str, Form]) -> View:
-        """A tensor that may be quantized."""
+        """Return the view of a tensor that may be quantized."""
         try:
             made = packed(theirs, forms, self.config)
             lacking = [name for name in made[1] if name not in forms] if made else []
@@ -99,14 +99,14 @@ class Unfolded(Checkpoint):
 
 
 def _cut(c: LlamaConfig, name: str, view: View) -> Iterator[Piece]:
-    """A fused product as its parts; another tensor as it is."""
+    """Yield the parts of a fused linear layer, or any other tensor unchanged."""
     part = PART.search(name)
     fused = part[2] if part else ""
     sizes = [c.intermediate, c.intermediate]
     if fused == "qkv_proj":
         sizes = [heads * c.head_dim for heads in (c.heads, c.kv_heads, c.kv_heads)]
     dtype, shape = view.form.dtype, view.form.shape
-    if fused not in FUSED or sum(sizes) != shape[0]:  # which is reported where shapes are compared
+    if fused not in FUSED or sum(sizes) != shape[0]:  # a wrong size is reported when shapes are compared
         yield name, view
         return
     begin, whole = 0, view
@@ -125,7 +125,7 @@ def _rows(make: Make, begin: int, size: int) -> Make:
 
 
 def _apart(c: LlamaConfig, make: Make) -> Make:
-    """Queries or keys with the two dimensions that rotate together half a head apart, as the decoder has them."""
+    """Reorder queries or keys so that two dimensions that rotate together are half a head apart, as in the decoder."""
     size = int(c.head_dim * c.turned)
     order = [*range(0, size, 2), *range(1, size, 2)]
     order += range(size, c.head_dim)
@@ -140,8 +140,8 @@ def _apart(c: LlamaConfig, make: Make) -> Make:
 # --- experts in one tensor, as GPT-OSS has them -----------------------------------------------------------------------
 
 def _experts(name: str, product: str, forms: Mapping[str, Form]) -> Iterator[Piece]:
-    """The weights, or the biases, of each expert by itself; gate and up take turns in what is fused."""
-    if name.endswith("_scales"):  # which are read beside their blocks
+    """Yield the weights or biases of each expert separately; gate and up alternate in the fused rows."""
+    if name.endswith("_scales"):  # which are read together with their blocks
         return
     kind = "bias" if name.endswith("_bias") else "weight"
     theirs: tuple[str, ...] = (name,)
