@@ -41,7 +41,7 @@ WITHOUT = ("has no draft head, which could also guess words that are not in the 
 
 
 class Resolved(NamedTuple):
-    """The words of a command with what they left open filled in, and the keys that they make."""
+    """The words of a command with defaults filled in, and the keys that follow from them."""
 
     words: list[str]
     keys: Any

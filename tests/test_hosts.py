@@ -373,7 +373,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     found, alone = (json.loads((tmp_path / f"{name}.json").read_text())["token_ids"]
                     for name in ("out", "alone"))
     assert found == alone and len(alone) == 1000
-    assert err.read_text().count("; all ranks are connected again, and answers go on") == 2
+    assert err.read_text().count("; all ranks are connected again, and answers continue") == 2
 
 
 def test_an_error_of_a_boards_own_ends_all_at_once(start, loopback, tmp_path):

@@ -191,4 +191,4 @@ def test_a_head_for_partial_features_drafts_for_a_split_model(tmp_path, capsys):
     assert {span["rank"] for span in wires} == {2}, "the first stage adds nothing, the last one nothing earlier"
     for draft, maker in (("dflash", "DFlash"), ("eagle", "EAGLE or DFlash")):
         assert here(*asked, f"draft={draft}") == 2
-        assert f"wants a head of {maker}, and that of this model is none: take draft=spd" in capsys.readouterr().err
+        assert f"needs a head of {maker}, and this model has another kind: give draft=spd" in capsys.readouterr().err

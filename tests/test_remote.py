@@ -56,7 +56,7 @@ def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(h
     assert min(one.passes)[2] > 0
     assert one.latency > 0 and one.mbps > 0
     wrong = {**ASKED, "device": "cuda:77"}
-    with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 is not here"):
+    with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 does not exist here"):
         measured_boards(str(only), wrong)
     for text, message in (("echo '{}'", "it said nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
         program(tmp_path, text)
