@@ -116,7 +116,7 @@ def test_a_link_is_followed_a_device_stays_and_a_pipe_gets_all_answers_once(ask,
 
 def test_a_device_that_is_not_here_is_reported_before_the_start(unstarted, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "device=cuda does not exist here (CUDA devices: none that this torch can use): choose another, or device=cpu" in (
+    assert "cuda does not exist here (CUDA devices: none that this torch can use): choose another, or device=cpu" in (
         unstarted("device=cuda"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

@@ -413,7 +413,7 @@ def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_reported_as_
     finally:
         ended.set()
         thread.join()
-    assert (tmp_path / "err0").read_text().count("what is not of this run") == 1
+    assert (tmp_path / "err0").read_text().count("that is not part of this run") == 1
     os.kill(runs[0].pid, signal.SIGSTOP)
     assert ends(runs[1:]) == [75, 75]
     for rank in (1, 2):

@@ -25,7 +25,7 @@ def test_a_number_that_makes_no_sense_is_refused(words, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--device", "cuda:99"], "--device cuda:99 does not exist here"), (["--device", "nope"], "--device nope is unknown"),
+    (["--device", "cuda:99"], "--device cuda:99 does not exist"), (["--device", "nope"], "--device nope is unknown"),
     (["--heads", "3"], "is not possible with --heads 3: give a multiple of 6"),
     (["--hidden", "1000000000"], "GB free: give smaller sizes"), (["--rows", "1000000000"], "give smaller sizes"),
     (["--layers", "1000000000", "--hidden", "2", "--heads", "1", "--intermediate", "1"], "give smaller sizes"),

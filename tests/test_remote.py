@@ -117,7 +117,7 @@ def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hos
     assert read(str(tmp_path / "site.json")) == found == measure.measured(config)
 
 
-@pytest.mark.parametrize(("asked", "message"), [("{}", "was asked for no layers"), ("x", "is not JSON")])
+@pytest.mark.parametrize(("asked", "message"), [("{}", "received an unknown request"), ("x", "is not JSON")])
 def test_the_program_of_a_board_refuses_what_is_no_request(monkeypatch, capsys, asked, message):
     monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
     assert run(timing.main, []) == 2
