@@ -146,7 +146,7 @@ def test_a_folder_of_another_model_is_not_written_over(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text("{}")
-    with pytest.raises(ValueError, match="other holds another model: give a folder"):
+    with pytest.raises(ValueError, match="other holds another model: give an empty or new folder"):
         unpack(path, tmp_path / "other", progress=False)
 
 
