@@ -1,6 +1,6 @@
 """Check what this machine lacks to run FlowSpec, and print a line for each item: "ok: ..." or "missing: ...; do ...".
 
-Usage: python -m scripts.doctor [PRESET] [key=value ...]. The exit code is 0 if nothing that is needed is missing.
+Usage: python -m scripts.doctor [PRESET] [key=value ...]. The exit code is 0 if everything that is required is present.
 
 It looks at Python, torch with gloo, one small kernel on each device, an all-reduce in this process and between two,
 the network interface that ranks would use, disk, memory, and the packages; without torch also at what a first start
@@ -300,8 +300,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         say(str(error))
         return EXIT_WRONG
-    missing = f"{lacking} of the required things {'is' if lacking == 1 else 'are'} missing."
-    print(f"\n{missing if lacking else 'Nothing that is required is missing.'}")
+    missing = f"{lacking} required {'thing is' if lacking == 1 else 'things are'} missing."
+    print(f"\n{missing if lacking else 'Everything that is required is present.'}")
     return int(lacking > 0)
 
 

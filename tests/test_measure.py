@@ -59,7 +59,7 @@ def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["family=opt"], "the models of --family opt have no place in"),
+    (["family=opt"], "the models of --family opt do not belong in"),
     (["family=opt", "deep", "out=OUT"], "heads are made for llama only: leave out head and deep"),
     (["family=opt", "base", "out=OUT", "work=OUT"], "the step base needs"), (["nope"], "there is no step 'nope'")])
 def test_what_another_family_cannot_have_is_refused(words, message, tmp_path, capsys):
