@@ -112,7 +112,7 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
     stays = "; the split stays as it is" if config.model_dir or "stages" in raw_values(words) else ""
     rates = f"{ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar"
-    say(plain(f"pipeline_type=auto is {keys} ({rates}){stays}; {kept}"))
+    say(plain(f"pipeline_type=auto chose {keys} ({rates}){stays}; {kept}"))
     return with_chosen(words, choice["keys"])
 
 
@@ -210,7 +210,7 @@ def _stages(config: RunConfig) -> int:
         return max(1, len(stages) - 1)
     part = open_part(Path(config.model_dir), 0)
     if len(part.stages) == 1 or len(part.shares) > 1:
-        raise ValueError(f"{config.model_dir} is split as {part.form}, whose ranks share layers, and "
+        raise ValueError(f"{config.model_dir} is split as {part.form}, with ranks that share layers, and "
                          "pipeline_type=auto plans for pipelines: name the method")
     return len(part.stages) - 1
 

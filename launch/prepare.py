@@ -91,14 +91,14 @@ def _check_threads(asked: int) -> None:
 def _check_form(spec: RankSpec) -> None:
     """Raise ValueError for a split of another form, or for another number of ranks, than the configuration needs."""
     config, part = spec.config, spec.part
-    held, behind = f"{part.folder.parent} is split as {part.form}", len(part.stages) - 1
+    held, stages = f"{part.folder.parent} is split as {part.form}", len(part.stages) - 1
     again = "split the model again into another folder"
-    if config.unpiped and behind:
+    if config.unpiped and stages:
         raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: {again}, with --tp N and "
                          "without --stages")
-    if config.replicated and not behind:
+    if config.replicated and not stages:
         raise ValueError(f"{held}, so rank 0 holds the model and there is nothing to copy: {again}, with --stages 1")
-    if config.replicated and config.replica_stages not in (0, behind):
+    if config.replicated and config.replica_stages not in (0, stages):
         raise ValueError(f"{held}, not for copies of {config.replica_stages} stages: leave the stages out of "
                          f"replicas=, or {again}")
     piped = not (config.unpiped or config.replicated)

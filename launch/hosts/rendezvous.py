@@ -40,7 +40,7 @@ SEAT = 30  # seconds for an earlier run to end that has not yet noticed the loss
 LOOK = 0.2  # seconds between two checks of the store
 SOONER = 0.8  # share of the heartbeat's patience
 AT_ONCE = 5.0  # seconds for a lost board to return, before the first spare stands in; then for each further spare
-LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
+LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see its output there, or give more time "
         "with wait=")
 SILENT = "{} fell silent during the rendezvous: check its board and network, then start all again"
 
