@@ -110,7 +110,7 @@ def test_a_key_of_several_hosts_is_refused_where_all_ranks_are_here(key):
     ({"NODE_RANK": "x"}, "", "NODE_RANK=x is not possible"),
     ({"NODE_RANK": "2"}, "b0\nb1\n", "give a number from 0 to 1"),
     ({}, "203.0.113.1\n203.0.113.2\n", "no line of .* is this board, which has lo 127.0.0.1"),
-    ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in .* are all this machine: say which"),
+    ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in .* are all this machine: choose one"),
     ({"NODE_RANK": "1", "MASTER_ADDR": "a..b"}, "", "'a..b' is no name or address of a board"),
     ({"NODE_RANK": "\u00b2"}, "", "is not possible"),
 ])
