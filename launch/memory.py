@@ -214,7 +214,7 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bo
 
 
 def advice(specs: Sequence[RankSpec], left: int) -> str:
-    """Return what would fit into `left` bytes: fewer requests at once, a smaller max_length, or smaller weights."""
+    """Return what would fit into `left` bytes: fewer requests, a smaller max_length, smaller weights; else advice."""
     def fits(**change: object) -> bool:
         smaller = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
         return together(map(need, smaller)).total <= left

@@ -223,9 +223,9 @@ class Pipeline:
     def submit(self, prompt: Prompt, waits: bool = True, **options: Any) -> Generation:
         """Like `stream`, for an answer that begins at once, or as soon as there is a place for it.
 
-        Up to `max_requests` answers are generated at once. Reading one of them advances all of them; if it does not
-        wait (`waits`), its pieces are empty meanwhile, and `turn` advances all. The option `priority`, above 0 and 1 by
-        default, weights its guesses and decides which request begins first.
+        Up to `max_requests` answers are generated at once. Reading one of them advances all of them. Unless it
+        `waits`, its pieces are empty until tokens settle, and `turn` advances all. The option `priority`, above 0 and 1
+        by default, weights its guesses and decides which request begins first.
         """
         return self._generation(prompt, options, partial(self.decoder.submit, waits=waits))
 

@@ -3,8 +3,8 @@
 It knows nothing about models: `run.py` decides what a rank does, and `ranks.py` how ranks connect. They meet in a
 private folder and use its sockets, or loopback for process groups, so no other machine can reach anything.
 
-One process, the server, forks the ranks. It imports their modules once, and they share its memory. It computes nothing
-before, since the threads of libraries do not survive a fork. As a program, this module is the server: `python -m
+One process, the server, forks the ranks. It imports their modules once, and they share its memory. Before that it
+computes nothing, as threads of libraries do not survive a fork. As a program, this module is the server: `python -m
 launch.processes SOCKET RANKS RETURNING MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it
 reports `forked RANK PID` and `ended RANK CODE`. If one of the RETURNING ranks is killed, the server reports `died RANK
 CODE` and forks it again; it kills such a rank if rank 0 has found it hung. An order over the socket ends all ranks.
@@ -126,7 +126,7 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
     environment["WORLD_SIZE"] = str(world)
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # FlowSpec itself reports a broken connection
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave their core to another rank …
-    environment.setdefault("GOMP_SPINCOUNT", "10000")  # … but not between two products, which take less time than that
+    environment.setdefault("GOMP_SPINCOUNT", "10000")  # … but not between two products: to wake them takes longer
     environment.pop(INTERFACE, None)  # it may lead to other machines
     keep_on_loopback(environment)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

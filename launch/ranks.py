@@ -106,7 +106,7 @@ class Member:
         self._prepared, self._rank = prepared, rank
         self._prints = several_hosts
         self._patience = 2 * GRACE if several_hosts else GRACE / 3  # seconds for the main thread to find a loss itself
-        self._linger = 0 if rank or not several_hosts else GRACE  # seconds to read the reason in rank 0's store
+        self._linger = 0 if rank or not several_hosts else GRACE  # seconds for others to read the reason
         self._recovers = prepared.recovers  # whether all ranks connect again after a loss
 
     def connect(self, meeting: Meeting, lost: Callable[[str], None]) -> Rank:

@@ -104,7 +104,7 @@ class RankSpec:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank's stage reports features: if it adds any, unless the segment itself is as early."""
+        """Whether this rank's stage reports features: if it adds any; after the last layer the segment is as early."""
         part = self.part
         return self.partial and bool(part.own_inner) and not part.member and part.layers[1] < self.sizes.layers
 

@@ -22,7 +22,7 @@ from model.text import Text, TokenTexts
 from pipeline.trace import CLOCK, OFF, REAL, Clock, NoTrace, Trace, merge, read
 
 PINGS = 8
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same wherever the monotonic clock is, also in containers
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all that share a monotonic clock, even containers
 
 
 def open_trace(config: RunConfig, rank: int, clock: Clock = REAL) -> NoTrace:

@@ -28,7 +28,7 @@ from tp.links import Leading, Placement
 
 # A pipeline may wait for its next request without limit; the heartbeat finds dead peers.
 IDLE = timedelta(days=30)
-Connect = Callable[[Peers, int], Any]  # returns the link to peers; the number is the rank of a small model at one end
+Connect = Callable[[Peers, int], Any]  # the link to peers; the number is the rank of a small model, if one is at an end
 
 
 @dataclass(frozen=True)

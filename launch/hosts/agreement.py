@@ -147,7 +147,7 @@ def _kind(key: str) -> tuple[dict[str, str], Clean]:
 
 
 def owner_of(key: str) -> int | None:
-    """Return the only rank that may write an entry of this name; None if that is the first to write it."""
+    """Return the only rank that may write an entry of this name; None if any may, and the first one then owns it."""
     names, _ = _kind(key)
     if "root" in names:
         return 0

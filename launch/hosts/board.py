@@ -193,7 +193,7 @@ def is_address(text: str) -> bool:
 
 
 def is_one_rank(hosts: str) -> bool:
-    """Whether this process is only one of several ranks: by its launcher, or as a board of several hosts."""
+    """Whether this process is one rank of several: RANK is set, or it is a board of a run over several hosts."""
     return "RANK" in os.environ or bool(hosts or os.environ.get(BOARD))
 
 
