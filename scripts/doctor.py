@@ -300,7 +300,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         say(str(error))
         return EXIT_WRONG
-    missing = f"{lacking} required {'thing is' if lacking == 1 else 'things are'} missing."
+    missing = f"{lacking} of the required things {'is' if lacking == 1 else 'are'} missing."
     print(f"\n{missing if lacking else 'Everything that is required is present.'}")
     return int(lacking > 0)
 

@@ -55,8 +55,8 @@ def test_the_help_tells_what_is_looked_at(capsys):
 @pytest.mark.parametrize(("findings", "code", "end"), [
     ([doctor.Finding("a")], 0, "Everything that is required is present."),
     ([doctor.Finding("a"), doctor.Finding("b", "this", needed=False)], 0, "Everything that is required is present."),
-    ([doctor.Finding("a", "this"), doctor.Finding("b")], 1, "1 required thing is missing."),
-    ([doctor.Finding("a", "this"), doctor.Finding("b", "that")], 1, "2 required things are missing."),
+    ([doctor.Finding("a", "this"), doctor.Finding("b")], 1, "1 of the required things is missing."),
+    ([doctor.Finding("a", "this"), doctor.Finding("b", "that")], 1, "2 of the required things are missing."),
 ])
 def test_the_exit_code_counts_only_what_is_needed(monkeypatch, capsys, findings, code, end):
     monkeypatch.setattr(doctor, "examine", lambda words: iter(findings))
@@ -256,7 +256,7 @@ def test_a_head_is_judged_by_the_first_tokens_of_a_text(capsys, stranger, monkey
     assert doctor.main(["toy", "threads_per_rank=1", f"eagle_dir={stranger}"]) == 1
     found = capsys.readouterr()
     assert re.match(r"missing: the draft head in \S+ foresaw [0-3] of the first 32 tokens: it was probably made for "
-                    r"another model or another template; do take the head of this model, or add draft=suffix\n\n1 r",
+                    r"another model or another template; do take the head of this model, or add draft=suffix\n\n1 of",
                     found.out)
     assert "foresaw" not in found.err
 
