@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Starts the one rank of this board of a pipeline over several hosts: bash run_jetson.sh [PRESET] [key=value ...], or --help.
+# Starts this board's rank of a pipeline over several hosts: bash run_jetson.sh [PRESET] [key=value ...], or --help.
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}" GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-10000}"  # as in scripts/env.sh
 export FLOWSPEC_BOARD=1 FLOWSPEC_COMMAND="${FLOWSPEC_COMMAND:-bash run_jetson.sh}"
 
-teach() {
+show_usage() {
     cat <<END
 Type the same command on each board, in any order. Each starts its own rank and waits for the others.
 
@@ -18,15 +18,15 @@ A hosts file has one line for the board of each rank, rank 0 first; a board find
   192.168.1.11  user=nvidia  folder=flowspec  interface=eth0
 
 user and folder, the repository on the board, are for scripts/push.sh. A line with "spare" (or "spare=2,3", for these
-ranks) is a board that waits for another one to be lost, and then takes its place. Without a hosts file, or beside it:
+ranks) is a board that waits for another one to be lost, and then takes its place. Instead of a hosts file, or with it:
 
-  NODE_RANK            this board's rank, from 0 (hosts file: the line that has an address of this board)
-  MASTER_ADDR          address of rank 0's board, also master=HOST (hosts file: the first line)
-  MASTER_PORT          its port, also master=:PORT (29500)
-  GLOO_SOCKET_IFNAME   the network interface to the other boards (the one that leads to rank 0's board)
-  PYTHON               a Python with torch (board/bin/python, else python3, else .venv/bin/python)
+  NODE_RANK            this board's rank, from 0 (default: the line of the hosts file that has an address of this board)
+  MASTER_ADDR          address of rank 0's board, also master=HOST (default: the first line of the hosts file)
+  MASTER_PORT          its port, also master=:PORT (default: 29500)
+  GLOO_SOCKET_IFNAME   the network interface to the other boards (default: the one that leads to rank 0's board)
+  PYTHON               a Python with torch (default: board/bin/python, else python3, else .venv/bin/python)
 
-A board needs only its own folder of the split model: model_dir=FOLDER has stage_RANK in it. Step by step: docs/jetson.md.
+A board needs only its own folder of the split model: model_dir=FOLDER holds stage_RANK. Step by step: docs/jetson.md.
 
 END
 }
@@ -35,7 +35,7 @@ has_torch() {
     "$1" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null
 }
 
-# The board's own Python with NVIDIA's torch; nothing is installed here, for pip would put PyPI's torch in its place.
+# Finds the board's own Python with NVIDIA's torch. Nothing is installed, since pip would replace that by PyPI's torch.
 find_python() {
     local name
     if [ -n "${PYTHON:-}" ]; then
@@ -51,6 +51,6 @@ find_python() {
     return 1
 }
 
-case " $* " in *" --help "* | *" -h "* | *" help "*) teach ;; esac
+case " $* " in *" --help "* | *" -h "* | *" help "*) show_usage ;; esac
 PY="$(find_python)"
 exec "$PY" -m "${FLOWSPEC_MODULE:-scripts.generate}" "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Answers a question with a model that is split over a pipeline: bash run_pipe.sh [PRESET] [key=value ...], or --help.
+# Answers a prompt with a model that is split over a pipeline: bash run_pipe.sh [PRESET] [key=value ...], or --help.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/env.sh"
 make_env

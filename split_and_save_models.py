@@ -1,6 +1,6 @@
 """Split a Hugging Face model into one folder for each rank, tensor by tensor, so that a rank reads its own folder only.
 
-This is the command; what it does is in launch/split/.
+This is the command; the work is done in launch/split/.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ example:
   folders are kept.
 
   --tp shares layers (tensor parallel): without --stages all ranks, rank 0 included, hold a share of every layer; with
-  it, that many ranks hold a stage together, and follow one another: stage_1 and stage_2 the first stage, and so on.
+  --stages, N consecutive ranks share each stage: with N=2, stage_1 and stage_2 the first stage, and so on.
 """
 
 
@@ -51,19 +51,19 @@ def report(parts: list[Part]) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What was typed; a mistake ends the program with the usage."""
+    """Parse the command line; a mistake ends the program with the usage."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=EXAMPLE,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form; or "
                         "a GGUF file, which is first unpacked to OUT_DIR/whole")
     parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the folders stage_0, stage_1, ... go")
     parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
-                        "a number of stages: equal shares, larger ones last; or auto:4: 4 stages with bytes alike")
-    parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of that model (safetensors or .bin)")
+                        "a number of stages: equal shares, larger ones last; or auto:4: 4 stages of about equal size")
+    parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of the model (safetensors or .bin)")
     parser.add_argument("--quant", choices=("none", *KINDS), default="none", help="quantize the layers' weights: "
-                        "smaller folders, less exact text; LM head and draft head stay as they are")
+                        "smaller folders, less exact text; LM head and draft head are not quantized")
     parser.add_argument("--tp", metavar="N", default="0", help="ranks that share each layer; or their speeds, as "
-                        "2,1,1,1, if not all alike; see below")
+                        "2,1,1,1, if they differ; see below")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
     args = parser.parse_args(argv)
     layout_known = args.stages or args.tp != "0"
@@ -73,7 +73,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def write(args: argparse.Namespace) -> list[Part]:
-    """Split the model as it was typed; raises ValueError for what cannot work."""
+    """Split the model as the arguments specify; raises ValueError for what cannot work."""
     try:
         keys = RunConfig("ar" if args.stages else "tp", tp=args.tp)
     except ValueError as problem:
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return ended_by(error)
     except KeyboardInterrupt:
-        say("stopped; type the same command again to go on", "\n")
+        say("stopped; type the same command again to continue", "\n")
         return EXIT_INTERRUPTED
     return 0
 

@@ -1,2 +1,2 @@
-"""From a configuration to a live pipeline: what a start needs, the ranks of one machine or of several hosts."""
+"""Start a pipeline from a configuration: checks before the start, and the ranks of one machine or of several hosts."""
 from __future__ import annotations

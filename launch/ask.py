@@ -1,4 +1,4 @@
-"""Ask a model that is split over a pipeline: the answer is printed as it settles, then what it cost.
+"""Answer prompts with a model that is split over a pipeline: print each answer as it settles, then a table of its cost.
 
 Usage: bash run_pipe.sh [PRESET] [key=value ...]; --help shows all keys.
 """
@@ -25,31 +25,31 @@ from pipeline.decode import Answer, Coroutine, by_position, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
            "tokens_per_second", "target_passes", "segments", "mean_accepted_length",
-           "acceptance_by_position", "plain_tokens")  # of an answer, that are kept
-POSITIONS = 8  # behind the first token of a target pass, whose acceptance is shown
-Bar = Any  # of tqdm
-Place = Tuple[int, int]  # of an answer: the number of its question, and its turn
-Done = Tuple[Place, Answer, Dict[str, Any]]  # an answer, and what `output` keeps of it
+           "acceptance_by_position", "plain_tokens")  # of an answer, stored in `output`
+POSITIONS = 8  # after the first token of a target pass: those for which the acceptance rate is printed
+Bar = Any  # a progress bar of tqdm
+Place = Tuple[int, int]  # of an answer: the index of its question, and its turn
+Done = Tuple[Place, Answer, Dict[str, Any]]  # an answer with its place, and its entry in `output`
 
 
 def warn_if_full(pipeline: Pipeline, got: Answer) -> None:
-    """Say so if the context ended an answer, with the remedy."""
+    """Print a warning, with the remedy, if a full context ended an answer."""
     if got.finish_reason == "context":
         size, asked = pipeline.decoder.max_length, pipeline.config.max_length
-        more = "raise max_length" if size == asked else "the model has no more positions"
+        more = "raise max_length or" if size == asked else "the model has no more positions, so"
         say(f"the answer ends after {got.new_tokens} of max_new_tokens={pipeline.config.max_new_tokens}, since the "
-            f"context of {size} tokens is full: {more}, or shorten the prompt", "\n")
+            f"context of {size} tokens is full: {more} shorten the prompt", "\n")
 
 
 def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, Any]:
-    """What `output` keeps of an answer: times in seconds, rates in tokens per second with the prefill included."""
+    """Return the entry of an answer in `output`: times in seconds; rates in tokens per second, prefill included."""
     figures = {name: getattr(generation.answer, name) for name in FIGURES}
     return {"prompt": prompt, "text": generation.text, **figures, "ttft_seconds": generation.answer.prefill_seconds,
             "config": asdict(config)}
 
 
 def table(answers: list[Answer], whole: float | None = None) -> str:
-    """The table at the end, over all of these answers; `whole` are the seconds of all, if several were at once."""
+    """Return the table over all answers; `whole` is their elapsed seconds, if several requests ran at once."""
     tokens = sum(answer.new_tokens for answer in answers)
     passes = sum(answer.target_passes for answer in answers)
     prefill = sum(answer.prefill_seconds for answer in answers)
@@ -78,17 +78,17 @@ def table(answers: list[Answer], whole: float | None = None) -> str:
 
 
 def save(path: str, data: Any) -> None:
-    """Write JSON whole or not at all. Raises ValueError if it cannot be, and prints it, so that no answer is lost."""
+    """Write JSON atomically. If that fails, print the JSON, so that no answer is lost, and raise ValueError."""
     content = json.dumps(data, indent=1, ensure_ascii=False)
     try:
-        write(path, content, "what it should hold stands above; choose another output=")
+        write(path, content, "its content is printed above; choose another output=")
     except ValueError:
         print(f"\n{content}", flush=True)
         raise
 
 
 def ask_one(pipeline: Pipeline) -> None:
-    """Answer `prompt`, and show the text while it comes."""
+    """Answer `prompt`, and print the text as it settles."""
     config = pipeline.config
     if pipeline.text:
         prompt = harmless(config.prompt)
@@ -106,9 +106,9 @@ def ask_one(pipeline: Pipeline) -> None:
 
 
 def ask_many(pipeline: Pipeline) -> None:
-    """Answer a file of questions, turn by turn; `output` is written after each answer, or once if it is a stream.
+    """Answer a file of questions, turn by turn. Write `output` after each answer, or at the end if it is a stream.
 
-    As many questions as `max_requests` says are under way at once. Answers are kept in the order of the questions.
+    Up to `max_requests` questions are in progress at once. Answers are stored in the order of the questions.
     """
     config = pipeline.config
     asked = read(config.question_file, *config.span)
@@ -142,7 +142,7 @@ def ask_many(pipeline: Pipeline) -> None:
 
 
 def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Coroutine[Done]:
-    """Answer a question turn by turn, each after the turns before; a line of progress is borrowed from `bars`."""
+    """Answer the turns of a question in order, each after all earlier ones; borrow a progress bar from `bars`."""
     talk: list[str] = []
     bar = bars.pop()
     try:
@@ -164,7 +164,7 @@ def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) 
 
 
 def main(pipeline: Pipeline) -> None:
-    """On rank 0: answer what the configuration asks."""
+    """Answer the prompt or the questions of the configuration; runs on rank 0."""
     positions, asked = pipeline.decoder.max_length, pipeline.config.max_length
     if positions < asked != RunConfig.max_length:
         say(f"max_length={asked} is more than the {positions} positions of the model, which prompt and answer share")

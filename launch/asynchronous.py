@@ -1,6 +1,6 @@
-"""A pipeline that one thread turns: others hand it jobs, and hear what comes of them, so that many may ask at once.
+"""A pipeline that one thread drives: other threads submit jobs and receive their events, so requests can overlap.
 
-What is reported to a listener is queued at its own end, so a slow reader stalls nobody.
+Events are queued at the receiver's end, so a slow reader stalls nobody.
 """
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from launch.pipeline import Generation, Pipeline, Prompt
 from model.text import MessageDict, check_messages
 from pipeline.failure import PeerLost, guarded
 
-POLL_SECONDS = 0.25  # seconds between two looks at a pipeline that has nothing to do
+POLL_SECONDS = 0.25  # seconds between two checks of an idle pipeline
 Result = TypeVar("Result")
 
 
 class Job:
-    """A prompt with its options, and who hears of the answer: of pieces of its text, and at last what it ended with."""
+    """A prompt with its options, and the receiver of its events: pieces of text, and at last how the answer ended."""
 
     report: Callable[[Any], None]  # called on the pipeline's thread
-    generation: Generation | None = None  # since it has begun
+    generation: Generation | None = None  # set when the job begins
     over = False
 
     def __init__(self, prompt: Prompt, options: Mapping[str, Any]) -> None:
         self.prompt, self.options = prompt, options
 
     def begin(self, pipeline: Pipeline) -> Generation:
-        """Let the answer begin; raises ValueError for what cannot be asked."""
+        """Begin the answer; raises ValueError for an invalid request."""
         return pipeline.submit(self.prompt, **self.options)
 
     def events(self, text: str) -> Iterable[Any]:
-        """What is reported when the answer goes on with this text, which may be empty."""
+        """Return the events for the next text of the answer, which may be empty."""
         return filter(None, [text])
 
 
 class RequestLoop:
-    """The jobs of a pipeline, which belongs to the thread that calls `work`.
+    """The jobs of a pipeline. The pipeline belongs to the thread that calls `work`.
 
-    A job ends with its generation, or with an error: ValueError for what cannot be asked, PeerLost if a rank is lost.
+    A job ends with its generation, or with an error: ValueError for an invalid request, PeerLost if a rank is lost.
     """
 
     def __init__(self) -> None:
-        self.jobs: set[Any] = set()  # that are not over, under way or waiting
-        self.ended: BaseException | None = None  # why nothing can be asked any more
+        self.jobs: set[Any] = set()  # the unfinished ones, running or waiting
+        self.ended: BaseException | None = None  # why no further request is accepted
         self._inbox: SimpleQueue[Callable[[Pipeline], None]] = SimpleQueue()
-        self._questions: set[Future[Any]] = set()  # that have no answer yet
+        self._calls: set[Future[Any]] = set()  # pending results of `call`
         self._running: list[Any] = []
         self._counting = threading.Lock()
         self._stopping = False
 
-    # --- asked by other threads ---------------------------------------------------------------------------------------
+    # --- called by other threads --------------------------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[Any]) -> None:
-        """Take in jobs, all of them or none; raises what `check` raises."""
+        """Add jobs, all of them or none; raises what `check` raises."""
         with self._counting:
             self.check(len(jobs))
             self.jobs.update(jobs)
@@ -66,52 +66,52 @@ class RequestLoop:
             self._inbox.put(partial(self._take_in, job))
 
     def check(self, more: int) -> None:
-        """Raise an error if so many more jobs cannot be taken in."""
+        """Raise an error if `more` further jobs cannot be accepted."""
         if self.ended is not None:
             raise self.ended
 
     def cancel(self, jobs: Sequence[Any]) -> None:
-        """Give answers up that nobody reads any more; those that are over stay as they are."""
+        """Cancel jobs that nobody reads any more; finished jobs stay as they are."""
         for job in jobs:
             if not job.over:
                 self._inbox.put(partial(self._give_up, job))
 
     def call(self, function: Callable[[Pipeline], Result]) -> Future[Result]:
-        """What a function says of the pipeline, between two of its turns; the function must not take long.
+        """Call a function with the pipeline between two of its turns, and return the future result; it must be quick.
 
-        Raises what `check` raises; so does the future, if no turn comes any more.
+        Raises what `check` raises. If the loop ends first, the future raises the error that ended it.
         """
-        said: Future[Result] = Future()
+        result: Future[Result] = Future()
 
         def work(pipeline: Pipeline) -> None:
-            if not said.set_running_or_notify_cancel():
+            if not result.set_running_or_notify_cancel():
                 return  # nobody waits for it any more
             try:
-                said.set_result(function(pipeline))
+                result.set_result(function(pipeline))
             except Exception as error:
-                said.set_exception(error)
-                if isinstance(error, PeerLost):  # else it is that of this question alone
+                result.set_exception(error)
+                if isinstance(error, PeerLost):  # any other error concerns this call only
                     raise
 
         with self._counting:
             self.check(0)
-            self._questions.add(said)
-        said.add_done_callback(self._questions.discard)
+            self._calls.add(result)
+        result.add_done_callback(self._calls.discard)
         self._inbox.put(work)
-        return said
+        return result
 
     def stop(self) -> None:
-        """Let `work` return."""
+        """Make `work` return."""
         self._stopping = True
         self._inbox.put(lambda pipeline: None)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def work(self, pipeline: Pipeline) -> None:
-        """Let all jobs go on until `stop`; raises PeerLost. What is under way then is taken back from the stages."""
+        """Advance all jobs until `stop`; raises PeerLost. Jobs that still run then are cancelled."""
         try:
             while not self._stopping:
-                self._hear(pipeline)
+                self._receive(pipeline)
                 self._admit(pipeline)
                 if self._running:
                     pipeline.turn()
@@ -125,18 +125,18 @@ class RequestLoop:
                     job.generation.close()
 
     def drop(self, end: Any) -> None:
-        """End all jobs and questions with the same words, since nobody will answer them, nor later ones."""
+        """End all jobs and calls with this error, and reject later ones with it."""
         with self._counting:
             self.ended = end
-            jobs, questions = list(self.jobs), list(self._questions)
-        for question in questions:
-            if question.set_running_or_notify_cancel():
-                question.set_exception(end)
+            jobs, calls = list(self.jobs), list(self._calls)
+        for result in calls:
+            if result.set_running_or_notify_cancel():
+                result.set_exception(end)
         for job in jobs:
             self._end(job, end)
 
-    def _hear(self, pipeline: Pipeline) -> None:
-        """Do what other threads asked for; wait for that a little, if there is nothing else to do."""
+    def _receive(self, pipeline: Pipeline) -> None:
+        """Execute the requests of other threads; wait briefly for one if no job is running."""
         with suppress(Empty):
             if not self._running:
                 self._inbox.get(timeout=POLL_SECONDS)(pipeline)
@@ -144,7 +144,7 @@ class RequestLoop:
                 self._inbox.get_nowait()(pipeline)
 
     def _take_in(self, job: Any, pipeline: Pipeline) -> None:
-        """Let a job begin, which waits in the pipeline if there is no place for it."""
+        """Begin a job; it waits in the pipeline if no place is free."""
         if job.over:
             return
         try:
@@ -157,7 +157,7 @@ class RequestLoop:
             self._running.append(job)
 
     def _admit(self, pipeline: Pipeline) -> None:
-        """Let those begin that were taken in and wait; here none do."""
+        """Begin jobs that wait to be admitted; in this class none do."""
 
     def _give_up(self, job: Any, pipeline: Pipeline) -> None:
         self._end(job, None)
@@ -179,7 +179,7 @@ class RequestLoop:
             job.generation.close()
 
     def _end(self, job: Any, end: Any) -> None:
-        """A job is over, and its place free: once, no matter who ends it first."""
+        """Mark a job as finished and free its place; only the first call for a job has an effect."""
         with self._counting:
             over, job.over = job.over, True
             self.jobs.discard(job)
@@ -196,7 +196,7 @@ class RequestLoop:
 # --- for asyncio ------------------------------------------------------------------------------------------------------
 
 class Reports:
-    """What jobs of an event loop of asyncio report, begun with this; close it to give up what nobody reads any more."""
+    """The events of jobs, for an event loop of asyncio. The constructor submits the jobs, `close` cancels them."""
 
     def __init__(self, loop: RequestLoop, jobs: Sequence[Any]) -> None:
         self._requests, self.jobs = loop, jobs
@@ -211,37 +211,37 @@ class Reports:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
 
     async def next(self) -> tuple[int, Any]:
-        """A job's number, and its next event; raises the error that has ended one."""
+        """Return the index of a job and its next event; raises the error that ended a job."""
         number, event = await self._events.get()
         if isinstance(event, BaseException):
             raise event
         return number, event
 
     def close(self) -> None:
-        """Give up what has not ended."""
+        """Cancel the unfinished jobs."""
         self._requests.cancel(self.jobs)
 
 
 class AsyncPipeline:
-    """`Pipeline` for asyncio, with the same verbs.
+    """`Pipeline` for asyncio, with the same methods.
 
         async with AsyncPipeline.open("smollm2", max_requests=4) as pipeline:
             async for piece in pipeline.stream("What does a baker do?"):
                 print(piece, end="", flush=True)
 
-    As many answers are made at once as `max_requests` says; others wait for their places. A task that is cancelled, or
-    a stream that is closed, gives its answer up: no stage computes for it any more. What cannot be asked raises
-    ValueError; once a rank is lost, all that is asked and was asked ends with PeerLost.
+    Up to `max_requests` answers are generated at once; further requests wait. Cancelling a task or closing a stream
+    cancels its answer: no stage computes for it any more. An invalid request raises ValueError. Once a rank is lost for
+    good, all pending and later requests raise PeerLost.
     """
 
     def __init__(self, opened: Callable[[], Pipeline]) -> None:
         self._opened = opened
         self._requests = RequestLoop()
-        self._requests.ended = RuntimeError("the pipeline is not open: ask inside its async with")
+        self._requests.ended = RuntimeError("the pipeline is not open: send requests inside its async with")
 
     @staticmethod
     def open(preset: str = "", **options: Any) -> AsyncPipeline:
-        """A pipeline that `async with` opens, and closes; the options are those of `Pipeline.open`, which may raise."""
+        """Return a pipeline that `async with` opens and closes; options and errors are those of `Pipeline.open`."""
         return AsyncPipeline(partial(Pipeline.open, preset, **options))
 
     async def __aenter__(self) -> AsyncPipeline:
@@ -263,7 +263,7 @@ class AsyncPipeline:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def stream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[str, None]:
-        """The pieces of an answer as they settle, with options as for `Pipeline.generate`."""
+        """Yield the pieces of an answer as they settle; options as for `Pipeline.generate`."""
         events = self._events(prompt, options)
         try:
             async for event in events:
@@ -273,19 +273,19 @@ class AsyncPipeline:
             await events.aclose()
 
     async def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """A whole answer, as `Pipeline.generate` gives it."""
+        """Return a complete answer, as `Pipeline.generate` does."""
         events = [event async for event in self._events(prompt, options)]
         whole = events[-1]
-        assert isinstance(whole, Generation), "an answer has ended without its end"
+        assert isinstance(whole, Generation), "an answer ended without its last event"
         return whole
 
     async def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
-        """The assistant's whole answer to messages, as `Pipeline.chat` gives it."""
+        """Return the assistant's complete answer to messages, as `Pipeline.chat` does."""
         check_messages(messages)
         return await self.generate(messages, **options)
 
     async def _events(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """The events of a job, up to its end, which is a generation."""
+        """Yield the events of a job; the last one is its generation."""
         with closing(Reports(self._requests, [Job(prompt, options)])) as reports:
             event: Any = None
             while not isinstance(event, Generation):
@@ -299,6 +299,6 @@ class AsyncPipeline:
             try:
                 self._requests.work(pipeline)
             except PeerLost as error:
-                self._requests.drop(error)  # before the pipeline is closed, which may last
+                self._requests.drop(error)  # before the pipeline is closed, which may take time
                 raise
-        self._requests.drop(RuntimeError("the pipeline is closed: ask inside its async with"))
+        self._requests.drop(RuntimeError("the pipeline is closed: send requests inside its async with"))

@@ -1,8 +1,8 @@
-"""`pipeline_type=auto`: a plan chooses the method at the first start, and later starts remember.
+"""`pipeline_type=auto`: a plan chooses the method at the first start, and later starts use its choice again.
 
 A plan measures this machine, or takes the given profile, in a process of its own (`eval/plan/command.py`). Its choice
-is kept in the user's cache, under a name made of all that it depends on: model, drafts, split, machine or profile, and
-the code.
+is stored in the user's cache, under a hash of everything that it depends on: model, drafts, split, machine or profile,
+and the code.
 """
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from model.weights.unfold import Unfolded
 from pipeline.failure import PeerLost
 
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "init_topk_pipedec", "expansion")
-LEFT = ("tp", "replicas", *SIZES)  # to the plan, and not to be typed
+LEFT = ("tp", "replicas", *SIZES)  # keys that only the plan may choose
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
-UNPLANNED = ("ssm_ranks=true", *(f"verify={rule}" for rule in DRAWN))  # of few methods, which no plan chooses
-# What no choice depends on: what is asked, where an answer goes, and who waits how long.
+UNPLANNED = ("ssm_ranks=true", *(f"verify={rule}" for rule in DRAWN))  # keys of a few methods that no plan chooses
+# Keys on which no choice depends: the requests, the outputs and the waiting times.
 APART = frozenset({
     "prompt", "prompt_ids", "question_file", "questions", "seed", "verify", "max_new_tokens",
     "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait", "master", "hosts", "time", "trace",
     "output", "debug", "answers"})
 KEPT = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
-RECORD = {"questions": "1", "max_new_tokens": "32"}  # of each data set, and tokens of an answer
-CHECK = 3  # of the best candidates, those that answer on this machine
+RECORD = {"questions": "1", "max_new_tokens": "32"}  # questions of each data set, and tokens of an answer
+CHECK = 3  # the number of best candidates that are tried on this machine
 PLAN = "scripts.plan"  # the command that makes plans
-OURS = "flowspec: "  # begins a sentence of it
-STAGES = "4"  # if nothing says how many
+OURS = "flowspec: "  # the beginning of a message of that command
+STAGES = "4"  # the default
 
 
 def _is_choice(keys: Any) -> bool:
-    """Whether this is a method by its name, with other keys that a plan chooses."""
+    """Whether these keys name a method, and have only values that a plan chooses."""
     return fits(keys, {str}) and keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
 
 
@@ -69,7 +69,7 @@ Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a
 
 
 def checked(argv: Words) -> list[str]:
-    """The words that a plan does not read in a way of its own; raises ValueError for what cannot be planned for."""
+    """Return the words without method and draft, which a plan reads itself; ValueError if no plan is possible."""
     raw = raw_values(argv)
     if is_one_rank(raw.get("hosts", "")):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
@@ -78,23 +78,23 @@ def checked(argv: Words) -> list[str]:
         if key in LEFT or f"{key}={value}" in UNPLANNED:
             raise ValueError(f"{key}={value} is left to pipeline_type=auto: leave it out, or name the method")
     if "answers" in raw:
-        raise ValueError("answers=FILE is for drafts with suffix, which pipeline_type=auto may not choose: name method "
-                         "and draft")
+        raise ValueError("answers=FILE is for drafts with suffix, and pipeline_type=auto may choose another: name "
+                         "method and draft")
     own = ("pipeline_type", "draft", "draft_dir", "ssm")
     return [word for word in argv if word.partition("=")[0] not in own]
 
 
 def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
-    """The words of a run with the method that a plan has chosen; `config` has all keys that no plan chooses.
+    """Return the words of a run with the method that a plan chose; `config` has all keys that no plan chooses.
 
-    What is chosen, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
+    The choice and its reason are printed on stderr. Raises ValueError, with the fix, if no plan is possible.
     """
     if missing := absent(config):
         raise ValueError(missing)
     asked = question(words, config, _stages(config))
     path = _place(asked, words, config)
     with ExitStack() as alone:
-        with suppress(OSError):  # where its folder takes no lock, nothing is waited for
+        with suppress(OSError):  # if its folder cannot be locked, do not wait
             _lock(alone.enter_context(open_lock(f"{path}.lock")))
         choice = _remembered(path, words, kind)
         if choice is None:
@@ -112,14 +112,14 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
     stays = "; the split stays as it is" if config.model_dir or "stages" in raw_values(words) else ""
     rates = f"{ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar"
-    say(plain(f"pipeline_type=auto is {keys} ({rates}){stays}; {kept}"))
+    say(plain(f"pipeline_type=auto chose {keys} ({rates}){stays}; {kept}"))
     return with_chosen(words, choice["keys"])
 
 
-# --- what is remembered -----------------------------------------------------------------------------------------------
+# --- the stored choice ------------------------------------------------------------------------------------------------
 
 def _place(asked: Words, argv: Words, config: RunConfig) -> Path:
-    """The file of a choice, named by all that the choice depends on, such as what the plan is asked."""
+    """Return the file of a choice, named by a hash of everything on which the choice depends."""
     raw = raw_values(argv)
     drafts = raw.get("draft_dir", ""), *(raw.get("ssm") or config.ssm).split(",")
     folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
@@ -131,20 +131,20 @@ def _place(asked: Words, argv: Words, config: RunConfig) -> Path:
 
 
 def cached(kind: str, about: Any) -> Path:
-    """The file of the user's cache for something that depends on this."""
+    """Return the file of this kind in the user's cache, named by a hash of what its content is about."""
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "flowspec" / f"{kind}-{digest}.json"
 
 
 def machine() -> list[str]:
-    """What times of this machine depend on."""
+    """Return the properties of this machine on which its times depend."""
     cores = len(os.sched_getaffinity(0))
     return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
 
 
 def _lock(file: BinaryIO) -> None:
-    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down."""
+    """Allow one start at a time to look for this choice and plan: two that measure at once slow each other down."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -153,8 +153,8 @@ def _lock(file: BinaryIO) -> None:
 
 
 def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
-    """The choice that a file holds; None if there is no such file, or if it holds none."""
-    if not os.path.exists(path):  # Path.exists raises where a folder may not be searched
+    """Return the choice that a file holds; None if the file is missing or holds none."""
+    if not os.path.exists(path):  # Path.exists raises if a folder may not be searched
         return None
     try:
         choice: Choice = whole(path, "delete it")
@@ -170,30 +170,30 @@ def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 def question(argv: Words, config: RunConfig, boards: int) -> list[str]:
-    """The words of the plan: what was typed, as far as the choice depends on it.
+    """Return the words for the plan's command: the typed keys, as far as the choice depends on them.
 
-    `boards` is how many stages the run has if nothing is chosen.
+    `boards` is the number of stages that the run has without a choice.
     """
     raw = raw_values(argv)
-    said = {key: value for key, value in raw.items() if key in KEPT}
+    given = {key: value for key, value in raw.items() if key in KEPT}
     is_fixed = "stages" in raw or bool(config.model_dir)
-    said.update(RECORD, splits="given" if is_fixed else "first")
+    given.update(RECORD, splits="given" if is_fixed else "first")
     if "stages" in raw:
-        said["stages"] = raw["stages"]
+        given["stages"] = raw["stages"]
     if config.profile == "none":
-        said.update(measure="true", check=str(CHECK))
+        given.update(measure="true", check=str(CHECK))
     elif is_fixed or not is_file(config.profile):
-        said["boards"] = str(boards)
+        given["boards"] = str(boards)
     if "draft" in raw:
         named = (name for name, method in METHODS.items() if method.draft != "ssm")
-        said.update(drafts=raw["draft"], methods=",".join(named))
+        given.update(drafts=raw["draft"], methods=",".join(named))
     preset = preset_of(argv)
-    words = [f"{key}={value}" for key, value in said.items()]
+    words = [f"{key}={value}" for key, value in given.items()]
     return [preset, *words] if preset else words
 
 
 def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
-    """The words of a run with the chosen keys, and without folders of drafts that it does not read."""
+    """Return the words of a run with the chosen keys, and without the folders of unused drafts."""
     own = METHODS[chosen["pipeline_type"]].draft
     draft = own if own == "ssm" else chosen.get("draft", raw_values(argv).get("draft", ""))
     gone = {*chosen, *({MODEL_KEY, MODELS_KEY} - reads(draft))}
@@ -204,19 +204,19 @@ def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
 
 
 def _stages(config: RunConfig) -> int:
-    """How many stages the run has as it is."""
+    """Return the number of stages that the run has without a choice."""
     if not config.model_dir:
         stages = plan_stages(config.stages or STAGES, Unfolded(config.base_dir)) if config.base_dir else []
         return max(1, len(stages) - 1)
     part = open_part(Path(config.model_dir), 0)
     if len(part.stages) == 1 or len(part.shares) > 1:
-        raise ValueError(f"{config.model_dir} is split as {part.form}, whose ranks share layers, and "
+        raise ValueError(f"{config.model_dir} is split as {part.form}, with ranks that share layers, and "
                          "pipeline_type=auto plans for pipelines: name the method")
     return len(part.stages) - 1
 
 
 def _planned(words: Words) -> dict[str, Any]:
-    """What a plan chooses, made by a process of its own, whose progress is passed on."""
+    """Run a plan in a process of its own, pass on its progress, and return its choice."""
     with private_folder() as folder:
         path = Path(folder) / "chosen.json"
         command = [sys.executable, "-m", PLAN, *words, f"preset={path}"]
@@ -234,10 +234,10 @@ def _planned(words: Words) -> dict[str, Any]:
 
 
 def _followed(process: subprocess.Popen[bytes]) -> str:
-    """Pass on what a plan prints while it works; its sentence at the end, if it has one."""
+    """Pass on the output of a plan while it runs; return its last message, or an empty string."""
     assert process.stderr is not None
     sentence = ""
-    for line in io.TextIOWrapper(process.stderr, errors="replace", newline=""):  # a carriage return ends one, too
+    for line in io.TextIOWrapper(process.stderr, errors="replace", newline=""):  # a carriage return ends a line, too
         if line.startswith(OURS):
             sentence = line[len(OURS):].strip()
         else:

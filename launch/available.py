@@ -1,7 +1,7 @@
-"""The memory that a new process could have here: what the kernel says is free, less what the container's limit forbids.
+"""The memory that is available to a new process: what the kernel reports as free, within the container's limits.
 
-A limit is a control group's, of version 1 or 2; a group has the limits of those above it, too. Files that a group has
-read count as its own, but give way.
+Limits are those of control groups, version 1 or 2; those of a group's parents apply, too. Cached files count towards a
+group's usage, but can be reclaimed.
 """
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Iterator
 
 MEMINFO, OWN, GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 FILES = ("inactive_file", "active_file")
-# Where the groups of a version are, their files of the limit and of what is used, and what begins the name of a count
-# that has the groups below in it.
+# Of each version: the folder of the groups, the files with their limit and usage, and the prefix of the counters that
+# include child groups.
 SECOND = "", "memory.max", "memory.current", ""
 FIRST = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
 
 
 def available() -> int:
-    """Bytes of main memory that a new process could have; on boards CPU and GPU share them."""
+    """Return the bytes of main memory that are available to a new process; on boards CPU and GPU share them."""
     return max(0, min([_free(), *_left()]))
 
 
@@ -32,7 +32,7 @@ def _free() -> int:
 
 
 def _left() -> Iterator[int]:
-    """The bytes below the limit of each group that this process is in, its own and those above it."""
+    """Yield the bytes left below the limit of each group of this process: its own and all parents."""
     lines = OWN.read_text(encoding="utf-8").splitlines() if OWN.is_file() else []
     for line in lines:
         _, kinds, path = line.split(":", 2)
@@ -40,9 +40,9 @@ def _left() -> Iterator[int]:
             continue
         place, *files, prefix = FIRST if kinds else SECOND
         own = PurePosixPath(path.lstrip("/"))
-        for group in (own, *own.parents):  # a container may show only the last of them
+        for group in (own, *own.parents):  # a container may show only the root
             folder = GROUPS / place / group
-            with suppress(OSError, ValueError):  # there is no such group here, or its limit is "max"
+            with suppress(OSError, ValueError):  # the group is missing here, or its limit is "max"
                 limit, used = (int((folder / file).read_text(encoding="ascii")) for file in files)
                 stat = (folder / "memory.stat").read_text(encoding="ascii")
                 counts = dict(line.split() for line in stat.splitlines())

@@ -1,6 +1,6 @@
-"""What a rank is made of: from its specification to its stage, or to rank 0's ring, LM head, draft and decoders.
+"""Build the parts of a rank from its specification: its stage, or rank 0's ring, LM head, draft and decoders.
 
-It knows nothing about processes or rank numbers. A builder changes nothing but what it returns.
+It knows nothing about processes or rank numbers. Builders keep no state.
 """
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ from tp.layers import ShardedSlice, hollow
 from tp.shares import shares
 
 SPECIAL = ("bos_token_id", "eos_token_id")
-KEPT = 100_000  # tokens of earlier answers, whose automaton takes 31 MB
+KEPT = 100_000  # tokens of earlier answers; their automaton takes 31 MB
 LMHead = Callable[[Tensor], Tensor]
 
 
 def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> Stage:
-    """The stage of one rank: its layers, or its share of those of its `group`, and what makes its caches."""
+    """Build the stage of one rank: its layers, or its share of the layers of its `group`, and a factory of caches."""
     spec.prepare_torch()
     sizes = spec.sizes
     first, last = spec.part.layers
@@ -80,7 +80,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
 
 
 def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:
-    """The rank's layers with weights out of `source`; if `shared`, only this member's heads and columns of each."""
+    """Load the rank's layers with weights from `source`; if `shared`, only this member's heads and columns of each."""
     part, sizes = spec.part, spec.sizes
     if shared:
         share = shares(sizes, part.shares)[part.member]
@@ -105,7 +105,7 @@ def _warn_if_unfolded(spec: RankSpec, module: torch.nn.Module) -> None:
 
 
 def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
-    """How the ranks that share a stage add up their partial sums; in an emulated cluster it takes its time."""
+    """Build the sums of partial results of ranks that share a stage; an emulated cluster delays them."""
     comm = COMMS[spec.config.comm](group, spec.sizes.hidden)
     cluster = spec.config.cluster
     if cluster is None:
@@ -118,7 +118,7 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
 
 
 def build_lm_head(spec: RankSpec) -> Logits:
-    """The LM head, which rank 0 holds."""
+    """Build the LM head, which rank 0 holds."""
     spec.prepare_torch()
     lm_head = Logits(spec.sizes)
     fill(lm_head, {"product.weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
@@ -130,7 +130,7 @@ def build_lm_head(spec: RankSpec) -> Logits:
 
 
 def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoTrace, clock: Clock = REAL) -> Ring:
-    """The pipeline as rank 0 sees it, or copies of it; in an emulated cluster the verification takes its time."""
+    """Build the pipeline as rank 0 sees it, or copies of it; an emulated cluster delays the verification."""
     head = SlowHead(lm_head, Pace(spec.config.cluster, clock, trace)) if spec.config.cluster else lm_head
     stages = len(spec.part.stages)
     if spec.config.replicated:
@@ -140,7 +140,7 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
 
 
 def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: RemoteDraft | None = None) -> Draft:
-    """The draft that the configuration names, which may be `elsewhere`. It may share the target's LM head."""
+    """Build the configured draft, which may share the target's LM head; return `elsewhere` if other ranks draft."""
     if not spec.sources:
         return NoDraft()
     if elsewhere is not None and spec.sources == ("ssm",):
@@ -150,26 +150,26 @@ def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: RemoteDraft | None =
     policy = spec.config.growth_policy
     if policy in (*FIXED, "opt") and not all(network.by_level for network in networks):
         raise ValueError(f"policy={policy} grows trees level by level, and draft={spec.config.draft} does not: leave "
-                         "it out")
+                         "policy out")
     for number, network in enumerate(networks):
         network.number = number
     return Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
 
 
 def build_passes(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Passes:
-    """Who runs the networks of drafts; in an emulated cluster a pass takes its time."""
+    """Return the function that runs the networks of drafts; an emulated cluster delays each pass."""
     return SlowPasses(read_all, Pace(spec.config.cluster, clock, trace)) if spec.config.cluster else read_all
 
 
 def build_drafter(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Drafter:
-    """The small model of a rank of its own; in an emulated cluster its levels take their time."""
+    """Build the small model of a rank of its own; an emulated cluster delays its levels."""
     assert spec.drafter is not None, f"rank {spec.part.rank} holds no small model"
     spec.prepare_torch()
     return Drafter(_numbered(spec, spec.drafter), trace, build_passes(spec, trace, clock))
 
 
 def _suffix(spec: RankSpec) -> Suffix:
-    """The automaton over a request's text and, if a file for them is named, over earlier ones."""
+    """Build the automaton over a request's text and, if `answers` names a file, over earlier answers."""
     path, vocab = spec.config.answers, spec.sizes.vocab
     if not path:
         return Suffix()
@@ -177,13 +177,13 @@ def _suffix(spec: RankSpec) -> Suffix:
 
 
 def sampler_of(run: RunConfig) -> Sampler:
-    """What chooses the tokens of the target."""
+    """Return the sampler that chooses the target's tokens."""
     penalties = Penalties(run.biases, run.repetition_penalty, run.frequency_penalty, run.presence_penalty)
     return Sampler(run.temperature, run.top_p, run.top_k, run.seed, run.verify, run.min_p, penalties)
 
 
 def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, passes: Passes) -> Decoder:
-    """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
+    """Build the decoder of the configured method over this ring and draft, with trees as `tree` specifies."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
     limits = Limits(spec.context, spec.config.max_requests, spec.config.reuse)
@@ -191,7 +191,7 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
 
 
 def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
-    """The head that the specification names, or that in rank 0's folder; raises ValueError if there is none."""
+    """Load the draft head of the specification, or that in rank 0's folder; raises ValueError if there is none."""
     part = spec.part
     folder = Path(spec.head) if spec.head else part.eagle
     if folder is None:
@@ -217,28 +217,28 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
 
 
 def _draft_of(maker: str, kinds: Sequence[str], spec: RankSpec, lm_head: LMHead) -> list[TreeDraft]:
-    """The draft of the head, if it is of one of these kinds."""
+    """Return the draft of the head; raises ValueError unless it is of one of these kinds."""
     draft = _head_draft(spec, lm_head)
     if draft.source not in kinds:
-        raise ValueError(f"draft={spec.config.draft} wants a head of {maker}, and that of this model is none: take "
+        raise ValueError(f"draft={spec.config.draft} needs a head of {maker}, and this model has another kind: take "
                          f"draft={draft.source}, or {other_head(spec.config)}")
     return [draft]
 
 
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:
-    """The small model of this number, from 0, as a draft with draws of its own, called ssm1, ssm2 and so on."""
+    """Build the small model of this number, from 0: a draft with draws of its own, called ssm1, ssm2 and so on."""
     draft = _small_model(spec, spec.small_models[number], "ssm")
     draft.number, draft.source = number, f"ssm{number + 1}"
     return draft
 
 
 def _numbered_all(spec: RankSpec) -> list[ModelDraft]:
-    """The small models in their order."""
+    """Build all small models, in order."""
     return [_numbered(spec, number) for number in range(len(spec.small_models))]
 
 
 def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
-    """The small model in a folder that `key` may name; ValueError for one that does not fit, or is none."""
+    """Load the small model in a folder, given by the key `key`; raises ValueError if it is missing or does not fit."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give {key}=FOLDER, a small model in Hugging Face form")
     source = Unfolded(folder)
@@ -250,13 +250,13 @@ def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
 
 
 def _context(source: Checkpoint, spec: RankSpec) -> int:
-    """The positions of a draft model, for texts as long as the target's where it has no limit."""
+    """Return the positions of a draft model; if it has no limit of its own, those of the target."""
     sizes = read_sizes(source)
     return spec.sizes.context if sizes.family.rotary else sizes.context
 
 
 def _drafting(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
-    """A small model with its weights, as a draft."""
+    """Load a small model with its weights, as a draft."""
     whole = Whole(source, spec.dtype, spec.device, spec.draft_quant(), context)
     pack(whole.body)
     pack(whole.lm_head)
@@ -264,7 +264,7 @@ def _drafting(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
 
 
 def _model_draft(spec: RankSpec) -> Network:
-    """The small model that drafts alone. One with a tokenizer of its own guesses in the target's tokens."""
+    """Load a single small model as a draft. If its tokenizer differs, its guesses are retokenized for the target."""
     folder, target = spec.draft_folder, spec.part.folder
     if not (folder.is_dir() and _vocabulary(folder) and _vocabulary(target)):
         return _small_model(spec, folder, "draft_dir")
@@ -273,16 +273,16 @@ def _model_draft(spec: RankSpec) -> Network:
         _check_tokens(source, spec)
     except ValueError as error:
         difference = str(error).rpartition(": ")[0]
-        say(f"{difference}: what that model writes is decoded, and guessed in the tokens of the target")
+        say(f"{difference}: that model's guesses are decoded, and encoded again in the tokens of the target")
         context = _context(source, spec)
         return Retokenized(_drafting(source, spec, context), Text(folder), Text(target), context)
     return _small_model(spec, folder, "draft_dir")
 
 
 def _check_tokens(small: Checkpoint, spec: RankSpec) -> None:
-    """Refuse a small model whose tokens have other numbers than those of the model that rank 0 holds a part of.
+    """Raise ValueError if a small model numbers its tokens in another way than the target.
 
-    One that has no tokenizer beside it is believed.
+    A small model without tokenizer files is trusted.
     """
     target, vocab = spec.part, read_sizes(small).vocab
     if vocab != spec.sizes.vocab:

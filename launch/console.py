@@ -1,6 +1,6 @@
-"""What every command needs: a Python that has the packages, Ctrl-C, sentences on stderr, and exit codes.
+"""The common part of all commands: a Python that has the packages, Ctrl-C, messages on stderr, and exit codes.
 
-It imports nothing that takes long, and no package, so that a command obeys Ctrl-C from its first moment on.
+It imports no packages and nothing slow, so that a command handles Ctrl-C from its first moment on.
 """
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Any, Callable, NoReturn, Sequence
 
 from pipeline.failure import PeerLost, explain, foreseen
 
-EXIT_WRONG, EXIT_LOST = 2, 75  # exit codes: bad input, a peer is gone
-EXIT_STOPPED = 128  # ended by a signal, whose number is added
+EXIT_WRONG, EXIT_LOST = 2, 75  # exit codes: invalid input, a lost peer
+EXIT_STOPPED = 128  # ended by a signal: the signal's number is added
 EXIT_INTERRUPTED = EXIT_STOPPED + signal.SIGINT
-AT_ONCE = 1  # second in which to press Ctrl-C several times means no more than once
+AT_ONCE = 1  # second within which repeated Ctrl-C counts once
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("board/bin/python", ".venv/bin/python")
 NEEDED = ("torch", "numpy", "transformers", "safetensors", "sentencepiece", "fastchat", "jinja2", "tqdm")
-SERVED = ("fastapi", "httpx", "uvicorn", "pydantic", "prometheus_client")  # what the server needs beside them
+SERVED = ("fastapi", "httpx", "uvicorn", "pydantic", "prometheus_client")  # needed by the server in addition
 FREE = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no packages
-ENTERED = "FLOWSPEC_ENTERED"  # set for a command that was started again, which happens once only
+ENTERED = "FLOWSPEC_ENTERED"  # in the environment of a restarted command, which is restarted only once
 
 Words = Sequence[str]
 _pressed = -AT_ONCE * 1.0
@@ -35,13 +35,13 @@ _pressed = -AT_ONCE * 1.0
 # --- the end of a command ---------------------------------------------------------------------------------------------
 
 def say(sentence: str, before: str = "") -> None:
-    """Print a sentence on stderr, as long as somebody reads there; `before` it an empty line, if that is "\\n"."""
+    """Print a message on stderr, if that is open; `before` is printed first, as "\\n" for an empty line."""
     with suppress(OSError, ValueError):  # the terminal may be gone, or the stream closed
         print(f"{before}flowspec: {sentence}", file=sys.stderr)
 
 
 def run(main: Callable[[Words], int], argv: Words) -> int:
-    """The exit code of a command. What a person got wrong, or a loss, is one sentence."""
+    """Run a command and return its exit code. A user's error, or the loss of a peer, is printed as one sentence."""
     try:
         code = main(argv)
         sys.stdout.flush()
@@ -56,15 +56,15 @@ def run(main: Callable[[Words], int], argv: Words) -> int:
 
 
 def command(main: Callable[[Words], int]) -> Callable[[Words], int]:
-    """A function of words as a command, which `run` runs."""
+    """Wrap a function of the command line's words so that `run` executes it."""
     return partial(run, main)
 
 
 def ended_by(error: BaseException, debug: bool = False, report: Callable[[str], None] = say) -> int:
-    """The exit code of what ends with this error; what a person got wrong, or a loss, is reported."""
+    """Return the exit code for this error; a user's error, or the loss of a peer, is reported."""
     if isinstance(error, SystemExit):  # the command's own
         return int(error.code or 0)
-    if isinstance(error, BrokenPipeError):  # the reader of the answer has had enough; nothing is to be flushed there
+    if isinstance(error, BrokenPipeError):  # the reader has closed stdout, so a later flush must not reach it
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         return EXIT_STOPPED + signal.SIGPIPE
@@ -77,7 +77,7 @@ def ended_by(error: BaseException, debug: bool = False, report: Callable[[str], 
 
 
 def show(error: BaseException, debug: bool) -> None:
-    """Print the traceback, unless a sentence says it all."""
+    """Print the traceback, unless the error is a foreseen one and `debug` is off."""
     if debug or not foreseen(error):
         traceback.print_exception(type(error), error, error.__traceback__)
 
@@ -91,10 +91,10 @@ def die(code: int) -> NoReturn:
         os._exit(code)
 
 
-# --- its beginning ----------------------------------------------------------------------------------------------------
+# --- the start of a command -------------------------------------------------------------------------------------------
 
 def interrupt(number: int, frame: Any) -> None:
-    """Ctrl-C, of which the first one counts: another one would break the good order in which the command ends."""
+    """Handle Ctrl-C. A second one within a second is ignored: it would disturb the orderly end of the command."""
     global _pressed
     before, _pressed = _pressed, time.monotonic()
     if _pressed - before >= AT_ONCE:
@@ -102,9 +102,9 @@ def interrupt(number: int, frame: Any) -> None:
 
 
 def enter(*needed: str) -> None:
-    """Start the command again in an environment if this Python lacks one of these packages.
+    """Restart the command in the project's environment if this Python lacks one of these packages.
 
-    Without an environment, or if that lacks it too, a sentence ends the program.
+    Without an environment, or if that lacks the package too, print a message and end the program.
     """
     lacking = next((name for name in needed if find_spec(name) is None), "")
     words = Path("/proc/self/cmdline").read_bytes().split(b"\0")[1:-1] if lacking else []
@@ -119,7 +119,7 @@ def enter(*needed: str) -> None:
 
 
 def lacks(name: str) -> str:
-    """What to do if this Python does not have a package; empty if it has."""
+    """Return the remedy if this Python lacks a package, else an empty string."""
     if not name or find_spec(name) is not None:
         return ""
     start = "bash run_server.sh" if name in SERVED else "bash run_pipe.sh"

@@ -1,7 +1,7 @@
-"""How ranks meet, and meet again after a loss: in epochs, of which each has connections of its own.
+"""How ranks connect, and connect again after a loss: in epochs, each with connections of its own.
 
-Rank 0 opens an epoch. All ranks come to it, also those that were started again, and connect once all are there. It
-knows nothing about what travels. What a rank writes about an epoch names it, so nobody takes it for another one.
+Rank 0 opens an epoch. All ranks come to it, restarted ones included, and connect once all are there. The module knows
+nothing about messages. What a rank writes about an epoch carries the epoch's number, so that it cannot be mistaken.
 """
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pipeline.failure import Heartbeat, PeerLost, first_loss, noted
 from pipeline.sockets import Connections, Door
 from pipeline.transport import Peers, Wire
 
-LOOK = 0.02  # seconds between two looks at who has come
-EPOCH, OPEN = "epoch", "open"  # in the store: the newest epoch; the newest to which all ranks have come
+LOOK = 0.02  # seconds between two checks of which ranks have come
+EPOCH, OPEN = "epoch", "open"  # keys in the store: the newest epoch; the newest to which all ranks have come
 
 
 class Meeting(NamedTuple):
-    """Where a rank meets the others."""
+    """How a rank meets the others."""
 
-    store: Any  # in which all write
-    door: Callable[[int], Door]  # how the rank opens its own in an epoch
-    names: Sequence[str] = ()  # of all, if they have hosts
-    met: Callable[[], object] = str  # what it does once all have come to an epoch
-    attend: Callable[[], str] = str  # on rank 0: looks after the others; says why some will not come, or nothing
-    patience: float = math.inf  # seconds in which all have to come first
+    store: Any  # shared by all ranks
+    door: Callable[[int], Door]  # opens the rank's own door in an epoch
+    names: Sequence[str] = ()  # of all ranks, if they are on several hosts
+    met: Callable[[], object] = str  # called once all ranks have come to an epoch
+    attend: Callable[[], str] = str  # called while rank 0 waits: returns why a rank will not come, or an empty string
+    patience: float = math.inf  # seconds within which all must come to the first epoch
 
 
 class Epochs:
-    """One rank's way through the epochs; there is only one, unless rank 0 may be silent for `patience` seconds.
+    """The epochs as one rank sees them; there is only one, unless rank 0 may be silent for `patience` seconds.
 
-    A rank that was started again ends the epoch to which it had come before.
+    A restarted rank ends the epoch to which its earlier process had come.
     """
 
     def __init__(self, meeting: Meeting, own: int, heartbeat: Heartbeat, peers: Sequence[Peers], patience: float
@@ -46,9 +46,9 @@ class Epochs:
             first_loss(self._store, f"rank {own} was lost: its process ended", self._suffix)
 
     def join(self, until: float = math.inf) -> list[Wire]:
-        """The wires of the next epoch in which this rank is connected to all its peers; raises PeerLost.
+        """Return the wires of the next epoch in which this rank connects to all its peers; raises PeerLost.
 
-        Rank 0 waits for the others `until` a moment of the monotonic clock.
+        Rank 0 waits for the others `until` a time of the monotonic clock.
         """
         while True:
             self.number = self._next()
@@ -69,16 +69,16 @@ class Epochs:
                         raise
 
     def leave(self, loss: PeerLost) -> None:
-        """Cut the connections of this epoch, for this reason."""
+        """Note a loss, and cut the connections of this epoch."""
         self._heartbeat.rest(str(loss))
         self.cut()
 
     def cut(self) -> None:
-        """Let threads that wait at a connection go on."""
+        """Cut the connections, which wakes the threads that wait at them."""
         self._made.cut()
 
     def close(self) -> None:
-        """Forget the connections, at which nobody waits any more."""
+        """Close the connections, at which no thread waits any more."""
         self._made.close()
 
     def _connect(self, made: Connections, door: Door) -> None:
@@ -90,11 +90,11 @@ class Epochs:
                 raise PeerLost(self._heartbeat.lost or "the epoch is over")
 
     def _next(self) -> int:
-        """The next epoch, once it is there."""
+        """Return the next epoch, once it is open."""
         raise NotImplementedError
 
     def _all_come(self, until: float) -> bool:
-        """Wait until all ranks have come to this epoch; False if there is a newer one."""
+        """Wait until all ranks have come to this epoch; return False if there is a newer one."""
         raise NotImplementedError
 
     @property
@@ -108,14 +108,14 @@ class Epochs:
 
 
 def door_of(store: Any, rank: int) -> tuple[int, str]:
-    """The epoch to which a rank has come last, 0 if to none, and its door there."""
+    """Return the latest epoch to which a rank has come, 0 for none, and its door there."""
     entry = store.look(f"door/{rank}") or b"0"
     number, _, name = entry.decode().partition(" ")
     return int(number), name
 
 
 class Coming(Epochs):
-    """The side of every rank but 0, `root`: it waits until rank 0 ends, or is silent for longer than `patience`."""
+    """The side of every rank but 0 (`root`): it waits, unless rank 0 ends or is silent for more than `patience`."""
 
     root = 0
 
@@ -136,7 +136,7 @@ class Coming(Epochs):
 
 
 class Opening(Epochs):
-    """Rank 0's side: it waits for all others, and finds those that hang."""
+    """Rank 0's side: it waits for all others, and notes those that hang."""
 
     def _next(self) -> int:
         return int(self._store.add(EPOCH, 1))

@@ -1,7 +1,7 @@
 """A store of keys in a private folder: the rendezvous of ranks on one machine, without a port that others could reach.
 
-It has what the heartbeat and the clocks ask of torch's stores. A number is written over itself, so that the folder does
-not grow with the beats of a pipeline that lives for months, and hardly ever reaches the disk.
+It has the methods of torch's stores that the heartbeat and the clocks use. Counters are overwritten in place, so that
+the folder does not grow with the heartbeats of a pipeline that runs for months, and hardly ever reaches the disk.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.parse import quote
 from pipeline.failure import PeerLost
 
 RENDEZVOUS = "FLOWSPEC_FOLDER"  # in the environment of a rank that a launcher started: the folder where all meet
-LOOK = 0.01  # seconds between two looks for a key
+LOOK = 0.01  # seconds between two checks for a key
 DIGITS = 20
 PREFIX = "flowspec-"
 MARK = ".flowspec-private"  # a file in each private folder, on which every process that uses the folder holds a lock
@@ -26,9 +26,9 @@ MARK = ".flowspec-private"  # a file in each private folder, on which every proc
 
 @contextmanager
 def private_folder() -> Iterator[str]:
-    """A new folder that nobody else may enter; gone when it is closed. Those that killed processes left go first.
+    """Yield a new folder that no other user may enter, and remove it at the end; first remove those of dead processes.
 
-    Among temporary files, not in shared memory, which systemd clears when its owner logs out, whatever still runs.
+    It is among temporary files, not in shared memory, which systemd clears when its owner logs out, even if in use.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         _remove_unused(left)
@@ -41,13 +41,13 @@ def private_folder() -> Iterator[str]:
 
 
 def hold(folder: str) -> None:
-    """Use a private folder until this process ends; raises OSError if it is gone."""
+    """Mark a private folder as used until this process ends; raises OSError if it is gone."""
     mark = os.open(os.path.join(folder, MARK), os.O_RDONLY)
     fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove a private folder of this user that no process uses; leaves any other folder, and links, alone."""
+    """Remove a private folder of this user that no process uses; leave any other folder, and links, untouched."""
     with suppress(OSError):
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return
@@ -72,15 +72,15 @@ class Folder:
         os.replace(draft, path)
 
     def get(self, key: str) -> bytes:
-        """The value of a key, once it is there."""
+        """Wait for a key, and return its value."""
         while (found := self.look(key)) is None:
             time.sleep(LOOK)
         return found
 
     def look(self, key: str) -> bytes | None:
-        """The value of a key, or None if it is not there now; raises PeerLost if the folder is gone.
+        """Return the value of a key, or None if it is missing; raises PeerLost if the folder is gone.
 
-        It takes no lock, which a process that was stopped could hold.
+        It takes no lock, since a stopped process could hold it.
         """
         try:
             return self._path(key).read_bytes()
@@ -91,7 +91,7 @@ class Folder:
             return None
 
     def add(self, key: str, amount: int) -> int:
-        """The sum of all that was added to a key; 0 only asks for it."""
+        """Add an amount to a counter and return its new value; 0 only reads it."""
         if not amount:
             return int(self.look(key) or 0)
         file = os.open(self._path(key), os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,7 +1,7 @@
-"""What another number type would bring on this machine, in a sentence at the start: measured once, and remembered.
+"""A message at the start on what another number type would gain on this machine: measured once, and stored.
 
-Measured are products with as many weights as no processor's cache holds: of one row, for that is what plain decoding
-waits for, and of as many as a segment of a tree has.
+The measured products have more weights than any processor's cache holds. They are of one row, which decides the speed
+of plain decoding, and of as many rows as a segment of a tree has.
 """
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from launch.spec import RankSpec
 from model.weights import int4
 from model.weights.onednn import packed
 
-LEAST = 512  # width of the narrowest model for which products say how fast it is
+LEAST = 512  # width of the narrowest model for which products decide the speed
 WEIGHTS = 1 << 24
-ROWS = 1, 16  # of a product
+ROWS = 1, 16  # rows of a product
 ROUNDS = 5
-GAIN = 0.8  # of the time: what takes more is no gain
+GAIN = 0.8  # share of the time in float32 below which a type is a gain
 HALF, FOUR = "dtype=bfloat16", "dtype=bfloat16 quant=int4"
-Shares = Mapping[str, float]  # of the time in float32, by the words that one would type
-Product = Callable[[Tensor], Tensor]  # of rows with a weight
+Shares = Mapping[str, float]  # of the time in float32, by the words to type for a type
+Product = Callable[[Tensor], Tensor]  # multiplies rows with a weight
 
 
 def hint(spec: RankSpec) -> str:
-    """The sentence; empty where a type was chosen, times are not this machine's, or nothing is gained."""
+    """Return the message; empty if a type was chosen, if times are not only this machine's, or if nothing is gained."""
     config = spec.config
     chosen = config.dtype != "auto" or spec.quant != "none" or spec.device.type != "cpu"
     if chosen or config.cluster or config.hosts or spec.sizes.hidden < LEAST:
@@ -57,7 +57,7 @@ def _remembered(width: int) -> Shares:
 
 
 def measured(width: int) -> Shares:
-    """The time of a product in each type that has a kernel over that in float32, the largest over `ROWS`."""
+    """Return the time of a product in each type with a kernel, relative to float32: the largest ratio over `ROWS`."""
     outputs = WEIGHTS // width // 128 * 128
     weight = torch.randn(outputs, width)
     plain = _product(weight)
@@ -77,7 +77,7 @@ def measured(width: int) -> Shares:
 
 
 def _product(weight: Tensor) -> Product:
-    """The product with a plain weight, as a stage would compute it."""
+    """Return the product with a plain weight, as a stage computes it."""
     return packed(weight) or partial(F.linear, weight=weight)
 
 

@@ -1,7 +1,7 @@
-"""A model by its name, folder or GGUF file: where it is, and how it gets here (`model=`).
+"""Find a model by its name, folder or GGUF file, and fetch it if it is missing (`model=`).
 
-The hub is asked by the library `huggingface_hub`, which shows progress, goes on where it was interrupted, compares
-hashes and keeps the revision beside the files. Only JSON, tokenizers and one form of the weights are fetched.
+The library `huggingface_hub` fetches it from the hub: it shows progress, continues after an interruption, compares
+hashes and stores the revision with the files. Only JSON, tokenizers and one form of the weights are fetched.
 """
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from config.schema.untrusted import reason, shown
 from launch.console import say
 from launch.split.gguf import is_gguf
 
-NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\S+))?")  # and a branch, tag or commit
+NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\S+))?")  # optional: a branch, tag or commit
 WANTED = ["*.json", "*.model", "*.txt", "*.jinja"]
-WEIGHTS = "*.safetensors", "pytorch_model*.bin"  # the first kind that there is
+WEIGHTS = "*.safetensors", "pytorch_model*.bin"  # the first kind that exists is fetched
 HALF = ".incomplete"  # in a folder while it is being filled
 
 
 def words_of(raw: Mapping[str, str]) -> list[str]:
-    """The words that `model=` stands for, out of all that were typed: the model's folder, and the head if one is known.
+    """Return the words that replace `model=`: the model's folder, and its draft head if one is known.
 
-    Raises ValueError, with the fix, for a model that is not here and cannot be fetched.
+    Raises ValueError, with the fix, for a model that is missing and cannot be fetched.
     """
     asked = raw["model"]
     root = Path(raw.get("models") or MODELS).expanduser()
@@ -48,7 +48,7 @@ def words_of(raw: Mapping[str, str]) -> list[str]:
 
 
 def known_head(name: str) -> str:
-    """The name of the draft head of a model, if a preset has one; else empty."""
+    """Return the name of a model's draft head if a preset has one, else an empty string."""
     for preset in PRESETS.values():
         if preset.eagle_dir and preset.base_dir == str(MODELS / name):
             return Path(preset.eagle_dir).relative_to(MODELS).as_posix()
@@ -56,7 +56,7 @@ def known_head(name: str) -> str:
 
 
 def fetched(name: str, root: Path, revision: str | None = None) -> Path:
-    """The folder of a model of the hub below `root`, fetched if it is not there or not whole."""
+    """Return the folder below `root` of a model of the hub; fetch the model if it is missing or incomplete."""
     folder = root / name
     mark = folder / HALF
     if (folder / "config.json").is_file() and not mark.is_file() and revision is None:
@@ -73,17 +73,17 @@ def fetched(name: str, root: Path, revision: str | None = None) -> Path:
         mark.touch()
         say(f"fetching {name} into {folder}, once")
         try:
-            found = model_info(name, revision=revision)  # where there is no hub, the download would not mind
+            found = model_info(name, revision=revision)  # fails without a hub, which the download would ignore
             wanted = [*WANTED, _weights(each.rfilename for each in found.siblings or ())]
             snapshot_download(name, revision=found.sha, local_dir=str(folder), allow_patterns=wanted)
-        except Exception as error:  # whatever the network, the hub and the library have to say
+        except Exception as error:  # the network, the hub and the library may raise anything
             raise ValueError(f"{name} cannot be fetched ({shown(reason(error))[1:-1]}): {bring}") from None
         mark.unlink()
     return folder
 
 
 def _weights(files: Iterable[str]) -> str:
-    """The pattern of those of these files that hold the weights. Raises ValueError if none does."""
+    """Return the pattern of the files that hold the weights; raises ValueError if there are none."""
     held = list(files)
     for pattern in WEIGHTS:
         if fnmatch.filter(held, pattern):

@@ -1,7 +1,6 @@
-"""Memory before loading: what the ranks of a machine will take, what is free, and what would fit if it is too little.
+"""Memory checks before loading: what the ranks of a machine need, what is free, and what would fit into too little.
 
-It reads the headers of weight files and no weights. Sizes follow from the configuration; the workspace is an estimate
-from above.
+Only the headers of weight files are read. Sizes follow from the configuration; the workspace is an upper estimate.
 """
 from __future__ import annotations
 
@@ -28,22 +27,21 @@ from pipeline.pacing import MESSAGE_ROWS
 from tp.shares import shares
 
 GB = 1e9
-SHORTEST = 64  # tokens: a smaller max_length is no advice
-LEAST = {"max_requests": 1, "max_length": SHORTEST}  # what may be less, and the least that is advised
-NAMED = 8  # ranks that a sentence names, at most
+SHORTEST = 64  # tokens: no smaller max_length is advised
+LEAST = {"max_requests": 1, "max_length": SHORTEST}  # keys that may be reduced, and the least value that is advised
+NAMED = 8  # the most ranks that a message names
 SCRATCH = 40  # bytes for each weight of a piece that is being quantized
 KEPT = 80_000_000  # bytes that malloc and the libraries of kernels keep for themselves
 LIBRARY = 100_000_000  # bytes that bitsandbytes keeps for itself
-PACKING = 7  # bytes for each weight of a linear that is being put in the order that a CPU's kernel wants
-SMALLER = (  # what takes less memory, as keys; that which changes the text least comes first
+PACKING = 7  # bytes for each weight of a linear layer that is being packed for a CPU's kernel
+SMALLER = (  # keys that reduce memory; those that change the text least come first
     {"dtype": "bfloat16"}, {"quant": "int8"}, {"quant": "nf4"},
     {"quant": "nf4", "dtype": "bfloat16"},
 )
 
 
 class Need(NamedTuple):
-    """Bytes that a rank takes at most beside Python and torch themselves; `begins` is how much of the cache is there
-    before a text is."""
+    """The most bytes that a rank takes, without Python and torch themselves; `begins` is the size of an empty cache."""
 
     weights: int = 0
     cache: int = 0
@@ -60,13 +58,13 @@ class Need(NamedTuple):
 
 
 def together(needs: Iterable[Need]) -> Need:
-    """What all of them take."""
+    """Return the sum of needs."""
     return Need(*map(sum, zip(*needs)))
 
 
 def need(spec: RankSpec) -> Need:
-    """The memory of one rank, with a cache for each of `max_requests` requests: of layers, of the LM head and the
-    draft, or of a small model alone."""
+    """Return the memory of one rank, with a cache for each of `max_requests` requests: of its layers, of the LM head
+    and the draft, or of a small model only."""
     if spec.drafter is not None:
         return _network(spec, spec.small_models[spec.drafter], eagle=False)
     found = []
@@ -108,7 +106,7 @@ def _head(spec: RankSpec) -> Need:
 
 
 def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
-    """The memory of one network; nothing where its folder is missing, which is reported when the draft is built."""
+    """Return the memory of one network; none if its folder is missing, which is reported when the draft is built."""
     part = spec.part
     if not (folder / "config.json").is_file():
         return Need()
@@ -116,18 +114,18 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     sizes = replace(read_sizes(source), context=spec.sizes.context)
     forms = {name: source.form(name) for name in source.names()}
     if sizes.tied and not eagle:
-        forms[HEAD] = forms[EMBED]  # held once more
+        forms[HEAD] = forms[EMBED]  # stored a second time
     if eagle and not any(name.endswith("embed_tokens.weight") for name in forms):
         forms[EMBED] = part.weights.form(HEAD)
     layers = 1 if eagle and any(map(AHEAD.search, forms)) else sizes.layers
     cache, begins = _cache(spec, sizes, (0,) * layers, small=False)
-    rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all of them at once
+    rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all requests at once
     workspace = max(_step(spec, sizes, "none", rows), _loading(source, "none"))
     return Need(_loaded(forms, spec), cache, workspace, begins)
 
 
 def _loaded(forms: Mapping[str, Form], spec: RankSpec) -> int:
-    """The bytes of weights in the type of the run; those that are quantized, and their scales, keep their own."""
+    """Return the bytes of weights in the run's number type; quantized weights and their scales keep their own type."""
     total = 0
     for name, form in forms.items():
         keeps_type = name.endswith(".scale") or not form.dtype.is_floating_point
@@ -136,7 +134,7 @@ def _loaded(forms: Mapping[str, Form], spec: RankSpec) -> int:
 
 
 def _loading(source: Checkpoint, making: str) -> int:
-    """The bytes that loading takes for a while: a tensor as read and as changed, and a piece that is quantized."""
+    """Return the temporary bytes of loading: a tensor as read and as converted, and a piece that is quantized."""
     forms = map(source.form, source.names())
     largest = max(forms, key=lambda form: form.bytes)
     piece = 0 if making == "none" else min(PIECE, math.prod(largest.shape))
@@ -144,9 +142,9 @@ def _loading(source: Checkpoint, making: str) -> int:
 
 
 def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int], small: bool) -> tuple[int, int]:
-    """The bytes of the caches of all requests: at most, as CUDA holds the keys twice for a while, and at first.
+    """Return the bytes of the caches of all requests: at most, as CUDA temporarily holds the keys twice, and at first.
 
-    `small` ones hold 8 bits.
+    A `small` cache holds 8 bits.
     """
     head = sizes.head_dim + 4 if small else sizes.head_dim * spec.like.element_size()
     slot = 2 * sizes.kv_heads * head * spec.config.max_requests
@@ -159,7 +157,7 @@ def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int], small: bo
 
 
 def _rows(spec: RankSpec) -> int:
-    """The rows of the largest message that is to be expected; several requests may fill one."""
+    """Return the rows of the largest expected message; several requests may share one."""
     return max(_rows_of_one(spec), MESSAGE_ROWS if spec.config.max_requests > 1 else 0)
 
 
@@ -171,7 +169,7 @@ def _rows_of_one(spec: RankSpec) -> int:
 
 
 def _step(spec: RankSpec, sizes: LlamaConfig, kind: str, rows: int) -> int:
-    """The bytes that so many rows take beside weights and cache, and those of the tables of positions."""
+    """Return the bytes for this many rows, without weights and cache, plus those of the tables of positions."""
     width = spec.like.element_size()
     wide = max(width, 4)  # some steps are taken in float32
     heads = sizes.heads * sizes.head_dim
@@ -188,14 +186,14 @@ def _step(spec: RankSpec, sizes: LlamaConfig, kind: str, rows: int) -> int:
 
 
 def free(device: torch.device) -> int:
-    """The bytes that this process could still get on a device."""
+    """Return the bytes that are free for this process on a device."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available()
 
 
 def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bool = True) -> None:
-    """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may report `mine`.
+    """Raise ValueError if `specs`, all ranks of this machine, do not fit on a device of `mine`; may report `mine`.
 
-    No rank has loaded yet: what is free is free for all of them.
+    No rank has loaded yet, so all of them share what is free.
     """
     for device in {spec.device for spec in mine}:
         there = [spec for spec in specs if spec.device == device]
@@ -216,7 +214,7 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bo
 
 
 def advice(specs: Sequence[RankSpec], left: int) -> str:
-    """What would fit into `left` bytes: fewer requests at once, a smaller max_length, smaller weights; else advice."""
+    """Return what would fit into `left` bytes: fewer requests, a smaller max_length, smaller weights; else advice."""
     def fits(**change: object) -> bool:
         smaller = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
         return together(map(need, smaller)).total <= left

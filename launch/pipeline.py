@@ -1,6 +1,6 @@
-"""A live pipeline as rank 0 holds it, and its answers: what commands, the evaluation and a person's own program share.
+"""A live pipeline on rank 0, and its answers, for commands, the evaluation and users' programs.
 
-It knows nothing about how the other ranks were started: `ranks.py` and `run.py` do that.
+It knows nothing about how the other ranks were started, which is the task of `ranks.py` and `run.py`.
 """
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from tp.links import Loop
 KEYS = {option.name: option for option in keys_of(RunConfig)}
 Result = TypeVar("Result")
 ANSWER_KEYS = {*SAMPLING, "template", "seed", "verify", "max_new_tokens", "ignore_eos"}
-# A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
+# A question; a conversation, as alternate texts of user and assistant or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[MessageDict], Sequence[int]]
 
 
 class Generation:
-    """One answer while it is made: iterate over its pieces of text, or close it to give it up.
+    """One answer while it is generated: iterate over its pieces of text, or close it to cancel it.
 
     Without a tokenizer the pieces are token ids. `answer` has the token ids and the figures so far.
     """
@@ -63,24 +63,24 @@ class Generation:
 
     @property
     def ready(self) -> bool:
-        """Whether the next piece, or the end, can be read without letting any request go on."""
+        """Whether the next piece, or the end, can be read without advancing any request."""
         return self._settled.ready
 
     @property
     def tree(self) -> TokenTree:
-        """The text and its live guesses, as they are at this moment."""
+        """The text and its live guesses at this moment."""
         return self._settled.tree
 
     @property
     def accepted(self) -> int:
-        """How many tokens of the answer so far were guesses under way."""
+        """The number of tokens of the answer so far that were guesses in flight."""
         first = self.answer.prompt_tokens
         end = first + self.answer.new_tokens
         return sum(first <= position < end for position in self.tree.foreseen)
 
     @property
     def text(self) -> str:
-        """The text so far; empty where there is no tokenizer."""
+        """The text so far; empty without a tokenizer."""
         return self.reader.text if self.reader else ""
 
     def __iter__(self) -> Iterator[str]:
@@ -90,14 +90,14 @@ class Generation:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Give the answer up, even one that has not begun: no stage computes for it any more."""
+        """Cancel the answer, even if it has not begun: no stage computes for it any more."""
         self._pieces.close()
         self._settled.close()
 
 
 def pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, trace: NoTrace
            ) -> Generator[str, None, None]:
-    """The pieces of an answer, as its tokens settle. When it is closed, so is the stream of settled tokens."""
+    """Yield the pieces of an answer as its tokens settle. Closing it closes the stream of settled tokens, too."""
     with trace.span("request", answer=answer.token_ids), closing(settled):  # type: ignore[type-var]
         for tokens in settled:
             yield reader.read(tokens) if reader else "".join(f"{token} " for token in tokens)
@@ -106,7 +106,7 @@ def pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, 
 
 
 def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the keys that one answer is asked with. Raises ValueError for a key of the whole pipeline."""
+    """Return the values of the options of one answer; raises ValueError for a key of the whole pipeline."""
     fixed = sorted(options.keys() & KEYS.keys() - ANSWER_KEYS)
     if fixed:
         raise ValueError(f"{fixed[0]} is the same for all answers of a pipeline: give it to Pipeline.open")
@@ -121,7 +121,7 @@ class Pipeline:
             for piece in pipeline.stream("What does a baker do?"):
                 print(piece, end="", flush=True)
 
-    One answer is made at a time, with `submit` as many as `max_requests` says. `text` is None where prompts are ids.
+    One answer is generated at a time, or with `submit` up to `max_requests`. `text` is None if prompts are token ids.
     """
 
     rank: Rank  # rank 0
@@ -129,21 +129,21 @@ class Pipeline:
     text: Text | None
     lm_head: LMHead  # the target's, which drafts may share
     remote_draft: RemoteDraft  # small models on ranks of their own
-    drafts: dict[Any, Draft] = field(default_factory=dict)  # those that were built, by kind and folder
-    started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
+    drafts: dict[Any, Draft] = field(default_factory=dict)  # all that were built, by kind and folder
+    started: ExitStack = field(default_factory=ExitStack)  # what `open` has started and `close` ends
 
     # --- from the start to the end ------------------------------------------------------------------------------------
 
     @staticmethod
     def open(preset: str = "", **options: Any) -> Pipeline:
-        """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` names the options.
+        """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` lists the options.
 
-        Without a preset or a folder of a model it is SmolLM2, or, where that cannot be fetched, the bundled model.
-        With `pipeline_type="auto"` the first start plans, which takes a minute or more (docs/planner.md).
+        The default model is SmolLM2, or the bundled model if SmolLM2 cannot be fetched. With `pipeline_type="auto"`
+        the first start plans, which takes a minute or more (docs/planner.md).
 
         The other ranks are processes, or threads with `processes=False`. With `hosts=FILE` they are other boards, where
-        somebody starts run_jetson.sh, and this returns once all have come. Raises ValueError, in a sentence that names
-        the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
+        a user starts run_jetson.sh; this returns once all have come. Raises ValueError, in a sentence that names the
+        fix, for invalid options. If a rank is lost for good later, `stream` and `generate` raise PeerLost.
         """
         words = [*filter(None, [preset]), *(f"{key}={written(value)}" for key, value in options.items())]
         resolved = resolve(words)
@@ -155,13 +155,13 @@ class Pipeline:
 
     @staticmethod
     def of_rank_0(rank: Rank) -> Pipeline:
-        """The pipeline around a rank 0 that is connected; returns once every stage is ready."""
+        """Return the pipeline of a connected rank 0, once every stage is ready."""
         spec, trace = rank.spec, rank.trace
         if gain := hint(spec):
             say(gain)
         links = rank.wires.links
         if len(spec.part.stages) == 1 and not spec.config.virtual:
-            # rank 0 holds it, alone or with other members: there is no ring
+            # rank 0 holds the whole model, or shares its layers: there is no ring
             links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
         lm_head, remote_draft = build_lm_head(spec), RemoteDraft(rank.wires.drafter_links)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
@@ -173,21 +173,21 @@ class Pipeline:
             remote_draft.start()
             return pipeline
         except (ValueError, KeyboardInterrupt):
-            for end in (ring, remote_draft):  # the other ranks are well, and shall end in good order
+            for end in (ring, remote_draft):  # the other ranks work, and must end in an orderly way
                 end.stop()
             raise
 
     def stop(self) -> None:
-        """Let all other ranks end their work; returns once they have."""
+        """End the work of all other ranks; returns once they have ended it."""
         self.ring.stop()
         self.remote_draft.stop()
 
     def close(self) -> None:
-        """End all ranks in good order; nothing happens if that was done."""
+        """End all ranks in an orderly way; has no effect if that was done."""
         if self.ring.stopped:
             return
-        with self.started, suppress(PeerLost):  # a loss was reported when it came
-            self.ring.poll()  # after a loss nobody shall take it for the end in good order
+        with self.started, suppress(PeerLost):  # a loss was reported when it happened
+            self.ring.poll()  # raises after a loss, so that no rank takes it for an orderly end
             self.stop()
 
     def __enter__(self) -> Pipeline:
@@ -200,47 +200,47 @@ class Pipeline:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """A whole answer. Options are the keys of how tokens are chosen and when it ends, and `template`."""
+        """Return a complete answer. Options are the keys of sampling and of an answer's end, and `template`."""
         generation = self.stream(prompt, **options)
         for _ in generation:
             pass
         return generation
 
     def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
-        """The assistant's whole answer to messages with a `role` (system, user or assistant) and a `content`."""
+        """Return the assistant's answer to messages with a `role` (system, user or assistant) and a `content`."""
         check_messages(messages)
         return self.generate(messages, **options)
 
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
-        """An answer that is made while its pieces are read, with options as for `generate`.
+        """Return an answer that is generated while its pieces are read; options as for `generate`.
 
-        With `logprobs=N` the answer has what the target says of each token and of the N likeliest ones, with
-        `prompt_logprobs=True` also of the prompt's. `guide` is a grammar that the answer follows
+        With `logprobs=N` the answer has the target's log-probabilities of each token and of the N likeliest ones, with
+        `prompt_logprobs=True` also those of the prompt. `guide` is a grammar that the answer follows
         (`model.grammar.Guide`, as `Guide.json_schema({"type": "object"})`).
         """
         return self._generation(prompt, options, self.decoder.decode)
 
     def submit(self, prompt: Prompt, waits: bool = True, **options: Any) -> Generation:
-        """The same for an answer that begins at once, or when there is a place for it.
+        """Like `stream`, for an answer that begins at once, or as soon as there is a place for it.
 
-        As many answers are made at once as `max_requests` says. Reading one of them lets all of them go on; if it does
-        not wait, its pieces are empty meanwhile, and `turn` lets all go on. The option `priority`, above 0 and usually
-        1, says how much its guesses count, and who begins first.
+        Up to `max_requests` answers are generated at once. Reading one of them advances all of them. Unless it
+        `waits`, its pieces are empty until tokens settle, and `turn` advances all. The option `priority`, above 0 and 1
+        by default, weights its guesses and decides which request begins first.
         """
         return self._generation(prompt, options, partial(self.decoder.submit, waits=waits))
 
     def turn(self) -> None:
-        """Let all requests that were submitted go on, or wait until one of them can. Raises PeerLost."""
+        """Advance all submitted requests, or wait until one of them can advance. Raises PeerLost."""
         self.decoder.turn()
 
     def check(self) -> None:
-        """Raise PeerLost if a rank is lost and does not come back; takes no time if none is."""
-        self._whole(self.ring.poll)
+        """Raise PeerLost if a rank is lost and does not come back; takes no time otherwise."""
+        self._recovering(self.ring.poll)
 
     def unlearn(self, same: bool = False) -> None:
-        """Let the next answer be made as if it were the first one; none is under way.
+        """Forget what was learned, so that the next answer is generated like the first; none may be in progress.
 
-        In virtual time the target computes once what it says in all answers to the `same` question.
+        In virtual time the target computes only once for all answers to the `same` question.
         """
         self.ring.unlearn()
         for draft in self.drafts.values():
@@ -255,7 +255,7 @@ class Pipeline:
         echo: bool = options.pop("prompt_logprobs", False)
         guide: Guide | None = options.pop("guide", None)
         if self.ring.stopped:
-            raise RuntimeError("the pipeline is closed: ask inside its with")
+            raise RuntimeError("the pipeline is closed: send requests inside its with")
         if not isinstance(stops, (str, list, tuple)):
             raise ValueError(f"stop is of type {type(stops).__name__}: give a text, or a list of texts")
         if not priority > 0:
@@ -271,9 +271,9 @@ class Pipeline:
         return Generation(answer, settled, reader, self.rank.trace)
 
     def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
-        """A prompt as token ids, wrapped as `template` says, which may read `variables` beside messages.
+        """Return a prompt as token ids, formatted by `template`, which may read `variables` in addition to messages.
 
-        Raises ValueError for ids that the model does not know.
+        Raises ValueError for ids that the model does not have.
         """
         if not isinstance(prompt, Sequence):
             raise ValueError(f"the prompt is of type {type(prompt).__name__}: give a text, messages or token ids")
@@ -291,14 +291,14 @@ class Pipeline:
         return ids
 
     def grammar(self, guide: Guide) -> Grammar:
-        """A grammar over the model's tokens, for any thread; raises ValueError for one that cannot be met."""
+        """Return a guide's grammar over the model's tokens, on any thread; ValueError for one that cannot be met."""
         if self.grammars is None:
             raise ValueError("this pipeline was started for token ids, and a grammar is of text: leave it out, "
                              "or start it without prompt_ids")
         return self.grammars.of(guide)
 
     def request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
-        """The request for an answer to these token ids, chosen and ended as this configuration says."""
+        """Return the request for an answer to these token ids, with this configuration's sampling and end."""
         check_ids("logit_bias", [token for token, _ in config.biases], self.spec.sizes.vocab)
         text = self.text
         request = Request(ids, sampler_of(config), config.max_new_tokens)
@@ -306,11 +306,11 @@ class Pipeline:
             request = replace(request, end=frozenset(text.end_ids))
         return replace(request, stop=Reader(text, stops).stops) if text and stops else request
 
-    # --- what a measurement needs beside ------------------------------------------------------------------------------
+    # --- for measurements ---------------------------------------------------------------------------------------------
 
     @property
     def spec(self) -> RankSpec:
-        """What rank 0 is built from."""
+        """The specification that rank 0 is built from."""
         return self.rank.spec
 
     @property
@@ -324,33 +324,33 @@ class Pipeline:
         return self.decoder_for(self.config)
 
     def decoder_for(self, config: RunConfig, head: str = "") -> Decoder:
-        """A decoder of another method, with other trees, or another draft, over the same ring.
+        """Return a decoder of another method, with other trees, or another draft, over the same ring.
 
-        `head` is the folder of a draft head in place of the split's. Raises ValueError for a draft that does not fit.
+        `head` is the folder of a draft head that replaces the split's. Raises ValueError for a draft that does not fit.
         """
         spec = replace(self.spec, config=config, head=head)
         draft = self.draft_of(spec)
-        tree = self._whole(partial(self._tree, config, draft))
+        tree = self._recovering(partial(self._tree, config, draft))
         return build_decoder(spec, self.ring, draft, tree, self.passes)
 
     def draft_of(self, spec: RankSpec) -> Draft:
-        """The draft that a specification names, which is built once."""
+        """Return the draft of a specification, which is built once."""
         place = spec.sources, spec.head, spec.config.draft_dir, spec.config.ssm
         if place not in self.drafts:
             elsewhere = self.remote_draft if self.remote_draft.links else None
             self.drafts[place] = build_draft(spec, self.lm_head, elsewhere)
         return self.drafts[place]
 
-    def _whole(self, asked: Callable[[], Result]) -> Result:
-        """What is asked of the ring, once more after each loss that can be mended."""
+    def _recovering(self, function: Callable[[], Result]) -> Result:
+        """Return the result of a function that uses the ring; call it again after each loss that allows recovery."""
         while True:
             try:
-                return asked()
+                return function()
             except PeerLost as loss:
                 self.ring.recover(loss)
 
     def _tree(self, config: RunConfig, draft: Draft) -> TreeConfig:
-        """The trees that the strategy grows with this draft. Sizes that were left open are measured, once."""
+        """Return the trees that the strategy grows with this draft. Sizes that were not given are measured, once."""
         tree = sized(config, lambda: self.round_trip, lambda: self.segment_rows)
         if config.growth_policy == "opt" and not config.gain and draft.networks:
             network, = draft.networks
@@ -362,7 +362,7 @@ class Pipeline:
         return tree
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
-        """How many guesses of DSI make a verification, as given or as measured; warns if too few replicas are there."""
+        """Return the number of guesses in a verification of DSI, given or measured; warn if replicas are too few."""
         chosen, servers = config.guesses, self.ring.depth
         measured = latencies(self.ring, draft.networks, self.passes, self.spec.context)
         least, needed = measured.least(servers), measured.needs(chosen or 1)
@@ -375,21 +375,21 @@ class Pipeline:
 
     @cached_property
     def grammars(self) -> Grammars | None:
-        """The grammars over the model's tokens; None where there is no tokenizer."""
+        """The grammars over the model's tokens; None without a tokenizer."""
         text = self.text
         return Grammars(text.tokenizer, self.spec.sizes.vocab, text.end_ids) if text else None
 
     @cached_property
     def passes(self) -> Passes:
-        """Who runs the networks of drafts."""
+        """The function that runs the networks of drafts."""
         return build_passes(self.spec, self.rank.trace, self.ring.clock)
 
     @cached_property
     def segment_rows(self) -> int:
-        """How many rows a segment should hold, by a few passes through the pipeline."""
+        """The number of rows that a segment should hold, measured by a few passes through the pipeline."""
         return segment_rows(self.ring, self.spec.context)
 
     @cached_property
     def round_trip(self) -> float:
-        """The seconds of one token by plain decoding, about: one row once round the ring, by a few passes."""
+        """The approximate seconds of a token by plain decoding: one row once round the ring, by a few passes."""
         return round_trip(self.ring)

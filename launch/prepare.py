@@ -1,6 +1,6 @@
-"""What comes before a start: the folder of the split model, and a look at all that could go wrong.
+"""Prepare a start: find or write the folder of the split model, and check everything that could fail.
 
-It starts nothing. Where the environment names a rank, it looks only at what that rank has itself.
+It starts nothing. If the environment names a rank, only that rank's own files are checked.
 """
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Prepared(NamedTuple):
     config: RunConfig
     folder: Path  # of the split model
     placement: Placement
-    trace: Callable[[int, Clock], NoTrace]  # makes that of a rank
+    trace: Callable[[int, Clock], NoTrace]  # creates the trace of a rank
 
     @property
     def recovers(self) -> bool:
-        """Whether a rank that dies is started again; the sums of ranks that share a stage cannot be mended."""
+        """Whether a rank that dies is started again; impossible if ranks share a stage, as their sums break off."""
         return bool(self.config.recovery) and not self.placement.shares
 
     @property
     def patience(self) -> float:
-        """Seconds for a silent rank to come back; 0 where losses cannot be mended."""
+        """Seconds for a silent rank to come back; 0 without recovery."""
         return self.config.recovery if self.recovers else 0.0
 
     @property
@@ -50,12 +50,12 @@ class Prepared(NamedTuple):
         return self.config.processes and not self.config.virtual
 
     def spec(self, rank: int) -> RankSpec:
-        """What a rank is built from; raises ValueError if its part is not there."""
+        """Return the specification of a rank; raises ValueError if its part is missing."""
         return RankSpec(self.config, open_part(self.folder, rank, self.config))
 
 
 def prepare(config: RunConfig) -> Prepared:
-    """A run whose model is split, which is done if need be; raises ValueError, with the fix, for what cannot work."""
+    """Check a run, and split its model if necessary; raises ValueError, with the fix, for what cannot work."""
     all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
     _check_threads(config.threads_per_rank)
     usable(config.device)
@@ -72,7 +72,7 @@ def prepare(config: RunConfig) -> Prepared:
             check_split(open_part(folder, rank), part.split_id)
         if config.trace:
             check_folder(config.trace, "choose another trace=")
-            forget(config.trace)  # those of an earlier run may have had more ranks
+            forget(config.trace)  # an earlier run may have had more ranks
     elif HEAD in part.weights.names() and own.drafter is None:  # rank 0 alone has these files
         _check_files(config)
     prepared = Prepared(config, folder, own.placement, partial(open_trace, config))
@@ -81,7 +81,7 @@ def prepare(config: RunConfig) -> Prepared:
 
 
 def _check_threads(asked: int) -> None:
-    """Refuse more threads than cores: they would only wait for each other, and very many end in a crash."""
+    """Raise ValueError for more threads than cores: they would wait for each other, and very many would crash."""
     cores = os.cpu_count() or 1
     if asked > cores:
         raise ValueError(f"threads_per_rank={asked} is more than the {cores} cores of this machine: give {cores} or "
@@ -89,16 +89,16 @@ def _check_threads(asked: int) -> None:
 
 
 def _check_form(spec: RankSpec) -> None:
-    """Refuse a split of another form than the configuration asks for, or for another number of ranks."""
+    """Raise ValueError for a split of another form, or for another number of ranks, than the configuration needs."""
     config, part = spec.config, spec.part
-    held, behind = f"{part.folder.parent} is split as {part.form}", len(part.stages) - 1
+    held, stages = f"{part.folder.parent} is split as {part.form}", len(part.stages) - 1
     again = "split the model again into another folder"
-    if config.unpiped and behind:
+    if config.unpiped and stages:
         raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: {again}, with --tp N and "
                          "without --stages")
-    if config.replicated and not behind:
+    if config.replicated and not stages:
         raise ValueError(f"{held}, so rank 0 holds the model and there is nothing to copy: {again}, with --stages 1")
-    if config.replicated and config.replica_stages not in (0, behind):
+    if config.replicated and config.replica_stages not in (0, stages):
         raise ValueError(f"{held}, not for copies of {config.replica_stages} stages: leave the stages out of "
                          f"replicas=, or {again}")
     piped = not (config.unpiped or config.replicated)
@@ -115,7 +115,7 @@ def _check_form(spec: RankSpec) -> None:
 
 
 def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
-    """Refuse token ids that the model does not have; `name` is what holds them, as a person calls it."""
+    """Raise ValueError for token ids that the model does not have; `name` is their source, for the message."""
     wrong = next((token for token in ids if not 0 <= token < vocab), None)
     if wrong is not None:
         raise ValueError(f"{name} has {wrong}, but the model knows 0 to {vocab - 1} only: take ids of this "
@@ -123,7 +123,7 @@ def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
 
 
 def _check_memory(prepared: Prepared) -> None:
-    """Refuse to load what does not fit; a launcher leaves CUDA to its ranks: to look would take some of that memory."""
+    """Raise ValueError for ranks that do not fit; a launcher leaves CUDA to its ranks, as a query takes its memory."""
     config, own = prepared.config, os.environ.get("RANK")
     specs = [prepared.spec(rank) for rank in local_ranks(prepared.placement.world)]
     mine = [spec for spec in specs if own in (None, str(spec.part.rank))]
@@ -133,7 +133,7 @@ def _check_memory(prepared: Prepared) -> None:
 
 
 def split_of(config: RunConfig, write: bool) -> Path:
-    """The folder of the split of a whole model. It is written if `write`, or if this rank's part is not whole there."""
+    """Return the folder of the split of a model. Write it if `write`, or if this rank's part is incomplete there."""
     if not config.base_dir:
         raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")
     missing = absent(config)
@@ -146,7 +146,7 @@ def split_of(config: RunConfig, write: bool) -> Path:
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)
     if not write:
-        # A board has the whole model, as toy: others may write into its folder, or an earlier split broke off.
+        # A board may have the whole model, as toy: its part is incomplete if others write it, or a split broke off.
         with suppress(ValueError):
             open_part(folder, int(os.environ["RANK"]), config)
             return folder
@@ -156,7 +156,7 @@ def split_of(config: RunConfig, write: bool) -> Path:
 
 
 def _name(config: RunConfig, stages: str, quant: str) -> str:
-    """The name of a split, by all that makes it: model, layers of each rank, members of a group, quantization, head."""
+    """Return the name of a split, from model, layers of each rank, members of a group, quantization and head."""
     ranks = len(config.speeds)
     shared = f"tp{ranks}" if config.unpiped or ranks > 1 else ""
     speeds = config.tp.replace(",", "+") if "," in config.tp else ""
@@ -166,9 +166,9 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
 
 
 def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:
-    """A rank's own part of the split model in `folder`; raises ValueError if that is not there, or another rank's.
+    """Open a rank's own part of the split model in `folder`; raises ValueError if it is missing, or another rank's.
 
-    Ranks above those of the split have copies of the same parts, in the same order; or rank 0's, for a small model.
+    Ranks above those of the split use the same parts again, in the same order; those of small models use rank 0's.
     """
     number = rank
     written = min(folder.glob("stage_*"), default=None)
@@ -184,13 +184,13 @@ def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:
 
 
 def check_split(part: Part, split_id: str) -> None:
-    """Refuse to run with parts of different splits."""
+    """Raise ValueError for a part of another split than that of `split_id`."""
     if part.split_id != split_id:
         raise ValueError(f"{part.folder} is a part of another split than rank 0's: copy the parts of one split")
 
 
 def _check_files(config: RunConfig) -> None:
-    """Refuse questions that cannot be read, and an output that cannot be written or destroys what the run reads."""
+    """Raise ValueError for unreadable questions, or an output that cannot be written or would overwrite an input."""
     if config.question_file:
         read(config.question_file, *config.span)
     if not config.output:
@@ -205,7 +205,7 @@ def _check_files(config: RunConfig) -> None:
 
 
 def open_text(config: RunConfig, folder: Path) -> Text | None:
-    """The tokenizer of rank 0, tried out on a prompt; None where prompts are token ids."""
+    """Return the tokenizer of rank 0, tried on a prompt; None if prompts are token ids."""
     if config.prompt_ids:
         return None
     text = Text(folder, config.chat_template)

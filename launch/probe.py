@@ -1,7 +1,7 @@
-"""What is measured at the start: rows of a segment, guesses of a verification of DSI, what a level of OPT-Tree costs.
+"""Measurements at the start: rows of a segment, guesses of a verification of DSI, and the cost of an OPT-Tree level.
 
-Where a stage's time is flat, rows are free and a large segment brings more guesses; where it is sloped, or a link is
-slow, small ones come back sooner. It knows nothing about strategies.
+If a stage's time hardly depends on its rows, a large segment verifies more guesses at no cost. If it does, or a link is
+slow, small segments return sooner. It knows nothing about strategies.
 """
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from pipeline.pacing import Terms
 from pipeline.requests import RequestTarget, Ring
 
 SIZES = (16, 32, 64)  # rows
-FLAT = 1.1  # a pass that takes at most so many times as long as one of the fewest rows counts as just as long
-GUESSED = 8  # guesses whose time is taken, and tokens of the text before them
-TRIPS = 3  # of which the fastest counts
-ROUNDS = 3  # in which the rows of a verification are found
-SLACK = 1e-9  # relative: a quotient that is whole but for rounding counts as whole
-MOST = 64  # rows of a verification, and guesses for it, at most
+FLAT = 1.1  # up to this many times the time of the fewest rows, a pass counts as equally long
+GUESSED = 8  # guesses that are timed, and tokens of the text before them
+TRIPS = 3  # round trips, of which the fastest counts
+ROUNDS = 3  # rounds in which the rows of a verification are found
+SLACK = 1e-9  # relative rounding error up to which a quotient counts as an integer
+MOST = 64  # maximum of rows of a verification, and of guesses for it
 
 
 def sized(config: RunConfig, plain: Callable[[], float],
           rows: Callable[[], int]) -> TreeConfig:
-    """The trees of a run. What its method needs is measured: seconds of a plain round, rows of a segment."""
+    """Return the trees of a run. If its method needs them, `plain` and `rows` measure a plain round and a segment."""
     tree, method = config.tree, METHODS[config.pipeline_type]
     if tree.thrifty and method.falls_back:
         tree = replace(tree, plain_seconds=plain())
@@ -41,7 +41,7 @@ def sized(config: RunConfig, plain: Callable[[], float],
 
 
 def segment_rows(ring: Ring, context: int) -> int:
-    """The most rows, of `SIZES`, whose pass takes hardly longer than that of the fewest; a few passes to find out."""
+    """Return the most rows of `SIZES` that take hardly longer than the fewest, measured by a few passes."""
     sizes = [size for size in SIZES if size <= context] or [context]
     _pass(ring, sizes[0])  # warms up
     takes = {size: _pass(ring, size) for size in sizes}
@@ -51,12 +51,12 @@ def segment_rows(ring: Ring, context: int) -> int:
 
 
 def round_trip(ring: Ring) -> float:
-    """The seconds that one row takes once round the ring, where hardly any text stands before it."""
+    """Return the seconds that one row takes once round the ring, after hardly any text."""
     return min(_pass(ring, 1) for _ in range(TRIPS))
 
 
 def _pass(ring: Ring, rows: int) -> float:
-    """The seconds that so many rows take once round the ring."""
+    """Return the seconds that this many rows take once round the ring."""
     tree = TokenTree([0] * rows, rows, ring.ids)
     target = ring.open(tree, Sampler())
     start = ring.clock.now()
@@ -73,17 +73,17 @@ def _send(ring: Ring, tree: TokenTree, target: RequestTarget) -> None:
 
 
 class Latencies(NamedTuple):
-    """What DSI is made of, in seconds: a verification with its catch-up, and a guess."""
+    """The latencies of DSI in seconds: a verification with its catch-up, and a guess."""
 
     verification: float
     guess: float
 
     def needs(self, lookahead: int) -> int:
-        """The verifications under way at once with which none waits (DSI, Eq. 1)."""
+        """Return the number of concurrent verifications with which none has to wait (DSI, Eq. 1)."""
         return _times(self.verification, lookahead * self.guess)
 
     def least(self, servers: int) -> int:
-        """The fewest guesses in a verification with which none of them waits for one of so many servers (Eq. 1)."""
+        """Return the fewest guesses in a verification with which none waits for one of `servers` servers (Eq. 1)."""
         return min(MOST, _times(self.verification, servers * self.guess))
 
 
@@ -92,10 +92,10 @@ def _times(longer: float, shorter: float) -> int:
 
 
 def latencies(ring: Ring, networks: Sequence[Network], passes: Passes, context: int) -> Latencies:
-    """The latencies of DSI at temperature 0, with as few guesses in a verification as Eq. 1 wants, but at most `MOST`.
+    """Measure the latencies of DSI at temperature 0, with the fewest guesses per verification by Eq. 1, at most `MOST`.
 
-    While a replica verifies, others are sent the guesses after its own. So the next one has to catch up with about
-    T / d of them, which lengthens T, which changes how many they are: a few rounds come close enough.
+    While a replica verifies for T seconds, others receive the later guesses, of d seconds each. So its next one must
+    catch up with about T / d of them. That lengthens T, which changes their number: a few rounds come close enough.
     """
     guess = max(sum(_guess(ring, network, passes) for network in networks), 1e-6)
     room = min(MOST, context)
@@ -109,7 +109,7 @@ def latencies(ring: Ring, networks: Sequence[Network], passes: Passes, context: 
 
 
 def level_share(ring: Ring, network: Network, passes: Passes, growth: Growth, context: int) -> float:
-    """What a level of a tree takes, in the time in which the target verifies that tree; from 0 to 1.
+    """Return the time of a tree's level as a share of the time in which the target verifies the tree; from 0 to 1.
 
     A level that brings more accepted guesses than that is worth its time (OPT-Tree, section 3.2: the least threshold).
     """
@@ -120,7 +120,7 @@ def level_share(ring: Ring, network: Network, passes: Passes, growth: Growth, co
 
 
 def _guess(ring: Ring, network: Network, passes: Passes, growth: Growth = TreeConfig.chain) -> float:
-    """The seconds of one more level of a tree, or guess of a chain; 0 if the network guesses nothing."""
+    """Return the seconds of one more level of a tree, or guess of a chain; 0 if the network guesses nothing."""
     tree = TokenTree([0] * GUESSED, 2 * GUESSED + 2, ring.ids)
     target = ring.open(tree, Sampler(), Terms(network.inner))
     network.begin(Sampler())

@@ -1,13 +1,13 @@
 """A process for every rank of this machine, from the start of the first to the end of the last.
 
-It knows nothing about models: `run.py` decides what a rank does, and `ranks.py` how ranks find each other. Their
-rendezvous is a private folder, and they talk over loopback, so nothing listens where other machines could reach it.
+It knows nothing about models: `run.py` decides what a rank does, and `ranks.py` how ranks connect. They meet in a
+private folder and use its sockets, or loopback for process groups, so no other machine can reach anything.
 
-The ranks are forked by one process, which imports what they need: once, and its memory is shared. Nothing is computed
-before they are forked, for threads of a library would not survive it. As a program it is that process: `python -m
+One process, the server, forks the ranks. It imports their modules once, and they share its memory. Before that it
+computes nothing, as threads of libraries do not survive a fork. As a program, this module is the server: `python -m
 launch.processes SOCKET RANKS RETURNING MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it
-reports `forked RANK PID`, and `ended RANK CODE`. Of those that are RETURNING, one that was killed is reported as `died
-RANK CODE` and forked again; one that rank 0 has found hung is killed. Over the socket it is asked to end all.
+reports `forked RANK PID` and `ended RANK CODE`. If one of the RETURNING ranks is killed, the server reports `died RANK
+CODE` and forks it again; it kills such a rank if rank 0 has found it hung. An order over the socket ends all ranks.
 """
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
 from launch.folder import RENDEZVOUS, Folder, private_folder
 from pipeline.failure import FILES, SPACE, explain, first_loss, limited, noted
 
-HUNG = "hung/{}"  # in the store: how often rank 0 has found a rank hung, which its launcher then kills
-LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
+HUNG = "hung/{}"  # in the store: how often rank 0 has found a rank hung; the server then kills it
+LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it must not outlive
 INTERFACE = "GLOO_SOCKET_IFNAME"  # in the environment: where gloo listens
-GRACE = 3  # seconds for a rank to end in good order, before it is killed
-POLL_SECONDS = 0.05  # seconds between two looks at who has ended
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # what asks a command to end
-OPEN = 64, 8  # files that a rank may hold open: by itself, and for each other rank
-LAST = b"end"  # the order to the process that forks the ranks, which kills them and ends
-REPORT = 64  # bytes of a report, at most
+GRACE = 3  # seconds for a rank to end by itself, before it is killed
+POLL_SECONDS = 0.05  # seconds between two checks of which ranks have ended
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # signals that ask a command to end
+OPEN = 64, 8  # files that a rank may hold open: its own, and for each rank of the run
+LAST = b"end"  # the order to the server to kill all ranks and end
+REPORT = 64  # maximum bytes of a report
 
 
 # --- the launcher: start ----------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ REPORT = 64  # bytes of a report, at most
 class Ranks:
     """The ranks that a server forks for this process, until `kill`; raises OSError if the server cannot be started.
 
-    Of those that are `returning`, one that is killed is started again.
+    A rank in `returning` is started again if it is killed.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], numbers: Sequence[int],
@@ -56,7 +56,7 @@ class Ranks:
         self.pids: dict[int, int] = {}  # of the ranks that have been forked
         self._ended: dict[int, int] = {}
         self.deaths: dict[int, int] = {}  # exit codes of ranks that were started again
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps reports apart
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps reports apart
         self._socket.setblocking(False)
         listed = (",".join(map(str, ranks)) for ranks in (numbers, returning))
         words = [sys.executable, "-m", "launch.processes", f"{theirs.fileno()}", *listed, *command]
@@ -65,7 +65,7 @@ class Ranks:
         started.add(self)
 
     def ended(self) -> Mapping[int, int]:
-        """The exit codes of the ranks that have ended, the first one first; that of the server, if it is gone."""
+        """Return the exit codes of ended ranks, in order of time; if the server is gone, its code for all others."""
         gone = self._server.poll()
         self._read()
         if gone is not None:
@@ -83,18 +83,18 @@ class Ranks:
             os.kill(self.pids[one], number)
 
     def wait(self, seconds: float) -> None:
-        """Give the ranks so much time to end in good order."""
+        """Give the ranks this many seconds to end by themselves."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.all_ended:
             time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
-        """End the ranks that are still there, at once."""
+        """Kill the ranks that are still running, and end the server."""
         for rank in self.numbers:
             self.send_signal(rank, signal.SIGKILL)
         if len({*self.pids, *self.deaths}) < len(self.numbers):
             self._server.kill()  # else it would fork the others
-        with suppress(OSError):  # the server is gone, or was asked to end
+        with suppress(OSError):  # the server is gone
             self._socket.send(LAST)
         self._server.wait()
         self.ended()
@@ -102,9 +102,9 @@ class Ranks:
         started.discard(self)
 
     def _read(self) -> None:
-        """Take in what the server has reported since the last time."""
+        """Read the server's reports since the last call."""
         kinds = {b"forked": self.pids, b"died": self.deaths, b"ended": self._ended}
-        with suppress(OSError):  # there is no more yet, or it was closed
+        with suppress(OSError):  # there is no further report yet, or the socket was closed
             while report := self._socket.recv(REPORT):
                 kind, rank, number = report.split()
                 kinds[kind][int(rank)] = int(number)
@@ -112,22 +112,22 @@ class Ranks:
                     del self.pids[int(rank)]
 
 
-started: set[Ranks] = set()  # by this process, and not ended by `kill` yet
+started: set[Ranks] = set()  # by this process, and not yet ended by `kill`
 
 
 def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int],
                 returning: Sequence[int] = ()) -> Ranks:
-    """Run `python -m command` for each of these ranks, whose rendezvous is a private folder.
+    """Run `python -m command` for each of these ranks, which meet in a private folder.
 
-    Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it without a traceback.
+    The ranks inherit a mask that blocks Ctrl-C until rank 0 can handle it without a traceback.
     """
     assert set(numbers) <= set(range(world)), (list(numbers), world)
     environment = {**os.environ, LAUNCHER: str(os.getpid()), RENDEZVOUS: folder}
     environment["WORLD_SIZE"] = str(world)
-    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a broken connection is reported in our words
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # FlowSpec itself reports a broken connection
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave their core to another rank …
-    environment.setdefault("GOMP_SPINCOUNT", "10000")  # … but not between two products: that takes longer than these
-    environment.pop(INTERFACE, None)  # the way to other machines
+    environment.setdefault("GOMP_SPINCOUNT", "10000")  # … but not between two products: to wake them takes longer
+    environment.pop(INTERFACE, None)  # it may lead to other machines
     keep_on_loopback(environment)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -139,13 +139,13 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
 
 
 def keep_on_loopback(environment: MutableMapping[str, str]) -> None:
-    """Let gloo listen on loopback, where nothing else was asked for; else it takes what the host's name leads to."""
+    """Make gloo listen on loopback unless an interface is set; by default it uses the address of the host's name."""
     if any(name == "lo" for _, name in socket.if_nameindex()):
         environment.setdefault(INTERFACE, "lo")
 
 
 def allow_files(world: int) -> None:
-    """Let this process and the ranks open as many files as a rank needs; raises ValueError where that is forbidden."""
+    """Allow this process and the ranks as many open files as a rank needs; raises ValueError if that is forbidden."""
     alone, each = OPEN
     needed = alone + each * world
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -161,7 +161,7 @@ def allow_files(world: int) -> None:
 def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
     """Run `python -m command` once for each rank. Returns the exit code of the run, once all ranks have ended.
 
-    Where the run `recovers`, a rank but 0 that is killed is started again.
+    If the run `recovers`, any rank but 0 is started again when it is killed.
     """
     allow_files(world)
     with private_folder() as folder, _noting_stops() as stops:
@@ -177,22 +177,22 @@ def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
 
 @contextmanager
 def _noting_stops() -> Iterator[list[int]]:
-    """The signals that ask this process to end, as they come. After one of them Ctrl-C has nothing more to say."""
+    """Yield a list to which signals that ask this process to end are added. After one of them Ctrl-C is ignored."""
     stops: list[int] = []
     before = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in before.items():
-        if number != signal.SIGHUP or handler != signal.SIG_IGN:  # else as nohup wants it
+        if number != signal.SIGHUP or handler != signal.SIG_IGN:  # under nohup SIGHUP stays ignored
             signal.signal(number, lambda number, frame: stops.append(number))
     try:
         yield stops
     finally:
         for number, handler in before.items():
-            deaf = bool(stops) and number == signal.SIGINT
-            signal.signal(number, signal.SIG_IGN if deaf else handler)
+            ignored = bool(stops) and number == signal.SIGINT
+            signal.signal(number, signal.SIG_IGN if ignored else handler)
 
 
 def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
-    """The exit codes of the ranks that end by themselves, the first one first.
+    """Wait for the ranks, and return the exit codes of those that end by themselves, in order.
 
     Once rank 0 has ended or a rank has failed, the others have `GRACE` seconds; then they are killed.
     """
@@ -200,7 +200,7 @@ def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
         ended = ranks.ended()
         if stops or 0 in ended or any(ended.values()):
             if stops:
-                ranks.send_signal(0, signal.SIGINT)  # it lets all end in good order
+                ranks.send_signal(0, signal.SIGINT)  # rank 0 then ends all ranks in an orderly way
             ranks.wait(GRACE)
             break
         time.sleep(POLL_SECONDS)
@@ -210,21 +210,21 @@ def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
 
 
 def lost(ranks: Ranks, folder: str) -> str:
-    """Why a run is lost, if a rank has ended that is not started again; else nothing."""
+    """Return why a run is lost, if a rank has ended that is not started again, else an empty string."""
     ended = ranks.ended()
     return reason_of(ended, noted(Folder(folder))) if ended else ""
 
 
 def kill_all() -> None:
-    """End all ranks that this process has started, at once, whichever thread waits for them."""
+    """Kill all ranks that this process has started, even if other threads wait for them."""
     for ranks in list(started):
         ranks.kill()
 
 
 def _exit_code(ended: dict[int, int], loss: str) -> int:
-    """The exit code of a run, by those of its ranks. `loss` is what the ranks have noted of a lost peer.
+    """Return the exit code of a run from those of its ranks. `loss` is what the ranks have noted of a lost peer.
 
-    It reports what no rank could: who was killed, or has ended without a word.
+    Print what no rank could: which rank was killed, or has ended without a message.
     """
     first = ended.get(0, 0)
     bad = {rank: code for rank, code in ended.items() if code}
@@ -237,7 +237,7 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
 
 
 def reason_of(bad: Mapping[int, int], loss: str) -> str:
-    """Why a run is lost, by exit codes of ranks: who was killed, else what ranks have noted; empty if none knows."""
+    """Return why a run is lost: the ranks that were killed, else the noted `loss`, else the first early end, if any."""
     killed = [_death(rank, -code) for rank, code in bad.items() if code < 0]
     early = [f"rank {rank} ended too early, with exit code {code}" for rank, code in bad.items()]
     return "; ".join(killed) or loss or "".join(early[:1])
@@ -254,12 +254,12 @@ def _death(rank: int, number: int) -> str:
 # --- what a rank knows of its launcher --------------------------------------------------------------------------------
 
 def launched() -> bool:
-    """Whether `start_ranks` has started this rank; then the launcher reports what its ranks have lost."""
+    """Whether `start_ranks` has started this rank; then the launcher reports the losses of its ranks."""
     return RENDEZVOUS in os.environ
 
 
 def note(loss: str) -> None:
-    """Leave a loss to the launcher: of all that its ranks note, it reports what came first."""
+    """Note a loss for the launcher, which reports the first one of all its ranks."""
     first_loss(Folder(os.environ[RENDEZVOUS]), loss)
 
 
@@ -268,7 +268,7 @@ def note(loss: str) -> None:
 def main(argv: Sequence[str]) -> None:
     file, ranks, returning, module, *words = argv
     importlib.import_module(module)
-    gc.freeze()  # else the first collection in a rank would copy what it shares
+    gc.freeze()  # else the first garbage collection in a rank would copy the memory that it shares
     forked: dict[int, str] = {}
     launcher = socket.socket(fileno=int(file))
     for rank in chain(ranks.split(","), _returned(launcher, forked, returning.split(","))):
@@ -276,7 +276,7 @@ def main(argv: Sequence[str]) -> None:
             pid = os.fork()
         except OSError as error:
             say(f"rank {rank} could not be started: {explain(error)}")
-            sys.exit(EXIT_WRONG)  # those that were forked end with this process
+            sys.exit(EXIT_WRONG)  # the ranks that were forked end with this process
         if not pid:
             launcher.close()
             _be_rank(rank, module, words)
@@ -286,19 +286,19 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
-    """Be `python -m module words` as this rank, under a name by which `top` shows it."""
-    with suppress(OSError):  # where /proc may not be written
+    """Run `python -m module words` as this rank, under a name that `top` shows."""
+    with suppress(OSError):  # if /proc is read-only
         Path("/proc/self/comm").write_text(f"flowspec-{rank}", encoding="utf-8")
     os.environ.update({LAUNCHER: str(os.getppid()), "RANK": rank})
     sys.argv[1:] = words
-    del sys.modules[module]  # runpy warns of one that is there
+    del sys.modules[module]  # runpy warns of a module that is already imported
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _returned(launcher: socket.socket, forked: dict[int, str], returning: Sequence[str]) -> Iterator[str]:
-    """The ranks that are to be forked once more, of those that are `returning`; meanwhile report which have ended.
+    """Yield the ranks in `returning` that must be forked again; meanwhile report the ranks that have ended.
 
-    It ends with the last rank once that is ordered, and early if the launcher is gone: then the ranks end, too.
+    After the order `LAST` it ends with the last rank. If the launcher is gone it ends at once, as do the ranks.
     """
     parent, store, last = int(os.environ[LAUNCHER]), Folder(os.environ[RENDEZVOUS]), False
     found: Counter[str] = Counter()  # how often each rank was found hung
@@ -324,8 +324,8 @@ def _returned(launcher: socket.socket, forked: dict[int, str], returning: Sequen
 
 
 def _report(launcher: socket.socket, *facts: object) -> None:
-    """Report to the launcher: what has happened, to which rank, and its process or exit code."""
-    with suppress(OSError):  # it is gone
+    """Report an event to the launcher: its kind, the rank, and the rank's process id or exit code."""
+    with suppress(OSError):  # the launcher is gone
         launcher.send(" ".join(map(str, facts)).encode())
 
 

@@ -1,6 +1,6 @@
-"""How a rank comes to the others: in a process group, of one machine or of several, or as threads of one process.
+"""Connect a rank to the others: processes of one machine, boards, or threads of one process.
 
-What is handed out lives inside the `with`, and ends with it.
+A rank that a context manager yields is valid inside its `with` only.
 """
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from pipeline.sockets import FolderDoor
 from pipeline.trace import OFF, REAL, NoTrace, forget
 from tp.links import Placement
 
-SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # what a rendezvous writes into the environment
+SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # variables that a rendezvous sets in the environment
 
 
 # --- processes of one machine; for several see hosts/rendezvous.py ----------------------------------------------------
 
 def connect(rank: int, placement: Placement) -> Meeting:
-    """Where all ranks of this machine meet, which a launcher has started."""
+    """Return the meeting of all ranks of this machine, which a launcher has started."""
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     folder = os.environ[RENDEZVOUS]
-    with suppress(OSError):  # gone, if the launcher is
+    with suppress(OSError):  # the folder is gone if the launcher is
         hold(folder)
     if os.getppid() != launcher:
         _end_with(launcher, folder)
@@ -54,7 +54,7 @@ def connect(rank: int, placement: Placement) -> Meeting:
 
 
 def join(folder: str, rank: int, placement: Placement) -> Meeting:
-    """Where all ranks of this machine meet: in a folder, and in a process group if some of them share a stage."""
+    """Return the meeting of all ranks of this machine: in a folder; join a process group if some share a stage."""
     if placement.shares:
         files = dist.FileStore(os.path.join(folder, "groups"), placement.world)
         dist.init_process_group("gloo", store=files, rank=rank, world_size=placement.world)
@@ -62,11 +62,11 @@ def join(folder: str, rank: int, placement: Placement) -> Meeting:
 
 
 def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
-    """As `join`, beside ranks that this one has started; raises PeerLost, with the reason, if one ends instead."""
+    """Like `join`, for rank 0, which has started the `others`; raises PeerLost, with the reason, if one ends first."""
     joined: list[Meeting] = []
     failed: list[BaseException] = []
     with environment_kept(INTERFACE):
-        os.environ.pop(INTERFACE, None)  # the way to other machines
+        os.environ.pop(INTERFACE, None)  # it may lead to other machines
         processes.keep_on_loopback(os.environ)
         joining = guarded("join", lambda: joined.append(join(folder, 0, placement)),
                           lambda thread, error: failed.append(error))
@@ -78,11 +78,11 @@ def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
 
 
 def _end_with(launcher: int, folder: str) -> NoReturn:
-    """If the launcher is killed, so is this rank, and with it the folder, which nobody else can remove then."""
+    """Wait until the launcher is gone; then remove the folder, which nobody else can do, and end this rank."""
     while os.getppid() == launcher:
         time.sleep(GRACE / 6)
-    # Who has just begun to connect in the folder must be done with that: torch waits for a file that is gone, and lets
-    # no other thread run meanwhile.
+    # A rank that is just connecting through the folder must finish that first: torch waits for a missing file, and
+    # blocks all other threads meanwhile.
     time.sleep(1)
     shutil.rmtree(folder, ignore_errors=True)
     die(EXIT_LOST)
@@ -91,26 +91,26 @@ def _end_with(launcher: int, folder: str) -> NoReturn:
 # --- processes, on one machine or several -----------------------------------------------------------------------------
 
 class Member:
-    """One rank of a process group, from its start to its good-bye, or to its end before its time.
+    """One rank as a process, from its start to its orderly or early end.
 
-    A rank that fails lets the others hear why, and keeps its trace. Each board says it on its own terminal; a launcher
-    speaks for its ranks.
+    A rank that fails reports the reason to the others, and keeps its trace. Each board prints the reason on its own
+    terminal; a launcher prints it for its ranks.
     """
 
-    heartbeat: Heartbeat | None = None  # since the rank has joined the group
+    heartbeat: Heartbeat | None = None  # set when the rank connects
     wires: Wires | None = None
     trace: NoTrace = OFF
-    _epochs: Epochs | None = None  # where ranks meet
+    _epochs: Epochs | None = None  # in which ranks connect
 
     def __init__(self, prepared: Prepared, rank: int, several_hosts: bool = False) -> None:
         self._prepared, self._rank = prepared, rank
-        self._speaks = several_hosts
+        self._prints = several_hosts
         self._patience = 2 * GRACE if several_hosts else GRACE / 3  # seconds for the main thread to find a loss itself
-        self._linger = 0 if rank or not several_hosts else GRACE  # seconds for the others to read why in rank 0's store
-        self._recovers = prepared.recovers  # whether a loss can be mended
+        self._linger = 0 if rank or not several_hosts else GRACE  # seconds for others to read the reason
+        self._recovers = prepared.recovers  # whether all ranks connect again after a loss
 
     def connect(self, meeting: Meeting, lost: Callable[[str], None]) -> Rank:
-        """The rank, once all are connected; `lost` is called with a loss that the heartbeat hears of and nobody mends.
+        """Return the rank, once all are connected; without recovery the heartbeat calls `lost` with a loss it finds.
 
         Raises ValueError for a part of another split than rank 0's.
         """
@@ -132,15 +132,15 @@ class Member:
         check_split(spec.part, store.get("split/0").decode())
         if config.trace and number == 0:
             send_time(store, range(1, placement.world), machine())
-        elif config.trace and not comes_again:  # rank 0 says the time at its own start
+        elif config.trace and not comes_again:  # rank 0 sends the time at its own start only
             learn_time(store, number, machine(), self.trace)
         return Rank(spec, wires, self.trace, busy=self.heartbeat.busy, rejoin=self.rejoin)
 
     def rejoin(self, loss: PeerLost) -> None:
-        """Connect all ranks once more after a loss; raises PeerLost where that cannot be, or they do not come."""
+        """Connect all ranks again after a loss; raises PeerLost if that is impossible, or if a rank does not come."""
         number, seconds = self._rank, self._prepared.config.recovery
         if self._epochs is None or self.wires is None or not self._recovers:
-            raise loss  # which may be the end of an earlier try
+            raise loss  # which may have ended an earlier attempt
         try:
             self._epochs.leave(loss)
             self.wires.each(lambda link: link.end())
@@ -150,24 +150,24 @@ class Member:
             shown = explain(error)
             final = PeerLost(shown if shown == str(loss) else f"{loss}; {shown}")
             self._recovers = False
-            self.fail(str(final))  # nobody shall wait for a message
+            self.fail(str(final))  # so that no thread waits for a message
             if isinstance(error, (RuntimeError, OSError)):
                 raise final from error
             raise
         self.wires.each(lambda link: link.begin(made))
         if number == 0:
-            say(f"{loss}; all ranks are connected again, and answers go on", "\n")
+            say(f"{loss}; all ranks are connected again, and answers continue", "\n")
 
     def leave(self, outlive: bool) -> None:
-        """Say good-bye in good order; `outlive`: return when all others have done so."""
-        assert self.wires and self._epochs and self.heartbeat, "a rank leaves that was not connected"
+        """End all connections in an orderly way; with `outlive`, return once all others have done so."""
+        assert self.wires and self._epochs and self.heartbeat, "this rank was not connected"
         self.wires.each(lambda link: link.close())
         self._epochs.close()
         self.trace.close()
         self.heartbeat.stop(outlive)
 
     def drop(self) -> None:
-        """End what there is so far, in a program that stays; nothing happens if that was done in good order."""
+        """Release whatever the rank holds, in a program that continues; has no effect after `leave`."""
         self.trace.close()
         if self.wires is not None and self.heartbeat is not None:
             self.heartbeat.stop(outlive=not self.heartbeat.lost)
@@ -176,31 +176,31 @@ class Member:
                 self._epochs.close()
             self.wires.each(lambda link: link.drop())
 
-    # --- an end before its time ---------------------------------------------------------------------------------------
+    # --- an early end -------------------------------------------------------------------------------------------------
 
     def fail(self, loss: str) -> None:
-        """Let those who wait for a message hear of a loss instead."""
+        """Raise PeerLost in all threads that wait for a message."""
         if self.wires is not None:
             self.wires.each(lambda link: link.fail(PeerLost(loss)))
 
     def lose(self, loss: str) -> None:
-        """End the process, since the heartbeat has heard of a loss; called on the heartbeat's thread."""
+        """End the process after a loss that the heartbeat found; called on the heartbeat's thread."""
         try:
             self.fail(loss)
             time.sleep(self._patience)
-            if self._speaks:  # its main thread waits for other ranks in the midst of a product
+            if self._prints:  # the main thread waits for other ranks inside a product
                 say(loss, "\n")
         finally:
             self._end(EXIT_LOST)
 
     def give_up(self, error: BaseException) -> NoReturn:
-        """End the process, since its main thread has failed or found a loss."""
+        """End the process after its main thread has failed or found a loss."""
         show(error, self._prepared.config.debug)
         lost = isinstance(error, PeerLost)
         reason = explain(error) if lost else f"rank {self._rank} failed: {explain(error)}"
-        if self._speaks:
+        if self._prints:
             say(reason, "\n")
-        self._speaks = False  # once is enough
+        self._prints = False  # `lose` must not print another one
         if self.heartbeat is not None:
             self.heartbeat.note(reason)
         elif launched():
@@ -216,10 +216,10 @@ class Member:
         die(code)
 
 
-# --- rank 0 inside a program that stays -------------------------------------------------------------------------------
+# --- rank 0 inside a user's program -----------------------------------------------------------------------------------
 
 def rank_0(resolved: Resolved) -> ContextManager[Rank]:
-    """Rank 0 beside others on other boards, in processes, in threads, or simulated; ValueError for what cannot work."""
+    """Return rank 0; the others are boards, processes, threads or simulated. Raises ValueError for invalid input."""
     board = find_board(resolved.keys.run, os.environ)
     if board is not None:
         return _beside_boards(resolved, board)
@@ -229,7 +229,7 @@ def rank_0(resolved: Resolved) -> ContextManager[Rank]:
 
 @contextmanager
 def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank]:
-    """Rank 0, beside the others as processes that read the same `words`."""
+    """Yield rank 0; the others are processes that read the same `words`."""
     if prepared.placement.shares:
         _begin_groups()
     world = prepared.placement.world
@@ -248,12 +248,12 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
 
 @contextmanager
 def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
-    """Rank 0 on this board, once the others have come, where somebody types `run_jetson.sh` with the same words.
+    """Yield rank 0 on this board, once the others have come; there a user runs `run_jetson.sh` with the same words.
 
-    Raises ValueError, also on another board than rank 0's, and PeerLost if one does not come.
+    Raises ValueError for invalid input, or on another board than rank 0's, and PeerLost if a board does not come.
     """
     if board.rank:
-        raise ValueError(f"this board is rank {board.rank}, and who asks is rank 0: start this on the board of "
+        raise ValueError(f"this board is rank {board.rank}, but requests come from rank 0: start this on the board of "
                          f"{board.named(0)}, and bash run_jetson.sh here")
     _begin_groups()
     say(f"on each of the other boards: bash run_jetson.sh {shlex.join(resolved.words)}")
@@ -267,7 +267,7 @@ def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
 
 @contextmanager
 def _in_group(member: Member, meeting: Meeting) -> Iterator[Rank]:
-    """Rank 0 in this process, where it meets the others."""
+    """Yield rank 0 in this process, connected to the others."""
     with torch_as_it_was(), ExitStack() as ends:
         ends.callback(leave_groups)
         ends.callback(member.drop)
@@ -279,11 +279,11 @@ def _in_group(member: Member, meeting: Meeting) -> Iterator[Rank]:
 
 
 def _begin_groups() -> None:
-    """Make ready to join a process group; raises ValueError if this program is in one already."""
+    """Prepare to join a process group; raises ValueError if this program is in one already."""
     if dist.is_initialized():
         raise ValueError("this program is in a process group of torch.distributed already: end it first, or open the "
                          "pipeline with processes=False")
-    # Groups are named by a number, which a group that could not be joined has raised. All others begin with 0.
+    # torch names groups by a counter, which a failed attempt to join has raised. All other ranks count from 0.
     dist.distributed_c10d._group_count = 0
 
 
@@ -295,7 +295,7 @@ def leave_groups() -> None:
 
 @contextmanager
 def environment_kept(*names: str) -> Iterator[None]:
-    """The program around a pipeline gets these variables of its environment back as they were."""
+    """Restore these environment variables at the end."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield
@@ -309,14 +309,14 @@ def environment_kept(*names: str) -> Iterator[None]:
 # --- all ranks in one process -----------------------------------------------------------------------------------------
 
 def alone(prepared: Prepared) -> ContextManager[Rank]:
-    """Rank 0, with all others in this process."""
+    """Return rank 0 of a pipeline with all ranks in this process."""
     return as_virtual(prepared) if prepared.config.virtual else as_threads(prepared)
 
 
 @contextmanager
 def as_threads(prepared: Prepared) -> Iterator[Rank]:
-    """Rank 0, beside the others as threads of this process: for a debugger, and where processes are not wanted."""
-    torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
+    """Yield rank 0; the others are threads of this process, for a debugger or where processes are not wanted."""
+    torch.empty(0, device="meta")  # the first meta tensor loads modules of torch; 2.3 hangs if threads race to do it
     config, placement = prepared.config, prepared.placement
     traces = [prepared.trace(rank, REAL) for rank in range(placement.world)]
     wires = between_threads(config.cluster, placement, traces)

@@ -1,9 +1,9 @@
-"""The composition root: from what a person types to the exit code of a command.
+"""The composition root: from the words of a command line to the exit code of the command.
 
-The only place that asks which rank this is; everything below it receives values. A command calls `run` with what rank 0
-shall do. Started by hand, it looks the input over and starts one process for each rank (or, with processes=false, one
-thread). Where a launcher has set RANK in the environment, it is that rank. As a program it is a rank beside a rank 0
-that is a person's program: `python -m launch.run [PRESET] [key=value ...]`.
+Only this module checks which rank the process is; everything below it receives values. A command calls `run` with the
+work of rank 0. Started by hand, `run` checks the input and starts one process for each rank (or, with processes=false,
+one thread). If a launcher has set RANK in the environment, the process is that rank. As a program, this module is one
+of the other ranks of a pipeline that a user's program has opened: `python -m launch.run [PRESET] [key=value ...]`.
 """
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from pipeline.failure import PeerLost, foreseen
 from pipeline.trace import NoTrace
 
 Main = Callable[[Pipeline], None]
-# What transformers reads: a rank needs its tokenizers, and its models would import torch's compiler, for seconds.
+# Read by transformers: a rank needs only its tokenizers, and its models would import torch's compiler, for seconds.
 TOKENIZERS_ONLY = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a command does with a live pipeline.
+    """A command that uses a live pipeline.
 
-    `module`, with its first words, is what starts in each rank; `main` is what rank 0 does. A command with keys of its
-    own names their `kind`, and `main` and `trace` get them: the one behind the pipeline, the other as configuration.
+    Each rank runs `module`, with its first words; rank 0 calls `main`. A command with keys of its own gives their class
+    as `kind`; `main` then receives them as `own`, after the pipeline. `trace` receives the keys of any command.
     """
 
     module: str
     main: Callable[..., None]
     kind: type[CommandKeys] | None = None
-    trace: Callable[..., NoTrace] | None = None  # makes that of a rank, by keys, number and clock; None: as keys say
+    trace: Callable[..., NoTrace] | None = None  # creates a rank's trace from keys, number and clock; None: by trace=
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
-    """The whole life of a command. Returns its exit code; what went wrong is printed on stderr."""
+    """Run a command from start to end and return its exit code; errors are printed on stderr."""
     try:
         code = _run(command, argv)
     except (Exception, KeyboardInterrupt) as error:
@@ -63,8 +63,8 @@ def run(command: Command, argv: Sequence[str]) -> int:
 def _run(command: Command, argv: Sequence[str]) -> int:
     for name in ("RANK", "WORLD_SIZE"):
         if name in os.environ and not launched():
-            raise ValueError(f"{name}={os.environ[name]} in the environment is no launcher's of ours: unset it, or "
-                             "start this without torchrun, for it starts its ranks itself")
+            raise ValueError(f"{name}={os.environ[name]} in the environment was not set by FlowSpec: unset it, or "
+                             "start this without torchrun, since it starts its ranks itself")
     resolved = resolve(argv, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
     keys, config = resolved.keys, resolved.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
@@ -87,7 +87,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
 
 
 def _rendezvous(board: Board) -> Rendezvous:
-    """This board's side of the rendezvous."""
+    """Return this board's side of the rendezvous."""
     if board.is_spare:
         return Spare(board)
     return Participant(board) if board.rank else Coordinator(board)
@@ -96,10 +96,10 @@ def _rendezvous(board: Board) -> Rendezvous:
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
 def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> NoReturn:
-    """Be one rank from the rendezvous to the last good-bye. A rank that fails dies at once."""
+    """Run one rank from the rendezvous to its end. A rank that fails ends at once."""
     os.environ.update(TOKENIZERS_ONLY)
     number, several_hosts = int(os.environ["RANK"]), rendezvous is not None
-    if number == 0 or not several_hosts:  # elsewhere Ctrl-C is for this rank, or as its shell wants it
+    if number == 0 or not several_hosts:  # on the other boards Ctrl-C keeps its handler
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
     member = Member(prepared, number, several_hosts)
     try:
@@ -110,23 +110,23 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> N
             rank.serve()
         else:
             code = _lead(rank, main)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done, and all ranks are about to end
         member.leave(outlive=number == 0)
         if number == 0:
             join_traces(rank.spec)
     except BaseException as error:
         member.give_up(error)
     leave_groups()
-    if several_hosts and code >= EXIT_STOPPED:  # else the launcher says it
+    if several_hosts and code >= EXIT_STOPPED:  # else the launcher prints it
         say("stopped", "\n")
-    die(code)  # to take torch apart in good order would last longer than to bring it up
+    die(code)  # an orderly shutdown of torch would take longer than its start
 
 
 def _lead(rank_0: Rank, main: Main) -> int:
-    """Do what the command does; whatever happens but the loss of a peer, the ring is stopped then. The exit code."""
+    """Run the command's `main`, then stop the ring unless a peer is lost; return the exit code."""
     debug = rank_0.spec.config.debug
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see `start_ranks`
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until here, see `start_ranks`
         pipeline = Pipeline.of_rank_0(rank_0)
     except (ValueError, KeyboardInterrupt) as error:
         return ended_by(error, debug)

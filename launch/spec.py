@@ -1,4 +1,4 @@
-"""One rank as a configuration and its part of the split make it: sizes, device, number type, weights, cache slots.
+"""The specification of one rank, from a configuration and a part of the split: sizes, device, number type, cache slots.
 
 It knows nothing about processes or rank numbers, and reads no weights.
 """
@@ -25,7 +25,7 @@ from tp.links import Placement
 
 
 def usable(name: str, key: str = "device=") -> torch.device:
-    """The device of that name; `auto` is a CUDA device if there is one. Raises ValueError for one that is not here."""
+    """Return the device of this name; `auto` is CUDA if available, else the CPU. Raises ValueError if it is missing."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"
@@ -33,19 +33,19 @@ def usable(name: str, key: str = "device=") -> torch.device:
         raise ValueError(f"{key}{name} is unknown: choose cpu, cuda or cuda:N")
     there = ", ".join(f"cuda:{number}" for number in range(count)) or "none that this torch can use"
     if name != "cpu" and int(name[len("cuda:"):] or 0) >= count:
-        raise ValueError(f"{key}{name} is not here (CUDA devices: {there}): choose another, or {key}cpu")
+        raise ValueError(f"{key}{name} does not exist here (CUDA devices: {there}): choose another, or {key}cpu")
     return torch.device(name)
 
 
 def number_type(name: str, device: torch.device) -> torch.dtype:
-    """The number type of that name; `auto` on a CPU is float32, in which a text does not depend on the method."""
+    """Return the number type of this name; `auto` on a CPU is float32, in which no text depends on the method."""
     if name == "auto":
         name = "float16" if device.type == "cuda" else "float32"
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
 def local_ranks(world: int) -> range:
-    """The ranks of this machine, which load at the same time; on several hosts each has one."""
+    """Return the ranks of this machine, which load at the same time; of several hosts each has one."""
     if "RANK" not in os.environ or RENDEZVOUS in os.environ:
         return range(world)
     own = int(os.environ["RANK"])
@@ -54,11 +54,11 @@ def local_ranks(world: int) -> range:
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What a rank is built from. Everything else follows, and is worked out once."""
+    """The inputs that a rank is built from; its properties are derived from them."""
 
     config: RunConfig
     part: Part
-    head: str = ""  # folder of a draft head to take in place of the split's
+    head: str = ""  # folder of a draft head that replaces the split's
 
     @cached_property
     def sizes(self) -> LlamaConfig:
@@ -67,25 +67,25 @@ class RankSpec:
 
     @cached_property
     def context(self) -> int:
-        """The most tokens of prompt and answer together."""
+        """The maximum number of tokens of prompt and answer together."""
         return min(self.config.max_length, self.sizes.context)
 
     @property
     def layers(self) -> int:
-        """How many layers the rank holds, or shares; a small model's own do not count."""
+        """The number of layers that the rank holds or shares; layers of a small model do not count."""
         first, last = self.part.layers
         return last - first if self.drafter is None else 0
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Behind how many positions each layer drops keys and values; 0 for never, as where texts are reused."""
+        """The number of positions after which each layer drops keys and values; 0 for never, as with `reuse`."""
         ours = map(self.sizes.window, range(*self.part.layers))
         cuts = not self.config.reuse
         return tuple(window if cuts and window < self.context else 0 for window in ours)
 
     @cached_property
     def slots(self) -> int:
-        """How many nodes a cache holds: the text, and guesses that live, are under way or wait to be pruned."""
+        """The number of nodes that a cache holds: the text, and guesses that are live, in flight or not yet pruned."""
         tree = self.config.tree
         ranks = len(self.part.stages)
         grown = tree.expand.nodes + ranks * tree.idle.nodes
@@ -94,17 +94,17 @@ class RankSpec:
 
     @property
     def copies(self) -> int:
-        """How many copies of the model there are, for a method that has replicas."""
+        """The number of copies of the model, for a method that has replicas."""
         return self.config.copies(len(self.part.stages))
 
     @property
     def partial(self) -> bool:
-        """Whether the draft reads features of rows that are still under way, which stages report to rank 0."""
+        """Whether the draft reads features of rows that are still in flight, which stages report to rank 0."""
         return "spd" in self.sources and not self.config.replicated
 
     @property
     def reports(self) -> bool:
-        """Whether its own stage reports: if it adds a feature; behind the last layer the segment itself is as early."""
+        """Whether this rank's stage reports features: if it adds any; after the last layer the segment is as early."""
         part = self.part
         return self.partial and bool(part.own_inner) and not part.member and part.layers[1] < self.sizes.layers
 
@@ -116,7 +116,7 @@ class RankSpec:
 
     @cached_property
     def drafter(self) -> int | None:
-        """Which small model this rank holds in place of its part, counted from 0; None if it holds none."""
+        """The index, from 0, of the small model that this rank holds instead of a part; None if it holds none."""
         return self.placement.drafter(self.part.rank)
 
     @cached_property
@@ -139,42 +139,42 @@ class RankSpec:
 
     @cached_property
     def quant(self) -> str:
-        """The kind of weights that the layers run with; another than the split holds is refused."""
+        """The kind of weights that the layers compute with; raises ValueError if the split holds another kind."""
         return running_kind(self.config.quant, self.part.quant, self.part.folder)
 
     @property
     def quantizes(self) -> str:
-        """The kind of weights that are made of plain ones while loading, or none."""
+        """The kind of weights to which plain ones are quantized while loading, or "none"."""
         return self.quant if self.part.quant == "none" else "none"
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources of the draft's guesses; none for a method that has no draft."""
+        """The sources of the draft's guesses; empty for a method without a draft."""
         return () if METHODS[self.config.pipeline_type].draft == "none" else self.config.sources
 
     @property
     def small_models(self) -> list[Path]:
-        """The folders of the small models that draft side by side: those that are named, or `draft` in rank 0's."""
+        """The folders of the small models that draft together: as given, or `draft` in rank 0's folder."""
         return [*map(Path, self.config.small_models)] or [self.part.folder / "draft"]
 
     @property
     def trees_at_once(self) -> int:
-        """How many trees of the usual size make one."""
+        """The number of trees of the configured size that are merged into one."""
         return len(self.small_models) if "ssm" in self.sources else 1
 
     @property
     def draft_folder(self) -> Path:
-        """The folder of a small model that drafts alone: as named, or `draft` in rank 0's."""
+        """The folder of a single small model that drafts: as given, or `draft` in rank 0's folder."""
         return Path(self.config.draft_dir or self.part.folder / "draft")
 
     def draft_quant(self) -> str:
-        """The kind of weights that a draft runs with; refused where this rank cannot compute them."""
+        """Return the kind of weights of a draft; raises ValueError if this rank cannot compute with them."""
         kind = self.quant if self.config.quant_draft else "none"
         probe(kind, self.dtype, self.device)
         return kind
 
     def prepare_torch(self) -> None:
-        """Let torch compute no gradients in this process, with a fair share of the cores unless threads were given."""
+        """Disable gradients in this process; set torch's threads as given, or to a fair share of the cores."""
         torch.set_grad_enabled(False)
         cores = os.cpu_count() or 1
         fair = max(1, cores // len(local_ranks(self.placement.world)))
@@ -183,7 +183,7 @@ class RankSpec:
 
 @contextmanager
 def torch_as_it_was() -> Iterator[None]:
-    """A pipeline computes no gradients and chooses its threads; the program around it gets its own settings back."""
+    """Restore torch's settings of gradients and threads at the end, since a pipeline changes both."""
     gradients = torch.is_grad_enabled()
     threads = torch.get_num_threads()
     try:

@@ -1,7 +1,7 @@
-"""The trace of a run: where its spans go, a description of what ran, and one clock for several machines.
+"""The trace of a run: the files of its spans, a description of the run, and one clock for several machines.
 
-It knows nothing about what is traced. Ranks of one machine share its monotonic clock; on another machine a rank asks
-rank 0 for the time, over the store of the rendezvous, and believes the answer that came quickest (Cristian, 1989).
+It knows nothing about what is traced. Ranks of one machine share its monotonic clock; on another machine a rank queries
+rank 0 for the time, over the rendezvous's store, and uses the reply with the shortest round trip (Cristian, 1989).
 """
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from model.text import Text, TokenTexts
 from pipeline.trace import CLOCK, OFF, REAL, Clock, NoTrace, Trace, merge, read
 
 PINGS = 8
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for all that shares a monotonic clock, containers included
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all that share a monotonic clock, even containers
 
 
 def open_trace(config: RunConfig, rank: int, clock: Clock = REAL) -> NoTrace:
-    """The trace of one rank, if the configuration wants one."""
+    """Return the trace of one rank, or `OFF` if the configuration names no folder for traces."""
     return Trace(config.trace, rank, clock) if config.trace else OFF
 
 
 def join_traces(spec: RankSpec) -> None:
-    """Join the traces of all ranks that wrote to this machine, and leave beside them what was run."""
+    """Join the traces of all ranks that wrote to this machine, and write a description of the run next to them."""
     folder = spec.config.trace
     if folder:
         describe(spec)
@@ -42,7 +42,7 @@ def join_traces(spec: RankSpec) -> None:
 
 
 def describe(spec: RankSpec) -> None:
-    """Leave in the trace's folder what its spans do not say, `run.json`: what ran, and the text of every token."""
+    """Write `run.json` into the trace's folder, with what its spans lack: what ran, and the text of every token."""
     config, part, tokens = spec.config, spec.part, {}
     if not config.prompt_ids:
         tokens = texts(Text(part.folder).tokenizer, occurring(read(config.trace)))
@@ -64,7 +64,7 @@ def describe(spec: RankSpec) -> None:
 
 
 def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:
-    """The ids of all tokens that the spans name."""
+    """Return the ids of all tokens that the spans name."""
     found: set[int] = set()
     for span in spans:
         found.update(span.get("tokens", ()))
@@ -76,7 +76,7 @@ def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:
 
 
 def texts(tokenizer: Any, tokens: Iterable[int]) -> dict[int, str]:
-    """Each token as it reads in the middle of a text; a part of a character as its number in the vocabulary."""
+    """Return each token as it reads in the middle of a text; a part of a character as its number in the vocabulary."""
     known = sorted(token for token in tokens if token < len(tokenizer))
     found = zip(known, map(TokenTexts(tokenizer), known))
     return {token: text.name if text.whole else f"\u27e8{token}\u27e9" for token, text in found}
@@ -85,13 +85,13 @@ def texts(tokenizer: Any, tokens: Iterable[int]) -> dict[int, str]:
 # --- one clock for several machines -----------------------------------------------------------------------------------
 
 def machine() -> str:
-    """What identifies this machine since its last start."""
+    """Return an identifier of this machine since its last boot."""
     return BOOT.read_text().strip()
 
 
 def send_time(store: Any, peers: Sequence[int], here: str,
               clock: Callable[[], float] = time.monotonic) -> None:
-    """On rank 0, send the time to those peers that are on another machine than `here`, as often as they ask."""
+    """Send the time to all peers on other machines than `here`, `PINGS` times each; runs on rank 0."""
     store.set("clock/0", here)
     for peer in peers:
         if store.get(f"clock/{peer}").decode() != here:
@@ -101,7 +101,7 @@ def send_time(store: Any, peers: Sequence[int], here: str,
 
 
 def learn_time(store: Any, rank: int, here: str, trace: NoTrace) -> None:
-    """On any other rank, note by how many seconds rank 0's clock is ahead, if that is another machine's."""
+    """Note by how many seconds rank 0's clock is ahead, if it is another machine's; runs on the other ranks."""
     store.set(f"clock/{rank}", here)
     if store.get("clock/0").decode() == here:
         return

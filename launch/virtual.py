@@ -1,6 +1,6 @@
-"""Rank 0 of a cluster whose time is only counted: all layers are computed in this process, nothing sleeps.
+"""Rank 0 of a cluster in virtual time: all layers are computed in this process, and nothing sleeps.
 
-What a profile charges is the same as in the emulation in real time (`launch/build.py`, `launch/wiring.py`).
+A profile charges the same times as in the emulation in real time (`launch/build.py`, `launch/wiring.py`).
 """
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tp.shares import Joined
 
 @contextmanager
 def as_virtual(prepared: Prepared, own: Own = NO_OWN_TIME) -> Iterator[Rank]:
-    """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges."""
+    """Yield rank 0, linked to simulated stages; `own` is Python's own time in addition to the profile's times."""
     profile, placement = prepared.config.cluster, prepared.placement
     clock = VirtualClock(EVEN_FROM)
-    clocks = {rank: VirtualClock(EVEN_FROM) for rank in placement.small_model_ranks}  # they draft beside the ring
+    clocks = {rank: VirtualClock(EVEN_FROM) for rank in placement.small_model_ranks}  # they draft in parallel
     traces = [prepared.trace(rank, clocks.get(rank, clock)) for rank in range(placement.world)]
     groups = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
@@ -60,7 +60,7 @@ def as_virtual(prepared: Prepared, own: Own = NO_OWN_TIME) -> Iterator[Rank]:
 
 
 def _whole(group: Sequence[RankSpec]) -> Slice:
-    """The layers of a stage, put together again if its ranks share them."""
+    """Load the layers of a stage, joined again if its ranks share them."""
     leader = group[0]
     if len(group) == 1:
         return load_layers(leader, leader.part.weights)

@@ -1,7 +1,7 @@
 """A rank that is connected to the others: its links and, where several ranks share a stage, its group.
 
-The others are processes or threads. It knows nothing about what travels, and compares no ranks: `Placement` says who
-talks to whom.
+The others are processes or threads. It knows nothing about messages, and compares no ranks: `Placement` defines which
+ranks are linked.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tp.links import Leading, Placement
 
 # A pipeline may wait for its next request without limit; the heartbeat finds dead peers.
 IDLE = timedelta(days=30)
-Connect = Callable[[Peers, int], Any]  # the link to some peers; with a small model, it is that of this rank
+Connect = Callable[[Peers, int], Any]  # the link to peers; the number is the rank of a small model, if one is at an end
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Wires:
     fan: Any  # from a leader to the other members of its group; None if there are none
     group: Group
     drafter_links: Sequence[Any] = ()  # from rank 0 to each rank that holds a small model
-    meter: Meter = field(default_factory=Meter)  # of the rank's work, which stands still while it waits for messages
+    meter: Meter = field(default_factory=Meter)  # measures the rank's work, without waiting for messages
 
     @property
     def link(self) -> Any:
-        """The first link, which hears what all of them bring."""
+        """The first link, which receives the messages of all of them."""
         return self.links[0]
 
     def each(self, act: Callable[[Any], object]) -> None:
-        """Let all links do this."""
+        """Call `act` with each link."""
         fan = [] if self.fan is None else [self.fan]
         for link in (*self.links, *self.drafter_links, *fan):
             act(link)
@@ -60,8 +60,8 @@ class Rank(NamedTuple):
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-    busy: Callable[[], list[float]] = list  # for what share of its last seconds each rank was at work, where known
-    restart: Callable[[bool], object] = lambda same: None  # begins counted time again, for the same question or another
+    busy: Callable[[], list[float]] = list  # the share of its last seconds in which each rank worked, if known
+    restart: Callable[[bool], object] = lambda same: None  # restarts virtual time, for the same question or another
     rejoin: Callable[[PeerLost], None] = final  # returns once all are connected again after a loss, or raises PeerLost
 
     def serve(self) -> None:
@@ -74,8 +74,8 @@ class Rank(NamedTuple):
         else:
             stage = build_stage(self.spec, self.trace, self.wires.group)
             link, fan = self.wires.link, self.wires.fan
-            heard: Any = link if fan is None else Leading(link, fan)  # what a leader hears goes on to the other members
-            work, forget = partial(run_stage, stage, heard), stage.forget
+            source: Any = link if fan is None else Leading(link, fan)  # a leader passes messages on to its members
+            work, forget = partial(run_stage, stage, source), stage.forget
         while True:
             try:
                 with self.wires.meter:
@@ -87,9 +87,9 @@ class Rank(NamedTuple):
 
 def between_processes(cluster: Profile | None, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
                       ) -> Wires:
-    """The wires of one rank in a process of its own, over which nothing travels yet.
+    """Create the wires of one rank in a process of its own, not yet connected.
 
-    Ranks that share a stage are in a process group; all ranks make the same groups in the same order.
+    Ranks that share a stage are in a process group; all ranks create the same groups in the same order.
     """
     meter = heartbeat.meter
     mine = placement.group(rank)
@@ -106,14 +106,14 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
 
 
 def between_threads(cluster: Profile | None, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
-    """The wires of every rank, all in one process."""
+    """Create the wires of all ranks, in one process."""
     assert len(traces) == placement.world, (len(traces), placement.world)
     root = placement.root
     meters = [Meter() for _ in traces]
     inboxes = [Inbox(trace, placement.peers(rank)[0].ordered, meters[rank]) for rank, trace in enumerate(traces)]
     tables = {ranks: Table(len(ranks)) for ranks in map(placement.group, range(placement.world))}
     answers = {drafter: Inbox(traces[root], meter=meters[root])
-               for drafter in placement.small_model_ranks}  # where rank 0 hears each small model
+               for drafter in placement.small_model_ranks}  # rank 0's inboxes, one for each small model
     ends = [*inboxes, *tables.values(), *answers.values()]
 
     def wires(rank: int) -> Wires:
@@ -131,7 +131,7 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
 
 def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[Profile | None, NoTrace], group: Group,
            meter: Meter) -> Wires:
-    """The wires of a rank; in an emulated cluster its links take the time of the wires to its peers."""
+    """Create the wires of a rank; an emulated cluster delays its links by the wires to its peers."""
     cluster, trace = emulation
 
     def link(peers: Peers, drafter: int) -> Any:

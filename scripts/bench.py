@@ -1,4 +1,4 @@
-"""Measurements of one run: Python's own time, how well the draft guesses, what forms cost.
+"""Measurements: the time of Python itself, the accuracy of drafts, the cost of number types and quantized weights.
 
 Usage: python -m scripts.bench overhead|clocks|real_time|accidents|load|server|turns|conversation|acceptance|schema
                                [PRESET] [key=value ...]
@@ -9,46 +9,46 @@ Usage: python -m scripts.bench overhead|clocks|real_time|accidents|load|server|t
        python -m scripts.bench planner_map|profiles [PRESET] [key=value ...]
        python -m scripts.bench thrift|spd
 
-Where no PRESET is named, the bundled model is measured, and by real_time and schema SmolLM2.
+Without a PRESET the bundled model is measured, by real_time and schema SmolLM2.
 
 overhead    rank 0's own time per turn and a stage's per segment, outside models, and the time from send to receive per
             link (medians), with trees of 64 nodes; with pipeline_type=serial ranks do not compute at the same time
-clocks      an emulated cluster in real time beside the same in virtual time: tokens/s of both, and of the latter with
+clocks      an emulated cluster in real time and the same in virtual time: tokens/s of both, and of the latter with
             Python's own time for a turn, a message and a segment, measured in the former
-real_time   methods on this machine as it is, in 1, 2 and 4 stages by turns: tokens/s over plain decoding, time to the
-            first token, and the memory of all processes
-load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
-            in a second, at random or at recorded moments, and by how many are under way at once (see --help)
-server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
-            gets alone; and the memory, open files and threads of the server's processes (see --help)
-turns       rank 0's own time in a turn, outside models, by how many requests are under way at once
-conversation  ten turns: what each waits for its first token, with and without reuse=true; context=8000: an agent's,
-            whose tenth prompt has about so many tokens
+real_time   methods on this machine as it is, alternately in 1, 2 and 4 stages: speed relative to plain decoding, time
+            to the first token, and the memory of all processes
+load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by arrivals per
+            second, at random or recorded times, and by the number of concurrent requests (see --help)
+server      the same for a server that receives requests over HTTP for some minutes; whether each text equals that of
+            its request alone; and the memory, open files and threads of the server's processes (see --help)
+turns       rank 0's own time in a turn, outside models, by the number of concurrent requests
+conversation  ten turns: the time to the first token of each, with and without reuse=true; context=8000: an agent's
+            conversation, with about this many tokens in the tenth prompt
 acceptance  the mean accepted length, the target's own token included, on questions of the six sets with EAGLE-2's tree:
             60 nodes with the root, six levels, ten children
-schema      answers with and without a JSON schema, in virtual time: tokens/s by method, and with ablate=forced, without
-            the guesses that a schema forces; whether all methods write the same texts
-accidents   accidents (100) at random moments, by method, for one and four answers at once: a rank is killed or stopped,
+schema      answers with and without a JSON schema, in virtual time: tokens/s by method, also without the guesses that a
+            schema forces (ablate=forced); whether all methods write the same texts
+accidents   accidents (100) at random times, by method, for one and four answers at once: a rank is killed or stopped,
             its cable cut, packets lost, a disk full under a trace, a board back with another split; how many answers
-            are lost or have another text, and how long they wait. places=processes,namespaces: of one machine, and
+            are lost or have another text, and how long they wait. places=processes,namespaces: on one machine, and
             boards that run_jetson.sh starts in network namespaces, or loopback; csv=FILE.
-specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's
-stages      types and quantized weights side by side: a stage's time per segment, its error, the share of the memory's
-            bandwidth, and how often the bundled model still finds the same token likeliest
-layers      where a layer's time goes: kernels, torch's dispatch, Python; by width, form and rows
+specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, next to the paper's
+stages      number types and quantized weights compared: a stage's time per segment, its error, the share of the
+            memory's bandwidth, and how often the bundled model still finds the same token likeliest
+layers      how a layer's time divides: kernels, torch's dispatch, Python; by width, form and rows
 head        a model's LM head in every form: the time of a verdict, and how often it finds the same token likeliest
-long        a model's layers on texts of 8,192 and 32,768 tokens, by prefill_chunk and quant_kv: time to read them and
-            write behind them, memory beside what is stated; and how often quant_kv=int8 finds the same token likeliest
-peers       llama.cpp, transformers and this project on one GGUF file, by turns: plain decoding, and prompts of 16 and
+long        a model's layers on texts of 8,192 and 32,768 tokens, by prefill_chunk and quant_kv: time of prefill and of
+            decoding, memory used and stated; and how often quant_kv=int8 finds the same token likeliest
+peers       llama.cpp, transformers and this project alternately on one GGUF file: plain decoding, and prompts of 16 and
             64 tokens; --shapes 7b: random weights of a 7B model's shapes, two layers; --over 4: four processes
-planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
-            choice reaches of the best, and of plain decoding
-planner_map  which method a plan chooses by the time of a stage and the cost of a row or of a message: table and map
-planner_emulated  plans for a few of the drawn clusters, and what they take in virtual time beside real time
+planner     plans for many random clusters, each made with some questions and judged by others in virtual time: the
+            speed of the choice relative to the best one, and to plain decoding
+planner_map  the method that a plan chooses, by the time of a stage and the cost of a row or a message: table and map
+planner_emulated  plans for a few of the random clusters, and their speed in virtual and in real time
 profiles    every method with every draft on every emulated cluster, in virtual time; it takes the keys of scripts.plan:
             traces=FILE keeps the record, profile=NAME takes one cluster
-thrift      streaming with and without ablate=thrift over plain decoding, in virtual time: with devices on which guesses
-            are costly, with guesses for another text, and with a board that gets slower in the midst of an answer
+thrift      streaming with and without ablate=thrift relative to plain decoding, in virtual time: on devices with costly
+            guesses, with guesses for another text, and with a board that slows down in the middle of an answer
 spd         one guess for each step of a stage (arXiv 2605.30852), from published acceptance: in lock step and without
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# What the commands for boards share: `source scripts/boards.sh` sets $ROOT, the repository, and $SSH.
+# Common functions of the commands for boards: `source scripts/boards.sh` sets $ROOT, the repository, and $SSH.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 SSH="${SSH:-ssh}"
@@ -16,7 +16,7 @@ find_python() {
     fail "no Python 3.8 or newer was found: name one, as in PYTHON=FILE bash scripts/${0##*/}"
 }
 
-# The comment with which a script begins.
+# Prints the comment with which a script begins.
 show_help() {
     sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0
 }
@@ -28,18 +28,18 @@ project_python() {
     PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$python" "$@"
 }
 
-# quoted TEXT: one word for the shell of a board
+# quoted TEXT: quotes it as one word for the shell of a board
 quoted() {
     printf "'%s'" "${1//\'/\'\\\'\'}"
 }
 
-# read_boards HOSTS FILE: writes a line for each board of the hosts file; ends here if there is none
+# read_boards HOSTS FILE: writes a line for each board of the hosts file; exits if it is invalid or not given
 read_boards() {
     [ -n "$1" ] || fail "which boards? Give hosts=FILE, with a line for each rank, as 192.168.1.11 user=nvidia"
     project_python -m launch.hosts.board "$1" >"$2" || exit 2
 }
 
-# check_ranks WORD: end here if ranks=WORD is no list of ranks
+# check_ranks WORD: exits if ranks=WORD is no list of ranks
 check_ranks() {
     [ -z "$1" ] || [[ "$1" =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "ranks=$1 is not possible: write numbers with commas between, as ranks=0,3"
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Whether other people's clients get from the server what it writes: tests/test_clients.py with all of them installed.
+# Checks that other projects' clients understand the server: tests/test_clients.py with all of them installed.
 #
 #   bash scripts/check_clients.sh [pytest's options]
 #

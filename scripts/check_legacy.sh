@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Whether a board would write what the current torch writes: a stand-in on CPU, with the board's Python and torch.
+# Checks that a board would write the same texts as the current torch: on CPU, with the board's Python and torch.
 #
 #   [BOARD=jetpack6] bash scripts/check_legacy.sh [key=value ...]
 #
-# The board is jetpack5 (Python 3.8, torch 1.11) if nothing is said, or jetpack6 (Python 3.10, torch 2.3). Makes
-# .venv-legacy, or .venv-jetpack6, from requirements_jetson.txt and PyPI's torch (once; some minutes), asks the doctor,
-# splits the bundled model there, and runs it in five processes, in both environments, in float32: ar and continuous at
+# The board is jetpack5 (Python 3.8, torch 1.11; default) or jetpack6 (Python 3.10, torch 2.3). Makes .venv-legacy, or
+# .venv-jetpack6, from requirements_jetson.txt and PyPI's torch (once; some minutes), runs the doctor, splits the
+# bundled model there, and runs it in five processes, in both environments, in float32: ar and continuous at
 # temperature 0 and 1. The token ids must be the same. Python is taken from the PATH, from pyenv, or from PYTHON38=FILE
 # (PYTHON310=FILE). Further keys go to every run.
 set -euo pipefail
@@ -14,7 +14,7 @@ show_help "$@"
 case "${BOARD:-jetpack5}" in
     jetpack5) LEGACY="$ROOT/.venv-legacy" VERSION=3.8 TORCH=1.11.0 NAMED=PYTHON38 ;;
     jetpack6) LEGACY="$ROOT/.venv-jetpack6" VERSION=3.10 TORCH=2.3.0 NAMED=PYTHON310 ;;
-    *) fail "BOARD=$BOARD is unknown: say jetpack5 or jetpack6." ;;
+    *) fail "BOARD=$BOARD is unknown: give jetpack5 or jetpack6." ;;
 esac
 
 find_legacy_python() {
@@ -41,7 +41,7 @@ KEYS=("$@")
 OUT="$(mktemp -d)"
 trap 'rm -rf "$OUT"' EXIT
 cd "$ROOT"
-"$LEGACY/bin/python" -m scripts.doctor || fail "the doctor is not content with ${LEGACY##*/}: do what it says above."
+"$LEGACY/bin/python" -m scripts.doctor || fail "the doctor found problems in ${LEGACY##*/}: do what it says above."
 "$LEGACY/bin/python" split_and_save_models.py toy/llama "$OUT/split" --stages 0+2+2+2+2 --eagle toy/eagle \
     >"$OUT/split.log" 2>&1 || fail "the split in ${LEGACY##*/} failed: $(tail -n 3 "$OUT/split.log")"
 for method in ar continuous; do
@@ -67,7 +67,7 @@ for path in sorted(folder.glob("current-*.json")):
     differing += not same
     print(f"  {new['config']['pipeline_type']:<11} temperature {new['config']['temperature']:g}:",
           f"the same {len(pairs)} tokens" if same else
-          f"they differ behind token {sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))}")
+          f"they differ after token {sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))}")
 print(f"flowspec: {legacy} and {current}:", f"FAILED, {differing} texts differ" if differing else
       "ok, the same token ids in every run")
 sys.exit(bool(differing))

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Whether a first start installs all it needs, whatever pip a distribution has: scripts/env.sh is tried in fresh folders,
-# with the server's packages. At last the index of packages is asked for every line of all lists, also for Pythons that
-# are not here.
+# Checks that a first start installs all it needs, with the pip of any distribution: scripts/env.sh is tried in fresh
+# folders, with the server's packages. Finally the index of packages is queried for every line of all lists, also for
+# Pythons that are not installed here.
 #
 #   bash scripts/check_setup.sh [torch=false] [PYTHON ...]
 #
-# Each PYTHON (else those of 3.10 to 3.13 on the PATH or from pyenv) is tried with the pip that it brings; 3.10 and 3.11
-# also with pip 22.0.2, that of Ubuntu 22.04, and 23.0.1, that of Debian 12. Nothing is taken from pip's cache, so that
-# what has no wheel is built. torch=false leaves out torch and what needs it, most of the download, but not the
-# setuptools that torch asks for. All goes into a temporary folder, which is deleted.
+# Each PYTHON (default: those of 3.10 to 3.13 on the PATH or from pyenv) is tried with its own pip; 3.10 and 3.11 also
+# with pip 22.0.2, that of Ubuntu 22.04, and 23.0.1, that of Debian 12. pip's cache is not used, so that packages
+# without a wheel are built. torch=false leaves out torch and what needs it, most of the download, but not the
+# setuptools that torch requires. Everything goes into a temporary folder, which is deleted.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 OLD_PIPS=("pip==22.0.2 setuptools==59.6.0" "pip==23.0.1 setuptools==66.1.1")
 TORCH=true PYTHONS=() FAILED=0
 
-# add_python NAME: tries it too, unless its version is tried already
+# add_python NAME: adds it to those that are tried, unless its version is among them
 add_python() {
     local version name
     version="$("$1" --version)"
@@ -42,7 +42,7 @@ read_words() {
     [ ${#PYTHONS[@]} -gt 0 ] || fail "no Python from 3.10 on was found: name one, as in bash $0 PYTHON"
 }
 
-# What a first start needs of the project, in a folder whose name has a space.
+# Copies what a first start needs of the project into a folder that has a space in its name.
 copy_project() {
     rm -rf "$CLONE"
     mkdir -p "$CLONE/scripts" "$CLONE/serve"
@@ -66,7 +66,7 @@ first_start() {
         "$own" -I -c "import $modules"
 }
 
-# try PYTHON [PIP SETUPTOOLS]: a line about a first start; all that it said, if it failed
+# try PYTHON [PIP SETUPTOOLS]: prints a line about a first start; its whole output, if it failed
 try() {
     local about
     about="$("$1" --version) with ${2:-its own pip}"
@@ -79,7 +79,7 @@ try() {
     fi
 }
 
-# The tests ask for lines that this machine has not installed; with $FLOWSPEC_INDEX for all of them.
+# The tests query the index for lines that are not installed on this machine; with $FLOWSPEC_INDEX for all of them.
 ask_index() (
     make_env serve/requirements.txt tests/requirements.txt
     FLOWSPEC_INDEX=all exec "$PY" -m pytest -q -n 0 -rs "$ROOT/tests/test_requirements.py"

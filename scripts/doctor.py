@@ -1,13 +1,13 @@
-"""Prints what this machine lacks to run FlowSpec, one line for each thing: "ok: ..." or "missing: ...; do ...".
+"""Check what this machine lacks to run FlowSpec, and print a line for each item: "ok: ..." or "missing: ...; do ...".
 
-Usage: python -m scripts.doctor [PRESET] [key=value ...]. The exit code is 0 if all that is needed is there.
+Usage: python -m scripts.doctor [PRESET] [key=value ...]. The exit code is 0 if everything that is required is present.
 
 It looks at Python, torch with gloo, one small kernel on each device, an all-reduce in this process and between two,
 the network interface that ranks would use, disk, memory, and the packages; without torch also at what a first start
-needs to install it. It starts nothing that stays, and imports torch only after printing whether it can.
+needs to install it. It leaves nothing running, and imports torch only after checking whether that works.
 
-With the words of a run, as of bash run_pipe.sh, it also loads that model on this machine and writes a short text, to
-say how many of the first tokens the model's draft head foresees.
+With the words of a run, as for bash run_pipe.sh, it also loads that model on this machine and generates a short text,
+to count how many of the first tokens the model's draft head guesses correctly.
 """
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from launch.console import EXIT_WRONG, say
 from launch.hosts.board import addresses as _addresses
 
 GIB = 1 << 30
-DISK, MEMORY = 1 * GIB, 2 * GIB  # for five ranks with the bundled model; a model of your own needs its size in addition
+DISK, MEMORY = 1 * GIB, 2 * GIB  # for five ranks with the bundled model; another model needs its size in addition
 ENVIRONMENT, DOWNLOADS = 2 * GIB, 1 * GIB  # for .venv without CUDA's libraries, and for what pip unpacks it from
 OLDEST_PIP = (20, 3)  # older ones do not know the tags that wheels have
-PATIENCE = 60  # seconds for two processes to start and find each other
+PATIENCE = 60  # seconds for two processes to start and connect
 GPU_NODES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")  # on a PC, on JetPack 5, on JetPack 6
 INSTALL = ("start bash run_pipe.sh, which installs requirements.txt, or install requirements_jetson.txt on a Jetson "
            "board (docs/jetson.md)")
 WRITES = {"processes": "false", "pipeline_type": "serial", "temperature": "0", "max_new_tokens": "128",
-          "ignore_eos": "true"}  # the text by which a head is judged
+          "ignore_eos": "true"}  # for the text by which a head is judged
 CUDA = "several more with CUDA's libraries"
 TMPDIR = "name a folder with room: export TMPDIR=FOLDER"
 PACKAGES = (("numpy", "numpy"), ("transformers", "transformers"), ("sentencepiece", "sentencepiece"),
@@ -63,12 +63,12 @@ class Finding(NamedTuple):
 
 
 def tried(about: str, wrong: str, remedy: str) -> Finding:
-    """What was tried, and what was wrong then; empty if it works."""
+    """Return the finding of a trial; `wrong` is the reason why it failed, or empty."""
     return Finding(f"{about} fails ({wrong})", remedy) if wrong else Finding(f"{about} works")
 
 
 def python() -> Iterator[Finding]:
-    """The version of Python."""
+    """Check the version of Python."""
     yield Finding(_python(), "" if sys.version_info >= (3, 8) else
                   "use Python 3.10 or newer, or 3.8 on boards with JetPack 5")
 
@@ -78,7 +78,7 @@ def _python() -> str:
 
 
 def torch_itself() -> Iterator[Finding]:
-    """torch, and what of it all ranks need."""
+    """Check torch, and the parts of it that all ranks need."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -96,7 +96,7 @@ def torch_itself() -> Iterator[Finding]:
 
 
 def first_start() -> Iterator[Finding]:
-    """What `bash run_pipe.sh` needs to make .venv, or a person to make an environment on a board."""
+    """Check what `bash run_pipe.sh` needs to create .venv, or a user to create an environment on a board."""
     if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
         yield Finding(f"{_python()} cannot make an environment", "install its venv module (on Debian and Ubuntu: "
                       "sudo apt install python3-venv), or name another Python as in PYTHON=FILE bash run_pipe.sh")
@@ -115,7 +115,7 @@ def first_start() -> Iterator[Finding]:
 
 
 def _pip() -> str:
-    """The version of this environment's pip, else of that which a new one gets."""
+    """Return the version of this environment's pip, or of the pip that a new environment gets."""
     if sys.prefix != sys.base_prefix:
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version("pip")
@@ -130,7 +130,7 @@ def _disk(folder: Path, purpose: str, need: int, more: str) -> Finding:
 
 
 def kernels() -> Iterator[Finding]:
-    """A small product on the CPU and on every CUDA device."""
+    """Check a small product on the CPU and on every CUDA device."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -148,7 +148,7 @@ def kernels() -> Iterator[Finding]:
 
 
 def reduce_ones(store: str, rank: int, world: int) -> int:
-    """Join a gloo group over a file, and add up a one of every rank."""
+    """Join a gloo group over a file, and return the sum of a one from every rank."""
     import torch
     import torch.distributed as dist
 
@@ -161,7 +161,7 @@ def reduce_ones(store: str, rank: int, world: int) -> int:
 
 
 def all_reduces() -> Iterator[Finding]:
-    """In this process, then between two that are started for it."""
+    """Check an all-reduce in this process, then between two new ones."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             for world in (1, 2):
@@ -171,7 +171,7 @@ def all_reduces() -> Iterator[Finding]:
 
 
 def _all_reduce(store: str, world: int) -> Finding:
-    """An all-reduce over so many processes, one or two."""
+    """Check an all-reduce over `world` processes, one or two."""
     about = f"an all-reduce over {world} process{'es' * (world - 1)}"
     try:
         got = [reduce_ones(store, 0, 1)] if world == 1 else _in_two(store)
@@ -185,7 +185,7 @@ def _all_reduce(store: str, world: int) -> Finding:
 
 
 def _in_two(store: str) -> list[int]:
-    """What each of two new processes got."""
+    """Return the results of two new processes."""
     ranks = [(store, 0, 2), (store, 1, 2)]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed"])  # once for both
@@ -194,7 +194,7 @@ def _in_two(store: str) -> list[int]:
 
 
 def interface() -> Iterator[Finding]:
-    """Where gloo would meet the other ranks: GLOO_SOCKET_IFNAME, else where the host's name leads."""
+    """Check where gloo would meet the other ranks: at GLOO_SOCKET_IFNAME, else at the address of the host's name."""
     addresses = _addresses()
     others = [name for name in addresses if not addresses[name].startswith("127.")]
     pick = f"export GLOO_SOCKET_IFNAME={others[0] if others else 'lo'}"
@@ -221,7 +221,7 @@ def interface() -> Iterator[Finding]:
 
 
 def room() -> Iterator[Finding]:
-    """Disk in the folder of the repository, and memory."""
+    """Check the disk of the repository's folder, and memory."""
     yield _disk(ROOT, "", DISK, "the size of your model for its split")
     memory = available()
     yield Finding(f"{memory / GIB:.1f} GiB of memory free", "" if memory >= MEMORY else
@@ -229,7 +229,7 @@ def room() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """The packages that the commands import."""
+    """Check the packages that the commands import."""
     for module, name in PACKAGES:
         try:
             version = getattr(importlib.import_module(module), "__version__", "")
@@ -239,7 +239,7 @@ def packages() -> Iterator[Finding]:
 
 
 def bitsandbytes() -> Iterator[Finding]:
-    """A kernel of bitsandbytes, which is optional: a wheel for other devices fails in its first kernel only."""
+    """Check a kernel of bitsandbytes, which is optional: a wheel for other devices fails only in its first kernel."""
     why = "which only quantized weights need"
     try:
         import torch
@@ -253,7 +253,7 @@ def bitsandbytes() -> Iterator[Finding]:
 
 
 def head(words: Sequence[str]) -> Iterator[Finding]:
-    """How well the draft head fits the model that these words name; ValueError for a model that cannot run."""
+    """Check whether the draft head fits the model that these words name; ValueError for a model that cannot run."""
     from launch.pipeline import Pipeline
 
     presets = [word for word in words if "=" not in word]
@@ -267,11 +267,11 @@ def head(words: Sequence[str]) -> Iterator[Finding]:
     for fit in fits:
         yield Finding(fit.misfit or fit.counted, fit.remedy if fit.misfit else "")
     if not fits:
-        yield Finding("this model drafts without a head of EAGLE, so there is none to look at")
+        yield Finding("this model drafts without an EAGLE head, so there is none to check")
 
 
 def examine(words: Sequence[str] = ()) -> Iterator[Finding]:
-    """All findings, each as soon as it is known; what stands on torch only where torch can be imported."""
+    """Yield all findings, each as soon as it is known; those about torch's parts only if torch can be imported."""
     yield from python()
     about_torch = [*torch_itself()]
     yield from about_torch
@@ -288,9 +288,9 @@ def examine(words: Sequence[str] = ()) -> Iterator[Finding]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", metavar="word", help="of a run with a draft head, as model_dir=FOLDER")
+    parser.add_argument("words", nargs="*", metavar="word", help="words of a run with a draft head, as model_dir=DIR")
     words = parser.parse_args(argv).words
-    warnings.simplefilter("ignore")  # of packages about themselves, as are logs; what matters is printed here
+    warnings.simplefilter("ignore")  # packages warn and log about themselves; the findings are printed here
     logging.disable(logging.CRITICAL)
     lacking = 0
     try:
@@ -300,8 +300,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         say(str(error))
         return EXIT_WRONG
-    missing = f"{lacking} of the things that are needed {'is' if lacking == 1 else 'are'} missing."
-    print(f"\n{missing if lacking else 'All that is needed is there.'}")
+    missing = f"{lacking} of the required things {'is' if lacking == 1 else 'are'} missing."
+    print(f"\n{missing if lacking else 'Everything that is required is present.'}")
     return int(lacking > 0)
 
 

@@ -1,13 +1,13 @@
 # The Python environment of the project, for other scripts: `source scripts/env.sh` sets $ROOT, the repository, and $PY,
-# its Python; then `make_env [LIST ...]` makes .venv from requirements.txt and further lists. If it is there already and
+# its Python; then `make_env [LIST ...]` creates .venv from requirements.txt and further lists. If it exists already and
 # the lists have not changed, that takes no time and writes nothing.
 
 ROOT="$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PY="$ROOT/.venv/bin/python"
-# The repository's own packages are found from any folder, and none of that folder's instead.
+# Lets Python find the repository's own packages from any folder, and not packages in that folder.
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
-# Threads that wait leave their core to others, but not between two products: GNU's OpenMP tries so often before that.
-# OpenMP reads both when torch is imported.
+# Threads that wait leave their core to others, but not between two products: GNU's OpenMP spins this many times before.
+# OpenMP reads both variables when torch is imported.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}" GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-10000}"
 
 fail() {
@@ -15,7 +15,7 @@ fail() {
     exit 2
 }
 
-# The comment with which a script begins, if its first WORD asks for help.
+# Prints the comment with which a script begins, if its first WORD asks for help.
 show_help() {
     case "${1:-}" in help | -h | --help) sed -n '2,/^set/s/^#\( \|$\)//p' "$0" && exit ;; esac
 }
@@ -24,12 +24,12 @@ new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 }
 
-# Debian and Ubuntu leave ensurepip out of their Python, and venv cannot do without.
+# Debian and Ubuntu leave ensurepip out of their Python, and venv needs it.
 makes_venvs() {
     new_enough "$1" && "$1" -c 'import ensurepip, venv' 2>/dev/null
 }
 
-# $PYTHON if it is set, else the first python3, else the newest that is named by its version.
+# Prints $PYTHON if it is set, else the first python3, else the newest one that has its version in its name.
 find_python() {
     local name names=(python3 python3.13 python3.12 python3.11 python3.10)
     if [ -n "${PYTHON:-}" ]; then names=("$PYTHON"); fi
@@ -45,7 +45,7 @@ find_python() {
         "python3-venv), or name it as in PYTHON=FILE bash run_pipe.sh"
 }
 
-# python_of VERSION: a Python of just that version, as 3.11, from the PATH or from pyenv; fails if there is none
+# python_of VERSION: prints a Python of exactly that version, as 3.11, from the PATH or from pyenv; fails without one
 python_of() {
     local name
     for name in "python$1" "$(pyenv prefix "$1" 2>/dev/null)/bin/python"; do
@@ -65,18 +65,18 @@ has_cuda() {
     [ -e /dev/nvidia0 ] || nvidia-smi -L >/dev/null 2>&1
 }
 
-# Also false for half a pip, left by a start that was killed: to install what is there takes nearly all of pip's code.
+# Also false for an incomplete pip, left by a start that was killed: reinstalling pip uses nearly all of its code.
 has_pip() {
     "$PY" -I -m pip install -q --no-index pip >/dev/null 2>&1
 }
 
-# Of what pip says, shows all but most warnings on standard error; on standard output goes its reason, if it gave one.
+# Copies pip's output, without most warnings, to standard error; prints pip's reason, if any, on standard output.
 read_pip() {
     local line said reason="" broken="" trace=""
     while IFS= read -r line; do
-        said="${line#"${line%%[![:space:]]*}"}"  # a pip that pip started stands further right
+        said="${line#"${line%%[![:space:]]*}"}"  # the output of a pip that pip started is indented
         case "$said" in
-            *"connection broken by "*) broken="${said%: /*}" ;;  # without the page that was asked for
+            *"connection broken by "*) broken="${said%: /*}" ;;  # without the page that was requested
             "WARNING: "* | "DEPRECATION: "*) continue ;;
             "ERROR: Exception:") ;;  # a traceback follows, which ends in the reason
             "Traceback ("*) trace="${reason:-begun}" ;;
@@ -86,20 +86,20 @@ read_pip() {
         esac
         echo "$line" >&2
     done
-    broken="${broken##*: }"  # of errors within errors the innermost
+    broken="${broken##*: }"  # the innermost of nested errors
     echo "$reason${broken:+ (connection broken: ${broken%%[\"\'()]*})}"
 }
 
-# pip_install ARGUMENT ...: installs for $PY; prints pip's reason if that fails. What has no wheel is built in a place of
-# its own, as pips from 23.1 on do by themselves: older ones would build in .venv, with a setuptools that does not suit.
+# pip_install ARGUMENT ...: installs for $PY; prints pip's reason if that fails. Packages without a wheel are built in
+# isolation, as pips from 23.1 on do anyway: older ones would build in .venv, with an unsuitable setuptools.
 pip_install() {
     PIP_USE_PEP517=1 "$PY" -I -m pip --disable-pip-version-check --no-color install -q "$@" 2>&1 >/dev/null | read_pip
     return "${PIPESTATUS[0]}"
 }
 
-# pip_failed LIST CODE REASON: ends with pip's own reason, and with what helps against it.
+# pip_failed LIST CODE REASON: exits with pip's own reason, and with a remedy.
 pip_failed() {
-    local reason="${3:-it ended with exit code $2}" remedy="mend that"
+    local reason="${3:-it ended with exit code $2}" remedy="fix that"
     case "$reason" in
         *"connection broken"* | "No matching distribution"*) remedy="check the network and pip's settings" ;;
         *"Errno 28"*) remedy="free some space in $ROOT and ${TMPDIR:-/tmp}" ;;
@@ -107,13 +107,13 @@ pip_failed() {
     fail "pip could not install $1: $reason; $remedy, then type the command again."
 }
 
-# The CPU build needs no gigabytes of CUDA libraries, but stands on torch's own index. One look there, no retries: offline
-# it may still be found among pip's own links, and else the caller takes the general build.
+# The CPU build needs no gigabytes of CUDA libraries, but is on torch's own index. One query there, without retries:
+# offline the build may still be found among pip's own links, and otherwise the caller takes the general build.
 pip_cpu_build() {
     pip_install --retries 0 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu "$@" 2>/dev/null
 }
 
-# Without a CUDA device, ahead of requirements.txt, which it satisfies.
+# Without a CUDA device, installs torch's CPU build before requirements.txt, which it satisfies.
 install_cpu_torch() {
     local torch reason
     torch="$(sed -n 's/^\(torch==[0-9.]*\).*/\1/p' "$ROOT/requirements.txt")"
@@ -125,13 +125,13 @@ install_cpu_torch() {
         echo "flowspec: no CPU build was installed ($reason); the general build follows (larger)." >&2
 }
 
-# --clear: what is there cannot be used, or is half made. pip comes second, for venv does not say why pip failed.
+# --clear: an existing folder is unusable or incomplete. pip comes second, since venv does not report why pip failed.
 make_venv() {
     local python said
     python="$(find_python)" || exit 2
     echo "flowspec: making the environment .venv with $("$python" --version 2>&1) (once; some minutes) ..." >&2
     said="$("$python" -m venv --clear --without-pip "$ROOT/.venv" 2>&1)" ||
-        fail "$python could not make $ROOT/.venv: ${said##*$'\n'}; mend that, then type the command again."
+        fail "$python could not make $ROOT/.venv: ${said##*$'\n'}; fix that, then type the command again."
     said="$("$PY" -I -m ensurepip --default-pip 2>&1 >/dev/null | read_pip 2>/dev/null; exit "${PIPESTATUS[0]}")" ||
         pip_failed "itself into $ROOT/.venv" $? "$said"
 }
@@ -140,7 +140,7 @@ stamp_of() {
     echo "$ROOT/.venv/.installed-${1//\//-}"
 }
 
-# is_installed LIST: whether this very list is, as its stamp says
+# is_installed LIST: whether this version of the list is installed, by its stamp
 is_installed() {
     [ "$(cksum <"$ROOT/$1")" = "$(cat "$(stamp_of "$1")" 2>/dev/null)" ]
 }
@@ -152,11 +152,11 @@ install_list() {
     if [ "$list" = requirements.txt ]; then install_cpu_torch; fi
     echo "flowspec: installing $list ..." >&2
     reason="$(pip_install -r "$ROOT/$list")" || pip_failed "$list" $? "$reason"
-    echo "$sum" >"$(stamp_of "$list")" || fail "$(stamp_of "$list") could not be written; mend that, then start again."
+    echo "$sum" >"$(stamp_of "$list")" || fail "$(stamp_of "$list") could not be written; fix that, then start again."
 }
 
-# Waits while another start fills the same .venv, which then finds it filled. The folder itself is locked, by all that
-# this start does: even pip alone, if it outlives this script. Where a folder cannot be locked, as on NFS, nobody waits.
+# Waits while another start fills the same .venv; then it is complete. The folder itself is locked, also by pip if that
+# outlives this script. If a folder cannot be locked, as on NFS, nobody waits.
 wait_for_others() {
     exec 9<"$ROOT"
     if flock -n 9 2>/dev/null || [ $? != 1 ]; then return; fi
@@ -169,7 +169,7 @@ fill_env() (
     [ -e "$place" ] || place="$ROOT"
     [ -w "$place" ] || fail "$ROOT/.venv is not ready, or you may not read it, and you may not write to $place: let its" \
         "owner type the command once, or clone the project into a folder of your own."
-    trap 'echo "flowspec: stopped; type the command again to go on." >&2; exit 130' INT
+    trap 'echo "flowspec: stopped; type the command again to continue." >&2; exit 130' INT
     wait_for_others
     if ! new_enough "$PY" || ! has_pip; then make_venv; fi
     for list in "$@"; do install_list "$list"; done
@@ -185,8 +185,8 @@ make_env() {
     done
 }
 
-# make_other_env FOLDER FIND LIST [TORCH]: another environment than .venv, with the Python that FIND prints, for a list
-# and PyPI's torch of a version. What installs for $PY here does it for that Python for a while.
+# make_other_env FOLDER FIND LIST [TORCH]: makes another environment than .venv, with the Python that FIND prints, a
+# list of packages, and this version of PyPI's torch. $PY is local, so pip_install installs for that Python.
 make_other_env() {
     local python sum reason list="$3" torch="${4:-}" PY="$1/bin/python"
     sum="$torch $(cksum <"$ROOT/$list")"

@@ -1,4 +1,4 @@
-"""Compares the methods; run_eval.sh calls it."""
+"""Compare the methods; called by run_eval.sh."""
 import sys
 
 from eval.command import main

@@ -1,4 +1,4 @@
-"""Asks a model that is split over a pipeline; run_pipe.sh and run_jetson.sh call it."""
+"""Answer prompts with a model that is split over a pipeline; called by run_pipe.sh and run_jetson.sh."""
 from __future__ import annotations
 
 import sys

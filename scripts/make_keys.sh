@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the keys of a cluster, with which no stranger joins, reads or disturbs it, and brings each board its own:
+# Makes the keys of a cluster, so that no stranger can join, read or disturb it, and copies each board's to the board:
 #
 #   bash scripts/make_keys.sh hosts=FILE [ranks=0,3] [keys=DIR] [push=false]
 #
@@ -7,8 +7,8 @@
 # DIR/RANK, and over ssh to FOLDER/keys on the board of that rank, where run_jetson.sh finds them by itself; FOLDER is
 # folder= of its line (flowspec, in the home of its user, if there is none). With push=false copy them yourself.
 #
-# Type it again for boards that come later: keys that are there stay as they are. To shut out a board that was stolen,
-# delete DIR and make the keys of all others again. Needs openssl here, and ssh, with options in $SSH.
+# Type it again for boards that come later: existing keys stay as they are. To shut out a stolen board, delete DIR and
+# make the keys of all others again. Needs openssl here, and ssh, with options in $SSH.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
 HOSTS="" RANKS="" KEYS="cluster_keys" PUSH=1
@@ -34,7 +34,7 @@ TEMP="$(mktemp -d)"
 trap 'rm -rf "$TEMP"' EXIT
 read_boards "$HOSTS" "$TEMP/boards"
 
-# made FOLDER: what was written into $TEMP/new is there as a whole, or not at all
+# made FOLDER: moves $TEMP/new there, which is atomic
 made() {
     mkdir -p "$(dirname -- "$1")"
     mv -T -- "$TEMP/new" "$1"
@@ -49,7 +49,7 @@ authority() {
     echo "$KEYS: the authority of a new cluster; guard cluster.key"
 }
 
-# board RANK: its own key, and the certificate for it
+# board RANK: makes its own key, and the certificate for it
 board() {
     local own="$TEMP/new"
     mkdir "$own"
@@ -62,7 +62,7 @@ board() {
     made "$KEYS/$1"
 }
 
-# push BOARD FOLDER RANK: the files of $KEYS/RANK go to FOLDER/keys, readable by its user alone
+# push BOARD FOLDER RANK: copies the files of $KEYS/RANK to FOLDER/keys, readable only by its user
 push() {
     local there
     there="$(quoted "$2")/keys"

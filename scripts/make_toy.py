@@ -1,4 +1,4 @@
-"""The maker of the bundled models: texts, tokenizer, chat model, drafters, EAGLE heads, held-out questions."""
+"""Create the bundled models: texts, tokenizer, chat model, drafters, EAGLE heads, held-out questions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from toy.recipe.train import Hyperparameters
 Make = Callable[[str, Path, Path], None]
 ROOT = Path(__file__).resolve().parent.parent
 TOY = ROOT / "toy"
-HEADS = ("head", "deep")  # steps that make them
+HEADS = ("head", "deep")  # steps that create heads
 DIALOGUES, SOURCE_BYTES = 72_000, 3_000_000
-# How each model of a family is trained, and its size: the chat model of the family's name, then its drafters.
+# The training and size of each model of a family: the chat model, which has the family's name, then its drafters.
 FAMILIES: dict[str, dict[str, tuple[Hyperparameters, Shape]]] = {
     "llama": {
         "llama": (Hyperparameters("base", steps=1500), Shape(layers=8, hidden=192, heads=3, wide=512)),
@@ -28,17 +28,17 @@ FAMILIES: dict[str, dict[str, tuple[Hyperparameters, Shape]]] = {
                     Shape(layers=2, hidden=128, heads=2, wide=352)),
         "draft_b": (Hyperparameters("draft_b", steps=700, processes=1, seed=2),
                     Shape(layers=1, hidden=96, heads=2, wide=256))},
-    # To have an OPT and a drafter for it at all: minutes instead of an hour, and not in the repository.
+    # A small OPT with a drafter: trained in minutes instead of an hour, and not in the repository.
     "opt": {
         "opt": (Hyperparameters("opt", steps=500, processes=1, seed=4),
                 OptShape(layers=4, hidden=160, heads=4, wide=640)),
         "opt_draft": (Hyperparameters("opt_draft", steps=250, processes=1, seed=5),
                       OptShape(layers=1, hidden=96, heads=2, wide=384))}}
-# 600 steps of two processes make a head that is right too often (5.9 tokens a pass): stopped early, it is wrong about
-# as often as the public heads are, and the schedules that this repository compares have something to lose.
+# 600 steps of two processes make too accurate a head (5.9 tokens a pass): stopped early, it is wrong about as often as
+# public heads, and the schedules that this repository compares differ.
 HEAD = Hyperparameters("head", steps=240, processes=1, warm_up=30, rate=2e-3, seed=3)
-# The one that does not drift: 225 steps on the chat model's features, 75 more with words, 140 on its own outputs. A
-# third more of the former make a head that is right too often, as above.
+# The head that does not drift: 225 steps on the chat model's features, 75 more with words, 140 on its own outputs. A
+# third more of the former make too accurate a head, as above.
 DEEP = Hyperparameters("deep", steps=440, processes=1, warm_up=30, own=140,
                        rate=2e-3, seed=3, batch=32)
 
@@ -49,7 +49,7 @@ def data(family: str, work: Path, out: Path) -> None:
 
 
 def pieces(family: str, work: Path, out: Path) -> None:
-    """Learn 4,096 pieces and pack the corpus (a minute)."""
+    """Train a tokenizer of 4,096 pieces and pack the corpus (a minute)."""
     tokenizer.make(work, out / family)
     pack.pack(work, out / family)
 
@@ -68,7 +68,7 @@ def drafters(family: str, work: Path, out: Path) -> None:
     for maker in makers:
         maker.join()
         if maker.exitcode:
-            raise SystemExit("make_toy: a drafter failed; its message stands above, `make_toy drafters` goes on from "
+            raise SystemExit("make_toy: a drafter failed, see its message above; `make_toy drafters` continues from "
                              "its last checkpoint")
     for name in models:
         tokenizer.copy(out / family, out / name)
@@ -80,7 +80,7 @@ def head(family: str, work: Path, out: Path) -> None:
 
 
 def deep(family: str, work: Path, out: Path) -> None:
-    """Train the one that does not drift, then on its own outputs (a quarter of an hour)."""
+    """Train the head that does not drift, finally on its own outputs (a quarter of an hour)."""
     teach.fit_deep(DEEP, work, out / family, out / "eagle_deep")
 
 
@@ -91,7 +91,7 @@ def questions(family: str, work: Path, out: Path) -> None:
 
 
 CORPUS, ROWS = ("dialogues.jsonl", "library.jsonl"), ("rows.npy", "weights.npy")
-STEPS: dict[str, tuple[Make, Sequence[str]]] = {  # and the files of `work` that each needs
+STEPS: dict[str, tuple[Make, Sequence[str]]] = {  # each with the files of `work` that it needs
     "data": (data, ()),
     "tokenizer": (pieces, CORPUS),
     "base": (base, ROWS),
@@ -100,13 +100,13 @@ STEPS: dict[str, tuple[Make, Sequence[str]]] = {  # and the files of `work` that
     "deep": (deep, CORPUS[:1]),
     "questions": (questions, CORPUS[:1])}
 LISTED = "\n".join(f"  {name:<10} {make.__doc__}" for name, (make, _) in STEPS.items())
-EPILOG = f"""steps, in this order (all of them without a name):
+EPILOG = f"""steps, in this order (by default all of them):
 {LISTED}
 
-Training goes on from its last checkpoint in --work; remove that folder to begin again.
+Training continues from its last checkpoint in --work; remove that folder to begin again.
 
-With --family opt, which may be written family=opt, they make a small OPT and a drafter for it, without heads, in --out;
---work may be that of a run before.
+With --family opt, also written family=opt, the steps make a small OPT and a drafter for it, without heads, in --out;
+--work may be that of an earlier run.
 
   python -m scripts.make_toy                   everything
   python -m scripts.make_toy family=opt --out my_opt
@@ -115,14 +115,14 @@ With --family opt, which may be written family=opt, they make a small OPT and a 
 
 
 def run(family: str, steps: Sequence[str], work: Path, out: Path) -> None:
-    """Take these steps in their order. Raises ValueError for what the family has not, or if an earlier one lacks."""
+    """Run these steps in order. Raises ValueError for a step that the family lacks, or if an earlier one is missing."""
     unknown = [step for step in steps if step not in STEPS]
     if unknown:
         raise ValueError(f"there is no step {unknown[0]!r}; the steps are: {' '.join(STEPS)}")
     if family != "llama" and any(step in HEADS for step in steps):
         raise ValueError(f"heads are made for llama only: leave out {' and '.join(HEADS)}, or --family {family}")
     if family != "llama" and out == TOY:
-        raise ValueError(f"the models of --family {family} have no place in {TOY}: name a folder with --out")
+        raise ValueError(f"the models of --family {family} do not belong in {TOY}: name a folder with --out")
     for folder, key in ((work, "--work"), (out, "--out")):
         check_folder(folder, f"choose another {key}")
     for name in (name for name in STEPS if name in steps):
@@ -132,8 +132,8 @@ def run(family: str, steps: Sequence[str], work: Path, out: Path) -> None:
         if name in HEADS and not (out / family / "config.json").is_file():
             lacking.append(out / family)
         if lacking:
-            raise ValueError(f"the step {name} needs {lacking[0]}, which is not there: take the steps before it first, "
-                             "or name the folders that have it with --work and --out")
+            raise ValueError(f"the step {name} needs {lacking[0]}, which is missing: run the earlier steps first, or "
+                             "name the folders that have it with --work and --out")
         make(family, work, out)
 
 
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="corpus and checkpoints (default .toy_work)")
     parser.add_argument("--out", type=Path, default=TOY, help="where the models go (default toy/)")
     parser.add_argument("--family", choices=FAMILIES, default="llama",
-                        help="of the models that are trained (default llama)")
+                        help="family of the models to train (default llama)")
     words = sys.argv[1:] if argv is None else argv
     asked = parser.parse_args([re.sub("^(family|work|out)=", r"--\1=", word) for word in words])
     try:

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes a network interface slower, so that boards on a fast cable behave as on a slow one; with your own rights:
+# Makes a network interface slower, so that boards on a fast cable behave as on a slow one:
 #
 #   sudo bash scripts/netem.sh set INTERFACE [rate_mbps=100] [delay_ms=2]
 #   bash scripts/netem.sh show INTERFACE
 #   sudo bash scripts/netem.sh clear INTERFACE
 #
 # `set` limits what this machine sends through INTERFACE to rate_mbps megabits per second, and delays each packet by
-# delay_ms milliseconds; 0, or a key left out, means no limit, or no delay. What comes in is shaped by who sends it, so
-# run it on every board. All of the interface's traffic is meant, ssh too. It lasts until `clear` or a restart, and
-# replaces what `set` did before. Every command of tc is shown as it is run.
+# delay_ms milliseconds; 0, or a key left out, means no limit, or no delay. Incoming traffic is shaped by its sender, so
+# run it on every board. It affects all traffic of the interface, including ssh. It lasts until `clear` or a restart,
+# and replaces what `set` did before. Every command of tc is shown as it is run.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
 
@@ -29,7 +29,7 @@ clear_it() {
     if tc qdisc show dev "$1" | grep -qE '^qdisc (tbf|netem) [0-9a-f]+: root'; then run qdisc del dev "$1" root; fi
 }
 
-# set_it INTERFACE [rate_mbps=..] [delay_ms=..]: the delay first, and the rate behind it, or alone
+# set_it INTERFACE [rate_mbps=..] [delay_ms=..]: the delay first, and the rate after it, or only one of them
 set_it() {
     local device="$1" rate=0 delay=0 word place=(root)
     shift
@@ -55,7 +55,7 @@ set_it() {
 case "${1:-}" in
     set | clear | show) ;;
     "" | -h | --help | help) show_help ;;
-    *) fail "unknown word $1: say set, show or clear" ;;
+    *) fail "unknown word $1: give set, show or clear" ;;
 esac
 command -v tc >/dev/null || fail "tc is missing: install it (sudo apt install iproute2)"
 [ -n "${2:-}" ] || fail "which interface? There are: $(ls /sys/class/net | xargs)"

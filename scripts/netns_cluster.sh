@@ -4,19 +4,19 @@
 #   sudo bash scripts/netns_cluster.sh [boards=5] [rate_mbps=0] [delay_ms=0] [logs=DIR] -- [PRESET] [key=value ...]
 #   sudo bash scripts/netns_cluster.sh [boards=5] [rate_mbps=0] [delay_ms=0] [logs=DIR]
 #
-# With `--`, run_jetson.sh is started on every board with what follows; rank 0's answer is shown here, what the others
-# say goes to logs=DIR/board_RANK.log, and is shown if they fail. Without, the network is built, its boards are named,
-# and it lasts until Ctrl-C, for commands such as
+# With `--`, run_jetson.sh is started on every board with the words after it; rank 0's output is shown here, that of the
+# others goes to logs=DIR/board_RANK.log, and is shown if they fail. Without `--`, the network is built, its boards are
+# listed, and it lasts until Ctrl-C, for commands such as
 #
 #   sudo ip netns exec NAME bash run_jetson.sh hosts=DIR/hosts
 #
-# Each board sends rate_mbps megabits per second at most, delay_ms milliseconds late (0: no limit, no delay). All is gone
-# at the end. The boards' switch is a namespace too, so nothing of the machine's own network is touched.
+# Each board sends at most rate_mbps megabits per second, delay_ms milliseconds late (0: no limit, no delay). Everything
+# is removed at the end. The boards' switch is a namespace too, so the machine's own network is not changed.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
 NAME="flowspec-$$" BOARDS=5 RATE=0 DELAY=0 LOGS="" OWN_LOGS="" WORDS=() WAITS="" TYPED="$*"
 
-# Only processes in the namespaces of this cluster are ended, and nothing else is deleted.
+# Ends only processes in the namespaces of this cluster, and deletes nothing else.
 tear_down() {
     local space
     trap '' INT TERM
@@ -37,7 +37,7 @@ read_words() {
             logs=*) LOGS="$(realpath -m "${1#*=}")" ;;
             --) shift && WORDS=("$@") && HAS_WORDS=1 && return ;;
             -h | --help | help) show_help ;;
-            *) fail "unknown word $1: give boards=, rate_mbps=, delay_ms=, logs=, then -- and what is for run_jetson.sh" ;;
+            *) fail "unknown word $1: give boards=, rate_mbps=, delay_ms=, logs=, then -- and those of run_jetson.sh" ;;
         esac
         shift
     done
@@ -47,7 +47,7 @@ build() {
     local rank
     [[ "$BOARDS" =~ ^[0-9]+$ ]] && [ "$BOARDS" -ge 2 ] && [ "$BOARDS" -le 200 ] || fail "boards=$BOARDS is not possible: give 2 to 200"
     ip netns add "$NAME-switch" 2>/dev/null ||
-        fail "this machine lets nobody make network namespaces (a container, perhaps): run it on the machine itself"
+        fail "this machine does not allow network namespaces (perhaps a container): run it on the machine itself"
     ip -n "$NAME-switch" link add switch type bridge
     ip -n "$NAME-switch" link set switch up
     for ((rank = 0; rank < BOARDS; rank++)); do
@@ -63,18 +63,18 @@ build() {
     done >"$LOGS/hosts"
 }
 
-# on RANK COMMAND ...: run it on that board, under a host's name of its own
+# on RANK COMMAND ...: runs it on that board, with a host name of its own
 on() {
     local rank="$1"
     shift
     exec ip netns exec "$NAME-$rank" unshare --uts bash -c 'hostname "$0" && exec "$@"' "board$rank" "$@"
 }
 
-# run_all: run_jetson.sh on every board; the exit code is that of the first board that failed, rank 0 before the others
+# run_all: runs run_jetson.sh on every board; the exit code is that of the first failed board, rank 0 before the others
 run_all() {
     local rank pids=() code ended
     for ((rank = 1; rank < BOARDS; rank++)); do
-        # Ctrl-C is for rank 0, which ends the others in good order
+        # Ctrl-C is for rank 0, which ends the others in an orderly way
         (trap '' INT && on "$rank" bash "$ROOT/run_jetson.sh" "${WORDS[@]}" "hosts=$LOGS/hosts") >"$LOGS/board_$rank.log" 2>&1 &
         pids+=($!)
     done

@@ -1,4 +1,4 @@
-"""Which method, split and draft suit given devices: --help shows all keys."""
+"""Choose method, split and draft for given devices: --help shows all keys."""
 import sys
 
 from eval.plan.command import main

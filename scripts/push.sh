@@ -7,19 +7,19 @@
 #
 # DIR/stage_RANK goes to FOLDER/splits/NAME/stage_RANK on the board of that rank: FOLDER is folder= of its line (flowspec,
 # in the home of its user, if there is none), NAME is DIR's own. A spare gets those of all ranks but 0, or of those in
-# spare=; in ranks= its number is that of its line among the spares, behind the ranks. Afterwards the board compares every
-# byte with the hashes of the manifest. With replicas=true the ranks above those of the split get copies, in the same order, as
-# pipeline_type=dsi wants them. With ssm=DIR,DIR the last boards hold a small model each, as ssm_ranks=true wants them:
-# each gets its own DIR as FOLDER/ssm/NAME, and the part of rank 0, whose tokens the small model has to have. With
-# code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
+# spare=; in ranks= spares are numbered after the ranks, in the order of their lines. Afterwards the board compares
+# every byte with the hashes of the manifest. With replicas=true the ranks above those of the split get copies, in the
+# same order, as pipeline_type=dsi needs them. With ssm=DIR,DIR the last boards hold a small model each, as
+# ssm_ranks=true needs them: each gets its own DIR as FOLDER/ssm/NAME, and the part of rank 0, to compare the tokens of
+# both. With code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
 #
 # model= is a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION, a folder or a GGUF file: it is fetched and split
-# first, into parts of like bytes for the boards behind rank 0's, or by memory= of their lines, in GB. eagle_dir=, quant=,
-# stages= and models= mean what they mean to run_pipe.sh.
+# first, into parts of about equal bytes for the boards after rank 0's, or by memory= of their lines, in GB. eagle_dir=,
+# quant=, stages= and models= are keys of run_pipe.sh.
 #
-# Needs rsync here and on the boards, and ssh, which asks for passwords itself: none is kept anywhere (ssh-copy-id saves
-# the asking). Options of ssh go into $SSH, as in SSH="ssh -p 2222". If it is interrupted, type it again: what is there
-# is not copied twice. dry=true shows what would be copied, and copies nothing.
+# Needs rsync here and on the boards, and ssh, which asks for passwords itself: none is stored (ssh-copy-id avoids the
+# prompts). Options of ssh go into $SSH, as in SSH="ssh -p 2222". If it is interrupted, type it again: complete files
+# are not copied twice. dry=true shows what would be copied, and copies nothing.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
 HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" SMALL=() MODEL=() PROGRESS=""
@@ -45,7 +45,7 @@ read_words() {
     done
 }
 
-# sums MANIFEST: the hashes of its files, as sha256sum --check reads them
+# sums MANIFEST: prints the hashes of its files in the format of sha256sum --check
 sums() {
     project_python -c 'import sys
 from pathlib import Path
@@ -60,12 +60,12 @@ except (KeyError, TypeError, AttributeError):
 print(*lines, sep="\n")' "$1"
 }
 
-# over BOARD COMMAND: run it there; its standard input is ours
+# over BOARD COMMAND: runs it there, with our standard input
 over() {
     $SSH -- "$1" "$2"
 }
 
-# copy BOARD FOLDER WORD ...: rsync with these words to FOLDER, which is made there if need be
+# copy BOARD FOLDER WORD ...: runs rsync with these words to FOLDER, which is created if it is missing
 copy() {
     local board="$1" folder="$2"
     shift 2
@@ -76,7 +76,7 @@ copy() {
     fi
 }
 
-# look BOARD: end here if the board cannot be reached or has no rsync
+# look BOARD: exits if the board cannot be reached or has no rsync
 look() {
     local board="$1" said
     said="$(over "$board" 'command -v rsync sha256sum' </dev/null)" && return
@@ -84,7 +84,7 @@ look() {
     fail "$board cannot be reached, or has no rsync: try $SSH $board, and install rsync there (sudo apt install rsync)"
 }
 
-# push_code BOARD FOLDER: the files of the program, without models and what git ignores, and the hosts file
+# push_code BOARD FOLDER: copies the program, without models and files that git ignores, and the hosts file
 push_code() {
     local board="$1" folder="$2"
     if ! (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard) >"$LIST" 2>/dev/null; then
@@ -100,13 +100,13 @@ name_of_split() {
     basename -- "$(realpath -m -- "${SPLIT:-.}")"
 }
 
-# small_of RANK: the folder of the small model that this rank holds, if it does
+# small_of RANK: prints the folder of this rank's small model, if it has one
 small_of() {
     local place=$(($1 - WORLD + ${#SMALL[@]}))
     if [ "$place" -ge 0 ]; then realpath -m -- "${SMALL[$place]}"; fi
 }
 
-# number_of RANK: which part of the split this rank has
+# number_of RANK: prints the number of this rank's part of the split
 number_of() {
     local rank="$1" parts
     if [ -n "$(small_of "$rank")" ]; then echo 0 && return; fi
@@ -118,7 +118,7 @@ number_of() {
     fi
 }
 
-# own_ranks: the keys for small models on boards of their own, if there are any
+# own_ranks: prints the keys for small models on boards of their own, if there are any
 own_ranks() {
     local small names=""
     for small in ${SMALL[@]+"${SMALL[@]}"}; do names="$names,ssm/$(basename -- "$(realpath -m -- "$small")")"; done
@@ -130,10 +130,10 @@ push_program() {
     look "$1"
     [ -n "$CODE" ] || return 0
     echo "the program to $1:$2"
-    push_code "$1" "$2" || fail "copying the program to $1 failed (rsync says why above): type it again to go on"
+    push_code "$1" "$2" || fail "copying the program to $1 failed (rsync says why above): type it again to continue"
 }
 
-# push RANK BOARD FOLDER: the part of this rank
+# push RANK BOARD FOLDER: copies the part of this rank
 push() {
     local rank="$1" board="$2" folder="$3" number part there small
     number="$(number_of "$rank")"
@@ -143,11 +143,11 @@ push() {
     if [ -n "$small" ]; then
         echo "rank $rank: $small to $board:$folder/ssm/$(basename -- "$small")"
         copy "$board" "$folder/ssm/$(basename -- "$small")" -- "$small/" ||
-            fail "copying to $board failed (rsync says why above): type the same command again to go on"
+            fail "copying to $board failed (rsync says why above): type the same command again to continue"
     fi
     echo "rank $rank: $part to $board:$there"
     copy "$board" "$there" -- "$part/" ||
-        fail "copying to $board failed (rsync says why above): type the same command again to go on"
+        fail "copying to $board failed (rsync says why above): type the same command again to continue"
     if [ -n "$DRY" ]; then return; fi
     sums "$part/manifest.json" | over "$board" "cd $(quoted "$there") && sha256sum --check --quiet -" ||
         fail "$there on $board differs from its manifest (above): delete the file there, and type the same command again"
@@ -158,9 +158,9 @@ read_words "$@"
 case " ${MODEL[*]-} " in
     "  ") ;;
     *" model="*) [ -z "$SPLIT$REPLICAS${SMALL[*]-}" ] || fail "model= is split for a pipeline: leave split=, replicas= and ssm= out, or split the model first, and give split=DIR" ;;
-    *) fail "${MODEL[0]} wants a model: give model=NAME" ;;
+    *) fail "${MODEL[0]} needs a model: give model=NAME" ;;
 esac
-[ -n "$SPLIT$CODE${MODEL[*]-}" ] || fail "what shall be copied? Give model=NAME, split=DIR, as split_and_save_models.py wrote it, or code=true"
+[ -n "$SPLIT$CODE${MODEL[*]-}" ] || fail "nothing to copy: give model=NAME, split=DIR, as split_and_save_models.py wrote it, or code=true"
 command -v rsync >/dev/null || fail "rsync is missing: install it (sudo apt install rsync)"
 command -v "${SSH%% *}" >/dev/null || fail "${SSH%% *} is missing: install it (sudo apt install openssh-client)"
 TEMP="$(mktemp -d)"
@@ -186,7 +186,7 @@ while read -r line ranks board folder <&3; do
     [ -n "$SPLIT" ] || continue
     for rank in ${ranks//,/ }; do
         [ -f "$SPLIT/stage_$(number_of "$rank")/manifest.json" ] ||
-            fail "there is no whole folder $SPLIT/stage_$(number_of "$rank") for rank $rank of $HOSTS: split the model for $WORLD ranks first"
+            fail "there is no complete folder $SPLIT/stage_$(number_of "$rank") for rank $rank of $HOSTS: split the model for $WORLD ranks first"
         push "$rank" "$board" "$folder"
     done
 done 3<"$TEMP/boards"

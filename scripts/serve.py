@@ -22,25 +22,25 @@ KEY = "FLOWSPEC_API_KEY"
 
 
 def keyed(argv: Sequence[str]) -> list[str]:
-    """The words that were typed, with a key out of the environment if none was."""
+    """Return the typed words, with the key of the environment if none was typed."""
     key = os.environ.pop(KEY, "")
     return [*argv, f"api_key={key}"] if key and "api_key" not in raw_values(argv) else [*argv]
 
 
 def build(argv: Sequence[str]) -> tuple[Engine, running.Listener]:
-    """The engine and the listener of these words; neither of them runs yet."""
+    """Build the engine and the listener for these words; neither of them runs yet."""
     return running.build(keyed(argv), COMMAND, ServeConfig, Server)
 
 
 def serve(argv: Sequence[str]) -> int:
-    """Serve until the end; the exit code."""
+    """Serve until the end; return the exit code."""
     engine, listener = build(argv)
-    gc.freeze()  # a full collection frees what answers leave behind; without what is imported it comes sooner
+    gc.freeze()  # full collections free the memory of answers; without imported objects they come more often
     return running.run(engine, listener)
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run the command; return its exit code."""
     return console.run(serve, argv)
 
 

@@ -1,4 +1,4 @@
-"""Speculative decoding by formulas, events and measurements: --help lists the commands."""
+"""Simulate speculative decoding by formulas, events and measurements: --help lists the commands."""
 import sys
 
 from eval.dsi.command import main

@@ -1,4 +1,4 @@
-"""SpecInfer's two programs, which spec_infer.sh and incr_decoding.sh call."""
+"""Run SpecInfer's two programs; called by spec_infer.sh and incr_decoding.sh."""
 import sys
 
 from eval.specinfer.command import main

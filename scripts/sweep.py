@@ -1,4 +1,4 @@
-"""The evaluation at each point of what is varied; eval/sweeps/NAME.sh call it."""
+"""Run the evaluation at each point of a sweep; called by eval/sweeps/NAME.sh."""
 import sys
 
 from eval.sweep import main

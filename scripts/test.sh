@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every check of the project: ruff, pytest, which gets the arguments, and mypy beside it, whose findings come at the end:
+# Runs every check of the project: ruff, pytest, which gets the arguments, and mypy at the same time, reported last:
 # bash scripts/test.sh [pytest's options]
-# Several processes take the files of tests by turns (tests/conftest.py); `-n 0` runs all in one, as a debugger needs it.
+# Several processes share the files of tests (tests/conftest.py); `-n 0` runs all in one, as a debugger needs it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 show_help "$@"

@@ -1,4 +1,4 @@
-"""A page that shows what a run did: --help shows the options."""
+"""Write a page with the timeline of a run: --help shows the options."""
 import sys
 
 from eval.observe.timeline_page import main

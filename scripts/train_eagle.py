@@ -1,4 +1,4 @@
-"""Trains an EAGLE draft head for a model: --help shows the options."""
+"""Train an EAGLE draft head for a model: --help shows the options."""
 import sys
 
 from train.eagle.command import main

@@ -1,4 +1,4 @@
-"""Fine-tunes small models that draft for a target: --help shows the options."""
+"""Fine-tune small models that draft for a target: --help shows the options."""
 import sys
 
 from train.ssm.command import main

@@ -92,7 +92,7 @@ def test_an_output_that_fills_the_disk_leaves_the_answers_on_the_screen(ask, tmp
     monkeypatch.setattr(files, "_write_and_sync", full)
     assert ask(f"question_file={tmp_path / 'asked'}", f"output={tmp_path / 'out'}") == 2
     shown = capsys.readouterr()
-    assert f"{tmp_path / 'out'} cannot be written (No space left on device): what it should hold stands" in shown.err
+    assert f"{tmp_path / 'out'} cannot be written (No space left on device): its content is printed above" in shown.err
     assert len(json.loads(shown.out)) == 2, "the answers so far"
     assert len(whole(tmp_path / "out")) == 1 and len(list(tmp_path.iterdir())) == 2, "the old file stays, no half one"
     assert ask(f"output={tmp_path / 'out'}") == 2
@@ -116,11 +116,11 @@ def test_a_link_is_followed_a_device_stays_and_a_pipe_gets_all_answers_once(ask,
 
 def test_a_device_that_is_not_here_is_reported_before_the_start(unstarted, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "device=cuda is not here (CUDA devices: none that this torch can use): choose another, or device=cpu" in (
+    assert "cuda does not exist here (CUDA devices: none that this torch can use): choose another, or device=cpu" in (
         unstarted("device=cuda"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert "device=cuda:2 is not here (CUDA devices: cuda:0, cuda:1)" in unstarted("device=cuda:2")
+    assert "device=cuda:2 does not exist here (CUDA devices: cuda:0, cuda:1)" in unstarted("device=cuda:2")
     assert [str(usable(name)) for name in ("cuda", "cuda:1", "cpu", "auto")] == ["cuda", "cuda:1", "cpu", "cuda"]
     with refused("--device meta is unknown"):
         usable("meta", "--device ")

@@ -126,4 +126,4 @@ def test_a_script_shows_all_that_stands_at_its_top(name):
 
 def test_netem_refuses_a_word_that_it_does_not_know():
     refused = subprocess.run(["bash", ROOT / "scripts" / "netem.sh", "stop", "eth0"], text=True, capture_output=True)
-    assert (refused.returncode, refused.stderr) == (2, "flowspec: unknown word stop: say set, show or clear\n")
+    assert (refused.returncode, refused.stderr) == (2, "flowspec: unknown word stop: give set, show or clear\n")

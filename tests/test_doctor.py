@@ -35,7 +35,7 @@ def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there(tmp_path
     with command(tmp_path, "scripts.doctor") as run:
         assert run.end(120) == 0 and run.stderr == "", run.stdout + run.stderr
     found, _, end = run.stdout.rpartition("\n\n")
-    assert end == "All that is needed is there.\n"
+    assert end == "Everything that is required is present.\n"
     for line in found.splitlines():
         assert re.match(r"ok: |missing: (bitsandbytes, |this machine has an NVIDIA GPU).*; do ", line)
     for thing in ("Python 3.", "torch ", "torch.distributed with gloo", "a kernel on cpu works",
@@ -53,10 +53,10 @@ def test_the_help_tells_what_is_looked_at(capsys):
 
 
 @pytest.mark.parametrize(("findings", "code", "end"), [
-    ([doctor.Finding("a")], 0, "All that is needed is there."),
-    ([doctor.Finding("a"), doctor.Finding("b", "this", needed=False)], 0, "All that is needed is there."),
-    ([doctor.Finding("a", "this"), doctor.Finding("b")], 1, "1 of the things that are needed is missing."),
-    ([doctor.Finding("a", "this"), doctor.Finding("b", "that")], 1, "2 of the things that are needed are missing."),
+    ([doctor.Finding("a")], 0, "Everything that is required is present."),
+    ([doctor.Finding("a"), doctor.Finding("b", "this", needed=False)], 0, "Everything that is required is present."),
+    ([doctor.Finding("a", "this"), doctor.Finding("b")], 1, "1 of the required things is missing."),
+    ([doctor.Finding("a", "this"), doctor.Finding("b", "that")], 1, "2 of the required things are missing."),
 ])
 def test_the_exit_code_counts_only_what_is_needed(monkeypatch, capsys, findings, code, end):
     monkeypatch.setattr(doctor, "examine", lambda words: iter(findings))
@@ -266,4 +266,4 @@ def test_a_model_that_is_not_there_ends_the_doctor_with_one_sentence(capsys, mon
     assert doctor.main(["model_dir=nowhere"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert doctor.main(["toy", "draft=suffix"]) == 0
-    assert "without a head of EAGLE" in capsys.readouterr().out
+    assert "without an EAGLE head" in capsys.readouterr().out

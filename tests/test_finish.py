@@ -63,7 +63,7 @@ def test_an_answer_says_why_it_ended(strategy):
     (["max_length=20", "max_new_tokens=17"], "length", ""),
     (["max_length=20", "max_new_tokens=500"], "context",
      "\nflowspec: the answer ends after 17 of max_new_tokens=500, since the context of 20 tokens is full: raise "
-     "max_length, or shorten the prompt\n")])
+     "max_length or shorten the prompt\n")])
 def test_a_full_context_is_reported_on_stderr_and_in_the_output(saved, tmp_path, capsys, words, reason, message):
     assert here(f"model_dir={saved / '0+2+2'}", f"output={tmp_path / 'out.json'}", *ASK, *words) == 0
     assert json.loads((tmp_path / "out.json").read_text())["finish_reason"] == reason
@@ -81,7 +81,7 @@ def test_more_tokens_than_the_model_has_positions_are_reported(tmp_path, capsys,
     assert here(f"model_dir={tmp_path / 'split'}", *ASK, "max_length=33") == 0
     first, _, second = capsys.readouterr().err.partition("\n")
     assert first == "flowspec: max_length=33 is more than the 32 positions of the model, which prompt and answer share"
-    assert "since the context of 32 tokens is full: the model has no more positions, or shorten the prompt" in second
+    assert "since the context of 32 tokens is full: the model has no more positions, so shorten the prompt" in second
     assert here(f"model_dir={tmp_path / 'split'}", *ASK, "max_new_tokens=3") == 0
     assert capsys.readouterr().err == "", "nobody asked for more"
 

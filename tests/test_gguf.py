@@ -146,7 +146,7 @@ def test_a_folder_of_another_model_is_not_written_over(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text("{}")
-    with pytest.raises(ValueError, match="other holds another model: give a folder"):
+    with pytest.raises(ValueError, match="other holds another model: give an empty or new folder"):
         unpack(path, tmp_path / "other", progress=False)
 
 
@@ -430,5 +430,5 @@ def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path: Path
         assert made.convert_ids_to_tokens(made("hello1111<|end|>")["input_ids"]) == [
             "<|end|>", "he", "ll", "o", *pieces, "<|end|>"]
         assert made.decode(made("hello 1")["input_ids"][1:]) == "hello 1" and made.chat_template == TEMPLATE
-    with pytest.raises(ValueError, match="its tokenizer cuts texts as mine does, which is not supported, only "):
+    with pytest.raises(ValueError, match="its tokenizer splits texts as mine does, which is not supported, only "):
         cut("mine").write_text(tmp_path / "base")

@@ -373,7 +373,7 @@ def test_a_board_that_is_started_again_or_a_spare_in_its_place_goes_on_with_the_
     found, alone = (json.loads((tmp_path / f"{name}.json").read_text())["token_ids"]
                     for name in ("out", "alone"))
     assert found == alone and len(alone) == 1000
-    assert err.read_text().count("; all ranks are connected again, and answers go on") == 2
+    assert err.read_text().count("; all ranks are connected again, and answers continue") == 2
 
 
 def test_an_error_of_a_boards_own_ends_all_at_once(start, loopback, tmp_path):
@@ -413,7 +413,7 @@ def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_reported_as_
     finally:
         ended.set()
         thread.join()
-    assert (tmp_path / "err0").read_text().count("what is not of this run") == 1
+    assert (tmp_path / "err0").read_text().count("that is not part of this run") == 1
     os.kill(runs[0].pid, signal.SIGSTOP)
     assert ends(runs[1:]) == [75, 75]
     for rank in (1, 2):

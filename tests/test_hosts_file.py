@@ -70,7 +70,7 @@ def test_rank_0_listens_at_the_address_that_the_others_can_find(monkeypatch):
     monkeypatch.setattr("launch.hosts.board.is_here", lambda address: True)
     monkeypatch.setattr("launch.hosts.board.addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.1"})
     assert Board(0, "b0", 1, "eth0", 1, ()).listen_address() == "10.0.0.1"
-    with pytest.raises(ValueError, match=r"b0 is 127.0.1.1 on this board itself.*eth0 10.0.0.1"):
+    with pytest.raises(ValueError, match=r"b0 is 127.0.1.1 on this board, which no other.*eth0 10.0.0.1"):
         Board(0, "b0", 1, "", 1, ()).listen_address()
 
 
@@ -110,7 +110,7 @@ def test_a_key_of_several_hosts_is_refused_where_all_ranks_are_here(key):
     ({"NODE_RANK": "x"}, "", "NODE_RANK=x is not possible"),
     ({"NODE_RANK": "2"}, "b0\nb1\n", "give a number from 0 to 1"),
     ({}, "203.0.113.1\n203.0.113.2\n", "no line of .* is this board, which has lo 127.0.0.1"),
-    ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in .* are all this machine: say which"),
+    ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in .* are all this machine: choose one"),
     ({"NODE_RANK": "1", "MASTER_ADDR": "a..b"}, "", "'a..b' is no name or address of a board"),
     ({"NODE_RANK": "\u00b2"}, "", "is not possible"),
 ])
@@ -133,5 +133,5 @@ def test_a_split_for_boards_goes_by_their_memory_if_all_lines_say_it(tmp_path):
     assert stages("b0\nb1\nb2\n") == stages("b0 memory=4\nb1\nb2\n") == "auto:2"
     assert stages("b0\nb1 memory=8\nb2 memory=15.5 user=me\nb3 spare memory=8\n") == "auto:8,15.5"
     assert stages("b0\nb1 memory=8\n") == "auto:1"
-    with refused("hosts gives memory= for 1 of 2 boards behind rank 0's, but not for b2: give it for all of them"):
+    with refused("hosts gives memory= for 1 of 2 boards after rank 0's, but not for b2: give it for all of them"):
         stages("b0\nb1 memory=8\nb2\n")

@@ -85,7 +85,7 @@ def test_the_latency_command_shows_what_it_measured(folder, capsys):
     ("latency", ["repeats=0"], "repeats=0 is not possible"), ("latency", ["rows=1,x"], "rows=1,x are no sizes"),
     ("latency", ["rows=0"], "rows=0 are no sizes"), ("latency", ["rows="], "rows= are no sizes"),
     ("latency", ["context=2048", "sets=qa"], "are more than the 2048 positions"),
-    ("latency", ["device=cuda:99"], "device=cuda:99 is not here"),
+    ("latency", ["device=cuda:99"], "device=cuda:99 does not exist here"),
     ("table", ["output=rows.csv"], "rows.csv is no JSON file"), ("table", ["drafts="], "drafts is empty"),
     ("table", ["num_target_servers=0"], "num_target_servers=0 is not possible"),
 ], ids=lambda value: " ".join(value)[:24])

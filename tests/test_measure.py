@@ -25,7 +25,7 @@ def test_a_number_that_makes_no_sense_is_refused(words, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--device", "cuda:99"], "--device cuda:99 is not here"), (["--device", "nope"], "--device nope is unknown"),
+    (["--device", "cuda:99"], "--device cuda:99 does not exist"), (["--device", "nope"], "--device nope is unknown"),
     (["--heads", "3"], "is not possible with --heads 3: give a multiple of 6"),
     (["--hidden", "1000000000"], "GB free: give smaller sizes"), (["--rows", "1000000000"], "give smaller sizes"),
     (["--layers", "1000000000", "--hidden", "2", "--heads", "1", "--intermediate", "1"], "give smaller sizes"),
@@ -62,7 +62,7 @@ def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["family=opt"], "the models of --family opt have no place in"),
+    (["family=opt"], "the models of --family opt do not belong in"),
     (["family=opt", "deep", "out=OUT"], "heads are made for llama only: leave out head and deep"),
     (["family=opt", "base", "out=OUT", "work=OUT"], "the step base needs"), (["nope"], "there is no step 'nope'")])
 def test_what_another_family_cannot_have_is_refused(words, message, tmp_path, capsys):

@@ -192,4 +192,4 @@ def test_a_head_for_partial_features_drafts_for_a_split_model(tmp_path, capsys):
     for draft, maker in (("dflash", "DFlash"), ("eagle", "EAGLE or DFlash")):
         assert here(*asked, f"draft={draft}") == 2
         said = capsys.readouterr().err
-        assert f"wants a head of {maker}, and that of this model is none: take draft=spd, or add eagle_dir=DIR" in said
+        assert f"needs a head of {maker}, and this model has another kind: take draft=spd, or add eagle_dir=DIR" in said

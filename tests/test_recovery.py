@@ -287,7 +287,7 @@ def test_a_command_whose_ranks_are_killed_twice_writes_its_text(saved, tmp_path)
             printed = len(run.stdout)
             assert wait_until(lambda printed=printed: len(run.stdout) > printed + 100, 90), run.stderr
             os.kill(run.ranks()[lost], signal.SIGKILL)
-    assert run.stderr.count("all ranks are connected again, and answers go on") == 2
+    assert run.stderr.count("all ranks are connected again, and answers continue") == 2
 
 
 def test_a_command_whose_rank_0_is_stopped_for_longer_than_the_others_wait_writes_its_text(saved, tmp_path):
@@ -298,7 +298,7 @@ def test_a_command_whose_rank_0_is_stopped_for_longer_than_the_others_wait_write
         os.kill(run.ranks()[0], signal.SIGSTOP)
         assert wait_until(lambda: folder.look(f"{LOSS_KEY}/{epoch}"), 60), "the others have noticed it"
         os.kill(run.ranks()[0], signal.SIGCONT)
-    assert "; all ranks are connected again, and answers go on" in run.stderr
+    assert "; all ranks are connected again, and answers continue" in run.stderr
 
 
 def test_a_stream_over_http_pauses_and_goes_on(saved):

@@ -56,7 +56,7 @@ def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(h
     assert min(one.passes)[2] > 0
     assert one.latency > 0 and one.mbps > 0
     wrong = {**ASKED, "device": "cuda:77"}
-    with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 is not here"):
+    with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 does not exist here"):
         measured_boards(str(only), wrong)
     for text, message in (("echo '{}'", "it said nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
         program(tmp_path, text)
@@ -117,7 +117,7 @@ def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hos
     assert read(str(tmp_path / "site.json")) == found == measure.measured(config)
 
 
-@pytest.mark.parametrize(("asked", "message"), [("{}", "was asked for no layers"), ("x", "is not JSON")])
+@pytest.mark.parametrize(("asked", "message"), [("{}", "received an unknown request"), ("x", "is not JSON")])
 def test_the_program_of_a_board_refuses_what_is_no_request(monkeypatch, capsys, asked, message):
     monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
     assert run(timing.main, []) == 2

@@ -204,6 +204,6 @@ def test_another_vocabulary_is_noticed_said_in_one_line_and_changes_no_text(tmp_
         shown = capsys.readouterr()
         assert shown.out.splitlines()[0] == plain
         [line] = [line for line in shown.err.splitlines() if "has vocab_size 54, but the model has 53" in line]
-        assert line.endswith("what that model writes is decoded, and guessed in the tokens of the target")
+        assert line.endswith("that model's guesses are decoded, and encoded again in the tokens of the target")
     assert here(*asked, "draft=ssm", f"ssm={small}") == 2
     assert "take one with the same tokenizer" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def test_what_was_typed_is_reported_in_one_short_line_that_no_terminal_obeys(cap
 def test_a_rank_that_no_launcher_of_ours_has_set_is_reported(monkeypatch, capsys, name):
     monkeypatch.setenv(name, "1")
     assert run(generate.GENERATE, ["toy"]) == 2
-    assert f"{name}=1 in the environment is no launcher's of ours: unset it" in capsys.readouterr().err
+    assert f"{name}=1 in the environment was not set by FlowSpec: unset it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "\u0661", "\33[2J", "-1"])

@@ -110,5 +110,5 @@ def test_a_server_over_three_hosts_writes_the_texts_of_run_pipe_whatever_becomes
 def test_a_server_on_another_board_than_rank_0s_is_announced_with_where_to_start_it(monkeypatch, keys, place, capfd):
     monkeypatch.setenv("NODE_RANK", "1")
     assert main([f"model_dir={place / 'board1'}", "port=0", *keys]) == 2
-    assert "this board is rank 1, and who asks is rank 0: start this on the board of rank 0 (127.0.0.1)" in (
+    assert "this board is rank 1, but requests come from rank 0: start this on the board of rank 0 (127.0.0.1)" in (
         capfd.readouterr().err)

@@ -190,10 +190,10 @@ pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.
               "unreachable); check the network and pip's settings"),
     (FULL, "Could not install packages due to an OSError: [Errno 28] No space left on device; free some space in ROOT "
            "and /tmp"),
-    (LEGACY, "Encountered error while trying to install package.; mend that"),
+    (LEGACY, "Encountered error while trying to install package.; fix that"),
     (NESTED, "No matching distribution found for setuptools>=40.8.0; check the network and pip's settings"),
-    (TRACE, "pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.; mend that"),
-    ("WARNING: something else\n", "it ended with exit code 1; mend that"),
+    (TRACE, "pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.; fix that"),
+    ("WARNING: something else\n", "it ended with exit code 1; fix that"),
 ], ids=["offline", "full", "legacy", "nested", "trace", "mute"])
 def test_the_last_sentence_has_pips_own_reason_and_the_next_start_asks_again(clone, says, reason):
     (clone.top / "says").write_text(says)
@@ -206,7 +206,7 @@ def test_the_last_sentence_has_pips_own_reason_and_the_next_start_asks_again(clo
 def test_what_venv_complains_of_is_reported(clone):
     (clone.top / "venv_says").write_text("some words\nError: [Errno 28] No space left on device\n")
     code, said = clone.start()
-    assert code == 2 and "could not make" in said and "Error: [Errno 28] No space left on device; mend that" in said
+    assert code == 2 and "could not make" in said and "Error: [Errno 28] No space left on device; fix that" in said
 
 
 @pytest.mark.parametrize("lack", ["pip", "python"])
@@ -240,7 +240,7 @@ def test_a_start_that_is_stopped_leaves_nothing_in_the_way_of_the_next(clone, si
     os.killpg(begun.pid, signum)
     _, said, ended = end(begun)
     assert ended == code
-    assert code < 0 or said.endswith("flowspec: stopped; type the command again to go on.\n")
+    assert code < 0 or said.endswith("flowspec: stopped; type the command again to continue.\n")
     (clone.top / "go").touch()
     assert clone.start()[0] == 0 and len(clone.asked) == 2
 

@@ -112,7 +112,7 @@ def test_who_does_not_say_which_rank_it_is_gets_nothing_and_harms_nobody(keeper,
     assert works(keeper)
     printed = capfd.readouterr().err
     assert "Traceback" not in printed and printed.replace("\n", "").isprintable()
-    named = f"flowspec: {HERE} wrote to port {keeper.port} what is not of this run"
+    named = f"flowspec: {HERE} sent data to port {keeper.port} that is not part of this run"
     assert printed.count(named) == (pieces != [b""]), printed
 
 
@@ -177,13 +177,13 @@ def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_thei
                    ("delete", "facts/1", None), ("list", "", None), ("set", "heartbeat/2", EVIL),
                    ("look", EVIL * 99, None),
                    ("add", "heartbeat/losses", 1 << 80), ("set", "split/2", "\u2028"), ("add", "facts/1", 1)):
-        with pytest.raises(RuntimeError, match="does not take this rank's entry"):
+        with pytest.raises(RuntimeError, match="refuses this rank's entry"):
             stranger._ask(*forged)
     assert json.loads(one.get("facts/1")) == FACTS
     assert json.loads(one.get("facts/verdict")) == ["", False, []]
     assert one.add("heartbeat/1", 0) == 3 and own.look("facts/2") is None
     printed = capfd.readouterr().err
-    assert printed.count("\n") == 2 and f"{HERE} wrote to port" in printed and "as rank 2" in printed
+    assert printed.count("\n") == 2 and f"{HERE} sent data to port" in printed and "as rank 2" in printed
     assert printed.replace("\n", "").isprintable()
 
 

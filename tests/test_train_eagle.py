@@ -698,7 +698,7 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
                   ("--judged", "-1"), ("--seed", str(1 << 70)),
                   ("--rate", "nan"), ("--save-every", "0")):
         assert f"{words[0]} {words[1]} makes no sense; give" in said(*words)
-    assert "--device cuda:99 is not here" in said("--device", "cuda:99")
+    assert "--device cuda:99 does not exist here" in said("--device", "cuda:99")
     (tmp_path / "file").write_text("")
     assert "cannot be written (File exists): choose another folder" in said(out="file")
     assert "choose the --template" in said("--length", "3")

@@ -1,2 +1,2 @@
-"""Several hosts: which rank a board is, where the rendezvous is, and what the boards must agree on."""
+"""Runs over several hosts: the rank of a board, the rendezvous, and what the boards must agree on."""
 from __future__ import annotations

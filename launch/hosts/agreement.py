@@ -1,7 +1,7 @@
-"""What ranks on several hosts write down for each other: its forms, who may write it, and what of it must agree.
+"""The entries that ranks on several hosts write for each other: their forms, their writers, and what must agree.
 
-It knows nothing about how it travels. Boards have no keys, so anybody in their network may have written an entry: what
-has none of these forms is junk, and what people shall read is escaped.
+It knows nothing about how entries are sent. Without keys, anybody in the boards' network may have written an entry: an
+entry of no known form is junk, and text for people is escaped.
 """
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from config.schema.fields import integer
 from config.schema.untrusted import plain
 from launch.hosts.board import Board
 
-CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # what decides what a rank computes and says
-# What belongs to a board, or to rank 0, whose user asks. All other keys must agree, so a new one is compared too.
+CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # these decide what a rank computes
+# Keys that belong to one board, or to rank 0, which gets the requests. All others must agree, including new ones.
 LOCAL = frozenset({
     "model_dir", "base_dir", "eagle_dir", "draft_dir", "ssm", "models",  # its folders …
     "data", "output", "results", "hosts",  # … and files
-    "prompt", "prompt_ids", "question_file", "template",  # what rank 0 alone is asked
+    "prompt", "prompt_ids", "question_file", "template",  # the requests, which only rank 0 gets
     "device", "threads_per_rank", "debug",  # of one machine
-    "master", "wait", "keys",  # how it comes to the rendezvous
-    "launch",  # which start of an evaluation it is, by the files of rank 0
+    "master", "wait", "keys",  # how it reaches the rendezvous
+    "launch",  # the number of an evaluation's start, by the files of rank 0
 })
 ENTRY_BYTES = 1 << 20  # bytes of an entry
-MOST_RANKS = 1 << 10  # the most of one run
-COUNT_LIMIT = 10 ** 18  # counters stay below
-DIGITS = 20  # of a whole number
+MOST_RANKS = 1 << 10  # the most ranks of one run
+COUNT_LIMIT = 10 ** 18  # counters stay below this
+DIGITS = 20  # the most digits of an integer
 
-Clean = Callable[[bytes], bytes]  # from the bytes of an entry to the same entry, if it is sound
+Clean = Callable[[bytes], bytes]  # from the bytes of an entry to the cleaned entry; raises Junk
 Facts = Dict[str, Any]  # of one rank, by name
-Written = Dict[int, Any]  # what ranks have written about one topic: their facts, or whom they have not reached
+Written = Dict[int, Any]  # what each rank has written about one topic: its facts, or the ranks that it could not reach
 
 
 class Junk(ValueError):
-    """An entry, or a request, that has none of the known forms."""
+    """An entry, or a request, of no known form."""
 
 
 def parse(raw: bytes) -> Any:
-    """What stands in a piece of JSON."""
+    """Return the value of a piece of JSON; raises Junk for anything else."""
     try:
         return json.loads(raw.decode(), parse_int=_digits)
     except (ValueError, RecursionError):
-        raise Junk("it is no JSON") from None
+        raise Junk("it is not JSON") from None
 
 
 def _digits(text: str) -> int:
-    if len(text) > DIGITS:  # Python takes its time to read millions of them
+    if len(text) > DIGITS:  # Python is slow with millions of them
         raise Junk("it has too long a number")
     return int(text)
 
@@ -70,13 +70,13 @@ def _is_address(value: Any) -> bool:
 
 
 RANK = integer(0, MOST_RANKS - 1).fits
-ALWAYS = {"host": str, "code": str, "settings": {str}}  # those as a person types them
+ALWAYS = {"host": str, "code": str, "settings": {str}}  # settings as a user types them
 FACTS = {**ALWAYS, "world": integer(1, MOST_RANKS - 1).fits, "split": str,
          "address": _is_address, "interface": str, "port": integer(1, (1 << 16) - 1).fits}
 
 
 def _is_facts(value: Any) -> bool:
-    """Whether it is all facts of a rank; or what it knew so far, and the error that ended it."""
+    """Whether a value is all facts of a rank; or those that it knew when an error ended it, and the error."""
     known = {**FACTS, "error": str}
     if not isinstance(value, dict) or not value.keys() <= known.keys():
         return False
@@ -118,11 +118,11 @@ def _form_of(pattern: bytes, what: str = "number") -> Clean:
 
 
 OWN = r"(?P<own>\d{1,4})"  # the rank that alone may write the entry
-OF_ROOT = r"(?P<root>)"  # only rank 0 may; where neither is said, the rank that writes first
-BEFORE = r"(?:.*/)?"  # what torch.distributed puts before the names that it is given
+OF_ROOT = r"(?P<root>)"  # only rank 0 may write the entry; without OWN and OF_ROOT, the rank that writes first
+BEFORE = r"(?:.*/)?"  # prefixes that torch.distributed adds to names
 _count = _form_of(rb"-?\d{1,18}")
 _number = _form_of(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?")
-KINDS = (  # of a name that a pattern fits as a whole, the first one counts
+KINDS = (  # the first pattern that matches a whole name counts
     (rf"facts/{OWN}", _json(_is_facts)),
     (rf"ways/{OWN}", _json([RANK])),
     (rf"{OF_ROOT}facts/verdict", _json((str, bool, [(RANK, _is_facts)]))),
@@ -141,13 +141,13 @@ KINDS = (  # of a name that a pattern fits as a whole, the first one counts
 
 
 def _kind(key: str) -> tuple[dict[str, str], Clean]:
-    """What a name says of who may write its entry, and what makes a sound entry of bytes."""
+    """Return what a name says about the writer of its entry, and the function that cleans the entry."""
     found = ((re.fullmatch(pattern, key, re.S), cleaned) for pattern, cleaned in KINDS)
     return next((match.groupdict(), cleaned) for match, cleaned in found if match)
 
 
 def owner_of(key: str) -> int | None:
-    """The rank that alone may write an entry of this name; None if that is the first to write."""
+    """Return the only rank that may write an entry of this name; None if any may, and the first one then owns it."""
     names, _ = _kind(key)
     if "root" in names:
         return 0
@@ -155,7 +155,7 @@ def owner_of(key: str) -> int | None:
 
 
 def clean(key: str, raw: bytes) -> bytes:
-    """The entry as it may be used; raises Junk."""
+    """Return the entry in a form that is safe to use; raises Junk."""
     try:
         if len(raw) > ENTRY_BYTES:
             raise Junk(f"it has more than {ENTRY_BYTES} bytes")
@@ -168,7 +168,7 @@ def clean(key: str, raw: bytes) -> bytes:
 # --- what must agree --------------------------------------------------------------------------------------------------
 
 def code_version(root: Path = ROOT) -> str:
-    """A hash of the program's own files: boards whose code differs, if only a little, do not work together."""
+    """Return a hash of the program's own files: boards with different code, if only slightly, do not work together."""
     digest = hashlib.sha256()
     paths = [path for folder in CODE for path in (root / folder).rglob("*.py")]
     for path in sorted(paths):
@@ -178,16 +178,16 @@ def code_version(root: Path = ROOT) -> str:
 
 
 def settings(keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
-    """The keys that must agree, as they were typed; `found` is what a key turned out to mean on this board."""
+    """Return the keys that must agree, as typed; `found` has the values to which keys were resolved on this board."""
     typed = {name: value for name, value in flat(keys).items() if name not in LOCAL}
     if typed["draft"] == "suffix":
-        typed["draft"] = RunConfig.draft  # for which it stands in where rank 0, which alone knows, has no head
-    typed["trace"] = "FOLDER" if typed["trace"] else ""  # one of each board's own, on all boards or on none
+        typed["draft"] = RunConfig.draft  # which suffix replaces if rank 0 has no head; only rank 0 knows that
+    typed["trace"] = "FOLDER" if typed["trace"] else ""  # each board has a folder of its own; all boards or none
     return {name: written(value) or "none" for name, value in {**typed, **found}.items()}
 
 
 def judge_facts(written: Written, board: Board) -> str:
-    """The first thing that does not fit, in words; empty if all fits. `written` may lack ranks if one is wrong."""
+    """Return the first disagreement as a message, or an empty string. `written` may lack ranks if one has an error."""
     for rank, facts in written.items():
         if facts.get("error"):
             return f"{board.named(rank, facts['host'])}: {facts['error']}"
@@ -199,7 +199,7 @@ def judge_facts(written: Written, board: Board) -> str:
 
 
 def _difference(facts: Facts, root: Facts) -> str:
-    """What a rank has that rank 0 has not, with the fix; empty if all is alike."""
+    """Return the difference between a rank and rank 0, with the fix; empty if there is none."""
     if facts["code"] != root["code"]:
         return (f"has other code than rank 0 ({facts['code']}, not {root['code']}): bring one version to all boards, "
                 "as bash scripts/push.sh code=true does")
@@ -216,9 +216,9 @@ def _difference(facts: Facts, root: Facts) -> str:
 
 
 def judge_ways(written: Written, ways: Written, names: Sequence[str]) -> str:
-    """Who cannot be reached by whom; of several, the rank that most others miss. Empty if all reach all.
+    """Return a message on the rank that most others cannot reach; an empty string if all ranks reach each other.
 
-    `ways` has the ranks that each rank has not reached.
+    `ways` has the ranks that each rank could not reach.
     """
     missed = Counter(rank for unreached in ways.values() for rank in unreached if rank in written)
     if not missed:
@@ -227,5 +227,5 @@ def judge_ways(written: Written, ways: Written, names: Sequence[str]) -> str:
     others = ", ".join(str(rank) for rank, unreached in ways.items() if worst in unreached)
     interface = written[worst]["interface"]
     return (f"{names[worst]} cannot be reached by rank {others} at its interface {interface}: name the interface of "
-            "the cable in GLOO_SOCKET_IFNAME on that board, or behind interface= in the hosts file, and look at its "
+            "the cable in GLOO_SOCKET_IFNAME on that board, or with interface= in the hosts file, and check its "
             "firewall")

@@ -1,6 +1,6 @@
-"""Several hosts: which rank this board is and where the rendezvous is, by keys, the environment or a hosts file.
+"""The rank of this board and the address of the rendezvous, from keys, the environment or a hosts file.
 
-It knows nothing about models, and talks to nobody: that is for `rendezvous.py`. As a program it prints the boards of a
+It knows nothing about models, and connects to nothing: `rendezvous.py` does. As a program it prints the boards of a
 hosts file, for scripts/push.sh.
 """
 from __future__ import annotations
@@ -22,11 +22,11 @@ from launch.console import run
 from pipeline.keys import Keys, read_keys
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
-TYPED_AS = "FLOWSPEC_COMMAND"  # in the environment: what a person typed, for the help
-PORT = 29500  # of the rendezvous, if nothing else is said: all boards must know it
-FOLDER = "flowspec"  # the repository on a board, from the home of its user
+TYPED_AS = "FLOWSPEC_COMMAND"  # in the environment: the command that a user typed, for the help
+PORT = 29500  # the default port of the rendezvous, the same on all boards
+FOLDER = "flowspec"  # the default folder of the repository on a board, relative to its user's home
 ADDRESS = re.compile(r"[^\W_](?:[\w.-]*[^\W_])?")
-WORDS = {  # that may follow it; what begins with - would be an option of ssh or rsync
+WORDS = {  # may follow the address; a value that begins with - would be an option of ssh or rsync
     "user": re.compile(r"[\w.][\w.+$-]*"),
     "folder": re.compile(r"[^-].*"),
     "interface": re.compile(r"[^-].*"),
@@ -45,11 +45,11 @@ class Line(NamedTuple):
     user: str = ""
     folder: str = FOLDER
     interface: str = ""
-    memory: str = ""  # GB that it has for its part of a model
+    memory: str = ""  # GB for its part of a model
     spare: str | None = None  # of a spare, the ranks for which it may stand in, with commas; empty: all but rank 0
 
     def stands_in(self, world: int) -> Sequence[int]:
-        """The ranks, of so many, for which it may stand in; none if it is the board of a rank."""
+        """Return the ranks, of `world`, for which this spare may stand in; none for a board that is no spare."""
         if self.spare is None:
             return ()
         typed = [int(rank) for rank in self.spare.split(",") if rank]
@@ -57,7 +57,7 @@ class Line(NamedTuple):
 
 
 class Board(NamedTuple):
-    """One rank, and the rendezvous to which it comes; what is empty was not said."""
+    """One rank and its rendezvous; empty fields were not given."""
 
     rank: int
     master: str  # name or address of rank 0's board
@@ -69,7 +69,7 @@ class Board(NamedTuple):
 
     @property
     def world(self) -> int:
-        """The ranks of the hosts file."""
+        """The number of ranks in the hosts file."""
         return sum(line.spare is None for line in self.lines)
 
     @property
@@ -78,7 +78,7 @@ class Board(NamedTuple):
         return bool(self.lines) and self.lines[self.rank].spare is not None
 
     def listed(self) -> set[str]:
-        """The IPv4 addresses of the hosts file, as far as names of boards have one."""
+        """Return the IPv4 addresses of the hosts file, without names that cannot be resolved."""
         found = set()
         for line in self.lines:
             with suppress(OSError):
@@ -86,34 +86,34 @@ class Board(NamedTuple):
         return found
 
     def named(self, rank: int, host: str = "", address: str = "") -> str:
-        """A rank as messages name it: with its host and address, as far as they are known."""
+        """Return a rank as messages name it: with its host and address, if they are known."""
         line = self.lines[rank] if self.lines else Line("")
         where = ", ".join(dict.fromkeys(word for word in (host, address or line.address) if word))
         own = f"rank {rank}" if line.spare is None else "spare"
         return f"{own} ({where})" if where else own
 
     def listen_address(self) -> str:
-        """On rank 0's board, the one address at which the store listens.
+        """Return the only address at which the store listens on rank 0's board.
 
-        Raises ValueError if the address that all boards were given is not here, or leads no other board here.
+        Raises ValueError if the address that all boards were given is not here, or does not lead other boards here.
         """
         there = listed(addresses())
         if not is_here(self.master):
             raise ValueError(f"rank 0 runs here, but {self.master} is no address of this board, which has {there}: "
-                             "give one of them as MASTER_ADDR, or in the hosts file, on all boards alike")
+                             "give one of them as MASTER_ADDR or in the hosts file, the same on all boards")
         found = socket.gethostbyname(self.master)
         if self.master in (found, "localhost") or not found.startswith("127."):
             return found
-        # A system may know its own name by an address that leads to itself alone.
+        # A system may resolve its own name to an address that no other machine can reach.
         if not self.interface:
-            raise ValueError(f"{self.master} is {found} on this board itself, where no other board finds it: give one "
+            raise ValueError(f"{self.master} is {found} on this board, which no other board can reach: give one "
                              f"of {there} as MASTER_ADDR or in the hosts file, or name the interface to the others "
                              "(GLOO_SOCKET_IFNAME, interface=)")
         _, own = self.network()
         return found if own.startswith("127.") else own
 
     def network(self) -> tuple[str, str]:
-        """The interface through which this rank talks, and its address; raises ValueError if there is none."""
+        """Return the network interface of this rank and its address; raises ValueError if there is none."""
         here, own = addresses(), way_to(self.master)
         for name, address in here.items():
             leads = address == own or (name == "lo" and own.startswith("127."))
@@ -122,11 +122,11 @@ class Board(NamedTuple):
         wrong = f"the interface {self.interface} has no IPv4 address on this board, which has {listed(here)}"
         if not self.interface:
             wrong = f"no interface of this board, which has {listed(here)}, leads to {self.master}"
-        raise ValueError(f"{wrong}: name one in GLOO_SOCKET_IFNAME, or behind interface= in the hosts file")
+        raise ValueError(f"{wrong}: name one in GLOO_SOCKET_IFNAME, or with interface= in the hosts file")
 
 
 def read_hosts(path: str) -> list[Line]:
-    """A line for each rank, rank 0 first, and then one for each spare; # begins a remark.
+    """Read a line for each rank, rank 0 first, and then one for each spare; # begins a comment.
 
     Each is `[USER@]ADDRESS [user=..] [folder=..] [interface=..] [memory=GB] [spare[=RANK,RANK]]`.
     """
@@ -154,21 +154,21 @@ def read_hosts(path: str) -> list[Line]:
 
 
 def stages_for(lines: Sequence[Line], path: str) -> str:
-    """The split for the boards of a hosts file, by their memory if the lines say it; rank 0's holds no layers.
+    """Return the split for the boards of a hosts file, by memory if the lines specify it; rank 0 holds no layers.
 
-    Raises ValueError if only some of them say it.
+    Raises ValueError if only some of them specify it.
     """
     boards = [line for line in lines[1:] if line.spare is None]
     rooms = [line.memory for line in boards if line.memory]
     if rooms and len(rooms) < len(boards):
         lacking = next(line for line in boards if not line.memory)
-        raise ValueError(f"{path} gives memory= for {len(rooms)} of {len(boards)} boards behind rank 0's, but not for "
+        raise ValueError(f"{path} gives memory= for {len(rooms)} of {len(boards)} boards after rank 0's, but not for "
                          f"{lacking.address}: give it for all of them, or for none")
     return f"auto:{','.join(rooms)}" if len(rooms) > 1 else f"auto:{len(boards)}"
 
 
 def read_line(words: Sequence[str]) -> Line | None:
-    """A board as these words name it; None if they name none."""
+    """Parse a board from the words of a line; None if they are invalid."""
     user, at, address = words[0].rpartition("@")
     pairs = [word.partition("=")[::2] for word in words[1:]]
     if at:
@@ -180,7 +180,7 @@ def read_line(words: Sequence[str]) -> Line | None:
         return None
     folder = given.get("folder", "")
     if folder.startswith("~/"):
-        given["folder"] = folder[2:].lstrip("/") or "."  # it counts from the home anyhow
+        given["folder"] = folder[2:].lstrip("/") or "."  # it is relative to the home anyway
     return Line(address, **given)
 
 
@@ -193,14 +193,14 @@ def is_address(text: str) -> bool:
 
 
 def is_one_rank(hosts: str) -> bool:
-    """Whether this process is one rank of several: as its starter says, or as a board with a hosts file."""
+    """Whether this process is one rank of several: RANK is set, or it is a board of a run over several hosts."""
     return "RANK" in os.environ or bool(hosts or os.environ.get(BOARD))
 
 
 def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | None:
-    """This board; None where all ranks are on this machine, or torchrun has set the rank.
+    """Return this board; None if all ranks are on this machine, or a launcher has set RANK.
 
-    Keys come before the environment, and that before the hosts file.
+    Keys take precedence over the environment, and the environment over the hosts file.
     """
     if "RANK" in environment:
         return None
@@ -215,7 +215,7 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
     master, port = config.meeting
     master = master or environment.get("MASTER_ADDR", "") or (lines[0].address if lines else "")
     if not master:
-        raise ValueError("where is rank 0? Give its board's address in MASTER_ADDR, on all boards alike, or hosts=FILE")
+        raise ValueError("where is rank 0? Give the address of its board in MASTER_ADDR, on all boards, or hosts=FILE")
     if not is_address(master):
         raise ValueError(f"{master!a} is no name or address of a board: give that of rank 0's in MASTER_ADDR, as "
                          "192.168.1.11")
@@ -230,7 +230,7 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
 
 
 def _rank(given: str, lines: Sequence[Line], path: str) -> int:
-    """This board's rank: as `given`, or by the line of the hosts file that has an address of this machine."""
+    """Return this board's rank: as `given`, or by the line of the hosts file that has an address of this machine."""
     if given:
         return _number("NODE_RANK", given, len(lines) or 1 << 16)
     if not lines:
@@ -242,7 +242,7 @@ def _rank(given: str, lines: Sequence[Line], path: str) -> int:
                          "or give NODE_RANK")
     if len(own) > 1:
         ranks = ", ".join(map(str, own))
-        raise ValueError(f"the lines of ranks {ranks} in {path} are all this machine: say which is meant, as "
+        raise ValueError(f"the lines of ranks {ranks} in {path} are all this machine: choose one, as "
                          "in NODE_RANK=1 bash run_jetson.sh")
     return own[0]
 
@@ -254,7 +254,7 @@ def _number(name: str, text: str, end: int) -> int:
 
 
 def addresses() -> dict[str, str]:
-    """The IPv4 address of every network interface of this machine that has one."""
+    """Return the IPv4 address of every network interface of this machine that has one."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -268,12 +268,12 @@ def addresses() -> dict[str, str]:
 
 
 def listed(found: Mapping[str, str]) -> str:
-    """Interfaces and their addresses as messages name them."""
+    """Return interfaces and their addresses as messages name them."""
     return ", ".join(f"{name} {address}" for name, address in found.items())
 
 
 def is_here(address: str) -> bool:
-    """Whether a name or address is this machine's own: only these can be bound."""
+    """Whether a name or address is this machine's own: only own ones can be bound."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
@@ -283,7 +283,7 @@ def is_here(address: str) -> bool:
 
 
 def way_to(address: str) -> str:
-    """The own address that packets to another address would carry; empty if no way leads there. Nothing is sent."""
+    """Return the source address of packets to an address; empty if it cannot be reached. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, PORT))

@@ -1,7 +1,7 @@
-"""The rendezvous of ranks on several hosts: they come in any order, compare what they are, and try to connect.
+"""The rendezvous of ranks on several hosts: they come in any order, compare their facts, and test connections.
 
 It knows nothing about what a rank does afterwards. Rank 0 coordinates: it keeps the store to which all write, and
-judges; so whatever is wrong on one board ends all of them with one sentence, which names the board.
+judges. So an error on one board ends all boards with the same sentence, which names that board.
 """
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from launch.spec import RankSpec
 from pipeline.failure import PeerLost, noted
 from pipeline.sockets import BoardDoor
 
-PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
-SEAT = 30  # seconds for a run to end that has this board in it still, since nobody has missed it there yet
-LOOK = 0.2  # seconds between two looks into the store
-SOONER = 0.8  # of the heartbeat's patience
-AT_ONCE = 5.0  # seconds for a lost board to be back by itself, before the first spare stands in; then for each spare
-LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
+PATIENCE = 15  # seconds for a present board to reply, and for late boards to receive the reason of an end
+SEAT = 30  # seconds for an earlier run to end that has not yet noticed the loss of this board
+LOOK = 0.2  # seconds between two checks of the store
+SOONER = 0.8  # share of the heartbeat's patience
+AT_ONCE = 5.0  # seconds for a lost board to return, before the first spare stands in; then for each further spare
+LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see its output there, or give more time "
         "with wait=")
-SILENT = "{} fell silent during the rendezvous: look at its board and network, then start all again"
+SILENT = "{} fell silent during the rendezvous: check its board and network, then start all again"
 
-Judge = Callable[[Written], str]  # the first thing that is wrong, in a sentence; empty if all is well
+Judge = Callable[[Written], str]  # returns the first problem as a message, or an empty string
 
 
 class Rendezvous:
@@ -57,7 +57,7 @@ class Rendezvous:
         self.board = board
         self.names: list[str] = []
         self._host = socket.gethostname()
-        self._waited = ""  # for whom, as was printed last
+        self._waited = ""  # the missing boards that were printed last
         os.environ["RANK"] = str(board.rank)
         if board.lines:
             os.environ["WORLD_SIZE"] = str(board.world)
@@ -68,7 +68,7 @@ class Rendezvous:
         self._deadline = time.monotonic() + board.wait
 
     def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
-        """The run, once all ranks are here and belong together; raises ValueError or PeerLost."""
+        """Return the run, once all ranks are here and agree; raises ValueError or PeerLost."""
         config, host = keys.run, self._host
         judge = partial(judge_facts, board=self.board)
         facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
@@ -96,8 +96,8 @@ class Rendezvous:
                 raise ValueError(reason)  # something has changed since this board was in this run
         if self._client:
             self._client.names = self.names[0], self.board.named(self.board.rank, host, facts["address"])
-            # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still. With
-            # recovery such a program may go on.
+            # A little less than the heartbeat has: this end can tell a cut wire from a program that hangs. With
+            # recovery such a program may continue.
             self._client.patience = max(SOONER * config.timeout, prepared.patience)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
         self._address, self._shares = facts["address"], prepared.placement.shares
@@ -108,14 +108,14 @@ class Rendezvous:
         return prepared
 
     def connect(self) -> Meeting:
-        """Where all ranks meet. They are in a process group then if some of them share a stage."""
+        """Return the meeting of all ranks; join a process group if some of them share a stage."""
         if self._shares:
             self._begin_groups()
         door = partial(BoardDoor, self._address, self.board.keys)
         return Meeting(self._store, door, self.names, self._rename, self._look_after, PATIENCE)
 
     def _rename(self) -> None:
-        """Name the boards that are here now, of which some may stand in for others."""
+        """Update the names of the boards, some of which may now stand in for others."""
         facts = [self._read(f"facts/{rank}") for rank in range(len(self.names))]
         addresses = [each.get("address", "") for each in facts]
         for rank, before in enumerate(list(self.names)):
@@ -137,11 +137,11 @@ class Rendezvous:
                            f"firewall is between them ({reason}); start all again") from error
 
     def _look_after(self) -> str:
-        """On rank 0: why some rank will not come to the next epoch; nothing if they may."""
+        """Return why a rank will not come to the next epoch, or an empty string; only rank 0 knows."""
         return ""
 
     def _try_ways(self, written: Written) -> None:
-        """Knock at the doors of all ranks, and agree that every knock is answered."""
+        """Connect to all ranks, and agree that all ranks reach each other."""
         self._deadline = time.monotonic() + PATIENCE
         with ThreadPoolExecutor(len(written)) as pool:
             reached = list(pool.map(reaches, written.values(), written))
@@ -149,9 +149,9 @@ class Rendezvous:
         self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
-        """What all ranks have written about a topic, in the order of their numbers.
+        """Return what all ranks have written about a topic, in the order of their numbers.
 
-        Raises what rank 0 makes of it: ValueError if anything does not fit, PeerLost if a rank is missing.
+        Raises rank 0's verdict: ValueError if anything does not fit, PeerLost if a rank is missing.
         """
         self._judge(topic, world, judge)
         while (verdict := self._read(f"{topic}/verdict")) is None:
@@ -161,12 +161,12 @@ class Rendezvous:
             raise PeerLost(reason) if is_lost else ValueError(reason)
         written = dict(sorted(pairs))
         if set(written) != set(range(world)):
-            raise PeerLost(f"{self.board.named(0)} speaks of other ranks than the {world} of this split: look whether "
-                           "all boards were given one address and port")
+            raise PeerLost(f"{self.board.named(0)} names other ranks than the {world} of this split: check that "
+                           "all boards were given the same address and port")
         return written
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
-        """On rank 0: write down what is wrong, whether that is a missing board, and what all have written."""
+        """Write the verdict, on rank 0: the problem, whether it is a missing board, and all entries."""
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -174,12 +174,12 @@ class Rendezvous:
         self._store.set(f"{topic}/{self.board.rank}", json.dumps(value))
 
     def _read(self, key: str) -> Any:
-        """What stands under a key; None if it is not there yet."""
+        """Return the value of a key; None if it is missing."""
         found = self._store.look(key)
         return None if found is None else json.loads(found)
 
     def _written(self, topic: str, world: int) -> Written:
-        """What has been written about a topic so far, in the order of the ranks."""
+        """Return what has been written about a topic so far, in the order of the ranks."""
         found = ((rank, self._read(f"{topic}/{rank}")) for rank in range(world))
         return {rank: entry for rank, entry in found if entry is not None}
 
@@ -188,7 +188,7 @@ class Rendezvous:
         return ", ".join(map(self.board.named, sorted(ranks)))
 
     def _wait_for(self, missing: str) -> None:
-        """Wait a little; print for whom, if that is news."""
+        """Wait briefly; print which boards are missing, if that has changed."""
         if missing not in ("", self._waited):
             left = max(0, self._deadline - time.monotonic())
             say(f"waiting for {missing}, up to {left:.0f} seconds")
@@ -197,7 +197,7 @@ class Rendezvous:
 
 
 def held(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
-    """What a rank holds, and was asked for, which must fit rank 0's."""
+    """Return the facts of a rank that must agree with rank 0's: its code, part and settings."""
     found = {"dtype": str(spec.dtype).rpartition(".")[2]}
     if keys.run.drafting_ranks:
         found["ssm"] = f"{keys.run.drafting_ranks} folders"
@@ -206,7 +206,7 @@ def held(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
 
 
 class Bell(BoardDoor):
-    """Says to everybody who knocks which rank this is."""
+    """A door that sends this rank's number to everybody who connects."""
 
     def __init__(self, address: str, rank: int) -> None:
         self._rank = rank
@@ -218,7 +218,7 @@ class Bell(BoardDoor):
 
 
 def reaches(facts: Facts, rank: int) -> bool:
-    """Whether a rank answers, by its number, at the address of its facts."""
+    """Whether a rank replies with its number at the address of its facts."""
     try:
         with socket.create_connection((facts["address"], facts["port"]), timeout=5) as way:
             return way.recv(64) == b"flowspec %d\n" % rank
@@ -229,13 +229,13 @@ def reaches(facts: Facts, rank: int) -> bool:
 class Coordinator(Rendezvous):
     """Rank 0's side: it keeps the store and judges what the others write.
 
-    Once all are here, a board that is lost may come again, or another one in its place.
+    Once all are here, a lost board may come again, or another one in its place.
     """
 
     def __init__(self, board: Board) -> None:
         super().__init__(board)
         address, entries = board.listen_address(), Entries()
-        self._to_hear: Sequence[int] = ()  # ranks that shall hear the verdict that ends the rendezvous
+        self._awaited: Sequence[int] = ()  # ranks that must receive the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries, board.keys)
         except OSError as error:
@@ -248,7 +248,7 @@ class Coordinator(Rendezvous):
         prepared = super().attend(keys)
         if prepared.recovers:
             self._server.patience = prepared.config.timeout
-        if self.board.keys is None:  # nothing but its address says who comes
+        if self.board.keys is None:  # only its address identifies a board
             here = {self._server.seats[rank].address for rank in range(1, len(self.names))}
             self._server.known = here | self.board.listed()
         return prepared
@@ -269,28 +269,28 @@ class Coordinator(Rendezvous):
         return ""
 
     def _spares(self, gone: Sequence[int]) -> str:
-        """What the spares that are here can do for these ranks, as a part of a sentence."""
+        """Return which present spares can stand in for these ranks, and why others cannot, as a part of a sentence."""
         here = self._server.seats.keys() - self._server.gone()
-        said = ""
+        text = ""
         for number in range(len(self.names), len(self.board.lines)):
             facts: Any = self._read(f"spare/{number}") if number in here else None
             for rank in gone if facts else ():
                 reason = facts["lacks"].get(str(rank), "its line is for other ranks")
                 can = f"cannot stand in: {reason}" if reason else f"stands in soon for rank {rank}"
-                said += f"; {self.board.named(number, facts['host'], facts['address'])} {can}"
-        return said
+                text += f"; {self.board.named(number, facts['host'], facts['address'])} {can}"
+        return text
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
-        world = max(world, 1)  # 0: rank 0's own folder could not say
+        world = max(world, 1)  # 0: unknown, since rank 0's own folder is invalid
         written, late = self._collect(topic, world)
         reason = late or judge(written)
         self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late), list(written.items()))))
         if reason:
-            self._to_hear = [rank for rank in range(1, world) if rank in written or not late]
+            self._awaited = [rank for rank in range(1, world) if rank in written or not late]
             atexit.register(self.close)
 
     def _collect(self, topic: str, world: int) -> tuple[Written, str]:
-        """What the ranks have written once all have or one has an error; or what it says, once it is too late."""
+        """Return what the ranks have written, once all have or one has an error; and a message if it is too late."""
         while True:
             missing = self._missing(topic, world)
             written = self._written(topic, world)
@@ -303,9 +303,9 @@ class Coordinator(Rendezvous):
             self._wait_for(self._missing("facts", world))
 
     def close(self) -> None:
-        """End the store; first let the other ranks hear why, also those that come only now, and end."""
+        """End the store, after the other ranks, even late ones, have received the reason and ended."""
         atexit.unregister(self.close)
-        self._server.close(PATIENCE if self._to_hear else 2 * GRACE, self._to_hear)
+        self._server.close(PATIENCE if self._awaited else 2 * GRACE, self._awaited)
 
 
 class Participant(Rendezvous):
@@ -319,9 +319,9 @@ class Participant(Rendezvous):
         self._store = Store(self._client.ask)
 
     def _reach(self) -> StoreClient:
-        """The way to rank 0's store, once its program is there.
+        """Connect to rank 0's store, once its program is running.
 
-        Its board must answer sooner than its program, if only to refuse the connection.
+        Its board must respond sooner than its program, if only to refuse the connection.
         """
         board = self.board
         names = board.named(0), board.named(board.rank, self._host)
@@ -336,7 +336,7 @@ class Participant(Rendezvous):
                 if not holder:
                     return client
                 missing, patience = f"the end of a run in which {holder} is rank {board.rank}", SEAT
-                wrong = ValueError(f"rank {board.rank} is there already, from {holder}: end the run of which it is, or "
+                wrong = ValueError(f"rank {board.rank} is there already, from {holder}: end the run of that board, or "
                                    "give this board a NODE_RANK of its own")
                 late = wrong  # still the reason if that run ends before this board gives up
             except ssl.SSLError:
@@ -357,7 +357,7 @@ class Participant(Rendezvous):
 
 
 class Spare(Participant):
-    """A board that waits until another one is lost and does not return at once, and then is that rank."""
+    """A board that waits until another one is lost and does not return at once, and then becomes that rank."""
 
     def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
         written = self._agree("facts", self.board.world, str)
@@ -384,7 +384,7 @@ class Spare(Participant):
         return super().attend(keys)
 
     def _lacking(self, keys: RunConfig | CommandKeys, root: Facts) -> dict[int, str]:
-        """Why this board cannot stand in for a rank, with what to do, for each of its line; empty if it can."""
+        """Return why this board cannot stand in, with the fix, for each rank of its line; empty if it can."""
         lacks = {}
         for rank in self.board.lines[self.board.rank].stands_in(self.board.world):
             os.environ["RANK"] = str(rank)
@@ -396,7 +396,7 @@ class Spare(Participant):
         return lacks
 
     def _stand_by(self, able: Sequence[int]) -> None:
-        """Wait, and take the seat of one of these ranks; the spares that come first in the hosts file are sooner."""
+        """Wait, and take the seat of one of these ranks; spares act in the order of the hosts file."""
         since = time.monotonic()
         patience = AT_ONCE * (1 + self.board.rank - self.board.world)
         while self.board.is_spare:
@@ -411,7 +411,7 @@ class Spare(Participant):
                 any(map(self._take, lost))
 
     def _take(self, rank: int) -> bool:
-        """Be this rank from now on, if its seat is free."""
+        """Become this rank, if its seat is free; return whether it was."""
         board, before = self.board._replace(rank=rank), self._client
         try:
             client = StoreClient((board.master, board.port), before.names, PATIENCE, board.keys)

@@ -1,6 +1,6 @@
-"""A model split for the boards of a hosts file, out of its name, folder or GGUF file, for scripts/push.sh.
+"""Split a model, given by its name, folder or GGUF file, for the boards of a hosts file; for scripts/push.sh.
 
-It prints the folder of the split, which is made if it is not there.
+It prints the folder of the split, which is created if it is missing.
 """
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The store of a run on several hosts: what rank 0's process keeps of it, its server, and the ends that ranks use.
+"""The store of a run on several hosts: its entries and server in rank 0's process, and the clients of the ranks.
 
-It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
-say where an entry came from; before torch 2 there is no other way to know. A request and its reply are a line of JSON
-each. It knows nothing about what entries mean: `agreement.py` has their form.
+It replaces torch's TCPStore, which listens on every interface, lets everybody write and delete, and does not record
+the writer of an entry, which cannot be found in any other way before torch 2. A request and its reply are a line of
+JSON each. The module knows nothing about the meaning of entries: `agreement.py` has their forms.
 """
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from pipeline.keys import Keys, encrypted
 from pipeline.sockets import BRIEF, BoardDoor, hang_up
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
-LINE = 6 * ENTRY_BYTES + 1024  # bytes of a request: JSON writes a byte of an entry with at most six
-KEY = 300  # characters of a key
-ALL = 1 << 26  # bytes of all entries together
-NEAR = 0.3  # seconds in which the system of a board answers, whatever its programs do
-STAY = 30  # seconds that a rank waits for an entry at most, whatever torch's own patience
-PAUSE = 0.01  # seconds between two looks for an entry
+LINE = 6 * ENTRY_BYTES + 1024  # the most bytes of a request: JSON writes a byte of an entry with at most six
+KEY = 300  # the most characters of a key
+ALL = 1 << 26  # the most bytes of all entries together
+NEAR = 0.3  # seconds in which the system of a board responds, whatever its programs do
+STAY = 30  # the most seconds that a rank waits for an entry, whatever torch's own timeout
+PAUSE = 0.01  # seconds between two checks for an entry
 GREETING_BYTES = 256
-NAMED = 8  # strangers that are reported
-LOOK = 0.05  # seconds between two looks at who is connected
+NAMED = 8  # the most strangers that are reported
+LOOK = 0.05  # seconds between two checks of which ranks are connected
 REQUEST = str, lambda key: isinstance(key, str) and len(key) <= KEY, object  # an operation, a key and a value
 REPLY = str, object
 Ask = Callable[[str, str, Any], Any]  # from an operation, a key and a value to the reply
 
 
 class Entries:
-    """The entries of the store, and who may write which."""
+    """The entries of the store, and their owners."""
 
     def __init__(self) -> None:
         self._entries: dict[str, bytes] = {}
@@ -52,7 +52,7 @@ class Entries:
         self._lock = threading.Lock()
 
     def reply(self, writer: int, request: Any) -> Any:
-        """What a rank gets for its request; raises Junk for one that has none of the known forms, or is forbidden."""
+        """Execute a rank's request and return the reply; raises Junk for an unknown or forbidden request."""
         if not fits(request, REQUEST):
             raise Junk("it is no request")
         what, key, value = request
@@ -64,25 +64,25 @@ class Entries:
                 try:
                     return self._put(writer, key, value.encode("latin-1"))
                 except UnicodeEncodeError:
-                    raise Junk(f"{plain(key)}: it is no bytes") from None
+                    raise Junk(f"{plain(key)}: it is not bytes") from None
             if what == "add" and type(value) is int and abs(value) < COUNT_LIMIT:
                 return self._add(writer, key, value)
-        raise Junk(f"{plain(key)}: nobody can do that with an entry")
+        raise Junk(f"{plain(key)}: the operation is unknown")
 
     def own(self, *request: Any) -> Any:
-        """What rank 0 itself gets, in whose process the store is."""
+        """Execute a request of rank 0, which has the store in its own process, and return the reply."""
         try:
             return self.reply(0, list(request))
         except Junk as junk:
             raise RuntimeError(f"rank 0 cannot write this: {junk}") from None
 
     def _add(self, writer: int, key: str, amount: int) -> int:
-        """The sum of all that was added to a count; everybody may add 0, which asks for it."""
+        """Add to a counter and return its new value; everybody may add 0, which only reads it."""
         held = self._entries.get(key, b"0")
         try:
             total = int(held) + amount
         except ValueError:
-            raise Junk(f"{plain(key)}: it is no count") from None
+            raise Junk(f"{plain(key)}: it is not a counter") from None
         if abs(total) >= COUNT_LIMIT:
             raise Junk(f"{plain(key)}: it grows too large")
         if amount:
@@ -106,26 +106,26 @@ class Entries:
         self._owners[key] = writer
 
 
-# --- the server, in rank 0's process: it has a seat for each rank, and sends all others away --------------------------
+# --- the server, in rank 0's process: it has a seat for each rank, and rejects all others -----------------------------
 
 @dataclass
 class Seat:
-    """Who is a rank: a connection, the address from which it came, and when it was heard last."""
+    """The connection of a rank, the address from which it came, and the time of its last request."""
 
     way: socket.socket
     address: str
     heard: float = field(default_factory=time.monotonic)
 
     def is_gone(self, patience: float) -> bool:
-        """Whether it has hung up, or was silent for so many seconds."""
+        """Whether the rank has disconnected, or was silent for more than `patience` seconds."""
         return self.way.fileno() < 0 or time.monotonic() - self.heard > patience
 
 
 class StoreServer(BoardDoor):
-    """Rank 0's end of the store: the first to name a rank has its seat, the others are sent away.
+    """Rank 0's end of the store: the first connection that names a rank gets its seat, others are rejected.
 
-    With `patience` a rank that has hung up, or was silent for so many seconds, may come again, also as another board.
-    If it is known from which addresses boards come, no others are let in any more.
+    With `patience`, a rank that has disconnected, or was silent for this many seconds, may come again, even as another
+    board. If the addresses of the boards are `known`, no others are accepted.
     """
 
     def __init__(self, address: tuple[str, int], entries: Entries, keys: Keys | None = None) -> None:
@@ -138,7 +138,7 @@ class StoreServer(BoardDoor):
         super().__init__(address[0], keys, 0, address[1])
 
     def close(self, patience: float, awaited: Iterable[int] = ()) -> None:
-        """End the store once the `awaited` ranks have come and all have hung up, or after `patience` seconds."""
+        """End the store once the `awaited` ranks have come and all have disconnected, or after `patience` seconds."""
         with self:
             end = time.monotonic() + patience
             while time.monotonic() < end and self.seats.keys() | awaited != {*self.gone()}:
@@ -148,19 +148,19 @@ class StoreServer(BoardDoor):
             hang_up(way)
 
     def gone(self, patience: float = math.inf) -> list[int]:
-        """The ranks that have hung up, or were silent for so many seconds."""
+        """Return the ranks that have disconnected, or were silent for more than `patience` seconds."""
         return sorted(rank for rank, seat in list(self.seats.items()) if seat.is_gone(patience))
 
     def report(self, address: str, what: str) -> None:
-        """Report that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
+        """Report what a stranger wrote: once for each address, and for at most `NAMED` addresses."""
         with self._lock:
             if address in self._named or len(self._named) >= NAMED:
                 return
             self._named.add(address)
-        say(f"{address} wrote to port {self.port} what is not of this run ({what}); it is ignored", "\n")
+        say(f"{address} sent data to port {self.port} that is not part of this run ({what}); it is ignored", "\n")
 
     def _greet(self, connection: socket.socket) -> None:
-        with suppress(OSError), connection, connection.makefile("rb") as lines:  # it may hang up, or say nothing
+        with suppress(OSError), connection, connection.makefile("rb") as lines:  # it may disconnect, or send nothing
             try:
                 address = str(connection.getpeername()[0])
                 connection.settimeout(BRIEF)
@@ -168,19 +168,19 @@ class StoreServer(BoardDoor):
             except Junk as junk:
                 self.report(address, str(junk))
             finally:
-                self._is_stranger(connection)
+                self._remove_stranger(connection)
 
-    def _is_stranger(self, connection: socket.socket) -> bool:
-        """Whether a connection was among the strangers, of whom it is none any more."""
+    def _remove_stranger(self, connection: socket.socket) -> bool:
+        """Remove a connection from the strangers; return whether it was one."""
         with suppress(ValueError):
             self._strangers.remove(connection)
             return True
         return False
 
     def _serve(self, connection: socket.socket, lines: BinaryIO, address: str) -> None:
-        """Give a connection the seat of the rank that it names, if that is free, and reply until it hangs up.
+        """Give a connection the seat of the rank that it names, if that is free, and reply until it disconnects.
 
-        Raises Junk for what names no rank, or has an address that is not known.
+        Raises Junk for a greeting that names no rank, or for an unknown address.
         """
         try:
             greeting = lines.readline(GREETING_BYTES)
@@ -190,27 +190,27 @@ class StoreServer(BoardDoor):
             return
         rank = greeted(greeting)
         if self.known and address not in self.known:
-            raise Junk("without keys only boards of the hosts file and of the start are let in")
-        if not self._is_stranger(connection):
-            return  # it was sent away just now, and will come again
+            raise Junk("without keys only boards of the hosts file and of the start are accepted")
+        if not self._remove_stranger(connection):
+            return  # it was disconnected just now, and will come again
         seat = Seat(connection, address)
         holder = self._take_seat(rank, seat)
-        _say(connection, "taken" if holder else "welcome", holder)
+        _send(connection, "taken" if holder else "welcome", holder)
         if holder:
             return
         connection.settimeout(None)
         while line := lines.readline(LINE):
             seat.heard = time.monotonic()
             try:
-                _say(connection, "ok", self.entries.reply(rank, parse(line)))
+                _send(connection, "ok", self.entries.reply(rank, parse(line)))
             except Junk as junk:
                 self.report(address, f"as rank {rank}: {junk}")
-                _say(connection, "junk", str(junk))
+                _send(connection, "junk", str(junk))
             if not line.endswith(b"\n"):
                 return
 
     def _take_seat(self, rank: int, seat: Seat) -> str:
-        """Let a rank have this seat, if it has none, or one that is lost; else the address from which it came."""
+        """Give a rank this seat if it has none, or a lost one; else return the address of the present holder."""
         with self._lock:
             before = self.seats.get(rank)
             if before is not None:
@@ -221,12 +221,12 @@ class StoreServer(BoardDoor):
             return ""
 
 
-def _say(connection: socket.socket, word: str, value: Any) -> None:
+def _send(connection: socket.socket, word: str, value: Any) -> None:
     connection.sendall(json.dumps([word, value]).encode() + b"\n")
 
 
 def greeted(line: bytes) -> int:
-    """The rank that a greeting names; raises Junk."""
+    """Return the rank that a greeting names; raises Junk."""
     said = parse(line)
     if not fits(said, (str, int)) or said[0] != GREETING:
         raise Junk("it is no rank's greeting")
@@ -236,10 +236,10 @@ def greeted(line: bytes) -> int:
     return number
 
 
-# --- the ends ---------------------------------------------------------------------------------------------------------
+# --- the clients ------------------------------------------------------------------------------------------------------
 
 class StoreClient:
-    """The end of the store on every rank but 0. Whatever breaks it is reported as the loss of rank 0, in a sentence."""
+    """The client of the store on every rank but 0. Any failure of it is reported as the loss of rank 0."""
 
     def __init__(self, address: tuple[str, int], names: tuple[str, str], patience: float, keys: Keys | None = None
                  ) -> None:
@@ -256,7 +256,7 @@ class StoreClient:
         self._replies = self._way.makefile("rb")
 
     def greet(self, rank: int) -> str:
-        """Take the seat of a rank. Returns the address that has it already, if any; OSError is worth another try."""
+        """Take the seat of a rank. Returns the address that has it already, if any. OSError may be temporary."""
         try:
             word, holder = self._swap([GREETING, rank])
         except socket.timeout:
@@ -264,7 +264,7 @@ class StoreClient:
         return plain(str(holder)) if word == "taken" else ""
 
     def ask(self, what: str, key: str, value: Any) -> Any:
-        """The reply to a request; raises RuntimeError if it is refused, and PeerLost if the store is gone."""
+        """Return the reply to a request; raises RuntimeError if it is refused, and PeerLost if the store is gone."""
         with self._lock:
             if not self._lost:
                 try:
@@ -277,7 +277,7 @@ class StoreClient:
             if self._lost:
                 raise PeerLost(self._lost)
         if word != "ok":
-            raise RuntimeError(f"{self.names[0]} does not take this rank's entry: {plain(str(found))}")
+            raise RuntimeError(f"{self.names[0]} refuses this rank's entry: {plain(str(found))}")
         return found
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class StoreClient:
         self._way.sendall(json.dumps(request).encode() + b"\n")
         line = self._replies.readline(LINE)
         if not line:
-            raise ConnectionError("it hung up, as one with keys does to one without")
+            raise ConnectionError("it disconnected, as a board with keys does from one without")
         with suppress(Junk):
             reply: Sequence[Any] = parse(line)
             if fits(reply, REPLY):
@@ -300,7 +300,7 @@ class StoreClient:
         raise PeerLost(self._lost)
 
     def _silence(self) -> str:
-        """A board whose program stands still opens a connection nevertheless; one behind a cut wire does not."""
+        """Return why no reply came: a board accepts connections even if its program hangs, but not over a cut wire."""
         try:
             socket.create_connection(self._address, timeout=NEAR).close()
         except OSError:
@@ -313,7 +313,7 @@ class StoreClient:
 class Store(dist.Store):
     """The store as torch.distributed, the heartbeat and the rendezvous use it.
 
-    An entry that has not the form of its kind does not leave it.
+    It returns no entry that lacks the form of its kind.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -327,11 +327,11 @@ class Store(dist.Store):
     def add(self, key: str, amount: int) -> int:
         total = self._ask("add", key, amount)
         if type(total) is not int:
-            raise PeerLost(f"the store does not count: {plain(str(total))}")
+            raise PeerLost(f"the store returned no count: {plain(str(total))}")
         return total
 
     def look(self, key: str) -> bytes | None:
-        """An entry, or None if it is not there."""
+        """Return an entry, or None if it is missing."""
         found = self._ask("look", key, None)
         try:
             return None if found is None else clean(key, str(found).encode("latin-1"))
@@ -339,7 +339,7 @@ class Store(dist.Store):
             raise PeerLost(f"the store holds junk: {plain(str(error))}") from None
 
     def get(self, key: str) -> bytes:
-        """An entry, once it is there."""
+        """Wait for an entry, and return it."""
         self.wait([key])
         return self.look(key) or b""
 

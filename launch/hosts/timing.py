@@ -1,9 +1,9 @@
-"""What a stage takes, by rows and context; as a program on a board, what its layers take there, for a plan.
+"""The time of a stage by rows and context; as a program on a board, the time of layers there, for a plan.
 
-`python -m launch.hosts.timing` reads a line of JSON from its standard input that says which layers, and answers with a
-line of JSON; until then an empty line every second says that it is at work. The weights are random: a pass takes as
-long with any, and so a board needs no part of the model. Every further line is answered by an empty one at once, which
-is how the wire is timed.
+`python -m launch.hosts.timing` reads a line of JSON from standard input that specifies the layers, and replies with a
+line of JSON; until then it prints an empty line every second, as a heartbeat. The weights are random, since they do not
+change the time of a pass; so a board needs no part of the model. Every further line is answered by an empty one at
+once, which is how the wire is timed.
 """
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from pipeline.stage import Stage
 from pipeline.trace import OFF
 
 ROWS = (1, 16, 32, 64, 128)
-CONTEXTS = (16, 512)  # tokens of text before them
-ROUNDS = 4  # of each pass, of which the shortest counts
+CONTEXTS = (16, 512)  # tokens of text before the rows
+ROUNDS = 4  # repetitions of each pass, of which the shortest counts
 BEAT = 1.0  # seconds between two heartbeats
 SPARE = 2 * ROUNDS * sum(ROWS)  # slots for the rows of all passes
 ASKED = {"config": dict, "layers": int, "dtype": str, "device": str, "quant": str, "threads": int, "context": int}
 
 
 class Passed(NamedTuple):
-    """A pass of a stage with all its layers, in milliseconds of the whole model."""
+    """The time of a pass through a stage, in milliseconds, scaled to the whole model."""
 
     rows: int
     context: int
@@ -47,9 +47,9 @@ class Passed(NamedTuple):
 
 
 def inputs(sizes: LlamaConfig, like: Tensor, embeds: bool) -> Tensor:
-    """Rows that a stage may get, `[T, D]`, or tokens `[T]` if it embeds.
+    """Return rows for a stage, `[T, D]`, or tokens `[T]` if it embeds.
 
-    No two are alike, as equal rows would all go through the same experts.
+    All rows differ, as equal ones would all go through the same experts.
     """
     longest = max(*ROWS, *CONTEXTS)
     if embeds:
@@ -59,9 +59,9 @@ def inputs(sizes: LlamaConfig, like: Tensor, embeds: bool) -> Tensor:
 
 
 def passes(stage: Stage, inputs: Tensor, scale: float, room: int) -> Iterator[Passed]:
-    """Passes of a stage behind short and long texts, as far as `room` tokens hold them.
+    """Yield the passes of a stage after short and long texts, as far as `room` tokens hold them.
 
-    `inputs` is what the stage gets, row by row. The model takes `scale` times as long as the stage.
+    `inputs` has the rows for the stage. The model takes `scale` times as long as the stage.
     """
     for request, context in enumerate(context for context in CONTEXTS if context + max(ROWS) < room):
         _apply(stage, request, range(context), context, inputs)
@@ -80,7 +80,7 @@ def passes(stage: Stage, inputs: Tensor, scale: float, room: int) -> Iterator[Pa
 
 
 def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: Tensor) -> None:
-    """A segment of text, or of guesses that all stand on its last token; returns once the device is done."""
+    """Apply a segment of text, or of guesses that all follow its last token; returns once the device has finished."""
     ids = list(nodes)
     is_text = ids[0] == 0
     parents = [max(0, node - 1) for node in ids] if is_text else [context - 1] * len(ids)
@@ -95,7 +95,7 @@ def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: Tenso
 # --- a board ----------------------------------------------------------------------------------------------------------
 
 def random_stage(sizes: LlamaConfig, layers: int, like: Tensor, quant: str, context: int) -> Stage:
-    """So many layers of a model with random weights, none of which embeds or norms."""
+    """Build a stage of this many layers with random weights, without the embedding and the final norm."""
     inner = replace(sizes, layers=layers + 2, vocab=1)
     body = Slice(inner, 1, 1 + layers)
     probe(quant, like.dtype, like.device)
@@ -107,7 +107,7 @@ def random_stage(sizes: LlamaConfig, layers: int, like: Tensor, quant: str, cont
 
 
 def random_weights(body: Slice) -> dict[str, Tensor]:
-    """Weights for layers, always the same: norms of ones, and matrices that keep a row's length about as it is."""
+    """Return weights for layers, always the same: norms of ones, and matrices that roughly keep a row's length."""
     generator = torch.Generator().manual_seed(1)
     made = {}
     for name, parameter in body.named_parameters():
@@ -118,10 +118,10 @@ def random_weights(body: Slice) -> dict[str, Tensor]:
 
 
 def answered(asked: Any) -> dict[str, Any]:
-    """The times that a request asks for. Raises ValueError for what is no request, or cannot be computed here."""
+    """Return the requested times. Raises ValueError for an invalid request, or one that cannot be computed here."""
     if not fits(asked, ASKED):
-        raise ValueError("the board was asked for no layers: bring one version of the program to all boards, as bash "
-                         "scripts/push.sh code=true does")
+        raise ValueError("the board received an unknown request: bring one version of the program to all boards, as "
+                         "bash scripts/push.sh code=true does")
     torch.set_grad_enabled(False)
     torch.set_num_threads(asked["threads"] or os.cpu_count() or 1)
     device = usable(asked["device"])
@@ -138,7 +138,7 @@ def _beat(over: threading.Event) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer the request on the standard input, and then every further line."""
+    """Answer the request on standard input, and then every further line."""
     asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
     over = threading.Event()
     beating = guarded("heartbeat", partial(_beat, over), lambda thread, error: None)

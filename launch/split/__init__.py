@@ -1,2 +1,2 @@
-"""A model split into a folder for each rank: what `split_and_save_models.py` and a first start do."""
+"""Split a model into a folder for each rank, for `split_and_save_models.py` and for a first start."""
 from __future__ import annotations

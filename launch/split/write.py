@@ -1,4 +1,4 @@
-"""The split of a model into a folder for each rank, tensor by tensor, each file there whole or not at all.
+"""Split a model into a folder for each rank, tensor by tensor; every file is written atomically.
 
 It knows nothing about what the tensors compute: names and shapes decide where a tensor goes.
 """
@@ -41,19 +41,19 @@ from model.weights.split import placements, span
 from model.weights.unfold import Unfolded
 from tp.shares import ShardedSource, held
 
-INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # what a head's maps between vocabularies are stored in
+INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # types of a head's maps between vocabularies
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
 WEIGHTS = "model.safetensors"
 HEAD_WEIGHTS, HEAD_CONFIG = f"eagle/{WEIGHTS}", "eagle/config.json"  # of the draft head
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk that has no room
-Tick = Callable[[int], Any]  # is given how many bytes were written
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
+Tick = Callable[[int], Any]  # receives the number of bytes that were written
 
 
-# --- what is going to be written --------------------------------------------------------------------------------------
+# --- the plan ---------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Layout:
-    """The form of what a rank holds: weights as they are, or quantized; layers whole, or a share of each."""
+    """The form of a rank's weights: as they are, or quantized; of whole layers, or of a share of each."""
 
     quant: str = "none"
     shares: tuple[float, ...] = (1.0,)  # the speeds of the ranks that share a stage
@@ -64,19 +64,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What is going to be written: the sources, which rank gets which tensors, and in which form."""
+    """The plan of a split: the sources, the tensors of each rank, and their form."""
 
     source: Checkpoint
     head: Checkpoint | None  # the draft head, if there is one
     stages: list[int]  # layers of each stage; rank 0's come first
-    parts: list[dict[str, str]]  # of each rank: name there -> name in the source
+    parts: list[dict[str, str]]  # of each rank: name in its part -> name in the source
     layout: Layout
     split_id: str
     out: Path
 
     @property
     def inner(self) -> list[int]:
-        """The layers whose inputs the stages pass on."""
+        """The layers of which the stages pass on the inputs."""
         own = fit_head(self.head, self.source.config).inner if self.head else ()
         return list(own or usual_layers(sum(self.stages)))
 
@@ -87,12 +87,12 @@ class SplitPlan:
 
     @property
     def placements(self) -> list[tuple[int, int]]:
-        """The stage of each rank, and which member of it the rank is."""
+        """The stage of each rank, and the rank's number among its members."""
         return placements(self.stages, len(self.layout.shares))
 
     @property
     def missing(self) -> list[int]:
-        """The ranks whose folders no earlier run has written to the end."""
+        """The ranks without a complete folder from an earlier run."""
         return [rank for rank, folder in enumerate(self.folders) if not self._is_kept(rank, folder)]
 
     def _is_kept(self, rank: int, folder: Path) -> bool:
@@ -103,7 +103,7 @@ class SplitPlan:
         return (part.split_id, part.rank) == (self.split_id, rank)
 
     def contents(self, rank: int) -> Iterator[tuple[str, Path | Recast]]:
-        """The files of a rank, in their order: each a file that is copied, or tensors in the form that is written.
+        """Yield the files of a rank, in order: each a file to copy, or tensors in the form to write.
 
         The rank with the LM head gets the tokenizer and the draft head, too.
         """
@@ -121,13 +121,13 @@ class SplitPlan:
             yield HEAD_CONFIG, self.head.folder / "config.json"
 
     def bytes(self, rank: int) -> int:
-        """The size of a rank's tensors, the draft head included."""
+        """Return the size of a rank's tensors in bytes, including the draft head."""
         tensors = (content for _, content in self.contents(rank) if isinstance(content, Recast))
         return sum(form.bytes for each in tensors for form in each.forms.values())
 
 
 def make_plan(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None, layout: Layout) -> SplitPlan:
-    """The plan of a split; raises ValueError for a model, a head, `stages` or a layout that do not fit.
+    """Return the plan of a split; raises ValueError for a model, a head, `stages` or a layout that do not fit.
 
     Without `stages`, all ranks share all layers.
     """
@@ -149,7 +149,7 @@ def make_plan(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | Non
 
 
 def _draft_head(folder: Name) -> Checkpoint:
-    """The checkpoint of a draft head; raises ValueError for a tensor of a type that a head does not have."""
+    """Open the checkpoint of a draft head; raises ValueError for a tensor of an unsupported type."""
     head = Checkpoint(folder)
     for name in head.names():
         check_type(head, name, INDICES if name.rpartition(".")[2] in MAPS else FLOATS)
@@ -157,7 +157,7 @@ def _draft_head(folder: Name) -> Checkpoint:
 
 
 def identify(source: Checkpoint, head: Checkpoint | None, stages: list[int], layout: Layout) -> str:
-    """The id of a split: a hash of all that decides what stands in its folders."""
+    """Return the id of a split: a hash of everything that determines the contents of its folders."""
     text = {name: sample(source.folder / name) for name in _text_files(source)}
     draft = describe(head) if head else None
     identity = [VERSION, stages, describe(source), text, draft, asdict(layout)]
@@ -170,7 +170,7 @@ def _text_files(source: Checkpoint) -> list[str]:
 
 
 def check_group(ranks: int, c: LlamaConfig) -> None:
-    """Refuse to share a layer among ranks that would have next to nothing of it, or that heads have in common."""
+    """Raise ValueError for layers that ranks cannot share, with a norm over all heads, or for far too many ranks."""
     if ranks > 1 and c.family.wide_norms:
         raise ValueError(f"{ranks} ranks cannot share a layer of a {c.family.architecture}, which norms all heads "
                          "together: give each rank layers of its own, without --tp or tp=")
@@ -181,7 +181,7 @@ def check_group(ranks: int, c: LlamaConfig) -> None:
 
 
 def describe(source: Checkpoint) -> dict[str, Any]:
-    """What makes a checkpoint this one: its config, the form of its tensors, sizes and samples of its files."""
+    """Return what identifies a checkpoint: its config, the form of its tensors, sizes and samples of its files."""
     forms = {}
     for name in source.names():
         form = source.form(name)
@@ -193,7 +193,7 @@ def describe(source: Checkpoint) -> dict[str, Any]:
 # --- the writing ------------------------------------------------------------------------------------------------------
 
 def store(path: Path, data: bytes) -> dict[str, Any]:
-    """Write a small file, there whole or not at all. Returns its entry in a manifest."""
+    """Write a small file atomically. Returns its entry in a manifest."""
     replace(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
@@ -210,7 +210,7 @@ def copy(tensors: Recast, path: Path, tick: Tick) -> dict[str, Any]:
 
 
 def discard(folder: Path) -> None:
-    """Forget what an earlier split left in a rank's folder: first of all its manifest, so that no half is trusted."""
+    """Delete an earlier split in a rank's folder: first of all its manifest, so that no incomplete one is trusted."""
     names = (MANIFEST, WEIGHTS, "config.json", HEAD_WEIGHTS, HEAD_CONFIG, *TEXT_FILES)
     paths = [folder / name for name in names]
     paths += folder.glob("**/*.part")  # half-written files of a split that was killed
@@ -243,7 +243,7 @@ def write_rank(plan: SplitPlan, rank: int, tick: Tick) -> None:
 
 
 def write(plan: SplitPlan, progress: bool) -> None:
-    """Write the folders that an earlier run did not finish; what stands in them is overwritten, if all fits then."""
+    """Write the folders that no earlier run finished, over their contents; raises ValueError if the disk lacks room."""
     ranks = plan.missing
     old = (path for rank in ranks for path in plan.folders[rank].glob("**/*") if path.is_file())
     free = shutil.disk_usage(plan.out).free + sum(path.stat().st_size for path in old)
@@ -263,14 +263,14 @@ def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = 
           progress: bool = True, layout: Layout = Layout()) -> list[Path]:
     """Write one folder for each rank, and keep those that an earlier run finished. Returns all folders.
 
-    A GGUF file is unpacked beside them first. Raises ValueError, with the fix, for what cannot work.
+    A GGUF file is first unpacked next to them. Raises ValueError, with the fix, for what cannot work.
     """
     try:
         if is_gguf(model_dir):
             model_dir = unpack(Path(model_dir), Path(out_dir) / "whole", progress=progress)
         plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
         probe(layout.quant, torch.float32, "cpu")
-        if plan.missing:  # a whole split can be used by those who may only read it
+        if plan.missing:  # else users who may only read the split can use it
             with one_at_a_time(plan.out):
                 write(plan, progress)
     except OSError as error:
@@ -282,7 +282,7 @@ def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = 
 
 
 def check(out_dir: Name) -> list[Part]:
-    """The parts of a split, compared with their hashes; on a board there may be one folder only."""
+    """Return the parts of a split, after comparing them with their hashes; a board may have one folder only."""
     parts = [Part(manifest.parent) for manifest in sorted(Path(out_dir).glob(f"stage_*/{MANIFEST}"))]
     if not parts:
         raise ValueError(f"{out_dir} holds no split; give the OUT_DIR of an earlier run")
@@ -292,5 +292,5 @@ def check(out_dir: Name) -> list[Part]:
         part.verify()
     folders = (Path(out_dir) / f"stage_{rank}" for rank in range(parts[0].world))
     for folder in filter(Path.is_dir, folders):
-        Part(folder)  # which refuses one that has no manifest yet, or no more
+        Part(folder)  # raises ValueError for a folder without a manifest
     return parts
