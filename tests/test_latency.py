@@ -79,8 +79,8 @@ def test_the_latency_command_shows_what_it_measured(folder, capsys):
 
 
 @pytest.mark.parametrize(("command", "words", "message"), [
-    ("latency", ["max_new_tokens=1"], "leaves no later token to time: give 2 or more"),
-    ("table", ["max_new_tokens=1"], "leaves no later token to time: give 2 or more"),
+    ("latency", ["max_new_tokens=1"], "leaves no token after the first to time: give 2 or more"),
+    ("table", ["max_new_tokens=1"], "leaves no token after the first to time: give 2 or more"),
     ("latency", ["do_sample=true", "temperature=0"], "temperature=0 draws nothing"),
     ("latency", ["repeats=0"], "repeats=0 is not possible"), ("latency", ["rows=1,x"], "rows=1,x are no sizes"),
     ("latency", ["rows=0"], "rows=0 are no sizes"), ("latency", ["rows="], "rows= are no sizes"),
@@ -113,7 +113,7 @@ def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ('{"rows": []}', "is no file of rows"), ('{"keys": {}, "rows": [{"set": "qa"}]}', "is no file of rows"),
+    ('{"rows": []}', "is not a file of rows"), ('{"keys": {}, "rows": [{"set": "qa"}]}', "is not a file of rows"),
     ("[", "rows.json")])
 def test_a_file_that_holds_no_rows_is_not_written_over(text, message, tmp_path, capsys):
     (tmp_path / "rows.json").write_text(text)

@@ -89,9 +89,9 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
 
 @pytest.mark.parametrize(("word", "message"), [
     ("methods=ar,streaming", "streaming drafts no chain"), ("methods=dsi,dsi", "names something twice"),
-    ("draft=eagle", "add draft=model"), ("draft_dir=", "there is no drafter"),
-    ("lookahead=auto", "give lookahead a number"), ("lookahead=0", "lookahead=0 is not possible"),
-    ("subseq_token=0", "give subseq_token a number"), ("profile=none", "profile=jetson-7b"),
+    ("draft=eagle", "add draft=model"), ("draft_dir=", "the drafter is missing"),
+    ("lookahead=auto", "set lookahead to a number"), ("lookahead=0", "lookahead=0 is not possible"),
+    ("subseq_token=0", "set subseq_token to a number"), ("profile=none", "profile=jetson-7b"),
     ("time=virtual", "time is of a single run: leave it out"), ("pipeline_type=dsi", "write methods="),
     ("stop=x", "stop is of a single run"), ("tp=2", "tp is of a single run"), ("trace=x", "trace is of a single run"),
     ("ignore_eos=true", "ignore_eos is of a single run: leave it out"),
