@@ -150,7 +150,7 @@ class SSM:
 
 
 class LLM:
-    """A model in Hugging Face format, given by its folder or its name in `cache_path`; its ranks run inside a `with`."""
+    """A model in Hugging Face format, by its folder or its name in `cache_path`; its ranks run inside a `with`."""
 
     def __init__(self, model_name: str, data_type: DataType = DataType.DT_HALF, cache_path: str = "",
                  refresh_cache: bool = False, output_file: str = "") -> None:
