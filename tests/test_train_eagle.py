@@ -416,7 +416,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
     record = json.loads((tmp_path / "whole" / "training.json").read_text())
     assert record["steps"] == (7 if course else 13) and list(record["held_out_agreement"]) == DEPTHS
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["unrolled_passes"] == 2
-    with refused("is of a training with passes=2 instead of 3"):
+    with refused("belongs to a training with passes=2 instead of 3"):
         train_eagle.train(train_eagle.parser().parse_args([*command("halves"), "--passes", "3"]))
     if not course:  # which changes nothing about how a head drafts
         drafts_the_text_of_ar(base, tmp_path)
