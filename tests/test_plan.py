@@ -212,7 +212,7 @@ def test_memory_decides_how_few_boards_are_enough():
     fitting = [one for family in families(site, 8, ["ar"], ["suffix"])
                for one in family if bench.fits(one)]
     assert min(len(one.boards) for one in fitting) == 3
-    with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
+    with pytest.raises(ValueError, match="no split fits, since even the smallest part takes"):
         Search(bench_of(replace(site, memory=(0.5,) * 5)),
                families(site, 8, ["ar"], ["suffix"]))
 
@@ -293,7 +293,7 @@ def test_the_memory_that_a_hosts_file_gives_counts_for_a_plan(tmp_path, monkeypa
     found = planned(config, site, book())
     assert all(3 not in one.candidate.boards for one in found.trials) and found.boards == 3
     hosts.write_text("b0\nb1 memory=0.5\nb2 memory=0.5\n")
-    with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
+    with pytest.raises(ValueError, match="no split fits, since even the smallest part takes"):
         planned(config, cluster(config), book())
     hosts.write_text("b0\nb1 memory=4\nb2\n")
     with pytest.raises(ValueError, match="memory is given for 1 of 2 boards: give memory= for all"):
@@ -473,7 +473,7 @@ def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    ("memory=0.001", "no split fits, since even the smallest part takes"), ("memory=1,2,3", "3 numbers for 4 boards"),
+    ("memory=0.001", "no split fits, since even the smallest part takes"), ("memory=1,2,3", "has 3 numbers for"),
     ("memory=0", "no list of gigabytes"), ("memory=nan", "no list of gigabytes"), ("splits=x", "splits=x is unknown"),
     ("write_hosts=x", "add hosts=FILE"), ("check=2", "runs on this machine, but"),
     ("hosts={}", "b1.invalid of .* does not answer at port 22 .*: switch it on, correct its line, or remove it"),

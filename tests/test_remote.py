@@ -58,7 +58,7 @@ def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(h
     wrong = {**ASKED, "device": "cuda:77"}
     with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 is not here"):
         measured_boards(str(only), wrong)
-    for text, message in (("echo '{}'", "it printed nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
+    for text, message in (("echo '{}'", "printed nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
         program(tmp_path, text)
         only.write_text("b0\nb2\n")
         with pytest.raises(ValueError, match=rf"b2 of .* was not measured \(.*{message}.*copy the program there"):
