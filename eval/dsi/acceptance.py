@@ -46,7 +46,7 @@ class AcceptanceConfig(MeasureKeys):
     # What is compared
     target: str = TARGET  # folder of the target, a model in Hugging Face form
     draft: str = TOY_DRAFTS[0]  # folder of the drafter
-    traces: str = ""  # JSON file for the matches of each text, as lists of 0 and 1, an input of online; empty: none
+    traces: str = ""  # JSON file for the matches of each text, lists of 0 and 1, for `online`; empty: none
 
 
 class Runs(NamedTuple):

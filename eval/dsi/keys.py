@@ -96,7 +96,7 @@ class Online(Simulation):
     # Decoding
     simul_type: str = "DSI"  # algorithm: DSI, SI, or both with the same samples
     maximum_correct_tokens: int = 20  # most accepted drafts in a row
-    traces: str = ""  # JSON file of recorded matches, a list of 0 and 1 for each text; empty: sample with probability a
+    traces: str = ""  # JSON file of recorded matches, a list of 0 and 1 for each text; empty: sampled with a
 
     # Forwards and servers
     c_sub: float = 0.01  # seconds of a later forward of the drafter
@@ -133,8 +133,8 @@ class Heatmap(Checked):
     CHOICES = {"grid": ("ndim", "paper"), "accounting": ACCOUNTINGS}
 
     # Grid and costs
-    grid: str = "ndim"  # ndim: as the next key specifies; paper: 100 drafters, 101 acceptance rates and 200 lookaheads
-    ndim: int = 10  # steps from 0 to 1 of the drafter's latency and of the acceptance rate, and as many lookaheads
+    grid: str = "ndim"  # ndim: see the next key; paper: 100 drafters, 101 acceptance rates and 200 lookaheads
+    ndim: int = 10  # steps from 0 to 1 of drafter latency and acceptance rate, and number of lookaheads
     num_target_servers: int = 7  # target servers of DSI, and stages of the pipelines, so that all use as many devices
     hop: float = 0.02  # time from one stage of a pipeline to the next, in target forwards
     accounting: str = "corrected"  # of a run of DSI: corrected, or original (as in the published simulator)

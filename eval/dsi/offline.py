@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"Simulated: c={config.c:g}, a={config.a:.4g}, k={config.k}, failure_cost={config.failure_cost:g}, "
           f"S={config.S}, DSI in the {config.accounting} accounting with {servers} servers.\n"
           f"Exact: for independent drafts. Texts: {config.num_repeats}, sampled with seed "
-          f"{config.random_seed};\nin brackets the 2.5th and the 97.5th percentile of their costs; "
+          f"{config.random_seed}; in brackets\nthe 2.5th and the 97.5th percentile of their costs; "
           "off: difference of their mean from the exact one, in standard errors.\n")
     print(table(found, config.S))
     if config.picture:

@@ -64,7 +64,7 @@ class PredictConfig(AsksSets):
   {COMMAND} predict toy draft_dir=toy/draft_b lookahead=4"""
 
     # Comparison
-    methods: str = ",".join(CHAINS)  # methods to predict and measure (comma-separated); ar is always included
+    methods: str = ",".join(CHAINS)  # methods to compare (comma-separated); ar is always included
     measure: bool = True  # also run the methods, in the time that the cluster would need; false: predict only
 
     def problems(self) -> Iterator[str]:

@@ -44,7 +44,7 @@ class LoadConfig(ComparesMethods):
     requests: int = 48  # number of requests; their questions come from the sets in turn
     rates: str = "0.1,0.2,0.4,0.8,1.6"  # mean requests per second, with random (Poisson) arrivals; empty: none
     arrivals: str = ""  # file of arrival times in seconds, one per line, used in place of rates
-    at_once: str = ""  # numbers of requests at once, such as 1,2,4,8,16; the next begins when one ends; empty: none
+    at_once: str = ""  # numbers of requests at once, such as 1,2,4; the next begins when one ends; empty: none
 
     # Output
     results: str = ""  # folder for load.csv, at_once.csv and plots; empty: none

@@ -41,13 +41,13 @@ class PlanConfig(AsksSets):
 
     # The cluster to plan for, from profile or from a measurement
     boards: int = 0  # boards that may hold layers, besides rank 0's; 0: the number in the profile, or 4
-    memory: str = ""  # GB of these boards, one number for all or each (comma-separated); empty: from hosts or profile
+    memory: str = ""  # GB of these boards, one for all or each (comma-separated); empty: from hosts or profile
     layer_gb: float = 0.0  # GB of a layer's weights; 0: the figure of the profile
     measure: bool = False  # measure the pipeline that these keys start, in place of a profile
     measured: str = ""  # JSON file for the measurement, read if it exists; empty: none
 
     # Possible choices (comma-separated)
-    splits: str = "any"  # any; first: the first boards in their order, which need no file of boards; given: the split's
+    splits: str = "any"  # any; first: over the first boards, which need no file of boards; given: as split
     methods: str = ""  # methods; empty: all but pipeinfer, pearl, ssd and spd
     drafts: str = ""  # drafts, as for the key draft; empty: all that are available
 
@@ -56,7 +56,7 @@ class PlanConfig(AsksSets):
 
     # Output
     check: int = 0  # number of the best candidates to also run on this machine, in addition to ar; 0: none
-    preset: str = ""  # JSON file for the chosen keys, which other commands take in place of a preset; empty: none
+    preset: str = ""  # JSON file for the chosen keys, which other commands take as a preset; empty: none
     write_hosts: str = ""  # hosts file for the chosen boards of hosts, rank 0's first; empty: none
     write_cluster: str = ""  # JSON file for the chosen boards as a cluster, for profile=FILE.json; empty: none
     show: int = 12  # rows of the table
