@@ -60,7 +60,7 @@ def test_a_picture_is_drawn(form: str, tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(("words", "said"), [
     ("accounting=exact", "choose one of corrected, original"), ("k=1", "is too small for k=1"),
-    ("picture=costs.txt", "name a file that ends in .png or .svg"),
+    ("picture=costs.txt", "name one that ends in .png or .svg"),
     ("num_repeats=1000000", "give num_repeats=20000 or less"), ("S=20001", "give a number from 1 to 20000"),
 ])
 def test_a_mistake_is_one_sentence(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
