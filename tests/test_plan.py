@@ -305,7 +305,7 @@ def test_a_measurement_of_another_model_is_refused(tmp_path):
     write(str(path), replace(SITE, model_of="other"))
     usual = config_of()
     config = replace(usual, run=replace(usual.run, profile="none"), measured=str(path))
-    with pytest.raises(ValueError, match="was measured with other, and this is llama"):
+    with pytest.raises(ValueError, match="was measured with other, but the model is llama"):
         measured(config)
     with pytest.raises(ValueError, match="add measure=true"):
         measured(replace(config, measured=str(tmp_path / "none.json")))
@@ -490,7 +490,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, wrong, mess
 
 def test_a_file_of_another_measurement_is_one_sentence_and_exit_code_2(tmp_path, capsys):
     path = tmp_path / "here.json"
-    for content, message in ((json.dumps({"like": "lan-1g", "model_of": "other"}), "was measured with other, and this"),
+    for content, message in ((json.dumps({"like": "lan-1g", "model_of": "other"}), "was measured with other, but the"),
                              ("{", "is not JSON"), ("[]", "is not a JSON object")):
         path.write_text(content)
         assert command.main([f"measured={path}"]) == 2

@@ -59,7 +59,7 @@ def store(path: Path, content: object) -> None:
 
     Only its user may read it, since it may hold conversations. Raises ValueError if it cannot be written.
     """
-    place = path.resolve()  # the target of a link
+    place = path.resolve()  # so that a link stays
     new = place.with_name(place.name + HALF)
     try:
         make_private(new)

@@ -28,7 +28,7 @@ class Decoding:
     drafter: float
     lookahead: Array  # [C, 1]
     runs: bool = False  # whether these are runs, which continue until a rejection while plain decoding runs in parallel
-    late: bool = False  # whether a run that ends with a full window also pays for the next one (original)
+    late: bool = False  # whether a run that accepts a multiple of k drafts pays for one more window (original)
 
     @property
     def most(self) -> Array:

@@ -128,7 +128,7 @@ def _passes(spec: RankSpec) -> list[Passed]:
 
 
 def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
-    """Return the request to a board: layers of an even split of the model over all boards."""
+    """Return the message to each board, with the layers of an even split of the model to time."""
     run, layers = spec.config, spec.sizes.layers // boards
     return {"config": spec.part.config, "layers": max(1, layers),
             "dtype": run.dtype, "device": run.device, "quant": spec.quant,

@@ -19,7 +19,7 @@ WORTH = 1.02  # least speed-up that justifies more boards, or guesses
 
 
 class Rung(NamedTuple):
-    """A stage of the search: the part of the record to answer, and the number of candidates that stay."""
+    """A step of the search: the amount of the record to answer, and the number of candidates that stay."""
 
     answers: int
     tokens: int

@@ -157,7 +157,7 @@ def read(program: str, argv: Sequence[str]) -> Call:
 
 
 def _sorted(rest: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words that the parser did not know into words key=value, and ignored flags with their values."""
+    """Separate the words that the parser did not know: words key=value, and ignored flags with their values."""
     own: list[str] = []
     ignored: list[str] = []
     may_follow = False  # whether the next word may be the value of an ignored flag
