@@ -185,7 +185,7 @@ class DSI:
 
     @property
     def _due(self) -> bool:
-        """Whether to verify the drafts that were not yet sent, or the next position."""
+        """Whether a verification of the drafts not yet sent, or of the next position, is due."""
         drafts, last = self.drafted - self.sent, self.drafted == self.plan.tokens - 1
         return self.settled > self.sent or drafts >= (1 if last else self.plan.lookahead)
 

@@ -47,7 +47,7 @@ class DataType(Enum):
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """Options of decoding: greedy, or sampling if `do_sample`; as in the original, `topk=1` allows all tokens."""
+    """Options of decoding: greedy, or sampling if `do_sample`, where `topk=1` allows all tokens."""
 
     do_sample: bool = False
     temperature: float = 0.9

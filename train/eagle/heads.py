@@ -190,7 +190,7 @@ def take(teacher: Teacher, source: Checkpoint) -> Trainable:
 def write(head: Trainable, config: Config, folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
     """Write config.json and model.safetensors, each atomically, with the names of tensors of the public heads.
 
-    If `borrows`, an EAGLE-3 head is written without the embedding, which is that of its base.
+    If `borrows`, heads other than EAGLE-1/2 are written without the embedding, which is that of their base.
     """
     tensors = {name: p.detach().to("cpu", dtype)
                for name, p in head.named_parameters()}

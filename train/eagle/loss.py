@@ -42,7 +42,7 @@ class Objective:
     passes: int  # the first reads the base's features, each other one the head's outputs of the previous pass
     decay: float = 1.0  # weight of a pass relative to the previous one
     first: float = 1.0  # weight of the first pass
-    starts: int | None = None  # random pairs of answers in a row where later passes start; None: all pairs
+    starts: int | None = None  # number of random pairs of answers in a row where later passes start; None: all pairs
     likeliest: int = 0  # most likely words of the base to compare with at each place; 0: all
     noise: float = 0.0  # amplitude of the noise on the features that the head reads
     word_weight: float = 0.1  # weight of the words' loss relative to the features' loss, EAGLE-1/2

@@ -56,8 +56,8 @@ def parser() -> Options:
     made.number("--block", (BLOCK_SIZES[0], BLOCK_SIZES[-1]), None, "train a DFlash head (7 layers, too), with blocks "
                 "of N tokens, including the one before the guesses; it has one part, of --epochs")
     add("--partial", metavar="STAGES", default="", help="train an SPD head for draft=spd, which reads features of "
-        "guesses under way. STAGES, as in the key stages, is their number, or their layers such as 0+8+8+7+7. It has "
-        "one part, of --epochs, and begins with the layer of --from")
+        "guesses under way. STAGES is the number of stages, or their layers such as 0+8+8+7+7, as in the key stages. "
+        "It has one part, of --epochs, and begins with the layer of --from")
     made.number("--layers", (1, 64), 2, "layers of a DFlash head (2; its authors' have 5)")
     add("--dialect", choices=list(DIALECTS), help="train an EAGLE-3 head in this form: eagle3, as published by EAGLE, "
         "SpecForge and AngelSlim; eagle3.1, with its norms; vllm; speculators, nested and with its norms")
