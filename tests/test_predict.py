@@ -88,7 +88,7 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("word", "message"), [
-    ("methods=ar,streaming", "streaming drafts no chain"), ("methods=dsi,dsi", "names something twice"),
+    ("methods=ar,streaming", "streaming, which drafts no chain"), ("methods=dsi,dsi", "names something twice"),
     ("draft=eagle", "add draft=model"), ("draft_dir=", "the drafter is missing"),
     ("lookahead=auto", "set lookahead to a number"), ("lookahead=0", "lookahead=0 is not possible"),
     ("subseq_token=0", "set subseq_token to a number"), ("profile=none", "profile=jetson-7b"),
