@@ -14,7 +14,7 @@ from launch.spec import usable
 
 
 class Options(argparse.ArgumentParser):
-    """The argument parser of a command, whose numbers have bounds."""
+    """The argument parser of a command, with bounds for its numbers."""
 
     def __init__(self, name: str, about: str, examples: str) -> None:
         super().__init__(prog=f"python -m scripts.{name}", description=about, epilog=examples,

@@ -144,7 +144,7 @@ def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
     elif fits(expected, float) and not isinstance(got, (dict, list)):
         yield name, expected, float(got)
     else:
-        raise ValueError(f"{named(case)} expects {name}={shown(expected)}, whose form differs from the result's")
+        raise ValueError(f"{named(case)} expects {name}={shown(expected)}: give it the form of the result")
 
 
 def half_unit(value: float) -> float:

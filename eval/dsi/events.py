@@ -111,7 +111,7 @@ class Worker:
 class DSI:
     """Simulation of DSI: the drafter never waits; a server verifies every k drafts; a rejection begins a new epoch.
 
-    An epoch begins with a verification of no drafts, whose answer is the next token. If all servers are busy,
+    An epoch begins with a verification of no drafts; its answer is the next token. If all servers are busy,
     verifications wait, and the newest goes first. A server that has finished gets a waiting verification before its
     answer is compared. Answers are compared strictly in the order of positions. The answer after a verification's last
     draft decides on the first draft of the next one. A token that is settled before its draft exists begins a new

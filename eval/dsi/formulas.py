@@ -79,7 +79,7 @@ def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
     """Return the share of the target's forwards that DSI does not hide: 1 - acceptance^lookahead."""
     with np.errstate(divide="ignore"):  # the logarithm of 0
         logarithm = np.log1p(doubles(acceptance) - 1)
-    return np.abs(np.expm1(lookahead * logarithm))  # never -0.0, whose inverse is minus infinity
+    return np.abs(np.expm1(lookahead * logarithm))  # never -0.0, as its inverse would be minus infinity
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ def progress(acceptance: Numbers, positions: Numbers) -> Array:
 def _saved_by_bare(target: Array, window: Array, acceptance: Array, lookahead: Array, late: int) -> Array:
     """Return the mean saving per run by plain decoding: the sum of the positive terms P(n) (windows(n) w - n T).
 
-    All arrays have one shape. `window` is the time w from one verification to the next. `late` is 1 if a run whose n is
-    a multiple of k pays for the window after it (original), else 0. The windows are summed one by one, each in closed
+    All arrays have one shape. `window` is the time w from one verification to the next. `late` is 1 if a run pays for
+    one more window where n is a multiple of k (original), else 0. The windows are summed one by one, each in closed
     form. As k T > w, only finitely many of them save anything.
     """
     runs = np.array([target, window, acceptance, lookahead], dtype=float).reshape(4, -1)

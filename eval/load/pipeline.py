@@ -113,10 +113,10 @@ def loads_of(own: LoadConfig) -> list[Load]:
     """Return the loads: first arrivals, by their mean number per second, then numbers of requests at once."""
     if own.arrivals:
         given = moments(own.arrivals)
-        drawn = {len(given) / max(given[-1], 1e-9): given}
+        by_rate = {len(given) / max(given[-1], 1e-9): given}
     else:
-        drawn = {rate: poisson(rate, own.requests, own.run.seed) for rate in map(float, listed(own.rates))}
-    found = [Load("rate", *arrivals) for arrivals in drawn.items()]
+        by_rate = {rate: poisson(rate, own.requests, own.run.seed) for rate in map(float, listed(own.rates))}
+    found = [Load("rate", *arrivals) for arrivals in by_rate.items()]
     return [*found, *(Load("at_once", count) for count in own.counts)]
 
 

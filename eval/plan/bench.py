@@ -128,12 +128,12 @@ def clusters(count: int, seed: int) -> list[Profile]:
 
 
 def _cluster(random: np.random.Generator, number: int) -> Profile:
-    def drawn(least: float, most: float) -> float:
+    def sample(least: float, most: float) -> float:
         return float(f"{math.exp(random.uniform(math.log(least), math.log(most))):.3g}")
 
-    boards = round(drawn(0.6, 16.4)) or 1
-    stage, level, latency = (drawn(*bounds) for bounds in (STAGE, LEVEL, LATENCY))
-    rate = drawn(*RATE)
+    boards = round(sample(0.6, 16.4)) or 1
+    stage, level, latency = (sample(*bounds) for bounds in (STAGE, LEVEL, LATENCY))
+    rate = sample(*RATE)
     share = round(random.uniform(0, 1), 2)
     row = share * float(random.integers(2))  # 0, so that more rows cost nothing, for half of the clusters
     free = int(random.choice([0, 16, 64]))
@@ -142,11 +142,11 @@ def _cluster(random: np.random.Generator, number: int) -> Profile:
                    verdict=level / 2, latency=latency, mbps=rate, step=latency + 1.4)
     if number % 2 == 0:
         return replace(site, factors=(1.0,) * boards)
-    factors = tuple(drawn(1, SLOWEST) for _ in range(boards))
+    factors = tuple(sample(1, SLOWEST) for _ in range(boards))
     rank = int(random.integers(boards + 1))
-    longer = latency * drawn(1, 10)
-    behind = (rank + 1) % (boards + 1)
-    slow = rank, behind, longer, rate / drawn(1, 10)
+    longer = latency * sample(1, 10)
+    following = (rank + 1) % (boards + 1)
+    slow = rank, following, longer, rate / sample(1, 10)
     return replace(site, factors=factors, links=(slow,))
 
 

@@ -244,8 +244,8 @@ def _soonest(site: Profile) -> dict[int, tuple[int, ...]]:
     while len(chosen) > 1:
         fast, without = sum(map(speeds.__getitem__, chosen)), []
         ring = [0, *chosen, 0]
-        for before, rank, behind in zip(ring, chosen, ring[2:]):
-            saved = takes(before, rank) + takes(rank, behind) - takes(before, behind)
+        for before, rank, after in zip(ring, chosen, ring[2:]):
+            saved = takes(before, rank) + takes(rank, after) - takes(before, after)
             without.append((len(chosen) - 1) / (fast - speeds[rank]) - saved)
         del chosen[_least(without)]
         found[len(chosen)] = tuple(chosen)
@@ -253,7 +253,7 @@ def _soonest(site: Profile) -> dict[int, tuple[int, ...]]:
 
 
 def shared(boards: int, layers: int) -> Iterator[Split]:
-    """Yield pipelines whose stages are groups of boards that share layers."""
+    """Yield pipelines where each stage is a group of boards that share layers."""
     for members in (2, 4):
         for stages in counts(min(boards // members, layers)):
             yield _in_line(stages * members, members), evenly(stages, layers)

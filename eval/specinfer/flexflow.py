@@ -59,8 +59,8 @@ class GenerationConfig:
         """The equivalent flags and keys."""
         if not self.do_sample:
             return []
-        drawn = ["--do-sample", "--temperature", f"{self.temperature}", "--topp", f"{self.topp}"]
-        return [*drawn, f"top_k={self.topk}"] if self.topk > 1 else drawn
+        sampling = ["--do-sample", "--temperature", f"{self.temperature}", "--topp", f"{self.topp}"]
+        return [*sampling, f"top_k={self.topk}"] if self.topk > 1 else sampling
 
 
 @dataclass(frozen=True)

@@ -142,9 +142,9 @@ def read(program: str, argv: Sequence[str]) -> Call:
     own, ignored = _sorted(rest)
     values = {key: value for key, value in vars(found).items() if value is not None}
     values.pop("config_file", None)
-    draws = values.pop("do_sample", None)
-    if draws:
-        values.setdefault("temperature", draws)
+    temperature = values.pop("do_sample", None)  # the default one of sampling
+    if temperature:
+        values.setdefault("temperature", temperature)
     else:
         unused = [key for key in ("temperature", "top_p") if key in values]
         ignored += [f"{key}={values.pop(key)} without --do-sample" for key in unused]

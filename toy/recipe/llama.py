@@ -41,7 +41,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class OptShape(Shape):
-    """The sizes of an OPT, whose LM head is the embedding."""
+    """The sizes of an OPT; its LM head is the embedding."""
 
     def config(self) -> PretrainedConfig:
         return OPTConfig(
@@ -52,7 +52,7 @@ class OptShape(Shape):
 
 def half_precision(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                    mask: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, None]:
-    """Causal attention in bfloat16: rotation returns float32, whose backward pass takes three times as long."""
+    """Causal attention in bfloat16: rotation returns float32, where the backward pass takes three times as long."""
     rows = (x.to(torch.bfloat16) for x in (query, key, value))
     return F.scaled_dot_product_attention(*rows, is_causal=True, scale=options.get("scaling")).transpose(1, 2), None
 

@@ -56,8 +56,8 @@ def _finish(plan: Hyperparameters, task: Task, course: Course, held: list[Row], 
 
 
 def dialogues(work: Path, base_dir: Path, count: int) -> list[Row]:
-    """Return the first `count` dialogues of the corpus as rows, where answers count, without those whose first question
-    contains a bundled one."""
+    """Return the first `count` dialogues of the corpus as rows, where answers count, without those with a bundled
+    question in their first question."""
     text, rows = Text(base_dir), []
     bundled = corpus.bundled(work)
     for questions, answers in islice(corpus.read(work, "dialogues"), count):
@@ -93,5 +93,5 @@ def fit(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None
 
 
 def fit_deep(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
-    """Train the head that does not drift, whose last `own` steps read its own outputs, and write it to `target`."""
+    """Train the head that does not drift, and write it to `target`; the last `own` steps read its own outputs."""
     launch(_train_deep, plan, work, base_dir, target)

@@ -21,7 +21,7 @@ from train.eagle.unroll import Known
 
 
 def stage_ends(stages: str, layers: int) -> list[int]:
-    """Return the last layer of each stage, whose input a head reads; `stages` is as in the key of that name. Raise
+    """Return the last layer of each stage, as a head reads its input; `stages` is as in the key of that name. Raise
     ValueError for impossible stages, or a single one."""
     try:
         counts = parse_stages(stages, layers)

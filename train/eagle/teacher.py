@@ -1,4 +1,4 @@
-"""The base of a head in training: a whole model of any family, read row by row, whose weights stay fixed.
+"""The base of a head in training: a whole model of any family, with fixed weights, which reads row by row.
 
 It knows nothing about heads. It is the decoder of model/llama.py, so training and drafting see the same features.
 
@@ -28,7 +28,7 @@ class Teacher(Whole):
                  folder: Path | None = None) -> None:
         super().__init__(source, dtype, device)
         self.folder, self.mark = folder, mark(source)
-        self.inner = usual_layers(self.config.layers)  # layers whose inputs an EAGLE-3 head reads
+        self.inner = usual_layers(self.config.layers)  # an EAGLE-3 head reads the inputs of these layers
         self.stored = source.form(EMBED).dtype  # number type of the weights in its file
 
     @property
