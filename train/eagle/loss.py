@@ -57,7 +57,7 @@ def own_part(steps: int, passes: int = PASSES, starts: int = STARTS) -> Objectiv
 
 
 def teacher_parts(steps: int, noise: float, word_weight: float) -> list[Objective]:
-    """Return the parts on the target's features (EAGLE, section 3.2); in the last quarter words weigh most."""
+    """Return the parts on the target's features (EAGLE, section 3.2); finally words count as much as features."""
     short = steps // 4
     return [Objective(1, noise=noise, word_weight=word_weight, steps=steps - short),
             Objective(1, word_weight=1.0, steps=short)]
