@@ -120,13 +120,13 @@ def test_a_moment_that_is_a_whole_number_of_forwards_but_for_rounding_has_them_a
 
 WRONG = {
     "groups": ({"a": 1}, "of lists of cases"), "empty": ({}, "of lists of cases"),
-    "kind": ({"a": [{"id": 1, "kind": "online"}]}, "the kind 'online', which is unknown: give one of offline_determin"),
-    "list": ({"a": [{"id": 1, "kind": []}]}, "is of the kind [], which is unknown"),
-    "group": ({"a": [{"id": 1}]}, "the case 1 is of the kind 'a', which is unknown"),
-    "quantity": ({"a": [{"kind": "analytic", "quantity": "luck"}]}, "asks for the quantity 'luck', which is unknown"),
+    "kind": ({"a": [{"id": 1, "kind": "online"}]}, "has kind 'online', which is unknown: give one of offline_determin"),
+    "list": ({"a": [{"id": 1, "kind": []}]}, "has kind [], which is unknown"),
+    "group": ({"a": [{"id": 1}]}, "the case 1 has kind 'a', which is unknown"),
+    "quantity": ({"a": [{"kind": "analytic", "quantity": "luck"}]}, "has quantity 'luck', which is unknown"),
     "missing": ({"analytic": [{"quantity": "Proposition 1",
                                "inputs": {"t1": 1, "t2": 1, "p": 1}}]},
-                "in its inputs, does not give N; mend the case"),
+                "in its inputs, does not give N; correct the case"),
     "no inputs": ({"analytic": [{"quantity": "Proposition 1"}]}, "does not give inputs"),
     "draws": ({"offline_trace": [{"params": {"c": 1,
                                              "k": 1, "S": 1, "failure_cost": 1}}]},
@@ -135,22 +135,22 @@ WRONG = {
                              "inputs": {"t1": 1, "t2": 1, "p": 2, "N": 1}}]},
               "says p=2, which should be a number from 0 to 1"),
     "chance": ({"a": [{**GROUPS["offline_deterministic"][0], "params": {
-        "c": 1, "a": 0.5, "k": 1, "S": 1, "failure_cost": 1}}]}, "leaves its cost to chance: give 0 or 1"),
+        "c": 1, "a": 0.5, "k": 1, "S": 1, "failure_cost": 1}}]}, "with which its cost is random: give 0 or 1"),
     "nothing": ({"a": [{key: GROUPS["offline_traces"][0][key]
                         for key in ("kind", "params", "accept_draws")}]},
-                "expects nothing"),
+                "has no expected value: add one"),
     "unknown": ({"a": [{**GROUPS["analytic"][20], "expected": {"dsi_best": 1}}]},
                 "expects 'dsi_best', which is unkn"),
-    "form": ({"a": [{**GROUPS["analytic"][20], "expected": [1]}]}, "has not the form"),
-    "text": ({"a": [{**GROUPS["analytic"][0], "expected": "5"}]}, "expected='5', which has not the form"),
+    "form": ({"a": [{**GROUPS["analytic"][20], "expected": [1]}]}, "give it the form of the result"),
+    "text": ({"a": [{**GROUPS["analytic"][0], "expected": "5"}]}, "expected='5', give it the form of the result"),
     "length": ({"a": [{**GROUPS["analytic"][-1], "expected": [1]}]},
-               "expected=[1], which has not the form"),
+               "expected=[1], give it the form of the result"),
     "late": ({"offline_trace": [GROUPS["offline_traces"][0]],
               "b": [{"kind": "no"}]}, "which is unknown"),
-    "huge": ({"a": [{**GROUPS["analytic"][0], "expected": 10 ** 400}]}, "which has not the form"),
+    "huge": ({"a": [{**GROUPS["analytic"][0], "expected": 10 ** 400}]}, "give it the form of the result"),
     "nan": ({"a": [{**GROUPS["analytic"][0], "expected": float("nan")}]},
-            "which has not the form"),
-    "tolerance": ({"a": [{**GROUPS["analytic"][0], "rel_tol": -1}]}, "says rel_tol=-1"),
+            "give it the form of the result"),
+    "tolerance": ({"a": [{**GROUPS["analytic"][0], "rel_tol": -1}]}, "has rel_tol=-1"),
 }
 
 
@@ -166,7 +166,7 @@ def test_a_file_that_makes_no_sense_is_refused_in_one_sentence(name: str, tmp_pa
 def test_the_command_as_it_is_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    for words, said in ((["cases"], "there is no file of cases"), (["cases", str(tmp_path / "no")], "there is no file"),
+    for words, said in ((["cases"], "file is missing: name"), (["cases", str(tmp_path / "no")], "there is no file"),
                         (["cases", str(broken)], "is not JSON"), (["cases", str(FILE), "x=1"], "unknown key x")):
         assert main(words) == 2
         shown = capsys.readouterr()

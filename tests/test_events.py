@@ -23,7 +23,7 @@ class Workers(DSI):
             after()
         return done
 
-    def _go_on(self) -> None:
+    def _schedule(self) -> None:
         self.log.append((self.now, "free"))
 
     def start(self, worker: Worker, ticks: int, done) -> None:

@@ -252,7 +252,7 @@ def test_the_command_computes_and_draws(tmp_path, capsys) -> None:
     (["num_target_servers=0"], "num_target_servers=0 is not possible"),
     (["grid=big"], "grid=big is unknown: choose one of ndim, paper"),
     (["accounting=mine"], "accounting=mine is unknown: choose one of corrected, original"),
-    (["grid=paper", "ndim=2"], "ndim does not count with grid=paper: leave one of them out"),
+    (["grid=paper", "ndim=2"], "ndim is ignored with grid=paper: omit one of them"),
     (["output="], "output= is empty: name a folder"),
     (["levels=3"], "unknown key levels"),
 ])

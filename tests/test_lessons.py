@@ -92,7 +92,7 @@ def test_many_conversations_take_one_process_and_one_vocabulary(args, monkeypatc
 
 def test_lessons_are_kept_for_this_user_alone_and_made_once(args, monkeypatch, capsys):
     first = read_lessons(args, 512)
-    assert "conversations became tokens" in capsys.readouterr().out
+    assert "train_eagle: tokenized " in capsys.readouterr().out
     path = file_of(args)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with monkeypatch.context() as patch:
@@ -131,7 +131,7 @@ def test_lessons_of_anything_else_are_made_again(args, change, capsys):
     read_lessons(args, 512)
     change(args)
     fresh = read_lessons(args, 512)
-    assert capsys.readouterr().out.count("conversations became tokens") == 2
+    assert capsys.readouterr().out.count("train_eagle: tokenized ") == 2
     assert same(fresh.rows, read_lessons(args, 512).rows)
     for path in args.out_dir.glob(LESSON_FILES):
         path.unlink()

@@ -130,7 +130,7 @@ def test_arrivals_at_random_have_their_rate_and_their_seed():
     assert within == pytest.approx(0.632, abs=0.03)
 
 
-@pytest.mark.parametrize("text, message", [("", "has no moments"), ("1\nx", "line 2"), ("2\n1", "line 2"),
+@pytest.mark.parametrize("text, message", [("", "has no times"), ("1\nx", "line 2"), ("2\n1", "line 2"),
                                         ("-1", "line 1"), ("1e99", "line 1")])
 def test_a_file_of_moments_that_is_none_is_refused_by_its_line(tmp_path, text, message):
     (tmp_path / "moments").write_text(text)
@@ -199,7 +199,7 @@ def test_a_conversation_is_written_alike_whether_ranks_hold_what_was_said_or_rea
 
 @pytest.mark.parametrize("words, message", [
     (["rates=0"], "rates=0: 0 is not possible"), (["at_once=1.5"], "1.5 is not possible"),
-    (["methods=ar,dsi"], "dsi is unknown, or has a pipeline of its own"), (["rates="], "nothing is to be measured"),
+    (["methods=ar,dsi"], "dsi is unknown, or needs a pipeline of its own"), (["rates="], "there is no load to measure"),
     (["profile=none", "time=real"], "name a cluster"), (["temperature=1"], "write temperatures=")])
 def test_a_load_that_cannot_be_measured_is_refused_with_the_fix(small, words, message, capsys):
     assert bench.main(["load", *small, *words]) == 2

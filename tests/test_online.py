@@ -88,7 +88,7 @@ def test_recorded_matches_take_the_place_of_chance(tmp_path):
 MISTAKES = {
     "simul_type=dsi": "simul_type=dsi is unknown: choose one of DSI, SI, both",
     "preemption=some": "choose one of instant, none", "wall=true": "unknown key wall",
-    "c_sub=0.2": "so give c_sub=0.1 or less", "num_target_servers=2000": "give num_target_servers=1024 or less",
+    "c_sub=0.2": "target: give c_sub=0.1 or less", "num_target_servers=2000": "give num_target_servers=1024 or less",
     "num_target_servers=0 k=1 c_sub=0.0001": "give num_target_servers=1024 or less, or a larger k",
     "S=20000 num_repeats=1001": "give num_repeats=1000 or less",
     "traces=nowhere.json": "nowhere.json", "maximum_correct_token=3": "did you mean maximum_correct_tokens?",

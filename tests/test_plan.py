@@ -179,7 +179,7 @@ def test_where_a_level_takes_longer_than_a_token_nothing_is_guessed():
     site = replace(SITE, model=4.0, level=200.0, verdict=0.1, latency=0.01, factors=(1.0,))
     found = planned(config_of("methods=serial,pipedec", "drafts=eagle"), site, book())
     assert found.chosen.candidate.method == PLAIN_METHOD
-    assert "no guessing pays here" in advice(found)
+    assert "guesses do not pay: " in advice(found)
 
 
 def test_plain_decoding_is_chosen_if_the_best_is_hardly_faster():
@@ -212,7 +212,7 @@ def test_memory_decides_how_few_boards_are_enough():
     fitting = [one for family in families(site, 8, ["ar"], ["suffix"])
                for one in family if bench.fits(one)]
     assert min(len(one.boards) for one in fitting) == 3
-    with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
+    with pytest.raises(ValueError, match="no split fits, since even the smallest part takes"):
         Search(bench_of(replace(site, memory=(0.5,) * 5)),
                families(site, 8, ["ar"], ["suffix"]))
 
@@ -273,11 +273,11 @@ def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
     config = replace(usual, run=replace(usual.run, profile=str(path)))
     assert cluster(config).factors == (1.0, 1.0, 1.0)
     assert cluster(replace(config, boards=2)).memory == (8.0, 8.0)
-    with pytest.raises(ValueError, match="the memory of 3 boards is given, but there are 4"):
+    with pytest.raises(ValueError, match="memory is given for 3 of 4 boards"):
         cluster(replace(config, boards=4))
     assert cluster(replace(usual, memory="8,8,16")).memory == (8.0, 8.0, 16.0)
     assert cluster(replace(usual, memory="8")).memory == (8.0,) * 4
-    with pytest.raises(ValueError, match="has 4 stages, and there are 2 boards: give boards=4"):
+    with pytest.raises(ValueError, match="has 4 stages, but there are 2 boards: give boards=4"):
         planned(config_of("splits=given"), replace(SITE, factors=(1.0, 1.0)), book())
 
 
@@ -293,10 +293,10 @@ def test_the_memory_that_a_hosts_file_gives_counts_for_a_plan(tmp_path, monkeypa
     found = planned(config, site, book())
     assert all(3 not in one.candidate.boards for one in found.trials) and found.boards == 3
     hosts.write_text("b0\nb1 memory=0.5\nb2 memory=0.5\n")
-    with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
+    with pytest.raises(ValueError, match="no split fits, since even the smallest part takes"):
         planned(config, cluster(config), book())
     hosts.write_text("b0\nb1 memory=4\nb2\n")
-    with pytest.raises(ValueError, match="the memory of 1 boards is given, but there are 2: give memory= for all"):
+    with pytest.raises(ValueError, match="memory is given for 1 of 2 boards: give memory= for all"):
         cluster(config)
 
 
@@ -305,7 +305,7 @@ def test_a_measurement_of_another_model_is_refused(tmp_path):
     write(str(path), replace(SITE, model_of="other"))
     usual = config_of()
     config = replace(usual, run=replace(usual.run, profile="none"), measured=str(path))
-    with pytest.raises(ValueError, match="was measured with other, and this is llama"):
+    with pytest.raises(ValueError, match="was measured with other, but the model is llama"):
         measured(config)
     with pytest.raises(ValueError, match="add measure=true"):
         measured(replace(config, measured=str(tmp_path / "none.json")))
@@ -411,13 +411,13 @@ def trial_of(bench, method, groups, layers, speed_):
 
 @pytest.mark.parametrize(("changes", "speeds", "said"), [
     ({}, (9, 8, 7), "boards 1 to 3 are faster than all 4 boards (which reach 8 tokens/s): the limit is drafting"),
-    ({"factors": (1.0, 1.0, 1.0, 4.0)}, (9, 8, 7), "board 4 takes 4 times as long for a layer as the slowest"),
+    ({"factors": (1.0, 1.0, 1.0, 4.0)}, (9, 8, 7), "board 4 takes 4 times as long per layer as the slowest"),
     ({"links": ((3, 4, 90.0, 9.0),)}, (9, 9, 7), "as fast as all 4 boards (which reach 9 tokens/s): the link between 3 "
                                                  "and 4 takes"),
     ({}, (8, 9, 7), "all 4 boards are worth having, 12% faster than boards 1 to 3; limited by drafting"),
     ({}, (9, 9.1, 7), "all 4 boards are hardly worth having: 1% faster than boards 1 to 3"),
-    ({}, (7, 7, 9), "no guessing pays here: a token takes 111 ms without guesses, and a level of guesses 50 ms; "
-                    "serial, the best that guesses, reaches 0.78 of it")])
+    ({}, (7, 7, 9), "guesses do not pay: a token takes 111 ms without guesses, and a level of guesses 50 ms; "
+                    "serial, the best with guesses, reaches 0.78 of the speed")])
 def test_advice_is_about_what_was_tried(changes, speeds, said):
     """Three boards, four boards, and plain decoding on four, as fast as is said."""
     bench = bench_of(replace(SITE, **{"factors": (1.0,) * 4, "level": 50.0, **changes}))
@@ -439,7 +439,7 @@ def test_the_advice_of_a_choice_of_this_machine_is_about_what_it_measured():
     trials = tried(9, 5)
     here = Plan(bench, trials[1], trials, 4,
                 2, 2, tried(4, 8)[::-1])
-    assert advice(here) == "no guessing pays here: serial reaches 0.50 of plain decoding"
+    assert advice(here) == "guesses do not pay: serial reaches 0.50 of plain decoding"
     here = Plan(bench, trials[0], trials, 4, 2, 2, tried(6, 4))
     assert advice(here).endswith("serial over board 1 is the fastest, 1.50 times as fast as plain decoding")
 
@@ -473,10 +473,10 @@ def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    ("memory=0.001", "no split fits: even the smallest part takes"), ("memory=1,2,3", "is for 3 boards, but there"),
+    ("memory=0.001", "no split fits, since even the smallest part takes"), ("memory=1,2,3", "has 3 numbers for"),
     ("memory=0", "no list of gigabytes"), ("memory=nan", "no list of gigabytes"), ("splits=x", "splits=x is unknown"),
-    ("write_hosts=x", "add hosts=FILE"), ("check=2", "is for this machine as it is"),
-    ("hosts={}", "b1.invalid of .* does not answer at port 22 .*: switch it on, mend its line, or leave it out"),
+    ("write_hosts=x", "add hosts=FILE"), ("check=2", "runs on this machine, but"),
+    ("hosts={}", "b1.invalid of .* does not answer at port 22 .*: switch it on, correct its line, or remove it"),
     ("measured={}", "give only one of them"), ("preset=/dev/null/x", "cannot be written")])
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, wrong, message):
     given = recorded_in(tmp_path / "traces.json", ["profile=jetson-7b", "boards=2", "methods=serial", "drafts=eagle"])
@@ -490,7 +490,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, wrong, mess
 
 def test_a_file_of_another_measurement_is_one_sentence_and_exit_code_2(tmp_path, capsys):
     path = tmp_path / "here.json"
-    for content, message in ((json.dumps({"like": "lan-1g", "model_of": "other"}), "was measured with other, and this"),
+    for content, message in ((json.dumps({"like": "lan-1g", "model_of": "other"}), "was measured with other, but the"),
                              ("{", "is not JSON"), ("[]", "is not a JSON object")):
         path.write_text(content)
         assert command.main([f"measured={path}"]) == 2
@@ -521,11 +521,11 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
 
 
 @pytest.mark.parametrize(("word", "message"), [
-    ("methods=nothing", "there is no nothing"), ("drafts=x", "there is no x"), ("memory=-1", "no list of gigabytes"),
-    ("memory=8,8", "memory=8,8 is for 2 boards"), ("measure=true", "give only one of them"),
+    ("methods=nothing", "holds nothing, which"), ("drafts=x", "holds x, which"), ("memory=-1", "no list of gigabytes"),
+    ("memory=8,8", "memory=8,8 has 2 numbers for"), ("measure=true", "give only one of them"),
     ("verify=mss", "verify is a key of single runs: leave it out"), ("pipeline_type=ar", "write methods="),
     ("stop=x", "stop is a key of single runs"),
-    ("profile=none", "there is no cluster to plan for"), ("profile=nowhere.json", "there is no file"),
+    ("profile=none", "the cluster is missing"), ("profile=nowhere.json", "there is no file"),
     ("boards=0.5", "boards"), ("profile=jetsn", "choose one of none"), ("sets=", "sets is empty")])
 def test_what_cannot_be_planned_is_refused_with_the_fix(word, message, capsys):
     given = ["profile=jetson-7b"] if not word.startswith("profile") else []
@@ -551,5 +551,5 @@ def test_profiles_compare_every_method_set_by_set(monkeypatch, capsys):
             Row("a", "eagle", "pruned", (4.0, 1.0)),
             Row("a", "eagle", "streaming", (3.6, 3.0)),
             Row("a", "suffix", "naive", (9.0, 9.0))]
-    assert list(compared(rows)) == ["a, eagle: streaming is 1.320 times the best other in the mean, 0.900 on its worst "
+    assert list(compared(rows)) == ["a, eagle: streaming is 1.320 times the best other on average, 0.900 on its worst "
                                     "set (simulated)"]

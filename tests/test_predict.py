@@ -88,10 +88,10 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("word", "message"), [
-    ("methods=ar,streaming", "streaming drafts no chain"), ("methods=dsi,dsi", "names something twice"),
-    ("draft=eagle", "add draft=model"), ("draft_dir=", "there is no drafter"),
-    ("lookahead=auto", "give lookahead a number"), ("lookahead=0", "lookahead=0 is not possible"),
-    ("subseq_token=0", "give subseq_token a number"), ("profile=none", "profile=jetson-7b"),
+    ("methods=ar,streaming", "streaming, which drafts no chain"), ("methods=dsi,dsi", "names something twice"),
+    ("draft=eagle", "add draft=model"), ("draft_dir=", "the drafter is missing"),
+    ("lookahead=auto", "set lookahead to a number"), ("lookahead=0", "lookahead=0 is not possible"),
+    ("subseq_token=0", "set subseq_token to a number"), ("profile=none", "profile=jetson-7b"),
     ("time=virtual", "time is a key of single runs: leave it out"), ("pipeline_type=dsi", "write methods="),
     ("stop=x", "stop is a key of single runs"), ("tp=2", "tp is a key of single"), ("trace=x", "trace is a key"),
     ("ignore_eos=true", "ignore_eos is a key of single runs: leave it out"),

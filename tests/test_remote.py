@@ -58,7 +58,7 @@ def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(h
     wrong = {**ASKED, "device": "cuda:77"}
     with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 does not exist here"):
         measured_boards(str(only), wrong)
-    for text, message in (("echo '{}'", "it said nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
+    for text, message in (("echo '{}'", "printed nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
         program(tmp_path, text)
         only.write_text("b0\nb2\n")
         with pytest.raises(ValueError, match=rf"b2 of .* was not measured \(.*{message}.*copy the program there"):
@@ -71,7 +71,7 @@ def test_a_board_that_falls_silent_is_given_up(hosts, tmp_path, monkeypatch, tex
     monkeypatch.setattr(remote, "LEAVE", 0.1)
     program(tmp_path, text)
     hosts.write_text("b0\nb2\n")
-    with pytest.raises(ValueError, match=r"b2 of .* was not measured \((it said nothing|Broken pipe)"):
+    with pytest.raises(ValueError, match=r"b2 of .* was not measured \((it sent nothing|Broken pipe)"):
         measured_boards(str(hosts), ASKED)
 
 

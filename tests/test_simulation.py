@@ -26,18 +26,18 @@ def test_keys_are_read_over_the_defaults() -> None:
 
 
 MISTAKES = {
-    "c=5": "c=5 is more than failure_cost=1: the drafter may not be slower than the target, so give c=1 or less",
+    "c=5": "c=5 exceeds failure_cost=1, but the drafter must not be slower than the target: give c=1 or less",
     "c=0": "give a number from 0.000000001", "a=1.1": "give a number from 0 to 1", "a=nan": "a=nan is not a number",
     "k=0": "give a number from 1", "k=1.5": "k=1.5 is not a whole number", "S=0": "give a number from 1",
-    "failure_cost=0.05": "so give c=0.05 or less", "num_repeats=0": "give a number from 1",
-    "k=1": "a verification every 0.1 that lasts 1 needs 10; give num_target_servers=10 or more, 0 for as many as it "
-           "takes, or k=2 or more",
-    "num_target_servers=-1": "give 0 for as many as it takes or a number from 1",
+    "failure_cost=0.05": "target: give c=0.05 or less", "num_repeats=0": "give a number from 1",
+    "k=1": "a verification every 0.1 that takes 1 needs 10: give num_target_servers=10 or more, 0 for as many as "
+           "needed, or k=2 or more",
+    "num_target_servers=-1": "give 0 for as many as needed or a number from 1",
     "num_target_servers=none": "num_target_servers=none is not a whole number",
     "random_seed=-1": "give a number from 0 to 4294967295",
     "servers=3": "unknown key servers", "num_repeat=3": "did you mean num_repeats?", "k": "write k=VALUE",
     "--k=3": "write k=3", "k=3 k=3": "k is given twice", "toy": '"toy" is not key=value',
-    "simul_type=dsi": "choose one of DSI, SI", "c_sub=0.2": "so give c_sub=0.1 or less",
+    "simul_type=dsi": "choose one of DSI, SI", "c_sub=0.2": "target: give c_sub=0.1 or less",
     "maximum_correct_tokens=-1": "give a number from 0", "S=20001": "give a number from 1 to 20000",
 }
 
@@ -56,7 +56,7 @@ def test_what_the_sentence_about_servers_names_is_enough_and_the_least() -> None
         Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=needed)
         for servers in range(1, needed):
             least = least_lookahead(failure_cost, c, servers)
-            with pytest.raises(ValueError, match=f"needs {needed}; .* or k={least} or more"):
+            with pytest.raises(ValueError, match=f"needs {needed}: .* or k={least} or more"):
                 Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=servers)
             Simulation(c=c, failure_cost=failure_cost, k=least, num_target_servers=servers)
             assert least == 1 or servers_needed(failure_cost, c, least - 1) > servers

@@ -102,15 +102,15 @@ def test_a_flag_without_a_meaning_is_named_and_ignored():
     for name in IGNORED:
         for flag in ([f"-{name}"], [f"-{name}", "4"]):
             call = read("spec_infer", [*flag, "--sampling-seed", "5"])
-            assert call.ignored == f"ignored, since they mean nothing here: {' '.join(flag)}"
+            assert call.ignored == f"ignored, since they have no meaning here: {' '.join(flag)}"
             assert call.words == words
 
 
 def test_what_counts_only_beside_another_flag_or_in_the_other_program_is_named_too():
     call = read("spec_infer", ["--temperature", "0.3", "--fusion"])
-    assert call.ignored == "ignored, since they mean nothing here: --fusion, temperature=0.3 without --do-sample"
+    assert call.ignored == "ignored, since they have no meaning here: --fusion, temperature=0.3 without --do-sample"
     call = read("incr_decoding", ["-ssm-model", SSM, "--expansion-degree", "3"])
-    assert call.ignored == f"ignored, since they mean nothing here: -ssm-model {SSM}, --expansion-degree 3"
+    assert call.ignored == f"ignored, since they have no meaning here: -ssm-model {SSM}, --expansion-degree 3"
     assert raw_values(call.words) == {"pipeline_type": "ar", "max_length": "1024", "max_new_tokens": "1024"}
 
 
@@ -145,11 +145,11 @@ WRONG = {
     "--expansion-degree many": "--expansion-degree: invalid integer value: 'many': --help shows every flag",
     "--do-sample --topp high": "--topp: invalid number value: 'high': --help shows every flag",
     "-prompt -output-file out": "-prompt/--prompt: expected one argument: --help shows every flag",
-    "prompts.json": "prompts.json stands behind no flag: write -FLAG VALUE, or key=value",
+    "prompts.json": "prompts.json belongs to no flag: write -FLAG VALUE, or key=value",
     "--4bit-quantization --8bit-quantization": "--8bit-quantization: not allowed with argument -4bit-quantization",
     "-llm-model no/model -ssm-model no/other": "there is no model no/other, and no folder",
-    f"-llm-model {LLM}": "has no small model beside it: add -ssm-model DIR, or take scripts/incr_decoding.sh",
-    "-prompt prompts.txt": "-prompt prompts.txt is no file .json: name one that holds a JSON list of texts",
+    f"-llm-model {LLM}": "has no small model: add -ssm-model DIR, or use scripts/incr_decoding.sh",
+    "-prompt prompts.txt": "-prompt prompts.txt is not a .json file: name one that holds a JSON list of texts",
     "-prompt p.json -output-file p.json": "-output-file p.json is the prompt file: choose another -output-file",
     "-config-file nowhere.json": "there is no file nowhere.json",
 }
@@ -217,9 +217,9 @@ def test_a_file_of_options_counts_as_the_flags_that_mean_the_same(tmp_path):
     assert raw_values(call.words) == {
         "pipeline_type": "specinfer", "template": "none", "max_length": "128", "max_new_tokens": "128", "stages": "2",
         "base_dir": LLM, "dtype": "float32", "question_file": "p.json", "ssm": f"{SSM},{OTHER}"}
-    assert call.ignored == "ignored, since they mean nothing here: -ll:gpu 2, -fusion"
-    for content, message in (("[]", "is no table of options"), ('{"llm": 1}', "unknown option llm"),
-                             ('{"ssms": ["a"]}', "ssms is no list of small models")):
+    assert call.ignored == "ignored, since they have no meaning here: -ll:gpu 2, -fusion"
+    for content, message in (("[]", "is not an object of options"), ('{"llm": 1}', "unknown option llm"),
+                             ('{"ssms": ["a"]}', "ssms is not a list of small models")):
         path.write_text(content)
         with refused(message):
             read("spec_infer", ["-config-file", str(path)])
@@ -249,8 +249,8 @@ def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path
              "-pipeline-parallelism-degree", "2", "-ll:gpu", "4", *QUICK]
     assert main(["spec_infer", *words, "-ssm-model", SSM, "-ssm-model", OTHER]) == 0
     printed = capfd.readouterr()
-    assert "flowspec: ignored, since they mean nothing here: -ll:gpu 4\n" in printed.err
-    assert "flowspec: the same by this project's own command: bash run_pipe.sh pipeline_type=specinfer" in printed.err
+    assert "flowspec: ignored, since they have no meaning here: -ll:gpu 4\n" in printed.err
+    assert "flowspec: equivalent command of this project: bash run_pipe.sh pipeline_type=specinfer" in printed.err
     assert "All 2 answers" in printed.out and "mean accepted length" in printed.out
     assert main(["incr_decoding", *words]) == 0
     written = out.read_text()
@@ -275,7 +275,7 @@ def test_a_prompt_that_is_too_long_is_left_out_and_the_others_are_answered(saved
     (tmp_path / "asked.json").write_text(json.dumps(["a" * 50, "abc"]))
     assert main(["incr_decoding", "-llm-model", str(saved / "0+2+2"), "-prompt", str(tmp_path / "asked.json"),
                  "-output-file", str(tmp_path / "out"), "--max-length", "20", *QUICK]) == 2
-    assert ("flowspec: Prompt[0] is left out: the prompt has 50 tokens and the context only 20: shorten the prompt or "
+    assert ("flowspec: Prompt[0] is skipped: the prompt has 50 tokens and the context only 20: shorten the prompt or "
             "raise max_length\n") in capfd.readouterr().err
     assert len(LINES.findall((tmp_path / "out").read_text())) == 1
 
@@ -301,11 +301,11 @@ def test_lengths_are_those_of_the_original(llm, tmp_path):
         one = llm.generate("abc", max_new_tokens=4)
         both = llm.generate(["abc", ff.Request("abcd", max_new_tokens=2)], max_length=10)
         longest = llm.generate("abc")
-        for wrong, message in (({"max_length": 24}, "24 tokens are more than max_seq_length=24 has room for"),
-                               ({"max_length": 3}, "max_length=3 leaves no room behind a prompt of 3 tokens")):
+        for wrong, message in (({"max_length": 24}, "24 tokens do not fit into max_seq_length=24: compile"),
+                               ({"max_length": 3}, "max_length=3 leaves no room after a prompt of 3 tokens")):
             with refused(message):
                 llm.generate("abc", **wrong)
-        with refused("7 is no prompt: give a text, or a list of texts"):
+        with refused("7 is not a prompt: give a text, or a list of texts"):
             llm.generate([7])
     assert [len(result.output_tokens) - len(result.input_tokens) for result in (one, *both, longest)] == [4, 7, 2, 20]
     assert one.input_text == "abc" and one.output_text.startswith("abc")
@@ -334,7 +334,7 @@ def test_how_tokens_are_chosen_and_what_is_ignored_is_settled_by_compile(saved):
     llm = ff.LLM(str(saved / "0+2+2"), data_type=ff.DataType.DT_FLOAT)
     with refused("the model is not compiled: call compile first"):
         llm.generate("abc")
-    with pytest.warns(UserWarning, match="mean nothing here: -max-requests-per-batch 4"):
+    with pytest.warns(UserWarning, match="have no meaning here: -max-requests-per-batch 4"):
         llm.compile(ff.GenerationConfig(do_sample=True, topk=5), max_requests_per_batch=4)
     found = {"temperature": "0.9", "top_p": "0.8", "top_k": "5", "dtype": "float32", "max_length": "256"}
     assert {key: llm.keys[key] for key in found} == found

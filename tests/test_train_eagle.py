@@ -271,7 +271,7 @@ def test_a_head_of_blocks_is_written_as_it_is_published_and_drafts(base_and_talk
     record = json.loads((tmp_path / "whole" / "training.json").read_text())
     assert record["steps"] == 2 and list(record["held_out_agreement"]) == ["0", "1", "2"]
     drafts_the_text_of_ar(base, tmp_path)
-    with refused("--block makes a new head of DFlash"):
+    with refused("--block trains a new DFlash head"):
         train_eagle.train(parser().parse_args([*command, "--eagle3"]))
 
 
@@ -290,10 +290,10 @@ def test_a_head_for_partial_features_goes_on_from_one_of_eagle3_and_drafts(base_
     record = json.loads((tmp_path / "whole" / "training.json").read_text())
     assert list(record["held_out_agreement"]) == ["0", "1", "2", "3", "4"]
     drafts_the_text_of_ar(base, tmp_path, "spd")
-    with refused("--partial makes a head of SPD"):
+    with refused("--partial trains an SPD head"):
         train_eagle.train(parser().parse_args([*command, "--eagle3"]))
     again = [str(base), str(tmp_path / "again"), *common, "--judged", "0", "--from", str(tmp_path / "whole")]
-    with refused("is one of SPD; add --partial STAGES"):
+    with refused("is an SPD head; add --partial STAGES"):
         train_eagle.train(parser().parse_args(again))
     for wrong in ("1", "9", "0+2+2"):
         with refused(f"--partial {wrong} "):
@@ -416,7 +416,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
     record = json.loads((tmp_path / "whole" / "training.json").read_text())
     assert record["steps"] == (7 if course else 13) and list(record["held_out_agreement"]) == DEPTHS
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["unrolled_passes"] == 2
-    with refused("is of a training with passes=2 instead of 3"):
+    with refused("belongs to a training with passes=2 instead of 3"):
         train_eagle.train(train_eagle.parser().parse_args([*command("halves"), "--passes", "3"]))
     if not course:  # which changes nothing about how a head drafts
         drafts_the_text_of_ar(base, tmp_path)
@@ -619,7 +619,7 @@ def test_a_model_makes_the_same_conversations_after_an_interruption(tmp_path, mo
 
 
 def test_a_model_without_a_chat_template_is_not_asked_for_conversations(tmp_path):
-    with refused("has no chat template, in which --own would ask; name the model's with --template"):
+    with refused("has no chat template, which --own requires; name the model's with --template"):
         own_talks(tmp_path, template="auto")
 
 
@@ -690,21 +690,21 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
 
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "pytorch_model.bin").write_bytes(b"")
-    assert "holds pytorch_model.bin already" in said(out="head")
-    assert "--batch 0 makes no sense" in said("--batch", "0")
+    assert "already holds pytorch_model.bin" in said(out="head")
+    assert "--batch 0 is out of range" in said("--batch", "0")
     for words in (("--epochs", "nan"), ("--epochs", "inf"),
                   ("--limit", "1"), ("--threads", "0"), ("--threads", "-1"),
                   ("--threads", "1000000"), ("--passes", "1000000000"), ("--noise", "nan"), ("--word-weight", "inf"),
                   ("--judged", "-1"), ("--seed", str(1 << 70)),
                   ("--rate", "nan"), ("--save-every", "0")):
-        assert f"{words[0]} {words[1]} makes no sense; give" in said(*words)
+        assert f"{words[0]} {words[1]} is out of range; give" in said(*words)
     assert "--device cuda:99 does not exist here" in said("--device", "cuda:99")
     (tmp_path / "file").write_text("")
     assert "cannot be written (File exists): choose another folder" in said(out="file")
     assert "choose the --template" in said("--length", "3")
-    assert "is no share" in said("--held-out", "1")
+    assert "is not a share" in said("--held-out", "1")
     assert "--passes 1 has no pass over the head's own outputs" in said("--passes", "1")
-    assert "--from takes the second part alone" in said("--from", "head", "--authors")
+    assert "--from trains only the second part" in said("--from", "head", "--authors")
     assert "nowhere" in said("--from", "nowhere") and "fc.weight" in said("--from", str(base))
     for form in (("--block", "8"), ("--partial", "4")):
         for words in (("--own-epochs", "1"), ("--passes", "2"), ("--noise", "0"), ("--word-weight", "1")):
@@ -721,4 +721,4 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
     save_file({name: x for name, x in tensors.items() if ".6." not in name}, small / "model.safetensors")
     assert train_eagle.main([str(small), str(tmp_path / "x"),
                              "--data", str(talks), "--eagle3"]) == 2
-    assert "needs a model of 7 layers or more" in capsys.readouterr().err
+    assert "needs a model of at least 7 layers" in capsys.readouterr().err

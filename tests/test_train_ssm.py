@@ -234,16 +234,16 @@ def test_an_interruption_changes_nothing(pair, questions, tmp_path, monkeypatch,
 
     monkeypatch.setattr(Course, "advance", stop)
     assert main(words(pair, questions, broken)) == 130 and steps[-1] == "ssm2"
-    assert "type the same command again" in capsys.readouterr().err
+    assert "run the same command again" in capsys.readouterr().err
     monkeypatch.setattr(Course, "advance", advance)
     assert main(words(pair, questions, broken)) == 0
     for name in ("ssm1", "ssm2"):
         assert same(*(load_file(out / name / "model.safetensors") for out in (whole, broken)))
     assert (whole / "training.json").read_text() == (broken / "training.json").read_text()
     assert main(words(pair, questions, broken, "--stretch", "3")) == 2
-    assert "is of a training with stretch=2 instead of 3" in capsys.readouterr().err
+    assert "belongs to a training with stretch=2 instead of 3" in capsys.readouterr().err
     assert main(words(pair, questions, broken, "--seed", "1")) == 2
-    assert "give the same command as then, or another --out" in capsys.readouterr().err
+    assert "repeat the same command as then, or give another --out" in capsys.readouterr().err
 
 
 def test_the_bundled_prompts_are_none_of_the_bundled_questions():
@@ -288,14 +288,14 @@ def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsy
     for wrong, message in (
             ([target, str(other), *out], "has vocab_size 56, but the target in"),
             ([target, str(tmp_path / "nowhere"), *out], "there is no folder"),
-            ([target, a, "--out", a], "is a model that is read; choose another folder"),
+            ([target, a, "--out", a], "is the folder of an input model; choose another folder"),
             ([target, a, *out, "--expansion", "1,x"], "--expansion 1,x is not a list of widths"),
-            ([target, *out], "there is no drafter to begin with: name a folder, or add --layers"),
-            ([target, *out, "--layers", "1,0"], "--layers 1,0 is no list of layers from 0 to"),
-            ([target, *out, "--layers", "0,99"], "--layers 0,99 is no list of layers from 0 to"),
-            ([target, a, *out, "--steps", "0"], "--steps 0 makes no sense; give 1 to"),
+            ([target, *out], "there is no initial drafter: name a folder, or add --layers"),
+            ([target, *out, "--layers", "1,0"], "--layers 1,0 is invalid: give layers from 0 to"),
+            ([target, *out, "--layers", "0,99"], "--layers 0,99 is invalid: give layers from 0 to"),
+            ([target, a, *out, "--steps", "0"], "--steps 0 is out of range; give 1 to"),
             ([target, a, *out, "--prompts", "9", "--judged", "9"], "leaves nothing to learn"),
-            (words(pair, questions, tmp_path / "out", "--judged", "21"), "of which --judged 21"),
+            (words(pair, questions, tmp_path / "out", "--judged", "21"), "and --judged 21"),
             ([target, a, *out, "--data", str(tmp_path / "none.json")], "none.json"),
             ([target, a, *out, "--device", "cuda:77"], "--device cuda:77")):
         assert main(wrong) == 2

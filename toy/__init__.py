@@ -1,1 +1,1 @@
-"""The bundled tiny models, and the recipe that makes them."""
+"""The bundled tiny models, and the recipe that creates them."""

@@ -1,1 +1,1 @@
-"""The training of drafts: heads for a model, and small models that draft for it."""
+"""Training of drafts: draft heads for a model, and small models that draft for it."""

@@ -1,4 +1,4 @@
-"""How the commands of training begin and end: options whose numbers have bounds, the folder of a result, exit codes."""
+"""Shared parts of the training commands: options with bounded numbers, the folder of the results, exit codes."""
 from __future__ import annotations
 
 import argparse
@@ -14,7 +14,7 @@ from launch.spec import usable
 
 
 class Options(argparse.ArgumentParser):
-    """The options of a command."""
+    """The argument parser of a command, with bounds for its numbers."""
 
     def __init__(self, name: str, about: str, examples: str) -> None:
         super().__init__(prog=f"python -m scripts.{name}", description=about, epilog=examples,
@@ -23,27 +23,27 @@ class Options(argparse.ArgumentParser):
 
     def number(self, flag: str, bounds: tuple[float, float], default: float | None, help: str,
                metavar: str = "N") -> None:
-        """An option that takes a number between its least and its greatest value, and of the type of that."""
+        """Add an option that takes a number within `bounds`, of the type of the upper one."""
         self.bounds[flag] = bounds
         self.add_argument(flag, type=type(bounds[1]), default=default, metavar=metavar, help=help)
 
     def machine(self, every: int) -> None:
-        """The options that say where a training runs, and how often it is saved."""
+        """Add the options for the device, the threads and the interval of checkpoints."""
         self.number("--save-every", (1, 1 << 40), every, f"steps between two checkpoints ({every})")
-        self.add_argument("--device", default="auto", help="cpu or cuda; auto: cuda if there is one")
-        self.number("--threads", (1, 1 << 10), None, "for arithmetic; default: as torch chooses")
+        self.add_argument("--device", default="auto", help="cpu or cuda; auto: cuda if available")
+        self.number("--threads", (1, 1 << 10), None, "threads for arithmetic; default: torch's choice")
 
     def check(self, args: Namespace) -> None:
-        """Raise ValueError for a number that is out of its bounds."""
+        """Raise ValueError for a number out of its bounds."""
         for flag, (least, most) in self.bounds.items():
             value = getattr(args, flag[2:].replace("-", "_"))
             if value is not None and not least <= value <= most:
-                raise ValueError(f"{flag} {value} makes no sense; give {least} to {most}")
+                raise ValueError(f"{flag} {value} is out of range; give {least} to {most}")
 
 
 def begin(args: Namespace, folder: Path, remedy: str, *names: str) -> None:
-    """Prepare the device and the folder of the results, and remove the halves of files of these `names` in it, which
-    `config.files.replace` was writing when the process was killed."""
+    """Prepare the device and the folder of the results. Remove partial files of these `names` there, which are left if
+    the process was killed inside `config.files.replace`."""
     check_folder(folder, remedy)
     usable(args.device, "--device ")
     for name in names:
@@ -54,13 +54,13 @@ def begin(args: Namespace, folder: Path, remedy: str, *names: str) -> None:
 
 
 def run(train: Callable[[Namespace], Any], name: str, args: Namespace) -> int:
-    """The exit code of the command of this name, which trains."""
+    """Call `train`, print its errors under the name of the command, and return the exit code."""
     try:
         train(args)
     except (ValueError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\n{name}: stopped; type the same command again to go on from the last checkpoint", file=sys.stderr)
+        print(f"\n{name}: stopped; run the same command again to continue from the last checkpoint", file=sys.stderr)
         return 130
     return 0

@@ -1,7 +1,7 @@
-"""The training loop: steps along gradients, with a bar, and a checkpoint from which the same loop goes on.
+"""The training loop: gradient steps with a progress bar, and a checkpoint from which the same loop continues.
 
-It does not know what is learnt. A step is a function of the model and the step's number alone, so a course that was
-interrupted ends with the same bits as one that was not.
+It does not know what is learned. A step is a function of the model and the step's number only, so an interrupted course
+ends with the same bits as an uninterrupted one.
 """
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from tqdm import tqdm
 from train.terms import Terms, check, store
 
 Average = Callable[[Iterable[Tensor]], None]
-Lesson = Callable[[int], Mapping[str, float]]  # number of a step -> gradients on the model, and its loss by that name
-DECAY = 0.01  # of weights
-SHOWN = 50  # steps whose figures the bar averages
+Lesson = Callable[[int], Mapping[str, float]]  # adds gradients to the model for a step; returns figures with "loss"
+DECAY = 0.01  # weight decay
+SHOWN = 50  # number of latest steps that the bar averages
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """How far a model is trained, and how fast it learns."""
+    """The length of a training, and its learning rates."""
 
     name: str
     steps: int
     rate: float  # of AdamW
-    matrix_rate: float = 0.0  # of Muon, for the matrices between embedding and vocabulary; 0: AdamW has them too
+    matrix_rate: float = 0.0  # of Muon, for the matrices between embedding and vocabulary; 0: AdamW for all
     warm_up: int = 100  # steps
-    own: int = 0  # of the steps, those at the end that have a warm-up of their own, and half the rate
+    own: int = 0  # number of last steps with a warm-up of their own and half the rate
     betas: tuple[float, float] = (0.9, 0.95)
     seed: int = 0
     saved_every: int = 100  # steps
 
 
 def optimizers(model: nn.Module, plan: Hyperparameters) -> list[torch.optim.Optimizer]:
-    """AdamW, and Muon for the matrices if they have a rate; frozen parameters belong to none of them."""
+    """Return AdamW, and Muon for the matrices if `matrix_rate` is given; frozen parameters belong to neither."""
     matrices: list[nn.Parameter] = []  # between embeddings and vocabulary
     others: list[nn.Parameter] = []
     for name, p in model.named_parameters():
@@ -55,8 +55,8 @@ def optimizers(model: nn.Module, plan: Hyperparameters) -> list[torch.optim.Opti
 
 
 def rate_at(step: int, plan: Hyperparameters) -> float:
-    """The rate of a step as a fraction of the highest: linear up, flat, then linear down to nothing over the second
-    half; the last `own` steps do that once more, half as high."""
+    """Return the rate of a step as a fraction of the highest: linear up, flat, then linear down to zero over the second
+    half. The last `own` steps repeat this schedule, half as high."""
     first = plan.steps - plan.own
     if step < first:
         return _slope(step, first, plan.warm_up)
@@ -64,15 +64,15 @@ def rate_at(step: int, plan: Hyperparameters) -> float:
 
 
 def _slope(step: int, steps: int, warm_up: int) -> float:
-    """Where a step of so many stands between 0 and 1."""
+    """Return the rate of a step out of `steps`, as a fraction between 0 and 1."""
     return min((step + 1) / warm_up, 1.0, 2.0 * (steps - step) / steps)
 
 
 class Course:
-    """A model, its optimizers and the step they have reached; it can be put away and taken up again.
+    """A model, its optimizers and their current step; it can be saved and resumed.
 
-    `terms` is what else decides the result: a checkpoint of other terms is refused. `average` makes the gradients of
-    several processes one; only one of them may be the `keeper`, which shows the bar and writes the checkpoint.
+    `terms` are all other settings that determine the result; a checkpoint with other terms is rejected. `average`
+    averages gradients over processes, of which only the `keeper` shows the bar and writes the checkpoint.
     """
 
     def __init__(self, plan: Hyperparameters, model: nn.Module, path: Path, terms: Terms | None = None,
@@ -88,19 +88,19 @@ class Course:
             self._resume()
 
     @property
-    def _learnt(self) -> dict[str, nn.Parameter]:
+    def _trained(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def _resume(self) -> None:
         try:
             state = torch.load(self.path, weights_only=True, map_location="cpu")
             terms, model = state["terms"], state["model"]
-        except Exception as error:  # what torch raises on a broken file is not written anywhere
+        except Exception as error:  # torch does not document what it raises on a damaged file
             raise ValueError(f"{self.path} cannot be read ({str(error).splitlines()[0]}); delete it to begin "
                              "again") from None
         check(self.path, terms, self.terms, "another folder")
         with torch.no_grad():
-            for name, parameter in self._learnt.items():
+            for name, parameter in self._trained.items():
                 parameter.copy_(model[name])
         for stepper, saved in zip(self.steppers, state["optimizers"]):
             stepper.load_state_dict(saved)
@@ -109,14 +109,14 @@ class Course:
     def save(self) -> None:
         """Write the checkpoint."""
         store(self.path, {
-            "model": {name: p.detach() for name, p in self._learnt.items()},
+            "model": {name: p.detach() for name, p in self._trained.items()},
             "optimizers": [stepper.state_dict() for stepper in self.steppers],
             "step": self.step,
             "seconds": self.seconds,
             "terms": self.terms})
 
     def advance(self) -> None:
-        """One step along the gradient."""
+        """Take one gradient step."""
         if self.average:
             self.average(p.grad for p in self.model.parameters() if p.grad is not None)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -129,7 +129,7 @@ class Course:
         self.step += 1
 
     def run(self, lesson: Lesson) -> None:
-        """Advance to the last step. Raises ValueError if a loss is not finite."""
+        """Advance to the last step. Raise ValueError if a loss is not finite."""
         plan, begin = self.plan, time.monotonic() - self.seconds
         seen: deque[Mapping[str, float]] = deque(maxlen=SHOWN)
         with tqdm(total=plan.steps, initial=self.step, desc=plan.name, unit="step",
@@ -148,7 +148,7 @@ class Course:
 
 
 def _means(seen: Collection[Mapping[str, float]]) -> dict[str, str]:
-    """The mean of each figure over these steps, as the bar shows it."""
+    """Return the mean of each figure over these steps, formatted for the bar."""
     sums: Counter[str] = Counter()
     for figures in seen:
         sums.update(figures)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""The data of a training: conversations from a file, as rows of token ids of which the answers count.
+"""Training data: conversations from a file, as rows of token ids with a mask of the answers.
 
-It knows nothing about models. What a conversation looks like to the model is said by the templates of model/text.py.
+This module knows nothing about models. The templates of model/text.py define how a conversation becomes a prompt.
 """
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from config.schema.untrusted import read_bytes
 from model.text import Text
 
 USER, ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
-TURNS = (("from", "value"), ("role", "content"))  # keys of who says what, as ShareGPT and OpenAI write a turn
-AT_ONCE = 64  # conversations; a tokenizer is faster with several, and uses all cores
-LINE = "write one JSON object a line"
+TURNS = (("from", "value"), ("role", "content"))  # keys of role and text in a turn by ShareGPT and by OpenAI
+AT_ONCE = 64  # conversations per call of the tokenizer, which is faster with several and uses all cores
+LINE = "write one JSON object per line"
 FORMS = ('{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
          '{"messages": [{"role": "user", "content": "..."}, ...]} or {"turns": [...], "reference": [...]}')
 
-Talk = Sequence[str]  # questions and answers by turns
+Talk = Sequence[str]  # questions and answers, alternating
 Talks = Sequence[Talk]
 
 
 class Row(NamedTuple):
-    """Token ids `[N]` in int32, and which of them are an answer's, its end token included, `[N]` in bool."""
+    """Token ids `[N]` in int32, and a mask `[N]` in bool of the answers' tokens, their end tokens included."""
 
     ids: Tensor
     answers: Tensor
 
 
 def read_conversations(path: Path) -> list[list[str]]:
-    """The conversations of a file, each as what user and assistant say by turns; one JSON object a line, or one list.
+    """Return the conversations of a file, each as alternating texts of user and assistant.
 
-    What an assistant says before the first question and a last question without an answer are left out, and system
-    messages too: the template has its own.
+    The file holds one JSON object per line, or one list. Turns of the assistant before the first question, a last
+    question without an answer, and system messages are omitted: the template has its own system message.
     """
     found = [_talk(entry, where) for entry, where in _entries(path)]
     talks = [talk for talk in found if len(talk) > 1]
     if len(talks) < 2:
-        raise ValueError(f"{path} holds {len(talks)} conversations with an answer; a training needs two at least, "
-                         "one of them to be held out")
+        raise ValueError(f"{path} holds {len(talks)} conversations with an answer; a training needs at least two, "
+                         "since one is held out")
     return talks
 
 
 def _entries(path: Path) -> Iterator[tuple[Any, str]]:
-    """Each conversation, and where it stands."""
+    """Yield each conversation, and its place in the file for messages."""
     if read_bytes(path, ANOTHER).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         yield from ((entry, f"entry {number} of {path}") for number, entry in enumerate(whole(path, LINE), 1))
     else:
@@ -61,12 +61,12 @@ def _entries(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _talk(entry: Any, where: str) -> list[str]:
-    """The turns, up to where they stop to alternate or one is empty."""
-    said = _said(entry)
-    if said is None:
+    """Return the turns before the first one that is empty or does not alternate."""
+    turns = _turns(entry)
+    if turns is None:
         raise ValueError(f"{where} is not a conversation; write {FORMS}")
     talk: list[str] = []
-    for role, words in said:
+    for role, words in turns:
         if (not talk and role in ASSISTANT) or role == "system":
             continue
         if role not in (USER, ASSISTANT)[len(talk) % 2] or not words.strip():
@@ -75,11 +75,11 @@ def _talk(entry: Any, where: str) -> list[str]:
     return talk[:len(talk) // 2 * 2]
 
 
-def _said(entry: Any) -> list[tuple[str, str]] | None:
-    """Who said what; None if that is not given in one of the FORMS."""
+def _turns(entry: Any) -> list[tuple[str, str]] | None:
+    """Return the role and the text of each turn, or None if the entry has none of the FORMS."""
     if fits(entry, {"turns": [str], "reference": [str]}):
-        said = chain.from_iterable(zip(entry["turns"], entry["reference"]))
-        return list(zip(cycle(("user", "assistant")), said))
+        texts = chain.from_iterable(zip(entry["turns"], entry["reference"]))
+        return list(zip(cycle(("user", "assistant")), texts))
     places: list[Any] = [entry]
     if isinstance(entry, dict):
         places = [entry.get("conversations"), entry.get("messages")]
@@ -94,26 +94,26 @@ Rows = Sequence[Row]
 
 
 def answer_row(prompt: Sequence[int], answer: Sequence[int]) -> Row:
-    """The row of a prompt and the answer to it, as token ids."""
+    """Return the row of a prompt and its answer, given as token ids."""
     ids = torch.tensor([*prompt, *answer], dtype=torch.int32)
     return Row(ids, torch.arange(len(ids)) >= len(prompt))
 
 
 def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
-    """A conversation as the model would have written it, cut after `length` tokens; None if no answer is left.
+    """Return the row of a conversation in the template, cut after `length` tokens, or None if no answer is left.
 
-    An answer begins where the prompt that asks for it ends, and ends with the first end token.
+    An answer begins at the end of its prompt, and ends with the first end token.
     """
     return next(_rows(text, [talk], template, length))
 
 
 def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[Row | None]:
-    """The row of each conversation."""
-    finished = [text.prompt_text([*talk, "?"], template) for talk in talks]  # "?": so that the last answer ends
+    """Yield the row of each conversation, or None."""
+    finished = [text.prompt_text([*talk, "?"], template) for talk in talks]  # one more question ends the last answer
     spans, end_ids = text.spans(finished, template), torch.tensor(sorted(text.end_ids))
     for talk, words, (ids, reach) in zip(talks, finished, spans):
-        asked = (talk[:turns] for turns in range(1, len(talk), 2))
-        prompts = (text.prompt_text(turns, template) for turns in asked)
+        parts = (talk[:turns] for turns in range(1, len(talk), 2))
+        prompts = (text.prompt_text(part, template) for part in parts)
         if reach:
             begins = (bisect_right(reach, _shared(prompt, words)) for prompt in prompts)
         else:
@@ -123,16 +123,16 @@ def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[Row 
 
 
 def _shared(some: Any, others: Any) -> int:
-    """How many elements two sequences begin with alike."""
-    begins = others[:len(some)] == some  # which is usual, and soon seen
+    """Return the length of the common prefix of two sequences."""
+    begins = others[:len(some)] == some  # the usual case, which is fast
     return len(some if begins else commonprefix([some, others]))
 
 
 def _row(ids: Tensor, begins: Iterable[int], end_ids: Tensor, length: int) -> Row | None:
-    """The row of these ids `[N]`, whose answers begin at these places."""
+    """Return the row of these ids `[N]`, with answers that begin at these positions."""
     answers, last = torch.zeros(len(ids), dtype=torch.bool), 0
     ends = torch.isin(ids, end_ids)
-    for begin in begins:  # a token may straddle the border, and counts to the answer
+    for begin in begins:  # a token that crosses the border belongs to the answer
         end = ends[begin:].nonzero()
         if begin >= length or not len(end):
             break
@@ -145,19 +145,19 @@ def _row(ids: Tensor, begins: Iterable[int], end_ids: Tensor, length: int) -> Ro
 
 
 def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[Row]:
-    """The rows of all conversations that have an answer. Raises ValueError if none has."""
+    """Return the rows of all conversations with an answer. Raise ValueError if none has one."""
     found: list[Row] = []
     for begin in trange(0, len(talks), AT_ONCE, desc="tokens", unit="batch", leave=False):
         some = talks[begin:begin + AT_ONCE]
         found += filter(None, _rows(text, some, template, length))
     if not found:
-        raise ValueError(f"no conversation has an answer among its first {length} tokens that ends with an end token: "
+        raise ValueError(f"no conversation has an answer with an end token among its first {length} tokens: "
                          "raise --length, or choose the --template that the model was trained with")
     return found
 
 
 def draw(count: int, seed: int, first: int, size: int) -> list[int]:
-    """Which rows are the `first` and following ones of a training: shuffled again each time all were seen."""
+    """Return the numbers of `size` rows of a training from its `first` on, out of `count`, shuffled for each epoch."""
     numbers = range(first, first + size)
     epochs = {number // count for number in numbers}
     generators = {epoch: np.random.default_rng((seed, epoch)) for epoch in epochs}
@@ -166,5 +166,5 @@ def draw(count: int, seed: int, first: int, size: int) -> list[int]:
 
 
 def batch_at(step: int, rows: Rows, size: int, seed: int) -> list[Row]:
-    """The rows of a step, so many of them."""
+    """Return the `size` rows of a step."""
     return [rows[i] for i in draw(len(rows), seed, step * size, size)]

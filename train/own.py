@@ -1,6 +1,6 @@
-"""Conversations that a model makes itself: a user's turn, sampled from the chat template, and the answer to it.
+"""Conversations that a model generates itself: a user's turn, sampled in the chat template, and its answer.
 
-A batch depends on its number and the seed alone, and each has a file of its own: an interruption loses one at most.
+A batch depends only on its number and the seed. Each has its own file, so an interruption loses at most one.
 """
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from model.whole import Whole
 from train.terms import digest, kept, mark
 from train.writer import WRITTEN_AT_ONCE, Prompts, Writer
 
-BATCH = 4 * WRITTEN_AT_ONCE  # conversations; at the end of each some places are empty
-QUESTION, ANSWER = 64, 192  # tokens at most; a longer question is dropped, a longer answer is cut
-REPEATING = 0.2  # a text that is compressed below this part of its size says one thing again and again
-SLOT = "\u241f"  # in place of the user's turn in the template
-Said = Tuple[str, bool]  # what was said, and whether an end token followed
+BATCH = 4 * WRITTEN_AT_ONCE  # conversations; a multiple, since places become idle at the end of a batch
+QUESTION, ANSWER = 64, 192  # most tokens; a longer question is dropped, a longer answer is cut
+REPEATING = 0.2  # a text that compresses below this share of its size is repetitive
+SLOT = "\u241f"  # placeholder of the user's turn in the template
+Said = Tuple[str, bool]  # a text, and whether an end token followed
 
 
 class Talker:
-    """A model that speaks for the user too; its weights are read when it is first asked."""
+    """A model that generates both sides of conversations; its weights are read at its first use."""
 
     def __init__(self, args: Namespace, dtype: torch.dtype, device: torch.device) -> None:
         self.args, self.arithmetic = args, (dtype, device)
@@ -42,13 +42,13 @@ class Talker:
         return Whole(Unfolded(self.args.model_dir), *self.arithmetic)
 
     def talks(self, number: int) -> list[dict[str, Any]]:
-        """The conversations of this batch; each second batch has answers of temperature 0."""
+        """Return the conversations of this batch; answers have temperature 0 in every other batch, else 1."""
         template = self.args.template
         opening, closing = self.text.prompt_text([SLOT], template).split(SLOT)
         [(begin, _)] = self.text.spans([opening], template)
-        said = self._written([begin] * BATCH, QUESTION, 1.0, number)
-        asked = (_question(*one, closing) for one in said)
-        questions = list(dict.fromkeys(filter(None, asked)))
+        samples = self._written([begin] * BATCH, QUESTION, 1.0, number)
+        candidates = (_question(*one, closing) for one in samples)
+        questions = list(dict.fromkeys(filter(None, candidates)))
         prompts = [self.text.prompt_ids([question], template) for question in questions]
         answers = self._written(prompts, ANSWER, float(number % 2), number) if prompts else []
         found = []
@@ -59,21 +59,21 @@ class Talker:
         return found
 
     def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[Said]:
-        """What the model writes behind each prompt, and whether it ended."""
+        """Return the model's text after each prompt, and whether it ended."""
         ends = self.text.end_ids
         writer = Writer(self.model, ends, limit, temperature, self.args.seed)
         found = []
         for _, ids in writer.write(prompts, number * BATCH):
             ended = ids[-1] in ends
-            said = self.text.tokenizer.decode(ids[:-1] if ended else ids, clean_up_tokenization_spaces=False)
-            found.append((said, ended))
+            words = self.text.tokenizer.decode(ids[:-1] if ended else ids, clean_up_tokenization_spaces=False)
+            found.append((words, ended))
         return found
 
 
-def _question(said: str, ended: bool, closing: str) -> str:
-    """What was said up to the end of a user's turn in the template; nothing if it has none."""
+def _question(text: str, ended: bool, closing: str) -> str:
+    """Return the text before the end of the user's turn in the template, or "" if it does not end or repeats itself."""
     mark = closing.strip()
-    words, follows, _ = said.partition(mark) if mark else (said, "", "")
+    words, follows, _ = text.partition(mark) if mark else (text, "", "")
     return words.strip() if (ended or follows) and not _repeats(words) else ""
 
 
@@ -83,14 +83,14 @@ def _repeats(words: str) -> bool:
 
 
 def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
-    """The file of the `--own` conversations that MODEL_DIR makes, in OUT_DIR.
+    """Let the model in MODEL_DIR generate `--own` conversations, and return their file in OUT_DIR.
 
-    Batches that are there already are not made again. Raises ValueError if the model has no chat template, or writes
-    nothing in it.
+    Existing batches are reused. Raises ValueError if the model has no chat template, or generates no conversations in
+    it.
     """
     folder, template, wanted = args.model_dir, args.template, args.own
     if template == AUTO and chosen(template, folder) != OWN:
-        raise ValueError(f"the tokenizer in {folder} has no chat template, in which --own would ask; name the model's "
+        raise ValueError(f"the tokenizer in {folder} has no chat template, which --own requires; name the model's "
                          "with --template")
     sizes = BATCH, QUESTION, ANSWER
     terms = json.dumps([mark(Checkpoint(folder)), template, args.seed, str(dtype), *sizes])
@@ -105,7 +105,7 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
             if len(found) >= wanted:
                 break
             if number > 3 and len(found) < number:
-                raise ValueError(f"the model in {folder} writes no conversations in the template {template}; give "
+                raise ValueError(f"the model in {folder} generates no conversations in the template {template}; give "
                                  "--data, or the --template that it was trained with")
     path: Path = args.out_dir / "own.jsonl"
     talks = (json.dumps(talk, ensure_ascii=False) for talk in islice(found.values(), wanted))

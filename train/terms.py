@@ -1,6 +1,6 @@
-"""What decides the result of a training, and files that keep what took long.
+"""The terms that determine the result of a training, and files that keep results of long computations.
 
-Terms are the settings of a command and hashes that tell files apart. What was begun with other terms is refused.
+Terms are the settings of a command, and hashes that identify files. A file with other terms is rejected.
 """
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from model.weights.checkpoint import Checkpoint
 
 Terms = Mapping[str, Any]
 Made = TypeVar("Made")
-HALF = ".part"  # ends the name of a file that is being written
+HALF = ".part"  # suffix of a file during writing
 
 
 def digest(content: bytes) -> str:
-    """A short hash."""
+    """Return a short hash."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def mark(source: Checkpoint, name: str = "") -> str:
-    """A hash of some weights of that tensor, or the last, which tells one file from another of the same sizes."""
+    """Return a hash of some weights of the named or the last tensor, to distinguish files with the same sizes."""
     weights = source.read(name or source.names()[-1]).reshape(-1)[:4096]
     return digest(weights.double().numpy().tobytes())
 
 
 def settings(args: Namespace, left_out: Collection[str]) -> dict[str, Any]:
-    """The words of a command but those that do not decide its result."""
+    """Return the arguments of a command except those that do not affect its result."""
     return {name: value for name, value in vars(args).items() if name not in left_out}
 
 
 def check(path: Path, found: Terms, wanted: Terms, other: str) -> None:
-    """Raise ValueError if what was `found` in a file is not what is `wanted`; `other` is what to give instead."""
+    """Raise ValueError if the terms `found` in a file are not those `wanted`; `other` names the alternative."""
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
-            raise ValueError(f"{path} is of a training with {name}={found.get(name)!r} instead of "
-                             f"{wanted.get(name)!r}; give the same command as then, or {other}")
+            raise ValueError(f"{path} belongs to a training with {name}={found.get(name)!r} instead of "
+                             f"{wanted.get(name)!r}; repeat the same command as then, or give {other}")
 
 
 def kept(path: Path, make: Callable[[], Made]) -> Made:
-    """What a file has kept of an earlier call; without a sound one, what `make` gives, to be kept there."""
-    with suppress(Exception):  # what torch raises on a broken file is not written anywhere
+    """Return the result of an earlier call from a file; if the file is missing or damaged, call `make` and write it."""
+    with suppress(Exception):  # torch does not document what it raises on a damaged file
         return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
     made = make()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,16 +55,16 @@ def kept(path: Path, make: Callable[[], Made]) -> Made:
 
 
 def store(path: Path, content: object) -> None:
-    """Write a file of tensors; an interruption leaves the older one whole.
+    """Write a file of tensors; an interruption leaves the previous file intact.
 
     Only its user may read it, since it may hold conversations. Raises ValueError if it cannot be written.
     """
-    place = path.resolve()  # a link is followed
+    place = path.resolve()  # so that a link stays
     new = place.with_name(place.name + HALF)
     try:
         make_private(new)
         torch.save(content, new)
         new.replace(place)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk by the latter
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
         new.unlink(missing_ok=True)
         raise ValueError(f"{path} cannot be written ({str(error).splitlines()[0]}): {ROOM}") from None

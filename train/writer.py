@@ -1,6 +1,6 @@
-"""Texts that a model writes behind prompts, many side by side, and the pipeline of one stage that writes them.
+"""Texts that a model generates for prompts, many at once, and the pipeline of one stage that generates them.
 
-It knows nothing about what they are for.
+This module knows nothing about their use.
 """
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from pipeline.stage import Stage
 from pipeline.strategies import autoregressive
 from tp.links import Loop
 
-WRITTEN_AT_ONCE = 64  # texts; a step of a processor takes little longer for many
+WRITTEN_AT_ONCE = 64  # texts; a step on a CPU takes little longer for many
 Prompts = Sequence[List[int]]
 
 
 class Text(NamedTuple):
-    """A prompt, and what the target wrote behind it, as token ids; an end token counts to the text."""
+    """A prompt, and the target's text after it, as token ids, with its end token."""
 
     prompt: list[int]
     ids: list[int]
 
 
 def open_model(folder: Path, device: torch.device) -> PreTrainedModel:
-    """A model that can learn, in float32, without dropout."""
+    """Open a model for training, in float32, without dropout."""
     model = AutoModelForCausalLM.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     return model.to(device, torch.float32).eval()  # type: ignore[no-any-return, call-arg]
 
 
 def ring_of(model: Whole, capacity: int, inner: Sequence[int] = (), requests: int = 1) -> Ring:
-    """A pipeline of one stage in this process, for so many requests at once of at most `capacity` rows; a draft reads
-    the inputs of its `inner` layers."""
+    """Return a pipeline of one stage in this process, for `requests` requests at once of at most `capacity` rows each.
+    A draft reads the inputs of its `inner` layers."""
     stage = Stage(model.body, lambda: model.cache(capacity), inner_layers=inner, requests=requests)
     return Ring(Loop(stage, None), model.lm_head, 2, model.device)
 
 
 class Writer:
-    """A target that writes texts: the likeliest tokens, or at a temperature drawn ones."""
+    """A target that generates texts, by greedy decoding or sampled at a temperature."""
 
     def __init__(self, model: Whole, ends: Collection[int], limit: int, temperature: float, seed: int) -> None:
         self.model, self.ends, self.limit = model, frozenset(ends), limit
@@ -54,9 +54,9 @@ class Writer:
 
     @torch.no_grad()
     def write(self, prompts: Prompts, first: int = 0) -> Iterator[Text]:
-        """The texts to some prompts, the `first` and following ones of all; they are drawn by their place there.
+        """Yield the texts for some prompts, numbered from `first`; the number determines the noise of sampling.
 
-        Where one text ends, the next one begins.
+        When one text ends, the next one begins in its place.
         """
         length = max(map(len, prompts)) + self.limit
         ring = ring_of(self.model, length, requests=WRITTEN_AT_ONCE)
@@ -64,7 +64,7 @@ class Writer:
         decoder = Decoder(ring, NoDraft(), autoregressive, TreeConfig(), limits)
         written = []
         for place, prompt in enumerate(prompts, first):
-            # not a sum: the texts of neighbouring seeds would be the same, moved by one place
+            # not a sum: neighbouring seeds would give the same texts, shifted by one place
             own = np.random.SeedSequence((self.seed, place)).generate_state(1, np.uint64)
             sampler = Sampler(self.temperature, seed=int(own[0]))
             written.append(decoder.submit(Request(prompt, sampler, self.limit, self.ends)))

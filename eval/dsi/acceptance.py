@@ -1,8 +1,8 @@
-"""How often a drafter is right: matches along a target's texts, rates out of them, and the lengths of their runs.
+"""The acceptance rate of a drafter: matches along a target's texts, the rates from them, and the lengths of runs.
 
-A record has a 1 for each place of the target's text where the drafter, which has read the text up to there, foresees
-the target's token, and a 0 for each other place. A run is the matches between two misses; the text's end may cut off
-the last one.
+A record has one number for each position of the target's text: 1 if the drafter, given the text before that position,
+predicts the target's token, else 0. A run is the matches between two misses; the end of the text may cut off the last
+run.
 """
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from eval.tables import in_columns, number
 Record = Sequence[int]
 Records = Sequence[Record]
 ALL = "all"
-LONGEST = 16  # runs from this length on share one line
+LONGEST = 16  # runs of at least this length share one line of the histogram
 
 
 @dataclass(frozen=True)
 class AcceptanceConfig(MeasureKeys):
-    """How often a drafter foresees the next token of a target, along texts that the target writes.
+    """Measure how often a drafter predicts the next token of a target, along texts that the target generates.
 
-    The drafter reads each text in one pass, and at each place of it the token that it would choose is compared with the
-    target's. The rate has four definitions (docs/dsi.md).
+    The drafter reads each text in one pass. At each position the token that it would choose is compared with the
+    target's token. The rate has four definitions (docs/dsi.md).
     """
 
     WRITES = ("traces",)
@@ -46,34 +46,34 @@ class AcceptanceConfig(MeasureKeys):
     # What is compared
     target: str = TARGET  # folder of the target, a model in Hugging Face form
     draft: str = TOY_DRAFTS[0]  # folder of the drafter
-    traces: str = ""  # JSON file for the matches of each text, lists of 0 and 1, which online reads; empty: none
+    traces: str = ""  # JSON file for the matches of each text, lists of 0 and 1, for `online`; empty: none
 
 
 class Runs(NamedTuple):
-    """The lengths of the runs that a miss ended, 0 too, and the length of the one that the text's end cut off."""
+    """The lengths of the runs of one text."""
 
-    ended: list[int]
-    cut: int
+    ended: list[int]  # of the runs that a miss ended, including runs of length 0
+    cut: int  # of the run that the end of the text cut off
 
 
 def runs(record: Record) -> Runs:
-    """The runs of one text."""
+    """Return the lengths of the runs of one text."""
     signs = "".join(map(str, record))
     *ended, cut = map(len, signs.split("0"))
     return Runs(ended, cut)
 
 
 def counted(record: Record) -> dict[str, tuple[int, int]]:
-    """The matches of some runs, and how many runs they are, by each definition of the acceptance rate.
+    """Return, for each definition of the acceptance rate, the number of matches and the number of runs that count.
 
-    With n matches in the mean, the rate is 1 - 1 / (1 + n).
+    With a mean of n matches per run, the rate is 1 - 1 / (1 + n).
 
-    likeliest: all matches by all places; of geometric runs, some of them cut off, the rate of the greatest likelihood.
-    prefix: the paper's definition (appendix F.2), the common prefix of what target and drafter write, which is the
-    first run. A text without a miss counts with its whole length as if a miss followed.
-    runs: all runs that a miss ended; the rate is too small, since long runs are cut off more often.
-    original: as a branch of the paper's repository counts. It takes the run that the text's end cuts off for one that
-    ended, and forgets one that the last token ends.
+    likeliest: all matches divided by all positions, the maximum-likelihood rate of geometric runs with censoring.
+    prefix: the paper's definition (appendix F.2): the common prefix of the texts of target and drafter, which is the
+    first run. A text without a miss counts with its whole length, as if a miss followed.
+    runs: all runs that a miss ended; this rate is too small, since long runs are cut off more often.
+    original: the count in a branch of the paper's repository. It treats a run that is cut off as one that ended, and
+    omits a run that the last token ends.
     """
     ended, cut = runs(record)
     first = (*ended, cut)[0]
@@ -89,29 +89,29 @@ DEFINITIONS = tuple(counted([]))
 
 
 def rate(records: Records, definition: str = "likeliest") -> Interval:
-    """The acceptance rate by a definition, with the bounds of a bootstrap over texts; NaN if no run counts."""
+    """Return the acceptance rate by a definition, with the bounds of a bootstrap over texts; NaN if no run counts."""
     sums = [counted(record)[definition] for record in records if len(record)]
     counts = np.array(sums, dtype=float).reshape(-1, 2)
 
     def of_sums(sums: np.ndarray) -> np.ndarray:
         matches, ended = sums[..., 0, 0], sums[..., 0, 1]
-        with np.errstate(invalid="ignore"):  # a draw of texts in which no run counts
+        with np.errstate(invalid="ignore"):  # a resample may hold no run that counts
             return np.asarray(matches / (matches + ended))
 
     return bootstrap([counts], of_sums)
 
 
 def rate_after(records: Records, match: int) -> float:
-    """Matches by places, of the places behind a match (1) or behind a miss (0); NaN if there is none."""
+    """Return the share of matches among the positions after a match (1) or after a miss (0); NaN if none exists."""
     pairs = chain.from_iterable(zip(record, record[1:]) for record in records)
-    behind = [here for before, here in pairs if before == match]
-    return sum(behind) / len(behind) if behind else NAN
+    after = [here for before, here in pairs if before == match]
+    return sum(after) / len(after) if after else NAN
 
 
 def lengths(records: Records) -> Array:
-    """For each length of a run from 0 to the longest, `[L, 4]`: how many runs a miss ended, how many the text's end cut
-    off, and how many a miss would end on average if each place matched by itself: all with one rate, or those of each
-    text with its own."""
+    """Return four counts, `[L, 4]`, for each length of a run from 0 to the longest: the runs that a miss ended, the
+    runs that were cut off, and the expected number of runs that a miss ends if positions match independently, first
+    with one rate for all texts, then with the rate of each text."""
     found = list(map(runs, records))
     ended = np.array([length for one in found for length in one.ended], dtype=int)
     cut = np.array([one.cut for one in found if one.cut], dtype=int)
@@ -127,8 +127,8 @@ def lengths(records: Records) -> Array:
 
 
 def _expected(size: Numbers, length: Numbers, chance: Numbers) -> Array:
-    """The mean number of runs of a length that end in a text of that size: one at its start, others behind a miss."""
-    later = doubles(size) - length - 1  # places behind a miss at which such a run can start
+    """Return the expected number of ended runs of a length in a text; a run begins at the start or after a miss."""
+    later = doubles(size) - length - 1  # positions after a miss where a run of this length can begin
     miss = 1 - doubles(chance)
     start = doubles(chance) ** length * miss
     return np.where(later < 0, 0.0, start * (1 + later * miss))
@@ -141,32 +141,32 @@ def main(argv: list[str]) -> int:
     check_sets(config.chosen_sets, config)
     target = open_model(config.target, config)
     drafter = open_model(config.draft, config, target)
-    asked = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
+    prompts_by_set = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
     sampler, found = sampler_of(config), dict[str, list[list[int]]]()
-    for name, prompts in asked.items():
+    for name, prompts in prompts_by_set.items():
         found[name] = []
         for prompt in tqdm(prompts, desc=name, leave=False):
             text = answer(target, prompt, config.max_new_tokens, sampler)
             found[name].append(record(drafter, prompt, text, sampler))
     every = [one for records in found.values() for one in records]
-    choice = "the likeliest token each"
+    choice = "greedy decoding"
     if config.do_sample:
-        choice = (f"drawn by both with the noise of seed {config.seed}, temperature {config.temperature:g}, "
+        choice = (f"both sampled with the noise of seed {config.seed}, temperature {config.temperature:g}, "
                   f"top-p {config.top_p:g}")
-    print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens an answer, "
+    print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens per answer, "
           f"{choice}\n")
     if len(found) > 1:
         found[ALL] = every
     print(table(found))
-    print("\nruns of matches in all texts; expected: those that end, if each place matched by itself, with the rate of "
-          f"all texts\nor of its own\n\n{histogram(every)}")
+    print("\nruns of matches in all texts; expected: runs that a miss ends if positions match independently, with one "
+          f"rate\nfor all texts, or (by text) with the rate of each text\n\n{histogram(every)}")
     if config.traces:
         write_json(config.traces, every, indent=None)
     return 0
 
 
 def table(found: dict[str, list[list[int]]]) -> str:
-    """A line for each data set with its rates."""
+    """Return a table with one line of rates for each data set."""
     rates = [f"{name}, 95 %" for name in DEFINITIONS]
     heading = ["", "prompts", "tokens", *rates, "after hit", "after miss"]
     rows = []
@@ -182,7 +182,7 @@ def table(found: dict[str, list[list[int]]]) -> str:
 
 
 def histogram(records: Records) -> str:
-    """A line for each length of a run: how many ended, how many the text's end cut off, and how many are expected."""
+    """Return a table with one line for each length of a run: the runs that ended, were cut off, and are expected."""
     found = lengths(records)
     shown = {str(length): row for length, row in enumerate(found[:LONGEST])}
     if len(found) > LONGEST:

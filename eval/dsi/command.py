@@ -1,18 +1,18 @@
-"""Speculative decoding by formulas, events and measurements, as the paper on DSI compares it (docs/dsi.md).
+"""Compare speculative decoding methods by formulas, events and measurements, as the DSI paper does (docs/dsi.md).
 
 Usage: python -m scripts.simulate COMMAND [key=value ...]
 
-cases FILE  computes the reference cases of a file, those of the paper's offline simulator and of its analysis, and
-            says how many agree
-heatmap     where SI, DSI and pipelines are faster than what, as maps and a table
-offline     what a text costs by plain, speculative and distributed decoding and by pipelines of the same devices, by
-            counting forwards: exactly, and over texts that are drawn or made of recorded matches
-paper       Table 2 of the paper, recomputed by three accountings
-acceptance  how often a drafter foresees the next token of a target, measured with both models on data sets
-latency     how long a model takes for its first token, for each later one, and for m tokens at once
-table       both of these for pairs of models, and what follows for plain decoding, SI and DSI by formulas
-online      SI and DSI by events with modelled acceptance, on a virtual clock
-predict     how fast dsi, serial and the pipelines are, in the virtual time of a profile, emulated, and by formulas
+cases FILE  recompute the reference cases of a file, from the paper's offline simulator and analysis, and count those
+            that agree
+heatmap     draw maps of the speed-ups of SI, DSI and pipelines, and write a table
+offline     compute the cost of a text by plain decoding, SI and DSI, by counting forwards: exactly, and over sampled
+            texts
+paper       recompute Table 2 of the paper by three accountings
+acceptance  measure with both models, on data sets, how often a drafter predicts the next token of a target
+latency     measure the time of a model to its first token, for each later one, and for m tokens at once
+table       measure both for pairs of models, and predict plain decoding, SI and DSI from them by formulas
+online      simulate SI and DSI by events with modelled acceptance, on a virtual clock
+predict     compare the speed of dsi, serial and pipelines in the virtual time of a profile, emulated, and by formulas
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a text costs: rounds or runs, each with accepted drafts, one token more, and a cost; exactly, and counted.
+"""The cost of a text as a sum over rounds or runs, each of accepted drafts and one more token: exact, and counted.
 
-The costs are those of `formulas.py` (with its symbols), cut off where the text ends: the last token is always the
-target's, so with `left` tokens to go at most left - 1 drafts are of use, and none is drafted beyond them.
+The costs are those of `formulas.py` (with its symbols), cut off at the end of the text. The last token is always the
+target's. So with `left` tokens to go, at most left - 1 drafts are useful, and no more are drafted.
 
 A *round* (SI) ends at its lookahead; a *run* (DSI) ends with a rejection or the text. Arrays: C configurations;
 R outcomes of each.
@@ -17,26 +17,26 @@ import numpy as np
 from eval.dsi.formulas import Array, Numbers, check_accounting, doubles
 
 ENDLESS = 1 << 40  # more drafts than any text has tokens
-NEGLIGIBLE = 1e-20  # chance of outcomes that change no digit of a double
+NEGLIGIBLE = 1e-20  # probability of outcomes that change no digit of a double
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Rounds of draft, then verify, or runs of drafts that are verified window after window."""
+    """Rounds that draft and then verify (SI), or runs of drafts that are verified window after window (DSI)."""
 
     target: float
     drafter: float
     lookahead: Array  # [C, 1]
-    runs: bool = False  # that go on until a rejection; beside them tokens are decoded plainly
-    late: bool = False  # whether a run whose drafts fill its windows pays for the window after them (original)
+    runs: bool = False  # whether these are runs, which continue until a rejection while plain decoding runs in parallel
+    late: bool = False  # whether a run that accepts a multiple of k drafts pays for one more window (original)
 
     @property
     def most(self) -> Array:
-        """The drafts that a round or run can have accepted, as far as the text goes on."""
+        """The most drafts that a round or run can accept, without regard to the end of the text."""
         return np.full_like(self.lookahead, ENDLESS) if self.runs else self.lookahead
 
     def cost(self, left: Numbers, accepted: Array) -> Array:
-        """The costs [C, R] of what has so many drafts `accepted` [C, R], with `left` tokens to go."""
+        """Return the costs [C, R] of rounds or runs with this many drafts `accepted` [C, R] and `left` tokens to go."""
         drafts = self.lookahead
         if self.runs:
             windows = accepted // self.lookahead + 1 if self.late else -(-accepted // self.lookahead)
@@ -46,9 +46,9 @@ class Decoding:
         return np.minimum(cost, (accepted + 1) * self.target) if self.runs else cost
 
     def iterations(self, left: Numbers, accepted: Array) -> Array:
-        """The windows [C, R] that were drafted: one in a round; in a run those until the rejection, or the text's end.
+        """Return the number of windows [C, R]: one for a round; for a run, those up to the rejection or the text's end.
 
-        At the end of the text a run has one more, without drafts.
+        At the end of the text a run has one more window, without drafts.
         """
         if not self.runs:
             return np.ones(accepted.shape)
@@ -58,12 +58,12 @@ class Decoding:
 
 
 def si(target: float, drafter: float, lookahead: Numbers) -> Decoding:
-    """SI with C lookaheads, a number or [C]; plain decoding has the lookahead 0."""
+    """Return SI with C lookaheads, a number or [C]; plain decoding has the lookahead 0."""
     return Decoding(target, drafter, doubles(lookahead).reshape(-1, 1))
 
 
 def dsi(target: float, drafter: float, lookahead: Numbers, accounting: str = "corrected") -> Decoding:
-    """DSI in one of the two accountings. Raises ValueError for another one."""
+    """Return DSI in one of the two accountings. Raise ValueError for any other."""
     check_accounting(accounting)
     plain = si(target, drafter, lookahead)
     return replace(plain, runs=True, late=accounting == "original")
@@ -72,24 +72,24 @@ def dsi(target: float, drafter: float, lookahead: Numbers, accounting: str = "co
 # --- mean and deviation -----------------------------------------------------------------------------------------------
 
 class Moments(NamedTuple):
-    """Of the cost of a whole text, [C] each."""
+    """The moments of the cost of a whole text, [C] each."""
 
     mean: Array
     deviation: Array
 
 
 def moments(decoding: Decoding, acceptance: float, tokens: int) -> Moments:
-    """Mean and standard deviation of the cost of so many tokens, for C configurations.
+    """Return mean and standard deviation of the cost of `tokens` tokens, for C configurations.
 
-    `acceptance` is the chance that a draft is right, for each alike and independent. A round or a run depends on
-    nothing before it, so mean E and variance V with `left` tokens to go are sums over its outcomes, which have costs C
-    and chances p:
+    `acceptance` is the probability that a draft is correct, the same for each draft and independent. A round or a run
+    depends on nothing before it. So mean E and variance V with `left` tokens to go are sums over its outcomes, which
+    have costs C and probabilities p:
 
         E(left) = sum p (C + E(left - tokens))
         V(left) = sum p (V(left - tokens) + (C + E(left - tokens) - E(left))^2)
     """
     a, count = acceptance, len(decoding.lookahead)
-    mean = np.zeros((count, tokens + 1))  # by the tokens that are left
+    mean = np.zeros((count, tokens + 1))  # index: tokens left
     variance = np.zeros_like(mean)
     likely = math.ceil(math.log(NEGLIGIBLE) / math.log(a)) if 0 < a < 1 else 1
     widest = int(min(likely, max(1, decoding.most.max()), tokens))
@@ -111,21 +111,21 @@ def moments(decoding: Decoding, acceptance: float, tokens: int) -> Moments:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 class Counted(NamedTuple):
-    """Of one text."""
+    """The cost of one text, and its number of windows."""
 
     cost: float
     iterations: float
 
 
 def counted(decoding: Decoding, windows: Array, tokens: int) -> Counted:
-    """What a text costs by one configuration, of whose windows `[W]` so many drafts are right; W is `tokens` at least.
+    """Return the cost of a text in one configuration, from the correct drafts of its windows `[W]`, W >= `tokens`.
 
-    A window of SI is a round; a run of DSI goes on until a window is not full.
+    A window of SI is a round; a run of DSI continues until a window is not full.
     """
     lookahead = decoding.lookahead.item()
     accepted = np.minimum(windows, lookahead)
     if decoding.runs:
-        accepted = np.append(accepted, 0)  # which ends the last run
+        accepted = np.append(accepted, 0)  # a partial window, to end the last run
         ends = np.flatnonzero(accepted < lookahead)
         begins = np.append(0, ends[:-1] + 1)
         accepted = np.add.reduceat(accepted, begins)

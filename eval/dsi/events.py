@@ -1,10 +1,10 @@
-"""Plain decoding, speculative decoding (SI) and its distributed form (DSI) with modelled acceptance, by events.
+"""Event simulation of plain decoding, speculative decoding (SI) and distributed SI (DSI) with modelled acceptance.
 
-Whether the draft of a position would be right is given, the same for every method. Positions are those of the new
+An input says for each position whether its draft would be correct, the same for every method. Positions count the new
 tokens, from 0. The algorithm is that of the paper (arXiv 2405.14105, appendix D).
 
-A *tick* is a whole unit of time, so that moments add up and compare exactly. Chance orders what ends at one moment, as
-it does where moments differ by less than anybody can measure; the same seed draws the same order.
+A *tick* is a whole unit of time, so that times add up and compare exactly. Events at the same time occur in random
+order, as real events with immeasurable differences do; the same seed gives the same order.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Callable, NamedTuple, Sequence
 
-Done = Callable[[], None]  # what follows from the end of a forward
+Done = Callable[[], None]  # called at the end of a forward
 
 
 class Forward(NamedTuple):
@@ -25,45 +25,45 @@ class Forward(NamedTuple):
     later: int
 
     def takes(self, begun: int) -> int:
-        """The ticks of a forward behind so many others."""
+        """Return the ticks of a forward after `begun` others."""
         return self.later if begun else self.first
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is decoded, and by which workers."""
+    """The text to decode and the workers."""
 
     tokens: int
-    lookahead: int  # drafts of a verification
+    lookahead: int  # drafts per verification
     servers: int  # copies of the target
     target: Forward
     drafter: Forward
-    stops: bool = True  # whether a server gives a forward up at once, or runs on to its end
-    seed: int = 0  # of the order of what happens at one moment
+    stops: bool = True  # whether a server aborts a useless forward at once, or runs it to its end
+    seed: int = 0  # of the order of events at the same time
 
 
 class Outcome(NamedTuple):
-    """What came of a plan: moments in ticks, the work of the target in forwards."""
+    """The result of a plan: times in ticks, the work of the target in forwards."""
 
-    commits: tuple[tuple[int, int], ...]  # a moment, and how many tokens were settled then
-    forwards: int  # of the target, with those that were given up
+    commits: tuple[tuple[int, int], ...]  # pairs of a time and the number of tokens settled then
+    forwards: int  # of the target, including aborted ones
     rejections: int
-    most: int  # servers that computed at one moment
+    most: int  # largest number of servers that computed at the same time
 
     @property
     def ticks(self) -> int:
-        """When the last token was settled."""
+        """The time at which the last token was settled."""
         return self.commits[-1][0]
 
     def settled(self, moment: float) -> int:
-        """How many tokens were settled by then."""
+        """Return the number of tokens that were settled by a time."""
         return sum(count for when, count in self.commits if when <= moment)
 
 
 def decode(method: str, plan: Plan, right: Sequence[bool]) -> Outcome:
-    """What comes of a plan by DSI, SI or non-SI, which is SI without drafts.
+    """Simulate a plan by DSI, SI or non-SI, which is SI without drafts.
 
-    `right` says for each position but the last whether its draft would be the target's token.
+    `right` says for each position except the last whether its draft would be the target's token.
     """
     if method == "DSI":
         return DSI(plan, right).run()
@@ -71,7 +71,7 @@ def decode(method: str, plan: Plan, right: Sequence[bool]) -> Outcome:
 
 
 def _si(plan: Plan, right: Sequence[bool], lookahead: int) -> Outcome:
-    """Draft k tokens, verify them on one server, and again; the last token of all needs no draft."""
+    """Alternate between drafting k tokens and verifying them on one server; the last token of the text has no draft."""
     now = settled = drafted = rejections = 0
     commits: list[tuple[int, int]] = []
     while settled < plan.tokens:
@@ -92,30 +92,30 @@ def _si(plan: Plan, right: Sequence[bool], lookahead: int) -> Outcome:
 class Worker:
     """A drafter, or one copy of the target: it computes one forward at a time.
 
-    What is given up counts as the first forward, as in the simulator published with the paper on DSI.
+    An aborted forward counts as the first one, as in the simulator published with the paper on DSI.
     """
 
     forward: Forward
-    stops: bool = True  # whether it gives a forward up at once, or runs on to its end
-    forwards: int = 0  # how many were begun
-    task: int | None = None  # the number of what it does
-    due: int = 0  # when that ends
-    done: Done | None = None  # what then follows, if the result is still of use
+    stops: bool = True  # whether it aborts a useless forward at once, or runs it to its end
+    forwards: int = 0  # number of forwards begun
+    task: int | None = None  # number of the current forward
+    due: int = 0  # time at which that ends
+    done: Done | None = None  # called then, if the result is still useful
 
     @property
     def ticks(self) -> int:
-        """What the next forward takes."""
+        """The ticks of the next forward."""
         return self.forward.takes(self.forwards)
 
 
 class DSI:
-    """The drafter never waits; every k drafts another server verifies; a rejection begins a new epoch.
+    """Simulation of DSI: the drafter never waits; a server verifies every k drafts; a rejection begins a new epoch.
 
-    An epoch begins with a verification of no drafts, whose answer is the token that follows. Of those that find all
-    servers busy the newest goes first. When a server is done, it gets what waits before its answer is judged. Answers
-    are judged strictly in the order of positions; that of the position behind a verification's last draft judges the
-    first draft of the next one. A token that is settled before its draft is there begins a new epoch, too. If no answer
-    is under way for the next position, what was drafted so far is verified without waiting for k drafts.
+    An epoch begins with a verification of no drafts; its answer is the next token. If all servers are busy,
+    verifications wait, and the newest goes first. A server that has finished gets a waiting verification before its
+    answer is compared. Answers are compared strictly in the order of positions. The answer after a verification's last
+    draft decides on the first draft of the next one. A token that is settled before its draft exists begins a new
+    epoch, too. If no answer for the next position is under way, fewer than k drafts are verified at once.
     """
 
     def __init__(self, plan: Plan, right: Sequence[bool]) -> None:
@@ -124,17 +124,17 @@ class DSI:
         self.servers = [Worker(plan.target, plan.stops) for _ in range(plan.servers)]
         self.now = self.settled = self.rejections = self.most = 0
         self._commits: list[tuple[int, int]] = []
-        self._tasks: list[tuple[int, float, int, Worker]] = []  # a heap: the first to end comes first
+        self._tasks: list[tuple[int, float, int, Worker]] = []  # a heap by end time
         self._chance, self._numbers = random.Random(plan.seed), count()
 
     def run(self) -> Outcome:
-        """Settle all tokens."""
+        """Simulate until all tokens are settled."""
         self.begin()
         while self.settled < self.plan.tokens:
             due, _, number, worker = heapq.heappop(self._tasks)
-            if worker.task == number:  # else it was given up
+            if worker.task == number:  # else it was aborted
                 self.now, worker.task = due, None
-                (worker.done or self._go_on)()
+                (worker.done or self._schedule)()
         forwards = sum(server.forwards for server in self.servers)
         return Outcome(tuple(self._commits), forwards, self.rejections, self.most)
 
@@ -142,11 +142,11 @@ class DSI:
 
     @property
     def free(self) -> list[Worker]:
-        """The servers that can begin a forward."""
+        """The idle servers."""
         return [server for server in self.servers if server.task is None]
 
     def compute(self, worker: Worker, done: Done) -> None:
-        """Begin a forward, after which `done` is called."""
+        """Begin a forward and call `done` at its end."""
         worker.task, worker.done = next(self._numbers), done
         worker.due = self.now + worker.ticks
         worker.forwards += 1
@@ -154,12 +154,12 @@ class DSI:
         heapq.heappush(self._tasks, entry)
 
     def ask(self, done: Done) -> None:
-        """The free server that takes the shortest time computes."""
+        """Begin a forward on the idle server that takes the shortest time."""
         self.compute(min(self.free, key=lambda server: server.ticks), done)
         self.most = max(self.most, len(self.servers) - len(self.free))
 
     def give_up(self, worker: Worker) -> None:
-        """What a worker computes is of no use: it is free now, or once it has run on to the end."""
+        """Discard the current result of a worker. It is idle now, or after its forward if it does not stop at once."""
         worker.done = None
         if worker.stops or worker.due == self.now:
             worker.task = None
@@ -167,14 +167,14 @@ class DSI:
     # --- tokens -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin an epoch at what is settled."""
-        self.drafted, self.sent = self.settled, self.settled - 1  # so many drafts; the last position asked about
-        self.waiting: list[range] = []  # the positions of verifications that have no server
-        self.answered: set[int] = set()  # positions at which the target's token is known
-        self._go_on()
+        """Begin an epoch after the settled tokens."""
+        self.drafted, self.sent = self.settled, self.settled - 1  # end of the drafts; last position sent to a server
+        self.waiting: list[range] = []  # the positions of verifications without a server
+        self.answered: set[int] = set()  # positions with a known token of the target
+        self._schedule()
 
-    def _go_on(self) -> None:
-        """Give work to workers that are free."""
+    def _schedule(self) -> None:
+        """Start work on idle workers."""
         if self.drafter.task is None and self.drafted < self.plan.tokens - 1:
             self.compute(self.drafter, self._draft_made)
         if self._due:
@@ -185,29 +185,29 @@ class DSI:
 
     @property
     def _due(self) -> bool:
-        """Whether a verification of the drafts after the last one, or of the next position, is due."""
+        """Whether a verification of the drafts not yet sent, or of the next position, is due."""
         drafts, last = self.drafted - self.sent, self.drafted == self.plan.tokens - 1
         return self.settled > self.sent or drafts >= (1 if last else self.plan.lookahead)
 
     def _draft_made(self) -> None:
         self.drafted += 1
-        self._go_on()
+        self._schedule()
 
     def _verified(self, positions: range) -> None:
         self.answered.update(positions)
-        self._go_on()
+        self._schedule()
         before, holds = self.settled, self._judge()
         if self.settled > before:
             self._commits.append((self.now, self.settled - before))
-        if not holds:  # nothing that is under way is of use
+        if not holds:  # no result under way is useful
             for worker in (self.drafter, *self.servers):
                 self.give_up(worker)
             self.begin()
         elif self.settled < self.plan.tokens:
-            self._go_on()
+            self._schedule()
 
     def _judge(self) -> bool:
-        """Settle the tokens that are answered one after the other; whether the drafts behind them still hold."""
+        """Settle the tokens that follow without a gap, and return whether the drafts after them are still valid."""
         while self.settled in self.answered:
             position = self.settled
             self.settled += 1

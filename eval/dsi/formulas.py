@@ -1,18 +1,18 @@
-"""What a token costs in the long run: closed forms for plain, speculative and distributed decoding, and for pipelines.
+"""Cost per token in the long run: closed forms for plain, speculative and distributed decoding, and for pipelines.
 
 Symbols of the paper on DSI (arXiv 2405.14105): `target` and `drafter` are the times of a forward of the target and of
-the drafter, in one unit, which is also that of every result; `acceptance` is the chance that a draft is right, for each
-alike and independent of all others; `lookahead` is how many drafts one verification checks. Arguments are numbers or
-arrays that broadcast; results have the broadcast shape.
+the drafter, in one unit, which is also the unit of every result. `acceptance` is the probability that a draft is
+correct, the same for each draft and independent. `lookahead` is the number of drafts per verification. Arguments are
+numbers or arrays that broadcast; results have the broadcast shape.
 
-A *run* is n accepted drafts and the rejected position after them: n + 1 tokens, with the chance
-acceptance^n (1 - acceptance). Cost per token is the mean cost of a run over the mean number of its tokens,
+A *run* is n accepted drafts and the rejected position after them: n + 1 tokens, with probability
+acceptance^n (1 - acceptance). Cost per token is the mean cost of a run divided by the mean number of its tokens,
 1 / (1 - acceptance); where every draft is accepted it is the limit.
 
-Two accountings of a run of DSI: `corrected` counts ceil(n/k) k d + T, the moment at which the verification of the
+Two accountings of a run of DSI: `corrected` counts ceil(n/k) k d + T, the time at which the verification of the
 rejected position ends if no verification waits for a server. `original` counts (floor(n/k) + 1) k d + T for n > 0, and
 T for n = 0, as the offline simulator published with the paper does. With `bare`, a chain of verifications without
-drafts runs beside them, and a run costs no more than (n + 1) T.
+drafts runs in parallel, and a run costs at most (n + 1) T.
 """
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Numbers = Union[float, Array]
 ACCOUNTINGS = ("corrected", "original")
-SLACK = 1e-9  # relative: quotients that are whole but for rounding count as whole
-NEGLIGIBLE = 1e-18  # share of a cost that no double of it shows
+SLACK = 1e-9  # relative: a quotient this close to an integer counts as that integer
+NEGLIGIBLE = 1e-18  # share of a cost below the precision of a double
 
 
 # --- how many servers, how many drafts --------------------------------------------------------------------------------
 
 def servers_needed(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Array:
-    """The target servers with which no verification waits: ceil(T / (k d)) (Eq. 1)."""
+    """Return the number of target servers with which no verification waits: ceil(T / (k d)) (Eq. 1)."""
     return _ceil(doubles(target) / (lookahead * np.asarray(drafter)))
 
 
 def least_lookahead(target: Numbers, drafter: Numbers, servers: Numbers) -> Array:
-    """The smallest lookahead for which this many target servers are enough (Eq. 1); `servers` may be infinite."""
+    """Return the smallest lookahead for which `servers` target servers are enough (Eq. 1); they may be infinite."""
     return np.maximum(1, _ceil(doubles(target) / (servers * np.asarray(drafter))))
 
 
 # --- cost per token ---------------------------------------------------------------------------------------------------
 
 def si_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers) -> Array:
-    """Draft k tokens, then verify them: rounds of k d + T, each of which yields min(n, k) + 1 tokens."""
+    """Return the cost per token of SI: rounds of k d + T, each of which yields min(n, k) + 1 tokens."""
     return (target + lookahead * drafter) / progress(acceptance, lookahead + 1)
 
 
 def dsi_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers,
              accounting: str = "corrected", bare: bool = True) -> Array:
-    """DSI with servers enough for Eq. 1; `bare` bounds every run by plain decoding.
+    """Return the cost per token of DSI with enough servers for Eq. 1; `bare` bounds every run by plain decoding.
 
-    It is the cost of a run (module docstring), summed over n. Raises ValueError for an unknown accounting.
+    This is the cost of a run (see the module docstring), summed over n. Raises ValueError for an unknown accounting.
     """
     check_accounting(accounting)
     original = accounting == "original"
@@ -65,7 +65,7 @@ def dsi_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: 
         return rate
     T, w, a, k, _ = np.broadcast_arrays(target, window, acceptance, lookahead, rate)
     saved = rejection * _saved_by_bare(T, w, a, k, late=int(original))
-    no_sooner = w >= k * T  # a window takes as long as its tokens one by one
+    no_sooner = w >= k * T  # a window takes at least as long as plain decoding of its tokens
     return np.where(no_sooner, T, rate - saved)[()]
 
 
@@ -76,19 +76,19 @@ def check_accounting(accounting: str) -> None:
 
 
 def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
-    """The share of the target's forwards that DSI does not hide: 1 - acceptance^lookahead."""
+    """Return the share of the target's forwards that DSI does not hide: 1 - acceptance^lookahead."""
     with np.errstate(divide="ignore"):  # the logarithm of 0
         logarithm = np.log1p(doubles(acceptance) - 1)
-    return np.abs(np.expm1(lookahead * logarithm))  # not -0.0, whose inverse is below all numbers
+    return np.abs(np.expm1(lookahead * logarithm))  # never -0.0, as its inverse would be minus infinity
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------
 
 class Pipeline(NamedTuple):
-    """The target cut into `stages` of T/P each, whatever their rows, with a `hop` from each to the next.
+    """The target split into P `stages` of T/P each, regardless of their rows, with a `hop` from each to the next.
 
-    Drafting is one chain of tokens on a device of its own. What was pruned takes no more time. Each method of decoding
-    says what its token costs.
+    Drafting is one chain of tokens on a separate device. Pruned rows take no more time. The methods named after methods
+    of decoding return their cost per token.
     """
 
     target: Numbers
@@ -100,65 +100,65 @@ class Pipeline(NamedTuple):
 
     @property
     def latency(self) -> Array:
-        """From sending a segment to its answer: T + (P - 1) hop, in an empty pipeline."""
+        """The time from sending a segment to its answer in an empty pipeline: T + (P - 1) hop."""
         hops = doubles(self.stages) - 1
         return np.asarray(self.target + hops * self.hop)[()]
 
     @property
     def rows_of_share(self) -> Array:
-        """How many rows a share of `naive` and `pruned` has: k drafts are shared out among P stages."""
+        """The number of rows of a share in `naive` and `pruned`: k drafts are divided among P stages."""
         return _ceil(doubles(self.lookahead) / self.stages)
 
     @property
     def shares(self) -> Array:
-        """How many shares the tip and k drafts make."""
+        """The number of shares that the tip and k drafts fill."""
         rows = doubles(self.lookahead) + 1
         return _ceil(rows / self.rows_of_share)
 
     def rate(self, method: str) -> Array:
-        """What a token costs by the method of this name."""
+        """Return the cost per token by the method of this name."""
         cost: Array = getattr(self, method)()
         return cost
 
     def ar(self) -> Array:
-        """One token, once round the pipeline; nothing is drafted."""
+        """Return the cost per token of plain decoding: the latency of the pipeline."""
         return self.latency
 
     def naive(self) -> Array:
-        """k drafts, then tip and drafts in equal shares that follow one another, judged when all are back.
+        """Return the cost per token if tip and k drafts follow in equal shares, verified when all have returned.
 
-        A round takes k d, the latency, and T/P for each share after the first; it yields what a round of SI yields.
+        A round takes k d, the latency, and T/P for each share after the first. It settles as many tokens as one of SI.
         """
         return self._round(self.shares - 1)
 
     def pruned(self) -> Array:
-        """The same shares, each judged as it returns; a round ends with the share that holds its last answer.
+        """Return the cost per token with the same shares, each verified as it returns.
 
-        The row of the n-th draft says what follows n accepted ones, so share j (from 0) is waited for if j times the
-        rows of a share were accepted. The sum of these chances is a geometric one.
+        A round ends with the share that holds its last answer. The row of the n-th draft gives the token after n
+        accepted ones. So share j (from 0) is needed if j times the rows of a share were accepted: a geometric sum.
         """
         chance = doubles(self.acceptance) ** self.rows_of_share
         return self._round(progress(chance, self.shares) - 1)
 
     def _round(self, waited: Array) -> Array:
-        """A token of a round that waits for so many shares after the first."""
+        """Return the cost per token of a round that waits for `waited` shares after the first."""
         cost = self.lookahead * self.drafter + self.latency + waited * self.target / self.stages
         return cost / progress(self.acceptance, self.lookahead + 1)
 
     def pipedec(self) -> Array:
-        """Every step sends one draft more, and a step takes as long as its slower part, max(d, T/P).
+        """Return the cost per token if every step sends one more draft and takes max(d, T/P).
 
-        A run of n accepted drafts costs n steps and the latency; `lookahead` does not count.
+        A run of n accepted drafts costs n steps and the latency; `lookahead` is ignored.
         """
         step = np.maximum(self.drafter, self.target / self.stages)
         return (1 - np.asarray(self.acceptance)) * self.latency + self.acceptance * step
 
     def continuous(self) -> Array:
-        """The tip at once, then k drafts after k drafts as they are there and the first stage is free.
+        """Return the cost per token if the tip leaves at once, and each k drafts once the first stage is free.
 
-        DSI by events with a pipeline for its servers: T becomes the latency, and windows follow one another after
-        max(k d, T/P). The pipeline is taken to hold as many windows as that asks for, and the tip to leave alone. It
-        has no bare chain beside it.
+        This is DSI by events with a pipeline in place of its servers: T becomes the latency, and windows follow each
+        other after max(k d, T/P). It assumes that the pipeline holds as many windows as that needs, and that the tip
+        leaves alone. There is no bare chain in parallel.
         """
         window = np.maximum(self.lookahead * self.drafter, self.target / self.stages)
         share = self.acceptance / progress(self.acceptance, self.lookahead)
@@ -168,19 +168,19 @@ class Pipeline(NamedTuple):
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 def progress(acceptance: Numbers, positions: Numbers) -> Array:
-    """The sum of acceptance^i for i from 0 to positions - 1: tokens that a round with so many positions settles."""
+    """Return the sum of acceptance^i for i from 0 to positions - 1: the mean tokens that a round of them settles."""
     a = doubles(acceptance)
-    with np.errstate(divide="ignore", invalid="ignore"):  # where every draft is accepted
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 where every draft is accepted
         total = visible_fraction(a, positions) / (1 - a)
     return np.where(a == 1, positions, total)[()]
 
 
 def _saved_by_bare(target: Array, window: Array, acceptance: Array, lookahead: Array, late: int) -> Array:
-    """What a run saves in the mean where plain decoding is sooner: the sum of P(n) (windows(n) w - n T) where positive.
+    """Return the mean saving per run by plain decoding: the sum of the positive terms P(n) (windows(n) w - n T).
 
-    All arrays have one shape; `window` is the time w from one verification to the next, and `late` is 1 if a run whose
-    n is a multiple of k pays for the window after it (original), else 0. Window after window is summed in closed form.
-    A late window saves nothing, since k T > w: the number of those that do is finite.
+    All arrays have one shape. `window` is the time w from one verification to the next. `late` is 1 if a run pays for
+    one more window where n is a multiple of k (original), else 0. The windows are summed one by one, each in closed
+    form. As k T > w, only finitely many of them save anything.
     """
     runs = np.array([target, window, acceptance, lookahead], dtype=float).reshape(4, -1)
     by_chance = (runs[2] > 0) & (runs[2] < 1)
@@ -198,11 +198,11 @@ def _saved_by_bare(target: Array, window: Array, acceptance: Array, lookahead: A
 
 
 def _saved_in_window(runs: Array, number: int, late: int) -> Array:
-    """The part of that sum that runs of `number` windows have."""
+    """Return the part of that sum from runs of `number` windows."""
     T, w, a, k = runs
     due = number * w
     low = np.maximum((number - 1) * k + 1 - late, 1)
-    plain_is_sooner = np.ceil(due / T) - 1  # up to so many accepted drafts
+    plain_is_sooner = np.ceil(due / T) - 1  # up to this many accepted drafts
     high = np.minimum(number * k - late, plain_is_sooner)
     lows, highs = a ** low, a ** (high + 1)
     mass = lows - highs
@@ -211,10 +211,10 @@ def _saved_in_window(runs: Array, number: int, late: int) -> Array:
 
 
 def doubles(values: Numbers) -> Array:
-    """Numbers of any type as an array of doubles."""
+    """Return numbers of any type as an array of doubles."""
     return np.asarray(values, dtype=np.float64)
 
 
 def _ceil(quotients: Array) -> Array:
-    """The next whole numbers, or those that are missed by rounding alone."""
+    """Round up to integers, except where a value exceeds an integer by a rounding error only."""
     return np.ceil(quotients * (1 - SLACK)).astype(np.int64)[()]

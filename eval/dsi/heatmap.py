@@ -1,4 +1,4 @@
-"""The heat maps of the paper on DSI and those of pipelines: computed by formulas, written as a table, drawn.
+"""Compute the heat maps of the paper on DSI and those of pipelines by formulas, write them as a table, and draw them.
 
 They can be read without colour: slow-downs and cells without a value are hatched.
 """
@@ -27,13 +27,13 @@ from eval.dsi.keys import COMMAND, Heatmap
 from eval.plots import drawn
 
 FORMS = ("png", "pdf")
-RARE = 0.005  # of the cells: a draw in fewer of them is left out
-NARROW = 0.01  # speed-ups that differ by less need no bands of their own
-LINE = 66  # characters of a legend
+RARE = 0.005  # share of the cells: a tie in fewer of them is not listed
+NARROW = 0.01  # least range of speed-ups that the bands cover
+LINE = 66  # characters per line of a legend
 Hatching = Tuple[str, str, str]  # tone, hatch, and the colour of the hatch
 SLOWER: Hatching = "#f2b58a", "////", "#8c4a1a"
 MISSING: Hatching = "white", "....", "0.65"
-AS_METHODS = {"non-SI": "ar", "SI": "serial"}  # what is drawn as a method of another name
+AS_METHODS = {"non-SI": "ar", "SI": "serial"}  # algorithms with the look of a method of another name
 LOOKS = {name: (*METHODS[AS_METHODS.get(name, name)].look, "0.25") for name in ALGORITHMS if name != "DSI"}
 LOOKS["DSI"] = "#20639b", "", "0.25"
 WINNERS = {"fastest": (ALGORITHMS, "The fastest method"),
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 # --- the maps ---------------------------------------------------------------------------------------------------------
 
 class Bands(NamedTuple):
-    """The borders of the bands of a map, their colours, and the words at the borders."""
+    """The borders of the bands of a map, their colours, and the labels of the borders."""
 
     borders: Array
     colours: Sequence[Any]
@@ -74,12 +74,12 @@ class Axes(NamedTuple):
     handles: list[Patch]
 
     def fill(self, values: Array, colours: Sequence[Any], borders: Array) -> Any:
-        """Fill every cell `[C, A]` with the colour of the band that it is in."""
+        """Fill every cell `[C, A]` with the colour of its band."""
         norm, tones = BoundaryNorm(borders, len(colours), clip=True), ListedColormap(colours)
         return self.axes.pcolormesh(self.x, self.y, values.T, cmap=tones, norm=norm, rasterized=True)
 
     def hatch(self, mask: Array, hatching: Hatching, about: str) -> None:
-        """Hatch the cells of a mask `[C, A]`, and say in the legend what they are."""
+        """Hatch the cells of a mask `[C, A]`, and add `about` to the legend."""
         tone, hatch, ink = hatching
         if hatch and mask.any():
             x, y = np.repeat(self.x, 2)[1:-1], np.repeat(self.y, 2)[1:-1]  # both ends of every cell
@@ -91,7 +91,7 @@ class Axes(NamedTuple):
 
 
 def draw(config: Heatmap, found: Bests, folder: Path) -> Iterator[str]:
-    """Write every map into a folder, as PNG and as PDF; its name, one of NAMES."""
+    """Write every map into a folder, as PNG and as PDF, and yield its name, one of NAMES."""
     for one in MAPS:
         with _map(config, folder / one.name, f"Speed-up of {one.method} over {one.compared}") as shown:
             _speed_ups(shown, one, costs.speed_up(one, found))
@@ -104,7 +104,7 @@ def draw(config: Heatmap, found: Bests, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _map(config: Heatmap, path: Path, title: str) -> Iterator[Axes]:
-    """The axes of a map, under its title and what the costs depend on; what is drawn there is written to files."""
+    """Open the axes of a map, with its title and the parameters of the costs; write the drawing to files at exit."""
     servers = config.num_target_servers
     about = f"simulated; accounting: {config.accounting}, target servers: {servers}, hop: {config.hop:g}"
     with drawn(path, (6.4, 5.4), forms=FORMS, layout="constrained", dpi=160) as axes:
@@ -122,7 +122,7 @@ def _map(config: Heatmap, path: Path, title: str) -> Iterator[Axes]:
 
 
 def _edges(middles: Array) -> Array:
-    """The borders of cells whose middles these are, `[n + 1]`, none beyond 0 or 1."""
+    """Return the borders, `[n + 1]`, of cells with these middles, clipped to 0 and 1."""
     between = (middles[1:] + middles[:-1]) / 2
     first = 2 * middles[0] - between[0]
     last = 2 * middles[-1] - between[-1]
@@ -130,7 +130,7 @@ def _edges(middles: Array) -> Array:
 
 
 def bands(one: Map, ratio: Array) -> Bands:
-    """The bands for the speed-ups of a map: all slow-downs are one band, and so is what is beyond `most`."""
+    """Return the bands for the speed-ups of a map: all slow-downs share the first, and all above `most` the last."""
     least, largest = float(np.nanmin(ratio)), float(np.nanmax(ratio))
     if not one.step:
         ticks = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10])
@@ -146,7 +146,7 @@ def bands(one: Map, ratio: Array) -> Bands:
 
 
 def _colours(count: int) -> list[Any]:
-    """The larger the brighter."""
+    """Return this many colours from dark to bright."""
     return list(matplotlib.colormaps["viridis"](np.linspace(0.08, 1, count)))
 
 
@@ -165,13 +165,13 @@ def _speed_ups(shown: Axes, one: Map, ratio: Array) -> None:
         bar.ax.axhspan(0, 1, facecolor="none", **band)
     missing = np.isnan(ratio)
     if missing.any():
-        shown.hatch(missing, MISSING, "no lookahead of the grid is legal")
+        shown.hatch(missing, MISSING, "no lookahead of the grid is possible with these servers")
 
 
 def _winners(shown: Axes, names: Sequence[str], is_fastest: Array) -> None:
-    """Draw where which method is the fastest, `[M, C, A]`; of several it is the one named first.
+    """Draw the fastest method of each cell, from `[M, C, A]`; in a tie it is the first of `names`.
 
-    The legend also names those that are as fast there, unless in a few of all cells.
+    The legend also lists the other methods of a tie, unless the tie is RARE.
     """
     first = is_fastest.argmax(0)
     tones = [LOOKS[name][0] for name in names]
@@ -181,6 +181,6 @@ def _winners(shown: Axes, names: Sequence[str], is_fastest: Array) -> None:
         if own.any():
             shares = (own & is_fastest).mean((1, 2))
             others = list(zip(names, shares))[i + 1:]
-            draws = ", ".join(f"{other} {share:.1%}" for other, share in others if share > RARE)
-            beside = f" (as fast: {draws})" if draws else ""
-            shown.hatch(own, LOOKS[name], f"{name}: {own.mean():.1%} of the cells{beside}")
+            ties = ", ".join(f"{other} {share:.1%}" for other, share in others if share > RARE)
+            as_fast = f" (as fast: {ties})" if ties else ""
+            shown.hatch(own, LOOKS[name], f"{name}: {own.mean():.1%} of the cells{as_fast}")

@@ -1,7 +1,7 @@
-"""What a token costs by every method over a grid of drafters, by the formulas, and the table of it.
+"""The cost per token of every method over a grid of drafters, by the formulas, and its table.
 
-A cell of the grid is a drafter's forward `c`, in target forwards, and an acceptance rate `a`. Nothing is drawn by
-chance: the costs are those of the long run.
+A cell of the grid is a drafter's forward `c`, in target forwards, and an acceptance rate `a`. Nothing is random: the
+costs are those of the long run.
 """
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from eval.dsi.formulas import Array, Numbers
 from eval.dsi.keys import Heatmap
 
 COLUMNS = ("c", "a", "algorithm", "k", "cost", "si_wins")
-DIGITS = 12  # after the point, of a cost: of lookaheads that differ by less the smallest is the best
-LOWEST_RATE = 0.01  # bound of the drafters and acceptance rates of a grid by ndim, which ends as far below 1, too
+DIGITS = 12  # decimals of a cost: of lookaheads with equal rounded costs the smallest is the best
+LOWEST_RATE = 0.01  # bound of a grid by ndim: least drafter, least acceptance rate, and 1 minus the largest rate
 ALGORITHMS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
-ONE_COPY = tuple(name for name in ALGORITHMS if name != "DSI")  # those that hold the target's weights once
+ONE_COPY = tuple(name for name in ALGORITHMS if name != "DSI")  # methods that hold the target's weights once
 
 
 class Best(NamedTuple):
-    """The cost of a token in target forwards and the best lookahead of a method, both `[C, A]`.
+    """The cost per token, in target forwards, and the best lookahead of a method, both `[C, A]`.
 
     They are NaN and 0 where no lookahead is possible. Plain decoding has the lookahead 0.
     """
@@ -32,9 +32,9 @@ class Best(NamedTuple):
 
 
 class Map(NamedTuple):
-    """How many times faster one method is than the best of others.
+    """A map of the speed-up of one method over the best of others.
 
-    Bands are `step` wide, from 1 up to `most`; without a step they are as the values need them.
+    Bands are `step` wide, from 1 up to `most`; without a step they follow the values.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Map(NamedTuple):
 
     @property
     def compared(self) -> str:
-        """What the method is compared with, in words."""
+        """The label of the methods that this one is compared with."""
         return f"min({', '.join(self.others)})" if len(self.others) > 1 else self.others[0]
 
 
@@ -58,10 +58,10 @@ Bests = Dict[str, Best]
 
 
 def grid(config: Heatmap) -> tuple[Array, Array, range]:
-    """The axes of the maps: drafter forwards `[C]` in target forwards, acceptance rates `[A]`, and the lookaheads.
+    """Return the axes of the maps: drafter forwards `[C]` in target forwards, acceptance rates `[A]`, and lookaheads.
 
-    The paper's are 100 drafters, 101 acceptance rates and 200 lookaheads. Others have `ndim` steps from 0 to 1, and
-    bounds in place of the least drafter and of both ends of the acceptance rates.
+    The paper's are 100 drafters, 101 acceptance rates and 200 lookaheads. Others have `ndim` steps from 0 to 1, where
+    the smallest drafter and both ends of the acceptance rates are replaced by bounds.
     """
     if config.grid == "paper":
         hundredths = np.arange(101) / 100
@@ -72,12 +72,12 @@ def grid(config: Heatmap) -> tuple[Array, Array, range]:
 
 
 def legal(config: Heatmap, drafters: Array, lookahead: Numbers) -> Array:
-    """Whether the target servers are enough for DSI with this lookahead (Eq. 1 of the paper), for each drafter."""
+    """Return, for each drafter, whether the target servers are enough for DSI with this lookahead (Eq. 1)."""
     return formulas.servers_needed(1.0, drafters, lookahead) <= config.num_target_servers
 
 
 def _rate(name: str, config: Heatmap, c: Array, a: Array, k: Array) -> Array:
-    """The cost of a token, infinite where it is impossible; a pipeline has as many stages as DSI has target servers."""
+    """Return the cost per token, infinite where impossible; a pipeline has as many stages as DSI has target servers."""
     if name == "SI":
         return formulas.si_rate(1.0, c, a, k)
     if name == "DSI":
@@ -88,7 +88,7 @@ def _rate(name: str, config: Heatmap, c: Array, a: Array, k: Array) -> Array:
 
 
 def best(config: Heatmap) -> Bests:
-    """Every method at its best lookahead: DSI among the legal ones, the others among all."""
+    """Return every method at its best lookahead, for DSI among the `legal` ones, for the others among all."""
     drafters, acceptances, lookaheads = grid(config)
     c, a, k = drafters[:, None, None], acceptances[:, None], np.array(lookaheads)
     shape = len(drafters), len(acceptances), len(lookaheads)
@@ -105,33 +105,33 @@ def best(config: Heatmap) -> Bests:
 
 
 def speed_up(one: Map, found: Bests) -> Array:
-    """How many times faster the map's method is than the best of its others, `[C, A]`; NaN where it is impossible."""
+    """Return the speed-up of the map's method over the best of its others, `[C, A]`; NaN where it is impossible."""
     baseline = np.min([found[name].cost for name in one.others], 0)
-    return np.round(baseline / found[one.method].cost, DIGITS - 2)  # a draw is 1, whatever the last bit says
+    return np.round(baseline / found[one.method].cost, DIGITS - 2)  # a tie is exactly 1, despite rounding errors
 
 
 def fastest(found: Bests, names: Iterable[str]) -> Array:
-    """Whether each of these methods is as fast as any of them, `[M, C, A]`."""
+    """Return whether each of these methods is the fastest of them, or tied, `[M, C, A]`."""
     cost = np.array([found[name].cost for name in names])
     return cost <= np.nanmin(cost, 0) * (1 + 10.0**(2 - DIGITS))
 
 
 def summary(config: Heatmap, found: Bests) -> Iterator[str]:
-    """A line for each map: the largest, the middle and the smallest speed-up, and how often it is a slow-down."""
+    """Yield a line for each map: the largest, median and smallest speed-up, and the share of slow-downs."""
     drafters, acceptances, _ = grid(config)
     for one in MAPS:
         ratio = speed_up(one, found)
-        there = ratio[~np.isnan(ratio)]
+        known = ratio[~np.isnan(ratio)]
         ends = []
         for place in (np.nanargmax(ratio), np.nanargmin(ratio)):
             i, j = np.unravel_index(place, ratio.shape)
             ends.append(f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})")
-        yield (f"{one.method} over {one.compared}: max {ends[0]}, median {np.median(there):.3f}, min {ends[1]}, "
-               f"{100 * np.mean(there < 1):.2f} % of {there.size} cells below 1")
+        yield (f"{one.method} over {one.compared}: max {ends[0]}, median {np.median(known):.3f}, min {ends[1]}, "
+               f"{100 * np.mean(known < 1):.2f} % of {known.size} cells below 1")
 
 
 def table(config: Heatmap, found: Bests) -> str:
-    """The table as text: the keys of the command, the names of the columns, a row for each cell and method."""
+    """Return the table as text: the keys of the command, the names of the columns, a row for each cell and method."""
     drafters, acceptances, _ = grid(config)
     si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
     rows: list[Iterable[Any]] = [COLUMNS]

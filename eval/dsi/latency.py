@@ -1,7 +1,7 @@
-"""How long a model takes: to its first token, for each later one, and for a pass over m tokens at once.
+"""The latency of a model: to its first token, for each later one, and for a pass over m tokens at once.
 
-A time ends when the chosen tokens are on the CPU, which waits for the device. What is compared is measured by turns,
-and the first turn warms up and does not count.
+A time ends when the chosen tokens are on the CPU, which waits for the device. Models and sizes that are compared are
+measured alternately. The first turn warms up and does not count.
 """
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ROWS = Range(1, 65536)
 
 @dataclass(frozen=True)
 class Timed(MeasureKeys):
-    """What every measurement of times takes."""
+    """The keys of every measurement of times."""
 
     RANGES = {**MeasureKeys.RANGES, "repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
 
-    # How it is timed
-    repeats: int = 5  # turns that count, behind one that warms up
-    rows: str = "1,2,4,8,16,32,64"  # the m of T(m), the time of a pass over m tokens (commas between)
-    context: int = 256  # tokens of text that such a pass follows
+    # Timing
+    repeats: int = 5  # measured turns, after one to warm up
+    rows: str = "1,2,4,8,16,32,64"  # the m of T(m), the time of a pass over m tokens (comma-separated)
+    context: int = 256  # tokens of text before such a pass
 
     @property
     def chosen_rows(self) -> tuple[int, ...]:
@@ -44,16 +44,16 @@ class Timed(MeasureKeys):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.max_new_tokens < 2:
-            yield "max_new_tokens=1 leaves no later token to time: give 2 or more"
+            yield "max_new_tokens=1 leaves no token after the first to time: give 2 or more"
         words = listed(self.rows)
         are_sizes = [WHOLE.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words]
         if not words or not all(are_sizes):
-            yield f"rows={self.rows} are no sizes: give {ROWS.advice}, or several with commas between"
+            yield f"rows={self.rows} is no list of sizes: give {ROWS.advice}, or several, separated by commas"
 
 
 @dataclass(frozen=True)
 class LatencyConfig(Timed):
-    """How long a model takes: to the first token (TTFT), for each later one (TPOT), and for m tokens at once, T(m)."""
+    """Measure a model's latency: to the first token (TTFT), per later token (TPOT), and for m tokens at once, T(m)."""
 
     EXAMPLES = f"""\
   {COMMAND} latency
@@ -61,12 +61,12 @@ class LatencyConfig(Timed):
   {COMMAND} latency model=DIR device=cuda dtype=bfloat16 rows=1,2,4,8,16,32,64 context=1024"""
     ASKED = "model"
 
-    # What is timed
-    model: str = TARGET  # folder of a model in Hugging Face form
+    # Model
+    model: str = TARGET  # folder of a model in Hugging Face format
 
 
 class Spread(NamedTuple):
-    """The median of some times, their quartiles, and how many they are."""
+    """The median, the quartiles and the number of some times."""
 
     median: float
     low: float
@@ -78,16 +78,16 @@ class Spread(NamedTuple):
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Median and quartiles of times in seconds, in milliseconds."""
+    """Return median and quartiles, in milliseconds, of times in seconds."""
     low, median, high = 1e3 * np.percentile(seconds, [25, 50, 75])
     return Spread(float(median), float(low), float(high), len(seconds))
 
 
 def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], config: Timed) -> list[tuple[Spread, Spread]]:
-    """The time to the first token of an answer (TTFT), and that of each later one (TPOT), in milliseconds, by models.
+    """Return, for each model, the time to the first token (TTFT) and the time per later token (TPOT), in milliseconds.
 
-    Answers go on behind an end token, to be as long. TPOT is one figure per answer: the time behind its first token, by
-    the number of tokens that follow.
+    Answers continue after an end token, so that all have the same length. TPOT is one figure per answer: the time after
+    its first token, divided by the number of later tokens.
     """
     sampler, new = sampler_of(config), config.max_new_tokens
     first: list[list[float]] = [[] for _ in models]
@@ -109,7 +109,7 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], config: Tim
 
 
 def passes(model: Whole, rows: Sequence[int], config: Timed) -> dict[int, Spread]:
-    """T(m): the milliseconds of a pass over m tokens behind `context` others, LM head and choice of each included."""
+    """Return T(m): milliseconds of a pass over m tokens after `context` others, with LM head and sampling of each."""
     sampler, context = sampler_of(config), config.context
     cache = model.cache(context + max(rows))
     if context:
@@ -133,13 +133,13 @@ def main(argv: list[str]) -> int:
     model = open_model(config.model, config)
     check_context(model, config)
     print(f"{config.model} in {str(model.whole.dtype)[len('torch.'):]}, {place(model)}; {config.max_new_tokens} tokens "
-          f"an answer, {config.repeats} turns; ms: median, quartiles\n")
+          f"per answer, {config.repeats} turns; ms: median, quartiles\n")
     for name in tqdm(config.chosen_sets, desc="sets", leave=False):
         prompts = prompts_of(name, config, [model])
         [(first, later)] = paces([model.whole], prompts, config)
         tqdm.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first}   TPOT {later}")
     took = passes(model.whole, config.chosen_rows, config)
-    print(f"\nT(m) behind {config.context} tokens, and how many times as long as T({min(took)})")
+    print(f"\nT(m) after {config.context} tokens, and its ratio to T({min(took)})")
     least = took[min(took)].median
     for size, spread in took.items():
         rows = f"m = {size}"
@@ -152,12 +152,12 @@ def check_context(model: Model, config: Timed) -> None:
     most = model.whole.config.context
     rows = max(config.chosen_rows)
     if config.context + rows > most:
-        raise ValueError(f"context={config.context} and {rows} rows are more than the {most} positions of "
+        raise ValueError(f"context={config.context} and {rows} rows exceed the {most} positions of "
                          f"{model.name}: give context={max(0, most - rows)} or less")
 
 
 def place(model: Model) -> str:
-    """Where a model computes, in words."""
+    """Return a description of a model's device."""
     if model.whole.device.type == "cuda":
         return torch.cuda.get_device_name(model.whole.device)
     return f"{platform.machine()} processor, {torch.get_num_threads()} threads"

@@ -1,4 +1,4 @@
-"""A text by plain decoding, SI and DSI at one setting: its exact cost beside that of texts that are drawn."""
+"""Compute the exact cost of a text by plain decoding, SI and DSI in one setting, and that of sampled texts."""
 from __future__ import annotations
 
 from itertools import islice
@@ -18,11 +18,11 @@ PLAIN = "non-SI"
 LOW, HIGH = 2.5, 97.5  # percentiles of an interval of 95 %
 BINS = 30
 COLUMNS = ("", "exact mean", "sd", "per token", "speed-up", "texts: mean", "sd", "interval", "off", "iterations")
-TONES = {"cost": "#bcdff5", "iterations": "#fde8b0"}  # of histograms
+TONES = {"cost": "#bcdff5", "iterations": "#fde8b0"}  # colours of the histograms
 
 
 class Result(NamedTuple):
-    """Of an algorithm: what a text costs exactly, and what each of the drawn ones does."""
+    """The exact cost of a text by an algorithm, and the costs and iterations of each sampled text."""
 
     name: str
     exact: Moments
@@ -34,21 +34,21 @@ def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Offline, f"{COMMAND} offline")
     bar = tqdm(results(config), desc="computed", total=3, delay=1, leave=False)
     found = list(bar)
-    servers = config.num_target_servers or "any number of"
+    servers = config.num_target_servers or "enough"
     print(f"Simulated: c={config.c:g}, a={config.a:.4g}, k={config.k}, failure_cost={config.failure_cost:g}, "
           f"S={config.S}, DSI in the {config.accounting} accounting with {servers} servers.\n"
-          f"Exact: if drafts are independent. Beside it {config.num_repeats} texts, drawn with seed "
-          f"{config.random_seed}:\nin brackets the 2.5th and the 97.5th percentile of their costs; "
-          "off: by how many standard errors their mean differs from the exact one.\n")
+          f"Exact: for independent drafts. Texts: {config.num_repeats}, sampled with seed "
+          f"{config.random_seed}; in brackets\nthe 2.5th and the 97.5th percentile of their costs; "
+          "off: difference of their mean from the exact one, in standard errors.\n")
     print(table(found, config.S))
     if config.picture:
         draw(found[1:], config)
-        print(f"\ndrawn: {config.picture}")
+        print(f"\nThe histograms are in {config.picture}.")
     return 0
 
 
 def results(config: Offline) -> Iterator[Result]:
-    """Every algorithm exactly, and over the same texts."""
+    """Yield the result of every algorithm: exact, and over the same sampled texts."""
     setting = config.failure_cost, config.c
     algorithms = {
         PLAIN: cost_model.si(*setting, 0),
@@ -62,7 +62,7 @@ def results(config: Offline) -> Iterator[Result]:
 
 
 def drawn(config: Offline) -> Iterator[Array]:
-    """For text after text the right drafts of its windows, as the published offline simulator draws them."""
+    """Yield, for one text after another, the correct drafts of its windows, as the published offline simulator does."""
     rng = np.random.RandomState(config.random_seed)
     while True:
         if config.a in (0, 1):
@@ -73,7 +73,7 @@ def drawn(config: Offline) -> Iterator[Array]:
 
 
 def table(found: Sequence[Result], tokens: int) -> str:
-    """A line for each algorithm."""
+    """Return a table with one line for each algorithm."""
     plain = float(found[0].exact.mean[0])
     rows = []
     for name, exact, costs, iterations in found:
@@ -86,15 +86,15 @@ def table(found: Sequence[Result], tokens: int) -> str:
 
 
 def off(mean: float, deviation: float, costs: Array) -> str:
-    """By how many standard errors the mean of texts differs from the exact one; a dash where nothing varies."""
+    """Return the difference of the sampled mean from the exact one in standard errors, or a dash if nothing varies."""
     if deviation <= 1e-9 * mean:
         return "-"
     return f"{(costs.mean() - mean) / deviation * np.sqrt(costs.size):.2f}"
 
 
 def draw(found: Sequence[Result], config: Offline) -> None:
-    """Draw histograms of costs and of iterations into a file. Raises ValueError if it cannot be written."""
-    from eval.plots import drawn as figure  # which takes long to import
+    """Draw histograms of costs and of iterations into a file. Raise ValueError if it cannot be written."""
+    from eval.plots import drawn as figure  # slow to import
 
     size, places = (9, 3 * len(found)), (len(found), 2)
     with figure(config.picture, size, places, layout="constrained") as grid:

@@ -1,4 +1,4 @@
-"""SI and DSI by events on a virtual clock: texts with modelled or recorded acceptance."""
+"""Simulate SI and DSI by events on a virtual clock, over texts with modelled or recorded acceptance."""
 from __future__ import annotations
 
 from itertools import cycle, islice
@@ -19,11 +19,11 @@ TICK = 1e-9  # seconds
 PLAIN = "non-SI"
 COLUMNS = ("", "predicted s", "published s", "plain/it", "forwards", "rejected", "servers")
 NOTE = """\
-Simulated: no model is run. Times are seconds a text.
-predicted  where nothing but forwards takes time: the mean of the repeats, +- its standard error
-published  the exact mean in the accounting of the published online simulator, with servers enough
-plain/it   predicted time of plain decoding over that of the method
-forwards   of the target for a token, with those given up; rejected: drafts for a token; servers: at work at once"""
+Simulated: no model is run. Times are seconds per text.
+predicted  mean over the repeats +- its standard error, if only forwards take time
+published  exact mean in the accounting of the published online simulator, with enough servers
+plain/it   predicted time of plain decoding divided by that of the method
+forwards   of the target per token, aborted ones included; rejected: drafts per token; servers: most at work at once"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def texts_of(config: Online) -> Iterator[list[bool]]:
-    """The texts, without end: for each position whether its draft is right, drawn or recorded."""
+    """Yield texts without end: for each position whether its draft is correct, sampled or recorded."""
     if config.traces:
         for trace in cycle(read_traces(config.traces)):
             yield list(islice(cycle(trace), config.S))
@@ -53,32 +53,32 @@ def texts_of(config: Online) -> Iterator[list[bool]]:
 
 
 def read_traces(path: str) -> list[list[bool]]:
-    """The recorded matches of each text in a JSON file, empty ones left out. Raises ValueError if it holds none."""
+    """Return the recorded matches of each non-empty text in a JSON file. Raise ValueError if it holds none."""
     found = whole(path)
     are_matches = fits(found, [[lambda value: value in (0, 1)]])
     if not are_matches or not any(found):
-        raise ValueError(f"{path} holds no matches: write a JSON list with a list of 0 and 1 for each text, "
-                         "as [[1, 1, 0, 1], [0, 1]]")
+        raise ValueError(f"{path} holds no matches: give a JSON list with a list of 0 and 1 for each text, "
+                         "such as [[1, 1, 0, 1], [0, 1]]")
     return [list(map(bool, text)) for text in found if text]
 
 
 def drawn(acceptance: float, most: int, chance: np.random.RandomState) -> Iterator[int]:
-    """Numbers of accepted drafts in a row, at most `most`, without end.
+    """Yield numbers of accepted drafts in a row, at most `most`, without end.
 
-    They are those that the simulator published with the paper on DSI draws from a generator of the same seed.
+    With a generator of the same seed, the simulator published with the paper on DSI samples the same numbers.
     """
     while True:
         yield most if acceptance == 1 else min(int(chance.geometric(1 - acceptance)) - 1, most)
 
 
 def spread(runs: Iterable[int], tokens: int) -> list[bool]:
-    """For each of so many positions whether its draft is right; a wrong one ends each run of accepted drafts."""
+    """Return for each of `tokens` positions whether its draft is correct; an incorrect one ends each run."""
     endless = (right for length in runs for right in [True] * length + [False])
     return list(islice(endless, tokens))
 
 
 def plan_of(config: Online, number: int) -> Plan:
-    """What is decoded for a text, in ticks."""
+    """Return the plan for the text of this number, in ticks."""
     target = Forward(ticks(config.failure_cost), ticks(config.failure_cost_sub))
     drafter = Forward(ticks(config.c), ticks(config.c_sub))
     stops = config.preemption == "instant"
@@ -91,7 +91,7 @@ def ticks(seconds: float) -> int:
 
 
 def published(config: Online, method: str) -> float | None:
-    """The mean seconds of a text as the published simulator counts; None where it counts nothing, or never ends."""
+    """Return the mean seconds per text in the published simulator, or None if it has no such mean or never ends."""
     most = config.maximum_correct_tokens
     if method == PLAIN or config.traces or not config.a or not 0 < most < config.S:
         return None
@@ -101,7 +101,7 @@ def published(config: Online, method: str) -> float | None:
 
 
 def table(config: Online, found: dict[str, list[Outcome]]) -> str:
-    """A line for each method."""
+    """Return a table with one line for each method."""
     seconds = {}
     for method, outcomes in found.items():
         seconds[method] = [outcome.ticks * TICK for outcome in outcomes]

@@ -1,13 +1,13 @@
-"""Table 2 of the paper on DSI, recomputed by three accountings, two of them those of the simulators published with it.
+"""Recompute Table 2 of the paper on DSI by three accountings, two of them from the simulators published with it.
 
-These differ from what decoding costs. Online, a run of n accepted drafts settles n tokens: the target's own token after
-them is lost. Every run begins with a verification of no drafts, which SI waits for too. Runs are drawn until they have
-more than the wanted tokens, and the last one costs one verification. The first forward of every server takes longer,
-and that of the drafter until something is settled. Nothing else takes time.
+Those two differ from the true cost. In the online simulator a run of n accepted drafts settles n tokens: the target's
+own token after them is lost. Every run begins with a verification of no drafts, and SI waits for it, too. Runs are
+sampled until they have more than the wanted tokens, and the last one costs one verification. The first forward of every
+server takes longer, and so does that of the drafter until a token is settled. Nothing else takes time.
 
-That is T + (floor(n/k) + 1)(k d + T) for a run of SI, and (floor(n/k) + 1) k d + T for a run of DSI, if there are
-servers enough; the first run of DSI is followed verification by verification. The servers that later runs use count as
-used before.
+So a run of SI costs T + (floor(n/k) + 1)(k d + T), and a run of DSI (floor(n/k) + 1) k d + T if it has enough servers.
+The first run of DSI is simulated verification by verification. Later runs are assumed to use servers that have
+computed before.
 """
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from eval.dsi.formulas import Array, servers_needed
 from eval.dsi.keys import COMMAND, Paper
 
 TRIED = np.array([1, 5, 10])  # the lookaheads of the published simulators
-LONGEST_RUN = 20  # accepted drafts of a run, at most
+LONGEST_RUN = 20  # most accepted drafts of a run
 
 
 class Row(NamedTuple):
-    """A row of the paper's Table 2: milliseconds per token, the rate, and the speed-up of DSI over SI.
+    """A row of the paper's Table 2: milliseconds per token, the acceptance rate, and the speed-up of DSI over SI.
 
-    The ratios are those of Table 3, of a first forward to a later one; the paper has none for Phi3 on Alpaca.
+    `first_target` and `first_drafter` are ratios of a first forward to a later one (Table 3, without Phi3 on Alpaca).
     """
 
     pair: str
@@ -58,7 +58,7 @@ TABLE = (
 
 
 class Recomputed(NamedTuple):
-    """Speed-ups of DSI over SI in three accountings, and over plain decoding by events; the lookaheads of the last."""
+    """Speed-ups of DSI over SI in three accountings, and over plain decoding by events, with the best lookaheads."""
 
     online: float
     offline: float
@@ -70,14 +70,14 @@ class Recomputed(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Paper, f"{COMMAND} paper")
-    print(f"Table 2 of the paper, {config.S} tokens, {config.num_target_servers} target servers; all but the published "
-          "column is computed.\n")
+    print(f"Table 2 of the paper, {config.S} tokens, {config.num_target_servers} target servers; all columns from "
+          "online on are computed.\n")
     print(table(config))
     return 0
 
 
 def table(config: Paper) -> str:
-    """The rows as a table in Markdown."""
+    """Return the rows as a table in Markdown."""
     lines = ["| target / drafter | data | T ms | d ms | a % | published DSI/SI | online | offline | events | "
              "events: over non-SI | events: k of SI, DSI |", "|---|---|" + "---:|" * 9]
     for row in TABLE:
@@ -89,7 +89,7 @@ def table(config: Paper) -> str:
 
 
 def recomputed(row: Row, config: Paper) -> Recomputed:
-    """One row; every algorithm has the lookahead that is best for it, DSI among those that its servers allow."""
+    """Recompute one row, each algorithm with its best lookahead; for DSI it is among those that its servers allow."""
     tokens, servers, every = config.S, config.num_target_servers, np.arange(1, config.S)
     setting = row.target, row.drafter
     times = Latencies(*setting, row.target * row.first_target, row.drafter * row.first_drafter)
@@ -114,10 +114,10 @@ def recomputed(row: Row, config: Paper) -> Recomputed:
         dsi_lookahead=int(legal[by_dsi.argmin()]))
 
 
-# --- as the published online simulator counts -------------------------------------------------------------------------
+# --- the accounting of the published online simulator -----------------------------------------------------------------
 
 class Latencies(NamedTuple):
-    """Times of a forward of target and drafter, and of the first forward of each."""
+    """The times of a forward of target and drafter, and of the first forward of each."""
 
     target: float
     drafter: float
@@ -127,26 +127,26 @@ class Latencies(NamedTuple):
 
 def online_mean(times: Latencies, acceptance: float, lookahead: int, servers: int | None, tokens: int,
                 most: int = LONGEST_RUN) -> float:
-    """The mean cost of so many tokens by DSI with these servers, or by SI if `servers` is None.
+    """Return the mean cost of `tokens` tokens by DSI with these servers, or by SI if `servers` is None.
 
-    No run has more than `most` accepted drafts. Raises ValueError where no text would end, or the first run would.
+    No run has more than `most` accepted drafts. Raises ValueError if no text would end, or the first run would end it.
     """
     if not 0 < acceptance <= 1 or not 0 < most < tokens:
-        raise ValueError("no run settles anything, or the first one all: give an acceptance above 0, and between 0 and "
-                         "the tokens for the most accepted drafts of a run")
+        raise ValueError("the runs settle no token, or the first one could settle all: give an acceptance above 0, and "
+                         "a number between 0 and the tokens for the most accepted drafts of a run")
     accepted = np.arange(most + 1)
     chance = (1 - acceptance) * float(acceptance) ** accepted
     chance[-1] = float(acceptance) ** most
     windows = accepted // lookahead + 1
     cost = windows * lookahead * times.drafter + times.target * (1 if servers else windows + 1)
     slower_draft = times.first_drafter - times.drafter
-    rest = np.zeros(tokens + 1)  # mean cost with so many tokens settled
+    rest = np.zeros(tokens + 1)  # mean remaining cost, by the number of settled tokens
     for settled in range(tokens, -1, -1):
         then = settled + accepted
         ends = then > tokens
         run = np.where(ends, times.target, cost + (0 if settled else slower_draft))
         after = np.where(ends, 0.0, rest[np.minimum(then, tokens)])
-        after[0] = 0.0  # a run without accepted drafts leaves all as it was
+        after[0] = 0.0  # a run without accepted drafts returns to the same state, as the division below considers
         rest[settled] = chance @ (run + after) / (1 - chance[0])
     if servers:
         runs = [_first_run(times, lookahead, servers, number) for number in range(most + 1)]
@@ -157,13 +157,13 @@ def online_mean(times: Latencies, acceptance: float, lookahead: int, servers: in
 
 
 def _first_run(times: Latencies, lookahead: int, servers: int, accepted: int) -> float:
-    """The cost of the first run of DSI: when the first verification ends that has more drafts than are accepted.
+    """Return the cost of the first run of DSI: the end of the first verification with more drafts than are accepted.
 
-    A verification goes to a server that was used and is free, else to a new one. Else it waits, the newest first.
+    A verification goes to an idle server that was used before, else to a new one. Else it waits, the newest first.
     """
-    used, new = 0, servers  # servers that are free
-    busy: list[tuple[float, int]] = []  # ends of verifications, and their drafts
-    waiting: list[int] = []  # the drafts of those that wait
+    used, new = 0, servers  # idle servers
+    busy: list[tuple[float, int]] = []  # running verifications: their ends and their drafts
+    waiting: list[int] = []  # drafts of each waiting verification
     for drafts in count(0, lookahead):
         moment = times.first_drafter + (drafts - 1) * times.drafter if drafts else 0.0
         while busy and busy[0][0] <= moment:
@@ -182,4 +182,4 @@ def _first_run(times: Latencies, lookahead: int, servers: int, accepted: int) ->
             heapq.heappush(busy, (moment + times.first_target, drafts))
         else:
             waiting.append(drafts)
-    raise AssertionError("verifications never cease")
+    raise AssertionError("the sequence of verifications has no end")

@@ -1,7 +1,7 @@
-"""Speeds in virtual time beside those of the same methods in real emulation, and beside the closed forms.
+"""Compare speeds in virtual time with those of the same methods in real-time emulation, and with the closed forms.
 
-In virtual time the strategies, trees, drafts, rings, replicas and models are those of a real run; only its time is
-counted out of a profile.
+In virtual time the strategies, trees, drafts, rings, replicas and models are those of a real run; only its time comes
+from a profile.
 """
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from model.sample import Sampler
 from pipeline.decode import Answer, Request
 
 CHAINS = ("ar", "serial", "naive", "pruned", "pipedec", "continuous", "pipeinfer", "dsi")
-LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
+LOOKAHEAD = "5"  # the smallest that Eq. 1 allows with four replicas of jetson-7b
 DEFAULTS = {"profile": "jetson-7b", "max_new_tokens": "48", "questions": "1", "draft": "model"}
-NARROW = {  # of every level the likeliest guess alone, however unlikely it is
+NARROW = {  # only the most likely guess of every level, at any probability
     "width": "1", "init_topk_pipedec": "1", "min_probability": "0"}
-OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
-WARM = 8  # tokens of an answer that is not measured
-APART = {"output", "trace", "pipeline_type"}  # keys that the start of a pipeline does not get from the command
+OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, each with the value that requests a measurement
+WARM = 8  # tokens of the answer that warms up
+APART = {"output", "trace", "pipeline_type"}  # keys of the command that are not passed to the start of a pipeline
 COLUMNS = ("", "predicted", "measured", "ratio", "closed form", "ratio")
 NOTE = """\
 tokens/s, prefill included. predicted: simulated, by the methods' own code in virtual time. measured: emulated in real
-time. closed form: out of T, d, a and a hop, in the long run. Ratios are to measured."""
+time. closed form: from T, d, a and a hop, in the long run. Ratios are to measured."""
 
 
 @dataclass(frozen=True)
 class PredictConfig(AsksSets):
-    """One prediction and its measurement."""
+    """Predict the speed of methods, and measure it."""
 
     REFUSED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time", "trace",
                "hosts")
@@ -63,41 +63,41 @@ class PredictConfig(AsksSets):
   {COMMAND} predict methods=serial,continuous,dsi sets=gsm8k questions=4 temperature=1 seed=3
   {COMMAND} predict toy draft_dir=toy/draft_b lookahead=4"""
 
-    # What is compared
-    methods: str = ",".join(CHAINS)  # those that are predicted and measured (commas between); ar always is
-    measure: bool = True  # run the methods, too, in the time that the cluster would need; false: predict only
+    # Comparison
+    methods: str = ",".join(CHAINS)  # methods to compare (comma-separated); ar is always included
+    measure: bool = True  # also run the methods, in the time that the cluster would need; false: predict only
 
     def problems(self) -> Iterator[str]:
         for name in listed(self.methods):
             if name not in CHAINS:
-                yield (f"methods={self.methods}: {name} drafts no chain, or is no method: choose among "
+                yield (f"methods={self.methods} holds {name}, which drafts no chain, or is no method: choose from "
                        f"{', '.join(CHAINS)}")
         yield from super().problems()
         yield from _problems_of_chains(self.run)
         if self.run.cluster is None:
-            yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
+            yield "profile=none has no times for a prediction: name an emulated cluster, such as profile=jetson-7b"
         yield from unwritable(self.run, ["output"])
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
-        """The methods, `ar` first, with which all others are compared."""
+        """The methods, beginning with `ar`, the reference of all others."""
         return ("ar", *(name for name in listed(self.methods) if name != "ar"))
 
     def single(self, method: str, virtual: bool) -> RunConfig:
-        """The configuration of a single run by one of the methods, in virtual time or as it is measured."""
+        """Return the configuration of a single run by one of the methods, in virtual time or for the measurement."""
         timed: dict[str, Any] = {"time": "virtual", "slowdown": 1.0} if virtual else {}
         return replace(self.run, pipeline_type=method, output="", **timed)
 
 
 def words(argv: Sequence[str]) -> list[str]:
-    """The words of a prediction: those that were typed, and those that make every method draft one chain.
+    """Return the given words of the command, plus defaults with which every method drafts one chain.
 
-    A chain has `lookahead` guesses, where it is drafted for a verification or a tree, and so has a segment or a run.
+    A chain has `lookahead` guesses, whether for a verification or for a tree; so has a segment or a run.
     """
     raw = raw_values(argv)
     lookahead = raw.get("lookahead", LOOKAHEAD)
     if not WHOLE.fullmatch(lookahead) or int(lookahead[:9]) < 1:
-        lookahead = LOOKAHEAD  # what was typed is refused by its own name
+        lookahead = LOOKAHEAD  # the check of the key lookahead rejects the given value
     defaults = {**DEFAULTS, **NARROW, "lookahead": lookahead, "subseq_token": lookahead,
                 **dict.fromkeys(("init_depth", "expand_depth"), str(int(lookahead) - 1))}
     if preset_of(argv) in ("", "toy") and raw.get("draft", "model") == "model":
@@ -106,18 +106,18 @@ def words(argv: Sequence[str]) -> list[str]:
 
 
 def _problems_of_chains(run: RunConfig) -> Iterator[str]:
-    """What keeps a run from drafting one chain of a small model."""
+    """Yield the problems that keep a run from drafting one chain with a small model."""
     if run.draft != "model":
         yield f"draft={run.draft} drafts more than chains: add draft=model draft_dir=FOLDER, a small model"
     elif not run.draft_dir:
-        yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
+        yield "the drafter is missing: give draft_dir=FOLDER, a small model in Hugging Face format"
     for key, value in NARROW.items():
         if getattr(run, key) != float(value):
-            yield f"{key}={getattr(run, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
+            yield f"{key}={getattr(run, key):g} does not draft one full chain: omit it, or give {key}={value}"
     for key, open_value in OPEN.items():
         if getattr(run, key) == open_value:
-            yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
-                   "number from 1")
+            yield (f"{key}={open_value} requires a measurement, which a prediction does not have: set {key} to a "
+                   "number of at least 1")
 
 
 # --- in virtual time --------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ Answers = List[Answer]
 
 
 class Pair:
-    """The target and its drafter, whole; ValueError if they are no pair, or if an answer has no room."""
+    """The target and its drafter as whole models. Raises ValueError if they do not match, or an answer is too long."""
 
     def __init__(self, config: PredictConfig) -> None:
         run = config.run
@@ -141,23 +141,23 @@ class Pair:
         self.requests = [Request(prompt, sampler, run.max_new_tokens, ends) for prompt in prompts]
 
     def acceptance(self, answers: Answers) -> float:
-        """The share of the target's tokens that are the drafter's likeliest."""
-        asked = zip(self.requests, answers)
+        """Return the share of the target's tokens that are the drafter's most likely ones."""
+        pairs = zip(self.requests, answers)
         return rate([record(self.drafter, request.prompt, answer.token_ids, Sampler())
-                     for request, answer in asked]).value
+                     for request, answer in pairs]).value
 
 
 def predicted(config: PredictConfig, method: str, requests: Sequence[Request]) -> Answers:
-    """The answers by a method in virtual time."""
+    """Return the answers by a method in virtual time."""
     run = config.single(method, virtual=True)
     with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         return list(map(pipeline.decoder.whole, requests))
 
 
-# --- out of four numbers ----------------------------------------------------------------------------------------------
+# --- by closed forms --------------------------------------------------------------------------------------------------
 
 def staged(config: PredictConfig, acceptance: float) -> Staged:
-    """What the closed forms know of the cluster, in milliseconds, and of the drafter; `lookahead` is a chain's."""
+    """Return the parameters of the closed forms: times of the cluster in milliseconds, acceptance and chain length."""
     run = config.single("ar", virtual=True)
     profile = run.cluster
     assert profile is not None, "a prediction has an emulated cluster"
@@ -166,10 +166,10 @@ def staged(config: PredictConfig, acceptance: float) -> Staged:
 
 
 def closed_form(config: PredictConfig, method: str, known: Staged) -> float:
-    """Tokens per second in the long run by the closed form of a method.
+    """Return tokens per second in the long run by the closed form of a method.
 
-    `serial` is SI over a pipeline, whose answers take the pipeline's latency. `pipeinfer` has no form of its own: that
-    of `continuous` describes it, with the tip alone at first and then window after window.
+    `serial` is SI over a pipeline, where an answer takes the pipeline's latency. `pipeinfer` has no form of its own:
+    that of `continuous` describes it, with the tip alone at first and then window after window.
     """
     if method == "dsi":
         cost = dsi_rate(*known[:3], config.run.tree.lookahead)
@@ -186,9 +186,9 @@ def closed_form(config: PredictConfig, method: str, known: Staged) -> float:
 
 def measured(config: PredictConfig, given: Sequence[str],
              requests: Sequence[Request]) -> dict[str, Answers]:
-    """What each method answers over real processes; `given` are the words of the command.
+    """Return the answers of each method with real processes; `given` are the words of the command.
 
-    Methods of a ring share a start; each question is answered by all by turns.
+    Methods on the same kind of target share a start. All of them answer each question in turn.
     """
     known = vars(RunConfig()).keys() - APART
     options: dict[str, Any] = {key: value for key, value in raw_values(given).items() if key in known}
@@ -214,7 +214,7 @@ def measured(config: PredictConfig, given: Sequence[str],
 # --- the command ------------------------------------------------------------------------------------------------------
 
 class Row(NamedTuple):
-    """Tokens per second of a method; NaN: not measured."""
+    """The tokens per second of a method; NaN: not measured."""
 
     predicted: float
     measured: float
@@ -255,7 +255,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(rows: Rows) -> str:
-    """A line for each method."""
+    """Return a table with one line for each method."""
     lines = []
     for name, row in rows.items():
         simulated, taken, closed = map(number, row)
@@ -265,11 +265,11 @@ def table(rows: Rows) -> str:
 
 
 def notes(rows: Rows, other: dict[str, int]) -> list[str]:
-    """The method whose prediction is the furthest off, and what was not answered as `ar` in virtual time does."""
+    """Return lines about the worst prediction, and about answers that differ from those of `ar` in virtual time."""
     off = {method: row.predicted / row.measured - 1 for method, row in rows.items()}
     method = max(off, key=lambda each: abs(off[each]))
     lines = [f"worst deviation: predicted {off[method]:+.1%} ({method})"]
     different = [f"{count} of {name}" for name, count in other.items() if count]
     if different:
-        lines.append(f"answers that are not the predicted text: {', '.join(different)}")
+        lines.append(f"answers that differ from the predicted text: {', '.join(different)}")
     return lines

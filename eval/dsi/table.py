@@ -1,6 +1,6 @@
-"""Pairs of models measured on data sets, and what follows for plain decoding, SI and DSI: from models to a table.
+"""Measure pairs of models on data sets, and predict plain decoding, SI and DSI from the measurements, as a table.
 
-The times and the acceptance rate of a row are measured; its costs per token are predicted out of them by formulas.
+The times and the acceptance rate of a row are measured; its costs per token are predicted from them by formulas.
 """
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from eval.tables import in_columns, number
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
 COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
            "k", "plain/DSI", "SI/DSI", "best")
-Row = Dict[str, Any]  # what was measured of a pair
-Growth = Mapping[int, float]  # T(m) by T(1)
-LOOKAHEADS = 200  # of SI, the best of which is taken; as many as in the paper
+Row = Dict[str, Any]  # the measurements of a pair
+Growth = Mapping[int, float]  # T(m) / T(1), by m
+LOOKAHEADS = 200  # number of lookaheads of SI to choose the best from, as in the paper
 FLAT: Growth = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
-ROUNDS = 4  # in which the lookahead of DSI and the time of its verification settle
+ROUNDS = 4  # iterations in which the lookahead of DSI and the time of its verification converge
 
 
 class Pair(NamedTuple):
-    """A row of the table: the folders of a target and of its drafter, and the data set that both are measured on."""
+    """A row of the table: the folders of a target and of its drafter, and the data set for the measurement."""
 
     target: str
     draft: str
@@ -44,10 +44,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class TableConfig(Timed):
-    """Pairs of models measured, and what that makes of DSI: times, acceptance, best lookaheads and speed-ups.
+    """Measure pairs of models, and predict the speed-up of DSI: times, acceptance, best lookaheads and speed-ups.
 
-    Each row is a target, a drafter and a data set, on which both are timed and their tokens compared. Out of this
-    follows by formulas what a token costs. Rows that output= already has, measured with the same keys, are kept.
+    Each row is a target, a drafter and a data set, on which both are timed and their tokens compared. Formulas give the
+    cost per token from these figures. Rows in the file of output= that were measured with the same keys are kept.
     """
 
     EXAMPLES = f"""\
@@ -58,10 +58,10 @@ class TableConfig(Timed):
     WRITES = ("output",)
     RANGES = {**Timed.RANGES, "num_target_servers": Range(1, COUNT)}
 
-    # Which rows there are
+    # Rows
     target: str = TARGET  # folder of the target
-    drafts: str = ",".join(TOY_DRAFTS)  # folders of its drafters (commas between)
-    num_target_servers: int = 7  # servers of the target that DSI has
+    drafts: str = ",".join(TOY_DRAFTS)  # folders of its drafters (comma-separated)
+    num_target_servers: int = 7  # target servers of DSI
     output: str = ""  # JSON file for the rows; empty: none
 
     def problems(self) -> Iterator[str]:
@@ -69,26 +69,26 @@ class TableConfig(Timed):
         if not listed(self.drafts):
             yield "drafts is empty: name at least one folder"
         if self.output and Path(self.output).suffix != ".json":
-            yield f"output={self.output} is no JSON file: name one that ends in .json"
+            yield f"output={self.output} is not a JSON file: name one that ends in .json"
 
     @property
     def pairs(self) -> list[Pair]:
         """The rows of the table."""
-        asked = product(listed(self.drafts), self.chosen_sets)
-        return [Pair(self.target, folder, name) for folder, name in asked]
+        choices = product(listed(self.drafts), self.chosen_sets)
+        return [Pair(self.target, folder, name) for folder, name in choices]
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The keys that decide what is measured, beside the rows themselves."""
+        """The keys that determine a measurement, besides those of the rows themselves."""
         rest = ("target", "drafts", "sets", "output", "num_target_servers")
         return {name: value for name, value in vars(self).items() if name not in rest}
 
 
-# --- what is predicted ------------------------------------------------------------------------------------------------
+# --- prediction -------------------------------------------------------------------------------------------------------
 
 class Prediction(NamedTuple):
     """The best lookaheads, and milliseconds per token in the long run; `original` is DSI in the accounting of the
-    simulator that was published with the paper."""
+    simulator published with the paper."""
 
     dsi_lookahead: int
     si_lookahead: int
@@ -99,18 +99,18 @@ class Prediction(NamedTuple):
 
     @property
     def best(self) -> str:
-        """The way of decoding that costs least; the plainer one of equals."""
+        """The name of the cheapest method; in a tie the simpler one."""
         return min(("nonsi", "si", "dsi"), key=lambda name: getattr(self, name))
 
 
 def predict(target: float, draft: float, acceptance: float, servers: int,
             growth: Growth = FLAT) -> Prediction:
-    """SI with its best lookahead, DSI with the smallest one for which these target servers are enough (Eq. 1).
+    """Predict SI with its best lookahead, and DSI with the smallest one that Eq. 1 allows for these target servers.
 
-    `target` and `draft` are milliseconds of a token. `growth` says how many times as long a pass over m tokens takes as
-    one over a single token: a verification of SI reads k + 1 tokens, and one of DSI those that its server has not seen,
-    about T / d + k. Between the sizes of `growth` it is interpolated; SI tries no lookahead beyond them, and DSI takes
-    the last one for all that are larger.
+    `target` and `draft` are milliseconds per token. `growth` is the ratio of the time of a pass over m tokens to that
+    over a single token. A verification of SI reads k + 1 tokens; one of DSI reads those that its server has not seen,
+    about T / d + k. Between the sizes of `growth` it is interpolated. SI tries no lookahead beyond them, and DSI uses
+    the last ratio for all larger sizes.
     """
     rows, factors = zip(*sorted(growth.items()))
     most = LOOKAHEADS if len(rows) == 1 else max(1, rows[-1] - 1)
@@ -128,12 +128,12 @@ def predict(target: float, draft: float, acceptance: float, servers: int,
     return Prediction(lookahead, int(looks[best]), target, float(si[best]), dsi, original)
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
+# --- measurement ------------------------------------------------------------------------------------------------------
 
 def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
-    """Measure row after row; both models of a row are timed by turns, and how the target's passes grow once for all.
+    """Yield measured rows. Both models of a row are timed alternately; T(m) of the target is measured once for all.
 
-    Raises ValueError for models that are none, or no pair.
+    Raises ValueError for folders without a model, or models that do not match.
     """
     sampler, target = sampler_of(config), open_model(config.target, config)
     check_context(target, config)
@@ -155,7 +155,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, TableConfig, f"{COMMAND} table")
-    found = kept(config.output, config.settings, "is no file of rows", "name another output=")
+    found = kept(config.output, config.settings, "is not a file of rows", "name another output=")
     rows = {pair_of(row): row for row in found["rows"]} if found else {}
     missing = [pair for pair in config.pairs if pair not in rows]
     check_sets({pair.set for pair in missing}, config)
@@ -175,8 +175,8 @@ def pair_of(row: Row) -> Pair:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 def table(rows: list[Row], servers: int) -> str:
-    """A line for each row: what was measured, and the ratios of predicted costs per token."""
-    about = ("measured: T and d are medians of TPOT, a is the likeliest acceptance rate; predicted: DSI with "
+    """Return a table with one line for each row: the measurements, and the ratios of predicted costs per token."""
+    about = ("measured: T and d are medians of TPOT, a is the acceptance rate `likeliest`; predicted: DSI with "
              f"{servers} target servers,\nfirst as if T(m) were T(1), where original is SI/DSI in the accounting of "
              "the published simulator, then with T(m)\n\n")
     lines = []
@@ -195,6 +195,6 @@ def table(rows: list[Row], servers: int) -> str:
 
 
 def _ratios(found: Prediction) -> list[str]:
-    """The lookahead of DSI, and how many times as much as DSI plain decoding and SI cost."""
+    """Return the lookahead of DSI, and the costs of plain decoding and of SI relative to DSI."""
     over_plain, over_si = found.nonsi / found.dsi, found.si / found.dsi
     return [str(found.dsi_lookahead), number(over_plain), number(over_si)]

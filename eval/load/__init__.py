@@ -1,1 +1,1 @@
-"""Several requests at once, to a pipeline or a server: what each waits, and tokens/s."""
+"""Measure a pipeline or a server under load from several requests: latencies and tokens/s."""

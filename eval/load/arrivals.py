@@ -1,6 +1,6 @@
-"""Load: requests that arrive at given moments, or so many at once, and what they take.
+"""Serve requests that arrive at given times, or a constant number of them at once, and compute their latencies.
 
-It knows nothing about methods, files or tables. All seconds are those of the pipeline's clock.
+This module knows nothing about methods, files or tables. All seconds are those of the pipeline's clock.
 """
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TAIL = 0.95
 
 
 class Served(NamedTuple):
-    """An answer to the number-th request; moments are in seconds from the start."""
+    """The answer to a request; times are in seconds from the start."""
 
-    number: int
+    number: int  # of the request
     arrived: float
-    first: float  # when its first token had settled
-    ended: float  # when its last one had
+    first: float  # time at which its first token was settled
+    ended: float  # time at which its last token was settled
     tokens: int
     text: Hashable  # or the token ids
-    error: str = ""  # what went wrong
+    error: str = ""  # message of a failure
 
 
 class Figures(NamedTuple):
-    """What a load brought: seconds, and tokens per second of all requests together."""
+    """The results of a load: seconds, and tokens per second of all requests together."""
 
     latency: float  # median
     latency_p95: float
@@ -39,22 +39,22 @@ class Figures(NamedTuple):
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """The moments `[count]` of arrivals at random, `rate` of them per second on average."""
+    """Return the times `[count]` of random arrivals, on average `rate` per second."""
     gaps = np.random.default_rng(seed).exponential(1 / rate, count)
     return [float(moment) for moment in gaps.cumsum()]
 
 
 def serve(decoder: Decoder, asked: Sequence[Request], places: int,
           moments: Sequence[float] = ()) -> list[Served]:
-    """Serve requests, at most `places` of them at once.
+    """Serve requests, at most `places` at once, and return their answers in the order of their numbers.
 
-    They arrive at these moments, and those that find no place wait in their order. Without any moments the next request
-    comes when one ends.
+    They arrive at these times; without a free place they wait in their order. If `moments` is empty, the next request
+    arrives when one ends.
     """
     decoder.places = places
     clock = decoder.ring.clock
     start = clock.now()
-    arrivals: Iterator[float] = iter(clock.now, None)  # a request is made when it may begin
+    arrivals: Iterator[float] = iter(clock.now, None)  # without moments: the time at which a request may begin
     if moments:
         arrivals = (start + moment for moment in moments)
     due = zip(range(len(asked)), asked, arrivals)
@@ -64,7 +64,7 @@ def serve(decoder: Decoder, asked: Sequence[Request], places: int,
 
 def _client(decoder: Decoder, start: float, number: int,
             request: Request, arrival: float) -> Coroutine[Served]:
-    """Serve one request from its arrival on."""
+    """Wait for the arrival of a request, and serve it."""
     clock = decoder.ring.clock
     while clock.now() < arrival:
         yield Until(arrival)
@@ -80,7 +80,7 @@ def _client(decoder: Decoder, start: float, number: int,
 
 
 def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
-    """The figures of a load, from the first arrival to the last token; `scale` seconds are a modelled one."""
+    """Return the figures of a load, from first arrival to last token; `scale` seconds are one modelled second."""
     if not served:
         return Figures(NAN, NAN, NAN, NAN, NAN)
     latencies = [(each.ended - each.arrived) / scale for each in served]
@@ -92,5 +92,5 @@ def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
 
 
 def unequal(served: Sequence[Served], reference: dict[int, Hashable]) -> int:
-    """How many texts differ from those of the reference, which learns the texts that it does not have."""
+    """Return how many texts differ from those of `reference`, and add the texts that it lacks."""
     return sum(reference.setdefault(each.number, each.text) != each.text for each in served)

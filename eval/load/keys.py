@@ -1,6 +1,6 @@
-"""What a measurement of load is: requests to methods at given moments or so many at once, and clients of a server.
+"""The keys of measurements of load: requests at given times, or a constant number at once, and clients of a server.
 
-It knows nothing about how that is measured.
+This module knows nothing about how load is measured.
 """
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ RATES = Range(0.000001, 1_000_000)  # requests per second
 LATEST = 1e9  # seconds
 CLIENTS = Range(1, 1000)
 ANOTHER = "name another with arrivals="
-FORM = "write seconds from the start, one number a line, none less than the one before"
+FORM = "write seconds from the start, one number per line, in rising order"
 
 
 @dataclass(frozen=True)
 class LoadConfig(ComparesMethods):
-    """A measurement of load. The comments are what `python -m scripts.bench load --help` prints."""
+    """A measurement of load. `python -m scripts.bench load --help` prints the comments."""
 
     USUAL = {"max_requests": 16}
     REFUSED = ("temperature", "prompt_ids", "question_file")
@@ -35,27 +35,27 @@ class LoadConfig(ComparesMethods):
   python -m scripts.bench load rates= at_once=1,2,4,8,16
   python -m scripts.bench load rates= at_once=4 time=real requests=8 methods=ar,streaming"""
 
-    # What is compared (commas between)
-    methods: str = "ar,serial,continuous,streaming"  # those that serve, each as many at once as max_requests says
-    alone: str = "continuous"  # those of them that serve one request at a time; the others wait in a queue
-    temperatures: str = "0"  # each of them is measured apart
+    # Comparison (comma-separated)
+    methods: str = "ar,serial,continuous,streaming"  # methods to serve with, each with max_requests requests at once
+    alone: str = "continuous"  # those methods that serve one request at a time; other requests wait in a queue
+    temperatures: str = "0"  # temperatures, each measured separately
 
-    # What they serve
-    requests: int = 48  # how many; the questions of the sets by turns
-    rates: str = "0.1,0.2,0.4,0.8,1.6"  # requests per second, which arrive at random (Poisson); empty: none
-    arrivals: str = ""  # file of moments in seconds, a line each, at which they arrive, in place of rates
-    at_once: str = ""  # requests under way at once, the next one begins when one ends, as 1,2,4,8,16; empty: none
+    # Requests
+    requests: int = 48  # number of requests; their questions come from the sets in turn
+    rates: str = "0.1,0.2,0.4,0.8,1.6"  # mean requests per second, with random (Poisson) arrivals; empty: none
+    arrivals: str = ""  # file of arrival times in seconds, one per line, used in place of rates
+    at_once: str = ""  # numbers of requests at once, such as 1,2,4; the next begins when one ends; empty: none
 
-    # What is written
+    # Output
     results: str = ""  # folder for load.csv, at_once.csv and plots; empty: none
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many requests are under way at once, for the table of these."""
+        """The numbers of requests under way at once."""
         return tuple(map(int, listed(self.at_once)))
 
     def places(self, method: str) -> int:
-        """How many requests a method serves at once."""
+        """Return how many requests a method serves at once."""
         return 1 if method in listed(self.alone) else self.run.max_requests
 
     def problems(self) -> Iterator[str]:
@@ -63,20 +63,20 @@ class LoadConfig(ComparesMethods):
         one_target = [name for name, method in METHODS.items() if method.target == target]
         for name in (*self.chosen_methods, *listed(self.alone)):
             if name not in one_target:
-                yield (f"{name} is unknown, or has a pipeline of its own: choose in methods= and alone= among "
+                yield (f"{name} is unknown, or needs a pipeline of its own: choose methods= and alone= from "
                        f"{', '.join(one_target)}")
         yield from super().problems()
         yield from wrong_numbers("rates", self.rates, RATES)
         yield from wrong_numbers("at_once", self.at_once, OF_RUNS["max_requests"], WHOLE)
         if not (listed(self.rates) or self.arrivals or listed(self.at_once)):
-            yield "nothing is to be measured: give rates=, arrivals= or at_once="
+            yield "there is no load to measure: give rates=, arrivals= or at_once="
         if self.run.profile == "none":
-            yield "profile=none has no devices to be timed here: name a cluster, as profile=jetson-7b"
+            yield "profile=none has no devices to time here: name a cluster, such as profile=jetson-7b"
         yield from self.method_problems()
 
 
 def moments(path: str) -> list[float]:
-    """The moments that a file lists, in seconds. Raises ValueError, with the line, for a file that is no such list."""
+    """Return the times in a file, in seconds. Raise ValueError, with the line, if it is no list of rising times."""
     found: list[float] = []
     text = read_bytes(path, ANOTHER).decode("utf-8", "replace")
     for place, line in enumerate(text.splitlines(), 1):
@@ -85,21 +85,21 @@ def moments(path: str) -> list[float]:
             continue
         before = found[-1] if found else 0.0
         if not NUMBER.fullmatch(word) or not before <= number(word) <= LATEST:
-            raise ValueError(f"line {place} of {path} is no moment behind the one before: {FORM}")
+            raise ValueError(f"line {place} of {path} is no time at or after the previous one: {FORM}")
         found.append(number(word))
     if not found:
-        raise ValueError(f"{path} has no moments: {FORM}")
+        raise ValueError(f"{path} has no times: {FORM}")
     return found
 
 
 @dataclass(frozen=True)
 class ServeLoadConfig(ServeConfig, AsksSets):
-    """A server, and clients that ask it. The comments are what `python -m scripts.bench server --help` prints."""
+    """A server, and its clients. `python -m scripts.bench server --help` prints the comments."""
 
-    # Who asks (commas between)
-    clients: str = "1,2,4,8"  # clients that ask at once, each again when its answer has ended; each number apart
-    minutes: float = 1.0  # for so long each number of them begins to ask
-    port: int = 0  # at which the server listens; 0: any that is free
+    # Clients (comma-separated)
+    clients: str = "1,2,4,8"  # numbers of concurrent clients, measured separately; each sends requests in sequence
+    minutes: float = 1.0  # time in which each number of clients begins requests
+    port: int = 0  # port of the server; 0: any free one
 
     RANGES = {**ServeConfig.RANGES, "minutes": Range(0.01, 100_000)}
     USUAL = {**ServeConfig.USUAL, "questions": "2"}
@@ -113,7 +113,7 @@ class ServeLoadConfig(ServeConfig, AsksSets):
         yield from super().problems()
         yield from wrong_numbers("clients", self.clients, CLIENTS, WHOLE)
         if not self.counts:
-            yield "clients is empty: name at least one"
+            yield "clients is empty: give at least one number"
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -122,7 +122,7 @@ class ServeLoadConfig(ServeConfig, AsksSets):
 
 
 def of_the_server(words: Sequence[str]) -> list[str]:
-    """Those of the words of a measurement that its server reads."""
+    """Return the words of a measurement that are keys of its server."""
     own = {"questions", *(option.name for option in fields(ServeLoadConfig))}
     of_server = {option.name for option in fields(ServeConfig)} - {"port"}
     return [word for word in words if word.partition("=")[0] not in own - of_server]

@@ -1,9 +1,9 @@
-"""Methods under load: what requests take that arrive at random or at recorded moments, and how many at once bring how
-much.
+"""Measure methods under load: latencies of requests that arrive at random or recorded times, and tokens/s by the number
+of requests at once.
 
-It knows nothing about how requests are served, see `eval/load/arrivals.py`. In virtual time nobody sleeps. Rank 0's own
-time in a turn of the decoder, in which all requests that can go on do so once, is that of the processor in this thread,
-without models (LM head, networks of drafts) and without the simulated cluster.
+`eval/load/arrivals.py` serves the requests. In virtual time nothing sleeps. In a turn of the decoder all requests that
+can continue do so once. Rank 0's own time in a turn is the CPU time of this thread, without models (LM head, networks
+of drafts) and without the simulated cluster.
 """
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ OF_TOY = {"draft": "eagle+suffix"}
 PLOTTED = {"latency": "seconds of a request, median", "latency_p95": "seconds of a request, 95th percentile",
            "ttft": "seconds to the first token, median", "tokens_per_second": "tokens/s of all requests"}
 LINK = ("send", "recv", "rest", "broadcast")
-NETWORK = ("guess", "predict")  # what a network does beside the passes
+NETWORK = ("guess", "predict")  # calls of a network besides the passes
 Row = Dict[str, Any]
 
 
 class Table(NamedTuple):
-    """The loads of one kind, by what is varied: its title and axis, the name of its files, and the columns."""
+    """The table for loads of one kind: its title and axis, the name of its files, and its columns."""
 
     title: str
     axis: str
@@ -50,7 +50,7 @@ class Table(NamedTuple):
 
 
 TABLES = {
-    "rate": Table("requests that arrive", "requests per second that arrive", "load",
+    "rate": Table("requests that arrive", "arrivals per second", "load",
                   ("temperature", "method", "places", "rate", "requests", *Figures._fields, "kind", "profile")),
     "at_once": Table("requests at once", "requests under way at once", "at_once",
                      ("temperature", "method", "at_once", "requests", "tokens_per_second", "over_one", "latency",
@@ -58,32 +58,32 @@ TABLES = {
 
 
 class Load(NamedTuple):
-    """What is varied, as `TABLES` names it, its value, and when requests arrive, if they do not follow each other."""
+    """One load to measure."""
 
-    varied: str
-    value: float
-    moments: Sequence[float] = ()
+    varied: str  # the quantity that varies: a key of TABLES
+    value: float  # of that quantity
+    moments: Sequence[float] = ()  # arrival times; empty: each request follows another
 
 
 def load(argv: list[str]) -> int:
-    """The command `python -m scripts.bench load`; its exit code."""
+    """Run the command `python -m scripts.bench load`; return its exit code."""
     return run(Command("scripts.bench load", measure, LoadConfig), words(argv))
 
 
 def turns(argv: list[str]) -> int:
-    """The command `python -m scripts.bench turns`: the same by requests at once, with one method; its exit code."""
+    """Run `python -m scripts.bench turns`: `load` with one method, by requests at once; return the exit code."""
     usual = {"rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
     return load(over(argv, usual))
 
 
 def words(argv: Sequence[str]) -> list[str]:
-    """The words of a measurement of load: those that were typed, and what they leave open."""
+    """Return the given words of a measurement of load, plus its defaults."""
     is_toy = preset_of(argv) in ("", TOY_PRESET)
     return over(argv, {**DEFAULTS, **(OF_TOY if is_toy else {})}, TOY_PRESET)
 
 
 def measure(pipeline: Pipeline, own: LoadConfig) -> None:
-    """On rank 0: let each method serve each load, and report what came of it."""
+    """On rank 0: let each method serve each load, and report the figures."""
     if own.results:
         check_folder(own.results, "choose another results=")
     decoders, loads = decoders_of(pipeline, own.chosen_methods), loads_of(own)
@@ -100,8 +100,8 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
             served = serve(decoders[method], requests, places, due)
         wrong = unequal(served, texts[temperature])
         if wrong and own.run.virtual:
-            raise ValueError(f"{method} wrote {wrong} of {len(served)} texts otherwise than before, which must not be: "
-                             "please report it")
+            raise ValueError(f"{wrong} of {len(served)} texts by {method} differ from those of the first method, which "
+                             "is a bug: please report it")
         found = figures(served, own.run.slowdown)._asdict()
         rows.append({"temperature": temperature, "method": method, one.varied: one.value,
                      "places": places, "unequal": wrong, "requests": len(served),
@@ -110,31 +110,31 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
 
 
 def loads_of(own: LoadConfig) -> list[Load]:
-    """Arrivals, by how many there are in a second on average, and numbers of requests at once."""
+    """Return the loads: first arrivals, by their mean number per second, then numbers of requests at once."""
     if own.arrivals:
         given = moments(own.arrivals)
-        drawn = {len(given) / max(given[-1], 1e-9): given}
+        by_rate = {len(given) / max(given[-1], 1e-9): given}
     else:
-        drawn = {rate: poisson(rate, own.requests, own.run.seed) for rate in map(float, listed(own.rates))}
-    found = [Load("rate", *arrivals) for arrivals in drawn.items()]
+        by_rate = {rate: poisson(rate, own.requests, own.run.seed) for rate in map(float, listed(own.rates))}
+    found = [Load("rate", *arrivals) for arrivals in by_rate.items()]
     return [*found, *(Load("at_once", count) for count in own.counts)]
 
 
 def requests_of(pipeline: Pipeline, own: LoadConfig, count: int, temperature: float) -> list[Request]:
-    """The first turns of so many questions, those of all sets by turns, and from the start again where they end."""
+    """Return `count` requests from the first turns of questions, from all sets in turn, repeated if there are fewer."""
     config = replace(own.run, temperature=temperature)
-    asked = by_turns(own.folder, own.chosen_sets, *config.span)
-    questions = islice(cycle(asked), count)
+    first_turns = by_turns(own.folder, own.chosen_sets, *config.span)
+    questions = islice(cycle(first_turns), count)
     prompts = [pipeline.prompt_ids(question, config.template) for question in questions]
     return [pipeline.request(prompt, config, config.stop) for prompt in prompts]
 
 
 def _report(own: LoadConfig, rows: Sequence[Row]) -> None:
-    """Print the tables, and write files and plots where that is asked for."""
+    """Print the tables, and write files and plots if `results` is given."""
     where = f"{own.run.kind}, profile {own.run.profile}"
-    alone = {_who(row): row["tokens_per_second"] for row in rows if row.get("at_once") == 1}
+    alone = {_series_of(row): row["tokens_per_second"] for row in rows if row.get("at_once") == 1}
     for row in rows:
-        row["over_one"] = row["tokens_per_second"] / alone.get(_who(row), NAN)
+        row["over_one"] = row["tokens_per_second"] / alone.get(_series_of(row), NAN)
     for varied, table in TABLES.items():
         measured = [row for row in rows if varied in row]
         if measured:
@@ -145,11 +145,11 @@ def _report(own: LoadConfig, rows: Sequence[Row]) -> None:
             print(in_columns(shown, cells, 2))
         if measured and own.results:
             _write(Path(own.results), varied, where, measured)
-    wrong, asked = (sum(row[name] for row in rows) for name in ("unequal", "requests"))
-    print(f"\ntexts that differ from those of the first method: {wrong} of {asked}")
+    wrong, total = (sum(row[name] for row in rows) for name in ("unequal", "requests"))
+    print(f"\ntexts that differ from those of the first method: {wrong} of {total}")
 
 
-def _who(row: Row) -> tuple[float, str]:
+def _series_of(row: Row) -> tuple[float, str]:
     return row["temperature"], row["method"]
 
 
@@ -175,7 +175,7 @@ def _write(folder: Path, varied: str, where: str, rows: Sequence[Row]) -> None:
 # --- rank 0's own time ------------------------------------------------------------------------------------------------
 
 class Stopwatch:
-    """The time of the processor that calls take; one inside of another counts once."""
+    """A counter of the CPU time of calls; a call within another counts once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -183,7 +183,7 @@ class Stopwatch:
         self._inside = False
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, which is timed."""
+        """Return a function that calls `call` and adds its time."""
         def timed(*args: Any, **options: Any) -> Any:
             if self._inside:
                 return call(*args, **options)
@@ -198,7 +198,7 @@ class Stopwatch:
 
     @contextmanager
     def on(self, places: Iterable[tuple[Any, str]]) -> Iterator[None]:
-        """Time these calls, each an attribute of an object or of a class, until the end."""
+        """Time these functions, each given as an object or a class and a name of its attribute, inside a `with`."""
         with ExitStack() as watched:
             for place, name in places:
                 watched.enter_context(patch.object(place, name, self.around(getattr(place, name))))
@@ -207,7 +207,7 @@ class Stopwatch:
 
 @contextmanager
 def own_time(decoder: Decoder, counted: bool) -> Iterator[dict[str, float]]:
-    """At the end, how many turns there were, and milliseconds of each that were rank 0's own, if they are `counted`."""
+    """Yield a dictionary that finally holds the number of turns and rank 0's own ms per turn; NaN unless `counted`."""
     found = {"turns": NAN, "own_ms": NAN}
     if not counted:
         yield found

@@ -1,7 +1,7 @@
-"""A server under load: clients that ask it over HTTP, what they wait for, and what its processes hold meanwhile.
+"""Measure a server under load from HTTP clients: their latencies, and the resources that its processes hold meanwhile.
 
-The server is a process of its own, as `bash run_server.sh` starts it. Every text is compared with what the same
-question gets alone.
+The server is a process of its own, as `bash run_server.sh` starts it. Every text is compared with the answer to the
+same question alone.
 """
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ COMMAND = "python -m scripts.bench server"
 DEFAULTS = {"max_new_tokens": "64"}
 HEADING = ("clients", "answers", "errors", "unequal", "tokens/s", "ttft", "ttft_p95", "answer", "answer_p95",
            "server_mib", "ranks_mib", "files", "threads")
-PATIENCE = 600.0  # seconds for the server to come up, and for an answer beyond its wait in the queue
-LOOK = 0.25  # seconds between two looks at a server that comes up
-SAMPLE = 2.0  # seconds between two looks at what its processes hold
-SETTLED = 0.1  # the share of a measurement after which what they hold is noted for the first time
+PATIENCE = 600.0  # seconds until the server must be up, and for an answer in addition to its wait in the queue
+LOOK = 0.25  # seconds between two checks of a starting server
+SAMPLE = 2.0  # seconds between two samples of the resources of its processes
+SETTLED = 0.1  # share of a measurement after which the first of the two reported samples is taken
 OK = 200
 
 
 class Held(NamedTuple):
-    """What the processes of a server hold: MiB of memory, open files and threads."""
+    """The resources of a server's processes: MiB of memory, open files and threads."""
 
     server: float  # memory of the process that answers HTTP and is rank 0
-    ranks: float  # of all others together
+    ranks: float  # memory of all other processes together
     files: int
     threads: int
 
@@ -59,12 +59,12 @@ class Asker:
     key: str
     patience: float  # seconds
 
-    def ask(self, question: int, said: str) -> Served:
-        """Ask, and read the answer as it streams; moments are those of this machine's clock."""
+    def ask(self, question: int, prompt: str) -> Served:
+        """Send a request and read the answer as it streams; times are those of this machine's clock."""
         since = time.monotonic()
         text, first, tokens, error = "", 0.0, 0, "the stream ended too early"
         try:
-            for event in self._events(said):
+            for event in self._events(prompt):
                 if event == "[DONE]":
                     error = ""
                     break
@@ -81,9 +81,9 @@ class Asker:
         ended = time.monotonic()
         return Served(question, since, first or ended, ended, tokens, text, error)
 
-    def _events(self, said: str) -> Iterator[str]:
-        """The data of the server-sent events of an answer, or of the error that came in its place."""
-        body = {"seed": self.seed, "messages": [{"role": "user", "content": said}],
+    def _events(self, prompt: str) -> Iterator[str]:
+        """Yield the data of the server-sent events of an answer, or of an error in its place."""
+        body = {"seed": self.seed, "messages": [{"role": "user", "content": prompt}],
                 "stream": True, "stream_options": {"include_usage": True}}
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         with self.response("POST", "/v1/chat/completions", json.dumps(body), headers) as response:
@@ -95,7 +95,7 @@ class Asker:
 
     @contextmanager
     def response(self, *request: Any) -> Iterator[HTTPResponse]:
-        """The response to a request: its method, path, body and headers."""
+        """Send a request, given by method, path, body and headers, and yield the response."""
         address = urlsplit(self.url).netloc
         with closing(HTTPConnection(address, timeout=self.patience)) as connection:
             connection.request(*request)
@@ -103,32 +103,32 @@ class Asker:
 
 
 def server(argv: list[str]) -> int:
-    """The command `python -m scripts.bench server`; its exit code, 1 if a request failed or a text is not its own."""
+    """Run `python -m scripts.bench server`; return its exit code, 1 if a request failed or a text is incorrect."""
     words = over(argv, DEFAULTS, TOY_PRESET)
     config = parse(words, COMMAND, kind=ServeLoadConfig)
     run = config.run
-    said = by_turns(config.folder, config.chosen_sets, *run.span)
+    prompts = by_turns(config.folder, config.chosen_sets, *run.span)
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)
-        bar = tqdm(said, unit="question", desc="each alone")
+        bar = tqdm(prompts, unit="question", desc="each alone")
         alone = [asker.ask(number, question) for number, question in enumerate(bar)]
         if failed := next((served.error for served in alone if served.error), ""):
-            raise ValueError(f"the server has not answered a question that was asked alone: {failed}")
+            raise ValueError(f"the server failed to answer a single request: {failed}")
         texts = {served.number: served.text for served in alone}
-        measured = [LoadResult(clients, *_measure(config, clients, asker, said, process.pid), texts)
+        measured = [LoadResult(clients, *_measure(config, clients, asker, prompts, process.pid), texts)
                     for clients in config.counts]
     print(f"\nclients of a server ({run.kind}, profile {run.profile}, {run.pipeline_type}, "
           f"max_requests={run.max_requests}); seconds, and tokens/s of all clients together\n")
     print(in_columns(HEADING, [each.row(run.slowdown) for each in measured], 1))
     for error in {served.error for each in measured for served in each.served if served.error}:
-        print(f"an error: {error}")
+        print(f"error: {error}")
     return int(any(any(each.wrong) for each in measured))
 
 
 @contextmanager
 def _serving(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of these words, and its address; it ends with the `with`. It says itself why it cannot start."""
+    """Run a server with these words inside a `with`, and yield its process and address. It prints its own errors."""
     command = [sys.executable, "-m", "scripts.serve", *words, "port=0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -144,22 +144,22 @@ def _serving(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]
 
 
 def _await(asker: Asker, process: subprocess.Popen[str]) -> None:
-    """Wait until the server can answer."""
+    """Wait until the server is ready."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end and process.poll() is None:
         with asker.response("GET", "/health") as response:
             if response.status == OK:
                 return
         time.sleep(LOOK)
-    raise ValueError("the server did not come up")
+    raise ValueError("the server did not become ready")
 
 
-def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence[str], process: int
+def _measure(config: ServeLoadConfig, clients: int, asker: Asker, prompts: Sequence[str], process: int
              ) -> tuple[list[Served], list[Held]]:
-    """Let so many clients ask for a while; their answers, and what the server's processes held every now and then."""
+    """Run this many clients for `minutes`; return their answers, and samples of the resources of the server."""
     served: list[Served] = []
     samples: list[Held] = []
-    questions = cycle(enumerate(said))
+    questions = cycle(enumerate(prompts))
     end = time.monotonic() + config.minutes * 60
 
     def ask() -> None:
@@ -174,19 +174,19 @@ def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence
             samples.append(holds(process))
             bar.update(min(SAMPLE, bar.total - bar.n))
     for client in asking:
-        client.result()  # raises what one has died of
+        client.result()  # raises the exception of a failed client
     return served, samples
 
 
 def holds(process: int) -> Held:
-    """What a process holds at this moment, and all that it and they have started."""
+    """Return the current resources of a process and all its descendants."""
     memory, files, threads = zip(*map(of_one, process_tree(process)))
     return Held(memory[0], sum(memory[1:]), sum(files), sum(threads))
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What so many clients got, samples of what the server's processes held, and the texts of questions asked alone."""
+    """The answers for a number of clients, samples of the server's resources, and the texts of requests alone."""
 
     clients: int
     served: Sequence[Served]
@@ -200,13 +200,13 @@ class LoadResult:
 
     @property
     def wrong(self) -> tuple[int, int]:
-        """How many answers ended with an error, and how many others differ from what their questions got alone."""
+        """The number of answers with an error, and of others that differ from the answer to the same request alone."""
         return len(self.served) - len(self.fine), unequal(self.fine, self.alone)
 
     def row(self, scale: float) -> list[str]:
-        """The cells of its line; `scale` seconds are a modelled one.
+        """Return the cells of a line of the table; `scale` seconds are one modelled second.
 
-        Of what was held that is said when the load had settled, and at its end.
+        Resources are those after the share SETTLED of the measurement, and at its end.
         """
         found = figures(self.fine, scale)
         counts = map(str, (self.clients, len(self.served), *self.wrong))

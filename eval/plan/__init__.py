@@ -1,1 +1,1 @@
-"""Which method, split and draft suit given devices: plans, and how well they hold."""
+"""Plans: the choice of method, split and draft for given devices, and its evaluation."""

@@ -1,4 +1,4 @@
-"""What a plan prints: the table of candidates, a sentence of advice, and what to split and push."""
+"""The output of a plan: the table of candidates, a sentence of advice, and the commands to split and push."""
 from __future__ import annotations
 
 import math
@@ -16,13 +16,13 @@ from eval.plan.plan import Plan
 from eval.plan.search import WORTH
 from eval.plan.trial import Bench, Trial
 
-UNLIKE = 1.5  # times as long as other links, from which on a link is the reason
-LIMIT = 0.5  # of the time, from which on something is what limits a candidate
+UNLIKE = 1.5  # a link that takes more than this many times as long as the others counts as the reason
+LIMIT = 0.5  # a device or link that is busy for at least this share of the time limits a candidate
 COLUMNS = f"{'tokens/s':>9} {'95 %':>15} {'first s':>8} {'GB':>6}  {'limited by':<26} candidate"
 
 
 def limit(trial: Trial) -> str:
-    """What limits a candidate: who is busy for most of the time, or the way of a row where nobody is."""
+    """Return the device or link that limits a candidate, or the waiting for answers if none is busy enough."""
     name, share = max(trial.busy.items(), key=itemgetter(1))
     if share >= LIMIT:
         return f"{name}, busy {share:.0%}"
@@ -31,7 +31,7 @@ def limit(trial: Trial) -> str:
 
 
 def table(bench: Bench, trials: Sequence[Trial]) -> str:
-    """A line for each candidate, as fast as it is."""
+    """Return a table with one line for each candidate."""
     lines = [COLUMNS]
     for trial in trials:
         spent = np.array([(answer.new_tokens, answer.seconds) for answer in trial.answers])
@@ -46,7 +46,7 @@ def table(bench: Bench, trials: Sequence[Trial]) -> str:
 # --- the sentence of advice -------------------------------------------------------------------------------------------
 
 def advice(found: Plan) -> str:
-    """One sentence about the choice; of one that this machine itself has made, by what candidates spent there."""
+    """Return one sentence about the choice; if candidates were measured on this machine, it is about these figures."""
     one, boards = found.chosen.candidate, found.boards
     guessing = [trial for trial in found.trials if not trial.candidate.plain]
     fewer = [trial for trial in guessing if len(trial.candidate.others) < boards]
@@ -58,53 +58,53 @@ def advice(found: Plan) -> str:
     if len(one.others) < boards:
         return _fewer(found, limited)
     if boards == 1:
-        return f"there is one board beside rank 0's; {limited}"
+        return f"there is only one board besides rank 0's; {limited}"
     if not fewer:
-        return f"{_all(boards)} are wanted; {limited}"
+        return f"{_all(boards)} are needed; {limited}"
     gain = found.chosen.speed / fewer[0].speed
     worth = "are worth having," if gain >= WORTH else "are hardly worth having:"
     return f"{_all(boards)} {worth} {gain - 1:.0%} faster than {_named(fewer[0].candidate)}; {limited}"
 
 
 def _as_measured(one: Candidate, here: Sequence[Trial]) -> str:
-    """What this machine says, whose ranks share its cores, whatever was simulated."""
+    """Return the sentence about speeds on this machine, where ranks share its cores, regardless of the simulation."""
     ours = next(trial.speed for trial in here if trial.candidate == one)
     others = [trial for trial in here if trial.candidate.plain != one.plain]
     if not one.plain:
-        return (f"of {len(here)} candidates that answered here {one.method} over {_named(one)} is the fastest, "
+        return (f"of {len(here)} candidates that ran here {one.method} over {_named(one)} is the fastest, "
                 f"{ours / others[0].speed:.2f} times as fast as plain decoding")
     if not others:
-        return "nothing but plain decoding answered here"
-    return f"no guessing pays here: {others[0].candidate.method} reaches {others[0].speed / ours:.2f} of plain decoding"
+        return "only plain decoding ran here"
+    return f"guesses do not pay: {others[0].candidate.method} reaches {others[0].speed / ours:.2f} of plain decoding"
 
 
 def _plain(found: Plan, guessing: Sequence[Trial]) -> str:
-    """What the best that guesses reaches, and how many boards are enough without guesses."""
+    """Return the sentence for plain decoding, with the best speculative candidate and the number of boards needed."""
     one, plain = found.chosen.candidate, found.chosen.speed
-    said = f"no guessing pays here: a token takes {1e3 / plain:.3g} ms without guesses"
-    if any(trial.candidate.draft != "suffix" for trial in guessing):  # which needs no time
-        said += f", and a level of guesses {found.bench.site.level:.3g} ms"
+    sentence = f"guesses do not pay: a token takes {1e3 / plain:.3g} ms without guesses"
+    if any(trial.candidate.draft != "suffix" for trial in guessing):  # suffix takes no time
+        sentence += f", and a level of guesses {found.bench.site.level:.3g} ms"
     for other in guessing[:1]:
-        said += f"; {other.candidate.method}, the best that guesses, reaches {other.speed / plain:.2f} of it"
-    return f"{said}; {_named(one)} {_are(one)} enough" if len(one.others) < found.boards else said
+        sentence += f"; {other.candidate.method}, the best with guesses, reaches {other.speed / plain:.2f} of the speed"
+    return f"{sentence}; {_named(one)} {_are(one)} enough" if len(one.others) < found.boards else sentence
 
 
 def _fewer(found: Plan, limited: str) -> str:
-    """That fewer boards are faster, and what limits more of them."""
+    """Return the sentence for fewer boards than exist, with the reason why more are slower."""
     one, boards = found.chosen.candidate, found.boards
     same = [trial for trial in found.trials if trial.candidate.method == one.method]
     wider = max(same, key=lambda trial: len(trial.candidate.others))
     most = len(wider.candidate.others)
     if most <= len(one.others):
-        return f"{one.method} was tried over no more boards than {_named(one)}; {limited}"
-    against = _all(boards) if most == boards else f"{most}, the most of {boards} that it can take"
+        return f"{one.method} was not tried over more boards than {_named(one)}; {limited}"
+    against = _all(boards) if most == boards else f"{most}, the most of {boards} that it can use"
     faster = "faster than" if found.chosen.speed >= WORTH * wider.speed else "as fast as"
     return (f"{_named(one)} {_are(one)} {faster} {against} (which reach {wider.speed:.3g} tokens/s): "
             f"{_what_more_cost(found.bench.site, one.others, wider)}")
 
 
 def _what_more_cost(site: Profile, ours: Sequence[int], wider: Trial) -> str:
-    """A link or a board that only the wider one has, if it is slow, or what limits the wider one."""
+    """Return the reason why the wider candidate gains nothing: a slow link or board that only it has, or its limit."""
     theirs, wires = wider.candidate.others, hops(ours)
     takes = {pair: message(site, *pair) for pair in (*hops(theirs), *wires)}
     lasts = {rank: site.board(rank).model for rank in (*theirs, *ours)}
@@ -114,12 +114,12 @@ def _what_more_cost(site: Profile, ours: Sequence[int], wider: Trial) -> str:
     slowest = max(set(theirs).difference(ours), key=lasts.__getitem__)
     slower = lasts[slowest] / max(map(lasts.__getitem__, ours))
     if slower > 1:
-        return f"board {slowest} takes {slower:.3g} times as long for a layer as the slowest of these"
+        return f"board {slowest} takes {slower:.3g} times as long per layer as the slowest of these"
     return f"the limit is {limit(wider)}"
 
 
 def _named(one: Candidate) -> str:
-    """The boards of a candidate in words."""
+    """Return the boards of a candidate in words."""
     ranks = sorted(one.others)
     whole = "rank 0's board and " if one.whole else ""
     if len(ranks) == 1:
@@ -137,10 +137,10 @@ def _are(one: Candidate) -> str:
     return "are" if one.whole or len(one.others) > 1 else "is"
 
 
-# --- what to type -----------------------------------------------------------------------------------------------------
+# --- next commands ----------------------------------------------------------------------------------------------------
 
 def to_do(config: PlanConfig, one: Candidate) -> list[str]:
-    """What to split and push."""
+    """Return lines with the commands to split and push."""
     split, options = one.split, []
     if not one.whole:
         options.append(f"--stages {split.get('stages', len(one.layers))}")
@@ -151,10 +151,10 @@ def to_do(config: PlanConfig, one: Candidate) -> list[str]:
     boards = _named(one).replace("rank 0's board and ", "")
     hosts = config.write_hosts or (config.run.hosts if one.in_order else "") or "FILE"
     lines = [f"split: python split_and_save_models.py {config.run.base_dir or 'MODEL'} SPLIT {' '.join(options)}",
-             f"push:  to {boards} and rank 0's, the lines of a hosts file: bash scripts/push.sh hosts={hosts} "
+             f"push:  to {boards} and rank 0's, listed in a hosts file: bash scripts/push.sh hosts={hosts} "
              "split=SPLIT"]
     if not (one.in_order or config.write_hosts or config.write_cluster):
         key = "write_hosts=FILE" if config.run.hosts else "write_cluster=FILE.json"
-        lines.append(f"note: ranks have no gaps, so these keys alone mean the first boards: add {key} for a file of "
+        lines.append(f"note: ranks have no gaps, so these keys alone use the first boards: add {key} for a file of "
                      "the chosen ones")
     return lines

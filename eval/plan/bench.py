@@ -1,4 +1,4 @@
-"""Whether plans are right: drawn clusters, judged by the best that other questions find, and by real emulation."""
+"""Evaluate plans for random clusters: compare with the best plans for other questions, and with real emulation."""
 from __future__ import annotations
 
 import math
@@ -27,13 +27,13 @@ from eval.plan.search import Search, choice, nearly_best, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.pipeline import Pipeline
 
-Row = Dict[str, Any]  # a cluster and what came of it
-DRAWN = 64  # clusters, of which some are emulated
+Row = Dict[str, Any]  # a cluster and its figures
+DRAWN = 64  # random clusters to choose those for emulation from
 LAYERS, ROW_BYTES = 32, 8192
 STAGE, LEVEL, LATENCY = (5, 400), (1, 40), (0.05, 20)  # ms
 RATE = (10, 10_000)  # Mbit/s
-SLOWEST = 4.0  # times as long: the slowest board of an uneven cluster
-LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # ms, at least, in real emulation: shorter ones this machine cannot keep up with
+SLOWEST = 4.0  # largest factor of the time of a board in an uneven cluster
+LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # least ms in real emulation, as this machine may not keep up with shorter ones
 WORKERS, TOKENS = Range(1, 256), Range(8, 512)
 QUESTIONS = Range(1, 19)  # of each set, which has 20
 ABOUT = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g}, level {level_ms:.3g}, latency "
@@ -42,19 +42,19 @@ ABOUT = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g},
 
 @dataclass(frozen=True)
 class Drawn(Checked):
-    """Keys of what is done for drawn clusters."""
+    """The keys of commands for random clusters."""
 
     PATHS = WRITES = ("output",)
     RANGES = {"seed": Range(0, 1 << 32), "tokens": TOKENS}
 
-    # Drawn clusters and plans for them
-    seed: int = 0  # of the draw
-    tokens: int = 24  # of each answer, at most
-    drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen; specinfer has its own
+    # Random clusters and plans for them
+    seed: int = 0  # seed of the clusters
+    tokens: int = 24  # most tokens of each answer
+    drafts: str = "suffix,eagle,eagle+suffix"  # drafts that may be chosen; specinfer has its own
     output: str = ""  # JSON file for the figures of every cluster; empty: none
 
     def collect(self, rows: Iterable[Row], result: str) -> list[Row]:
-        """Print a line for each row as it comes, with what came of it, and keep all in the file."""
+        """Print a line for each row once it is ready, write all into the file, and return them."""
         found = []
         for row in rows:
             found.append(row)
@@ -68,51 +68,51 @@ class Drawn(Checked):
 
 @dataclass(frozen=True)
 class GridConfig(Drawn):
-    """Plans for many drawn clusters, each made with some questions and judged by others, all in virtual time."""
+    """Plan for many random clusters with some questions, and evaluate with others, all in virtual time."""
 
     RANGES = {**Drawn.RANGES, "clusters": Range(1, 10_000), "workers": WORKERS,
               "questions": QUESTIONS, "judges": QUESTIONS}
 
     # The grid
-    clusters: int = 64  # clusters that are drawn
-    questions: int = 4  # of each of the six bundled sets, that are recorded
-    judges: int = 8  # others of each of them, that judge
+    clusters: int = 64  # number of clusters
+    questions: int = 4  # recorded questions of each of the six bundled sets
+    judges: int = 8  # other questions of each set for the evaluation
     workers: int = 2  # processes
 
 
 @dataclass(frozen=True)
 class EmulatedConfig(Drawn):
-    """Plans for some of the drawn clusters, and their tokens per second in virtual time and in real time.
+    """Plan for some of the random clusters, and compare tokens per second in virtual time and in real time.
 
-    Six questions are answered. Real time is a process for each rank, in slow motion, so that this machine is no slower
-    than the cluster.
+    Six questions are answered. In real time each rank is a process, in slow motion, so that this machine can keep up
+    with the cluster.
     """
 
     RANGES = {**Drawn.RANGES, "count": Range(1, DRAWN), "slowdown": Range(0.001, 1000),
               "least": Range(1, 8), "boards": Range(1, 8)}
 
-    # What is emulated
-    count: int = 4  # how many of the clusters that planner draws
-    least: int = 1  # boards of a cluster, at least
-    boards: int = 4  # and at most
-    slowdown: float = 4.0  # every modelled time is so many times as long, or more where levels are short
+    # Emulation
+    count: int = 4  # number of clusters, chosen from those of planner
+    least: int = 1  # least boards of a cluster
+    boards: int = 4  # most boards of a cluster
+    slowdown: float = 4.0  # factor of all modelled times; larger where levels are short
 
 
 def plan_of(questions: int, tokens: int, drafts: str, preset: str = TOY_PRESET, profile: str = "server") -> PlanConfig:
-    """A plan with a preset's models: so many questions of each set are recorded, with so many tokens at most."""
+    """Return the keys of a plan with a preset's models, with this many questions of each set and tokens per answer."""
     keys = (f"profile={profile}", f"questions={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
     return parse(words([preset, *keys]), COMMAND, kind=PlanConfig)
 
 
 def finalists(bench: Bench, layers: int) -> list[Trial]:
-    """The best of all candidates that share out so many layers, plain decoding among them."""
+    """Return the best of all candidates for a model of this many layers, and plain decoding."""
     config = bench.config
     found = families(bench.site, layers, config.chosen_methods, config.chosen_drafts)
     return Search(bench, found, shown=False).run()
 
 
 def in_processes(workers: int, make: Callable[..., Any], jobs: Iterable[Any], unit: str) -> Iterator[Any]:
-    """What a function makes of the arguments of each job, in so many processes of one thread each."""
+    """Yield the result of a function for the arguments of each job, from this many processes of one thread each."""
     with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(make, *job) for job in jobs]
         for task in tqdm(tasks, unit=unit):
@@ -122,36 +122,36 @@ def in_processes(workers: int, make: Callable[..., Any], jobs: Iterable[Any], un
 # --- the clusters -----------------------------------------------------------------------------------------------------
 
 def clusters(count: int, seed: int) -> list[Profile]:
-    """So many clusters, drawn on logarithmic scales; every second one has boards and wires that differ."""
+    """Return random clusters on logarithmic scales; every second one has unequal boards and wires."""
     random = np.random.default_rng(seed)
     return [_cluster(random, number) for number in range(count)]
 
 
 def _cluster(random: np.random.Generator, number: int) -> Profile:
-    def drawn(least: float, most: float) -> float:
+    def sample(least: float, most: float) -> float:
         return float(f"{math.exp(random.uniform(math.log(least), math.log(most))):.3g}")
 
-    boards = round(drawn(0.6, 16.4)) or 1
-    stage, level, latency = (drawn(*bounds) for bounds in (STAGE, LEVEL, LATENCY))
-    rate = drawn(*RATE)
+    boards = round(sample(0.6, 16.4)) or 1
+    stage, level, latency = (sample(*bounds) for bounds in (STAGE, LEVEL, LATENCY))
+    rate = sample(*RATE)
     share = round(random.uniform(0, 1), 2)
-    row = share * float(random.integers(2))  # of every second cluster more rows cost nothing
+    row = share * float(random.integers(2))  # 0, so that more rows cost nothing, for half of the clusters
     free = int(random.choice([0, 16, 64]))
     site = Profile(f"cluster {number}", LAYERS, ROW_BYTES, model=stage * boards,
                    row=row * boards, free=free, token=0.0, level=level,
                    verdict=level / 2, latency=latency, mbps=rate, step=latency + 1.4)
     if number % 2 == 0:
         return replace(site, factors=(1.0,) * boards)
-    factors = tuple(drawn(1, SLOWEST) for _ in range(boards))
+    factors = tuple(sample(1, SLOWEST) for _ in range(boards))
     rank = int(random.integers(boards + 1))
-    longer = latency * drawn(1, 10)
-    behind = (rank + 1) % (boards + 1)
-    slow = rank, behind, longer, rate / drawn(1, 10)
+    longer = latency * sample(1, 10)
+    following = (rank + 1) % (boards + 1)
+    slow = rank, following, longer, rate / sample(1, 10)
     return replace(site, factors=factors, links=(slow,))
 
 
 def facts(site: Profile) -> Row:
-    """A cluster as the file of figures describes it."""
+    """Return the description of a cluster for the file of figures."""
     boards = len(site.factors)
     return {
         "cluster": site.about, "boards": boards, "even": not site.links,
@@ -160,10 +160,10 @@ def facts(site: Profile) -> Row:
         "factors": site.factors, "links": site.links}
 
 
-# --- judged by other questions ----------------------------------------------------------------------------------------
+# --- evaluated by other questions -------------------------------------------------------------------------------------
 
 def planner(argv: list[str]) -> int:
-    """The command `python -m scripts.bench planner`; its exit code."""
+    """Run the command `python -m scripts.bench planner`; return its exit code."""
     grid = read_keys(argv, GridConfig, "python -m scripts.bench planner")
     config = plan_of(grid.questions, grid.tokens, grid.drafts)
     later = replace(config.run, questions=f"{grid.questions}:{grid.questions + grid.judges}")
@@ -175,9 +175,9 @@ def planner(argv: list[str]) -> int:
 
 
 def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
-    """Plan for a cluster with a record, and compare with the best for other questions, of which there may be more.
+    """Plan for a cluster with a record, and compare with the best for other questions, which may be more.
 
-    The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
+    Rivals are the finalists of this search, and of one with the same number of other questions. All of these evaluate.
     """
     as_many = others._replace(answers=others.answers[:len(mine.answers)])
     found = finalists(Bench(site, config, mine), site.layers)
@@ -195,10 +195,10 @@ def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """What a whole grid says, in one line."""
+    """Return the results of a whole grid in one line."""
     reached = np.array([row["reached"] for row in rows])
     above = np.array([row["above"] for row in rows])
-    return (f"{len(rows)} clusters: the choice reaches {reached.mean():.3f} of the best in the mean, "
+    return (f"{len(rows)} clusters: the choice reaches {reached.mean():.3f} of the best on average, "
             f"{np.median(reached):.3f} in the median, {reached.min():.3f} at least, 0.97 or more in "
             f"{(reached >= 0.97).sum()}; of plain decoding {above.min():.3f} at least, {np.median(above):.2f} in the "
             "median")
@@ -207,7 +207,7 @@ def summary(rows: Sequence[Row]) -> str:
 # --- in real emulation ------------------------------------------------------------------------------------------------
 
 def planner_emulated(argv: list[str]) -> int:
-    """The command `python -m scripts.bench planner_emulated`; its exit code."""
+    """Run the command `python -m scripts.bench planner_emulated`; return its exit code."""
     config = read_keys(argv, EmulatedConfig, "python -m scripts.bench planner_emulated")
     plan = plan_of(1, config.tokens, config.drafts)
     book = made(plan)
@@ -219,20 +219,20 @@ def planner_emulated(argv: list[str]) -> int:
 
 
 def drawn(config: EmulatedConfig) -> list[Profile]:
-    """The clusters that are emulated, in the order of the grid. Raises ValueError if there are too few."""
+    """Return the clusters to emulate, in the order of the grid. Raise ValueError if there are too few."""
     sizes = range(config.least, config.boards + 1)
     fitting = [site for site in clusters(DRAWN, config.seed)
                if len(site.factors) in sizes and site.model / len(site.factors) >= LONG_STAGE]
     if len(fitting) < config.count:
         raise ValueError(f"only {len(fitting)} of the clusters have {config.least} to {config.boards} boards and "
-                         f"stages of {LONG_STAGE:g} ms or more: give a smaller count, or other bounds")
+                         f"stages of at least {LONG_STAGE:g} ms: give a smaller count, or other bounds")
     random = np.random.default_rng(0)
     places = random.choice(len(fitting), config.count, replace=False)
     return [fitting[place] for place in sorted(places.tolist())]
 
 
 def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book) -> Row:
-    """What the plan for one cluster takes in virtual time and in real time."""
+    """Plan for one cluster, and return the speeds of the choice in virtual time and in real time."""
     chosen = planned(plan, site, book).chosen
     one = chosen.candidate
     slowdown = max(config.slowdown, LONG_LEVEL / site.level)

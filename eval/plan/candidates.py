@@ -1,6 +1,6 @@
-"""The candidates of a plan: which boards hold which layers, how they decode, and with which sizes.
+"""The candidates of a plan: the layers of each board, the method, the draft, and the sizes.
 
-It knows nothing about how long anything takes, but for the weights of layers and what boards are like.
+This module knows nothing about time, except the speeds, memory and links of boards in a profile.
 """
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from config.profiles import Profile
 
 PLAIN_METHOD = "ar"
 Groups = Tuple[Tuple[int, ...], ...]  # the ranks of boards that share each stage, in the order of the stages
-Layers = Tuple[int, ...]  # of each stage of a copy of the model
+Layers = Tuple[int, ...]  # number of layers of each stage of a copy of the model
 Split = Tuple[Groups, Layers]
-EACH_NUMBER_TO = 8  # up to so many boards every number of them is tried …
-LARGER_NUMBERS = (12, 16, 24, 32, 48, 64, 96, 128)  # … and of more only these
-VALUES = {  # the first one is tried first
+EACH_NUMBER_TO = 8  # every number of boards up to this is tried …
+LARGER_NUMBERS = (12, 16, 24, 32, 48, 64, 96, 128)  # … and above it only these
+VALUES = {  # the values of each size, in the order of trials
     "init_depth": ("6", "3", "1"), "depths": ("6", "3", "1"),
     "rows": ("16", "32", "64", "8"), "run": ("4", "2", "8"),
     "stream_rows": ("16", "32", "64", "8", "4"), "init_topk_pipedec": ("16", "8", "4"),
@@ -33,8 +33,8 @@ COPIES = (2, 3, 4, 6, 8)  # of the model, for dsi
 class Candidate:
     """One way to decode.
 
-    `groups` are the boards of each stage of the first copy of the model, then of the next one; `layers` those of each
-    stage of a copy. In a pipeline rank 0 holds no layers; where there is only one group, rank 0 leads it.
+    `groups` are the boards of each stage of the first copy of the model, then of the next copy. `layers` are the layers
+    of each stage of a copy. In a pipeline rank 0 holds no layers; without a pipeline rank 0 leads the only group.
     """
 
     method: str
@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is guessed."""
+        """Whether this is plain decoding, without guesses."""
         return self.method == PLAIN_METHOD
 
     @property
@@ -60,40 +60,40 @@ class Candidate:
 
     @property
     def others(self) -> list[int]:
-        """The boards beside rank 0's that hold layers, in the order of the ranks that they become."""
+        """The boards that hold layers, except rank 0's, in the order of their future ranks."""
         return [rank for rank in self.boards if rank]
 
     @property
     def copies(self) -> int:
-        """How many copies of the model there are."""
+        """The number of copies of the model."""
         return len(self.groups) // len(self.layers)
 
     @property
     def members(self) -> int:
-        """How many boards share a stage."""
+        """The number of boards that share a stage."""
         return len(self.groups[0])
 
     @property
     def whole(self) -> bool:
-        """Whether there is no pipeline."""
+        """Whether all boards share all layers, without a pipeline."""
         return METHODS[self.method].target in SHARINGS
 
     @property
     def in_order(self) -> bool:
-        """Whether the boards are the first ones, in their order, as keys alone can say."""
+        """Whether the boards are the first ones, in their order, so that keys alone describe them."""
         first = 0 if self.whole else 1
         return self.boards == tuple(range(first, first + len(self.boards)))
 
     @property
     def keys(self) -> dict[str, str]:
-        """The keys of a run that decodes so."""
+        """The keys of a run of this candidate."""
         own = METHODS[self.method].draft in ("ssm", "none")
         draft = {} if own else {"draft": self.draft}
         return {"pipeline_type": self.method, **draft, **self.split, **self.trees}
 
     @property
     def split(self) -> dict[str, str]:
-        """The keys that say how the model is split."""
+        """The keys of the split of the model."""
         sharing = {"tp": str(self.members)}
         if self.whole:
             return sharing
@@ -112,14 +112,14 @@ class Candidate:
 
     @property
     def about(self) -> str:
-        """The candidate in a few words."""
+        """A short description of the candidate."""
         draft = "" if self.draft == "none" else self.draft
         where = "" if self.in_order else f"on boards {','.join(map(str, self.boards))}"
         words = self.method, draft, typed(self.split), where, typed(self.trees)
         return " ".join(filter(None, words))
 
     def varied(self) -> Iterator[Candidate]:
-        """The same with one size changed."""
+        """Yield the candidates that differ in one size."""
         sizes = dict(self.sizes)
         for name in METHODS[self.method].sizes:
             for value in VALUES[name]:
@@ -131,15 +131,15 @@ Families = Sequence[Sequence[Candidate]]  # every method with every draft
 
 
 def typed(keys: Mapping[str, str]) -> str:
-    """Keys as they are typed."""
+    """Return keys as words of a command."""
     return " ".join(f"{key}={value}" for key, value in keys.items())
 
 
 def families(site: Profile, layers: int, methods: Sequence[str], drafts: Sequence[str],
              given: Layers = ()) -> list[list[Candidate]]:
-    """Every method with every draft, each over every split that is worth a try, with the sizes that are tried first.
+    """Return a family for every method with every draft: candidates over all splits worth trying, with the first sizes.
 
-    Of a split that is `given`, by the layers of its stages, there are only the pipeline and its copies.
+    If a split is `given`, by the layers of its stages, families hold only its pipeline and copies of that.
     """
     boards = len(site.factors)
     places: dict[str, list[Split]]
@@ -159,21 +159,21 @@ def families(site: Profile, layers: int, methods: Sequence[str], drafts: Sequenc
         sizes = tuple((name, VALUES[name][0]) for name in about.sizes)
         for draft in drafts if about.draft == "eagle" else [about.draft]:
             if method != "dsi" or "suffix" not in draft:
-                there = places.get(about.target, [])
-                found.append([Candidate(method, draft, *split, sizes) for split in there])
+                possible = places.get(about.target, [])
+                found.append([Candidate(method, draft, *split, sizes) for split in possible])
     return found
 
 
 def counts(boards: int) -> list[int]:
-    """How many of so many boards may take part."""
+    """Return the numbers of boards to try, out of `boards`."""
     usual = (*range(1, 1 + EACH_NUMBER_TO), *LARGER_NUMBERS, boards)
     return sorted({count for count in usual if 0 < count <= boards})
 
 
 def splits(site: Profile, layers: int) -> Iterator[Split]:
-    """Pipelines over some of the boards, with even splits and with those that make all stages last as long.
+    """Yield pipelines over some of the boards, with even splits, and with splits for equally long stages.
 
-    Boards are left out by their place, by their speed, or so that what is left passes a row on soonest.
+    Boards are omitted by their place, by their speed, or so that a row passes the remaining ones soonest.
     """
     boards = range(1, 1 + len(site.factors))
     times = {rank: site.board(rank).model for rank in boards}
@@ -188,7 +188,7 @@ def splits(site: Profile, layers: int) -> Iterator[Split]:
 
 
 def _filled(site: Profile, chosen: Sequence[int], layers: int) -> Iterator[Layers]:
-    """The split that fills the fastest boards first, if it is known what fits into them."""
+    """Yield the split that fills the fastest boards first, if the memory of boards is known."""
     if not site.memory or not site.weights:
         return
     held = dict.fromkeys(chosen, 1)
@@ -203,7 +203,7 @@ def _filled(site: Profile, chosen: Sequence[int], layers: int) -> Iterator[Layer
 
 
 def shares(speeds: Sequence[float], layers: int) -> Layers:
-    """Layers in proportion to speeds, at least one each: the next layer goes to whom it takes the least far."""
+    """Return layers in proportion to speeds, at least one each: the next layer goes where the stage stays shortest."""
     held = [1] * len(speeds)
     for _ in range(layers - len(speeds)):
         ends = [(count + 1) / speed for count, speed in zip(held, speeds)]
@@ -212,30 +212,30 @@ def shares(speeds: Sequence[float], layers: int) -> Layers:
 
 
 def _least(values: Sequence[float]) -> int:
-    """The place of the least value, of equal ones the last place."""
+    """Return the index of the least value, in a tie the last one."""
     return len(values) - 1 - values[::-1].index(min(values))
 
 
 def evenly(stages: int, layers: int) -> Layers:
-    """Layers in equal shares."""
+    """Return layers in equal shares."""
     return shares([1.0] * stages, layers)
 
 
 def hops(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """The wires once round from rank 0's board over these."""
+    """Return the wires of the ring from rank 0's board over these and back."""
     return list(zip((0, *ranks), (*ranks, 0)))
 
 
 def message(site: Profile, sender: int, receiver: int) -> float:
-    """Milliseconds of a message of one row."""
+    """Return the milliseconds of a message of one row."""
     wire = site.link(sender, receiver)
     return wire.latency + 1e3 * wire.transfer(wire.row_bytes)
 
 
 def _soonest(site: Profile) -> dict[int, tuple[int, ...]]:
-    """For each number of boards those that are left if again and again the one is left out without which it is soonest.
+    """Return, for each number of boards, a good choice: boards are removed one by one, each time the least useful one.
 
-    That is by the milliseconds of one row once round a pipeline whose stages last equally long.
+    Without that one, a row takes the fewest milliseconds round a pipeline with equally long stages.
     """
     takes = partial(message, site)
     chosen = list(range(1, 1 + len(site.factors)))
@@ -244,8 +244,8 @@ def _soonest(site: Profile) -> dict[int, tuple[int, ...]]:
     while len(chosen) > 1:
         fast, without = sum(map(speeds.__getitem__, chosen)), []
         ring = [0, *chosen, 0]
-        for before, rank, behind in zip(ring, chosen, ring[2:]):
-            saved = takes(before, rank) + takes(rank, behind) - takes(before, behind)
+        for before, rank, after in zip(ring, chosen, ring[2:]):
+            saved = takes(before, rank) + takes(rank, after) - takes(before, after)
             without.append((len(chosen) - 1) / (fast - speeds[rank]) - saved)
         del chosen[_least(without)]
         found[len(chosen)] = tuple(chosen)
@@ -253,20 +253,20 @@ def _soonest(site: Profile) -> dict[int, tuple[int, ...]]:
 
 
 def shared(boards: int, layers: int) -> Iterator[Split]:
-    """Pipelines whose stages are groups of boards that share layers."""
+    """Yield pipelines where each stage is a group of boards that share layers."""
     for members in (2, 4):
         for stages in counts(min(boards // members, layers)):
             yield _in_line(stages * members, members), evenly(stages, layers)
 
 
 def copied(boards: int, layers: int) -> Iterator[Split]:
-    """Copies of the model, each a pipeline."""
+    """Yield splits into copies of the model, each a pipeline."""
     for copies in COPIES:
         for stages in counts(min(boards // copies, layers, EACH_NUMBER_TO)):
             yield _in_line(copies * stages), evenly(stages, layers)
 
 
 def _in_line(boards: int, members: int = 1) -> Groups:
-    """The first boards, in groups of so many."""
+    """Return the first boards, in groups of `members`."""
     ranks = iter(range(1, 1 + boards))
     return tuple(zip(*[ranks] * members))

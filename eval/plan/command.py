@@ -1,7 +1,7 @@
-"""Which method, which split and which draft for these devices: simulated out of a record before anything is moved.
+"""Choose method, split and draft for given devices, by simulation from a record, before any file is split or copied.
 
 Usage: python -m scripts.plan [PRESET] [profile=NAME|profile=FILE.json|measure=true] [key=value ...]; --help shows all
-keys, docs/planner.md describes what comes out.
+keys, docs/planner.md describes the output.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launch.auto import with_chosen
 from launch.console import command
 from launch.words import with_model
 
-APART = ("profile", "max_new_tokens", "questions", "hosts")  # of the plan, and of no run
+APART = ("profile", "max_new_tokens", "questions", "hosts")  # keys of the plan that are not passed on to a run
 
 
 @command
@@ -31,10 +31,10 @@ def main(argv: Sequence[str]) -> int:
     one = found.chosen.candidate
     if config.write_hosts:
         write_hosts(config.write_hosts, config.run.hosts, one)
-        print(f"hosts: {config.write_hosts} has the chosen boards, rank 0's first")
+        print(f"hosts: {config.write_hosts} lists the chosen boards, rank 0's first")
     if config.write_cluster:
         write(config.write_cluster, alone(found.bench.site, one))
-        print(f"cluster: profile={config.write_cluster} has the chosen boards")
+        print(f"cluster: profile={config.write_cluster} describes the chosen boards")
     if config.preset:
         write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, one), found)
         hosts = config.write_hosts or config.run.hosts or "FILE"
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _keys(argv: Sequence[str], config: PlanConfig, chosen: Candidate) -> dict[str, str]:
-    """The keys of a run that were typed, and those that were chosen; of a cluster that was written its name."""
+    """Return the given keys of a run, the chosen ones, and the profile of a written cluster."""
     cluster = {"profile": config.write_cluster} if config.write_cluster else {}
     apart = [*APART, "wires", "slowdown"] if cluster else APART
     known = vars(config.run).keys() - apart
@@ -53,18 +53,18 @@ def _keys(argv: Sequence[str], config: PlanConfig, chosen: Candidate) -> dict[st
 
 
 def report(config: PlanConfig, found: Plan) -> list[str]:
-    """What is printed before the keys."""
+    """Return the lines to print before the chosen keys."""
     bench, chosen = found.bench, found.chosen
     answers = bench.book.answers
     tokens = sum(len(one.text) for one in answers)
     heading = (f"{bench.site.about}: {found.boards} boards and rank 0's; {len(answers)} texts, {tokens} tokens, "
-               f"{found.candidates} candidates, and {found.tried} trials of these and of other sizes; simulated")
+               f"{found.candidates} candidates, {found.tried} trials of these and of other sizes; simulated")
     lines = [heading, "", table(bench, found.trials[:config.show]), ""]
     for one in found.checked:
         lines.append(f"measured here: {one.speed:>9.3g} tokens/s  {one.candidate.about}")
     if len(config.chosen_methods) > 1:
         lines.append(f"advice: {advice(found)}")
     if sum(chosen.candidate.layers) != bench.book.layers:
-        lines.append(f"note: stages are counted in the {bench.site.layers} layers of the model that the profile stands "
-                     f"for; the one that was recorded has {bench.book.layers}")
+        lines.append(f"note: stages are counted in the {bench.site.layers} layers of the profile's model; the recorded "
+                     f"model has {bench.book.layers}")
     return [*lines, *to_do(config, chosen.candidate)]

@@ -1,7 +1,7 @@
-"""The boards of a hosts file: whether they answer, what they take, and a file of the chosen ones alone.
+"""The boards of a hosts file: check that they answer, measure them, and write a file of the chosen ones.
 
-A board that is to be measured needs the program (`bash scripts/push.sh code=true`), and no part of the model: it times
-layers of random weights, over ssh. Options of ssh go into $SSH, as for scripts/push.sh.
+A board to measure needs the program (`bash scripts/push.sh code=true`), but no part of the model: it times layers with
+random weights, over ssh. Options of ssh go into $SSH, as for scripts/push.sh.
 """
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from launch.hosts.board import Line, is_here, read_hosts
 from launch.hosts.timing import Passed
 
 PORT = 22  # ssh
-PATIENCE = 3.0  # seconds for a handshake
+PATIENCE = 3.0  # timeout of a handshake in seconds
 START = "FLOWSPEC_MODULE=launch.hosts.timing bash run_jetson.sh"
-LONG = 1 << 20  # bytes of a line that times the rate
-TRIES = 5  # of each message, of which the shortest counts
-SILENCE = 60.0  # seconds after which a board is given up; its program beats every second once it runs
-LEAVE = 5.0  # seconds for a board to end by itself
+LONG = 1 << 20  # bytes of the line that measures the rate
+TRIES = 5  # tries of each message; the shortest time counts
+SILENCE = 60.0  # seconds without a line after which a board counts as lost; its program sends one every second
+LEAVE = 5.0  # seconds for a board's program to end by itself
 ANSWER = {"passes": [(int, int, float)]}
 
 
 def boards_of(path: str) -> list[Line]:
-    """The boards of the ranks behind rank 0."""
+    """Return the boards of the ranks after rank 0."""
     return [line for line in read_hosts(path)[1:] if line.spare is None]
 
 
-# --- whether they answer ----------------------------------------------------------------------------------------------
+# --- reachability -----------------------------------------------------------------------------------------------------
 
 def answered(site: Profile, path: str, port: int = PORT) -> Profile:
-    """The cluster with the latencies of rank 0's wires to the boards of a hosts file, where they are above the usual.
+    """Return the cluster with the latencies of rank 0's wires to the boards of a hosts file, if above the profile's.
 
     Raises ValueError for a board that does not answer.
     """
@@ -58,20 +58,20 @@ def answered(site: Profile, path: str, port: int = PORT) -> Profile:
 
 
 def _handshake(address: str, path: str, port: int) -> float:
-    """Milliseconds of a message to a board's ssh and of one back."""
+    """Return the milliseconds of a message to a board's ssh port and back."""
     since = time.perf_counter()
     try:
         socket.create_connection((address, port), PATIENCE).close()
     except OSError as error:
-        raise ValueError(f"{address} of {path} does not answer at port {port} ({error}): switch it on, mend its line, "
-                         "or leave it out") from None
+        raise ValueError(f"{address} of {path} does not answer at port {port} ({error}): switch it on, correct its "
+                         "line, or remove it") from None
     return 1e3 * (time.perf_counter() - since)
 
 
-# --- what they take ---------------------------------------------------------------------------------------------------
+# --- measurement ------------------------------------------------------------------------------------------------------
 
 class BoardTimes(NamedTuple):
-    """A board as it was measured, with the wire from here to it."""
+    """The measurement of a board, and of the wire from here to it."""
 
     passes: list[Passed]
     latency: float  # ms
@@ -79,45 +79,45 @@ class BoardTimes(NamedTuple):
 
 
 def measured_boards(path: str, asked: dict[str, Any]) -> list[BoardTimes]:
-    """The boards behind rank 0's, each asked to time the layers that `asked` describes, one after the other.
+    """Measure the boards after rank 0's one by one; each times the layers that `asked` describes.
 
-    Raises ValueError for a board that does not answer with times, with what it said.
+    Raises ValueError for a board that sends no times, with its last message.
     """
     boards = tqdm(boards_of(path), desc="boards", leave=False)
     return [_measured(line, path, asked) for line in boards]
 
 
 def _measured(line: Line, path: str, asked: dict[str, Any]) -> BoardTimes:
-    """One board, over one ssh."""
+    """Measure one board, over one ssh connection."""
     name = f"{line.user}@{line.address}" if line.user else line.address
     ssh = shlex.split(os.environ.get("SSH", "ssh"))
     command = f"cd {shlex.quote(line.folder)} && {START}"
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as errors:
         try:
-            with closing(_Board([*ssh, "--", name, command], said)) as board:
+            with closing(_Board([*ssh, "--", name, command], errors)) as board:
                 return _times(board, asked)
         except TimeoutError:
-            reason = f"it said nothing for {SILENCE:g} s"
+            reason = f"it sent nothing for {SILENCE:g} s"
         except (OSError, ValueError):
-            said.seek(0)
-            *_, last = "it said nothing", *said.read().strip().splitlines()
+            errors.seek(0)
+            *_, last = "it printed nothing", *errors.read().strip().splitlines()
             reason = plain(last).replace("flowspec: ", "")
     raise ValueError(f"{name} of {path} was not measured ({reason}): try {' '.join(ssh)} {name}, and copy the program "
                      "there with bash scripts/push.sh code=true")
 
 
 class _Board:
-    """The program of a board, which answers each line by one; raises TimeoutError if it is silent for too long."""
+    """The program of a board, which answers each line with a line. Raises TimeoutError if none comes in time."""
 
-    def __init__(self, command: Sequence[str], said: IO[str]) -> None:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, bufsize=0)
+    def __init__(self, command: Sequence[str], errors: IO[str]) -> None:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0)
         assert process.stdin is not None and process.stdout is not None
         self._process, self._into, self._out = process, process.stdin, process.stdout
         os.set_blocking(self._into.fileno(), False)
-        self._heard = b""
+        self._received = b""
 
     def close(self) -> None:
-        """It has nothing more to read, and so ends by itself; one that stays is ended."""
+        """Close the program's input, so that it ends by itself, and kill it if it does not."""
         with self._process as process:
             self._into.close()
             with suppress(subprocess.TimeoutExpired):
@@ -125,7 +125,7 @@ class _Board:
             process.kill()
 
     def ask(self, text: str) -> bytes:
-        """The line with which it answers one."""
+        """Send a line and return the answer's line."""
         left = f"{text}\n".encode()
         while left:
             _ready(select.select([], [self._into], [], SILENCE))
@@ -133,14 +133,14 @@ class _Board:
         return self.line()
 
     def line(self) -> bytes:
-        """The next line. Raises ValueError if there is none."""
-        while b"\n" not in self._heard:
+        """Return the next line. Raise ValueError at the end of the output."""
+        while b"\n" not in self._received:
             _ready(select.select([self._out], [], [], SILENCE))
             chunk = os.read(self._out.fileno(), LONG)
             if not chunk:
-                raise ValueError("the board has left")
-            self._heard += chunk
-        line, _, self._heard = self._heard.partition(b"\n")
+                raise ValueError("the board's program has ended")
+            self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
         return line
 
 
@@ -151,28 +151,28 @@ def _ready(found: Iterable[Any]) -> None:
 
 
 def _times(board: _Board, asked: dict[str, Any]) -> BoardTimes:
-    """What a board answers. Raises ValueError or OSError if that is nothing."""
+    """Return the times of a board. Raise ValueError or OSError if it sends none."""
     line = board.ask(json.dumps(asked))
-    while not line:  # it lives, and is at work
+    while not line:  # an empty line: still at work
         line = board.line()
     found = parse_json(line.decode(), "the answer", "")
     if not fits(found, ANSWER) or not found["passes"]:
         raise ValueError("the answer has no times")
-    short, long = (_there_and_back(board, text) for text in ("", "x" * LONG))
+    short, long = (_round_trip(board, text) for text in ("", "x" * LONG))
     rate = 8e-6 * LONG / max(long - short, 1e-9)
     passes = [Passed(*one) for one in found["passes"]]
     return BoardTimes(passes, 1e3 * short / 2, rate)
 
 
-def _there_and_back(board: _Board, text: str) -> float:
-    """Seconds until a line is answered, the least of some tries."""
+def _round_trip(board: _Board, text: str) -> float:
+    """Return the seconds until a line is answered, the least of some tries."""
     return min(cost(board.ask, text).wall for _ in range(TRIES))
 
 
-# --- the chosen ones alone --------------------------------------------------------------------------------------------
+# --- only the chosen boards -------------------------------------------------------------------------------------------
 
 def alone(site: Profile, one: Candidate) -> Profile:
-    """The cluster of rank 0's board and those of a choice, which are the ranks from 1 on in it."""
+    """Return the cluster of rank 0's board and the chosen boards, which become its ranks from 1 on."""
     def of_these(values: Sequence[float]) -> tuple[float, ...]:
         return tuple(values[rank - 1] for rank in one.others if values)
 
@@ -185,7 +185,7 @@ def alone(site: Profile, one: Candidate) -> Profile:
 
 
 def write_hosts(path: str, source: str, one: Candidate) -> None:
-    """Write a hosts file with the lines of rank 0 and of the boards of a choice, out of that of all boards."""
+    """Write a hosts file with the lines of rank 0 and of the chosen boards, from the file of all boards."""
     lines, text = read_hosts(source), ""
     for rank in (0, *one.others):
         keys = {key: value for key, value in lines[rank]._asdict().items() if value}

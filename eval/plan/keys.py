@@ -1,6 +1,6 @@
-"""What a plan is: the cluster that it is for, the questions that are recorded, and what may be chosen.
+"""The keys of a plan: the cluster, the recorded questions, and the possible choices.
 
-It knows nothing about how plans are made; all other keys are those of a single run.
+This module knows nothing about how plans are made; all other keys are those of a single run.
 """
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from eval.keys import AsksSets
 
 COMMAND = "python -m scripts.plan"
 DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
-NETWORKS = ("eagle", "model", "ssm")  # that a plan considers where it names no drafts
-OPEN = ("pipeline_type", "draft", "hosts", "questions")  # keys that a single run has its own of
+NETWORKS = ("eagle", "model", "ssm")  # kinds of networks that a plan considers by default
+OPEN = ("pipeline_type", "draft", "hosts", "questions")  # keys with the defaults of a run in a single run of a plan
 
 
 @dataclass(frozen=True)
 class PlanConfig(AsksSets):
-    """One plan. The comments are what `--help` prints, as those of `RunConfig` are."""
+    """One plan. `--help` prints the comments, as for `RunConfig`."""
 
-    USUAL = {"draft": "model"}  # no run has it, but draft_dir is for those that will
+    USUAL = {"draft": "model"}  # not the draft of a run; it makes draft_dir a valid key
     REFUSED = ("pipeline_type", "draft", "verify", "tp", "replicas", "prompt_ids", "question_file", "stop",
                "ignore_eos", "answers", "time", "trace", "output")
-    RANGES = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, or 4"}),
-              "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),
+    RANGES = {"boards": Range(1, 1024, {0: "the number of the cluster, or 4"}),
+              "layer_gb": Range(0.000001, 1000, {0: "the figure of the profile"}),
               "check": Range(1, 64, {0: "none"})}
     CHOICES = {"splits": ("any", "first", "given")}
     WRITES = ("measured", "traces", "preset", "write_hosts", "write_cluster")
@@ -39,24 +39,24 @@ class PlanConfig(AsksSets):
   python -m scripts.plan toy measure=true measured=here.json
   python -m scripts.plan profile=jetson-7b boards=64 methods=ar,serial,streaming drafts=eagle,eagle+suffix"""
 
-    # The cluster that is planned for: that of profile, or what is measured
-    boards: int = 0  # boards that may hold layers, beside rank 0's; 0: as many as the profile tells apart, or 4
-    memory: str = ""  # GB of each of these boards, one for all or each (commas between); empty: as hosts or profile say
-    layer_gb: float = 0.0  # GB of a layer's weights; 0: as the profile says
+    # The cluster to plan for, from profile or from a measurement
+    boards: int = 0  # boards that may hold layers, besides rank 0's; 0: the number in the profile, or 4
+    memory: str = ""  # GB of these boards, one for all or each (comma-separated); empty: from hosts or profile
+    layer_gb: float = 0.0  # GB of a layer's weights; 0: the figure of the profile
     measure: bool = False  # measure the pipeline that these keys start, in place of a profile
-    measured: str = ""  # JSON file for what was measured, which is read if it is there; empty: none
+    measured: str = ""  # JSON file for the measurement, read if it exists; empty: none
 
-    # What may be chosen (commas between)
-    splits: str = "any"  # any; first: over the first boards in their order, as keys alone can say; given: as split
+    # Possible choices (comma-separated)
+    splits: str = "any"  # any; first: over the first boards, which need no file of boards; given: as split
     methods: str = ""  # methods; empty: all but pipeinfer, pearl, ssd and spd
-    drafts: str = ""  # drafts, as the key draft takes them; empty: those that are there
+    drafts: str = ""  # drafts, as for the key draft; empty: all that are available
 
-    # What is recorded
-    traces: str = ""  # JSON file for the record of texts and guesses, which is read if it is there; empty: none
+    # Record
+    traces: str = ""  # JSON file for the record of texts and guesses, read if it exists; empty: none
 
-    # What comes out
-    check: int = 0  # of the best candidates, those that also answer on this machine, beside ar; 0: none
-    preset: str = ""  # JSON file for the chosen keys, which other commands take in place of a preset; empty: none
+    # Output
+    check: int = 0  # number of the best candidates to also run on this machine, in addition to ar; 0: none
+    preset: str = ""  # JSON file for the chosen keys, which other commands take as a preset; empty: none
     write_hosts: str = ""  # hosts file for the chosen boards of hosts, rank 0's first; empty: none
     write_cluster: str = ""  # JSON file for the chosen boards as a cluster, for profile=FILE.json; empty: none
     show: int = 12  # rows of the table
@@ -66,26 +66,26 @@ class PlanConfig(AsksSets):
         for key, known in (("methods", tuple(METHODS)), ("drafts", OF_RUNS["draft"])):
             for name in listed(getattr(self, key)):
                 if name not in known:
-                    yield f"{key}={getattr(self, key)}: there is no {name}: choose among {', '.join(known)}"
+                    yield f"{key}={getattr(self, key)} holds {name}, which is unknown: choose from {', '.join(known)}"
         yield from super().problems()
         if headless(run) and any(map(needs_head, drafts)):
             yield no_head(run)
         for number in listed(self.memory):
             if not NUMBER.fullmatch(number) or float(number) <= 0:
-                yield f"memory={self.memory} is no list of gigabytes: write numbers above 0, as 8,8,16"
+                yield f"memory={self.memory} is no list of gigabytes: give numbers above 0, such as 8,8,16"
         is_measured = bool(self.measure or self.measured)
         if run.profile == "none" and not is_measured:
-            yield "there is no cluster to plan for: give profile=jetson-7b or profile=FILE.json, or measure=true"
+            yield "the cluster is missing: give profile=jetson-7b or profile=FILE.json, or measure=true"
         if run.profile != "none" and is_measured:
             yield f"profile={run.profile} and a measurement are both given: give only one of them"
         others = f"hosts={run.hosts}" if run.hosts else "" if run.profile == "none" else f"profile={run.profile}"
         if self.check and others:
-            yield f"check={self.check} is for this machine as it is, and {others} for others: leave one of them out"
+            yield f"check={self.check} runs on this machine, but {others} describes others: omit one of them"
         if self.write_hosts and not run.hosts:
-            yield f"write_hosts={self.write_hosts} wants the lines of a hosts file: add hosts=FILE"
+            yield f"write_hosts={self.write_hosts} needs the lines of a hosts file: add hosts=FILE"
 
     def single(self, **changes: Any) -> RunConfig:
-        """The configuration of a single run, with these keys in place of the plan's."""
+        """Return the configuration of a single run, with these keys in place of the plan's."""
         usual = {key: getattr(RunConfig, key) for key in OPEN}
         values = {**usual, **changes}
         if MODEL_KEY not in reads(values["draft"]):
@@ -99,15 +99,15 @@ class PlanConfig(AsksSets):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of networks that are there to draft."""
+        """The kinds of drafting networks to consider for which a folder is given."""
         run, asked = self.run, _sources(listed(self.drafts))
         head = "" if headless(run) else run.eagle_dir or run.model_dir or run.base_dir
         folders = {HEAD_KEY: head, MODEL_KEY: run.draft_dir, MODELS_KEY: run.ssm}
         if "cascade" in asked or any(METHODS[name].draft == "ssm" for name in self.chosen_methods):
             asked += "ssm",
         considered = asked if self.drafts else NETWORKS
-        there = (kind for kind, key in FOLDERS.items() if folders[key])
-        return tuple(kind for kind in there if kind in considered and kind != "cascade")  # made of those of ssm
+        available = (kind for kind, key in FOLDERS.items() if folders[key])
+        return tuple(kind for kind in available if kind in considered and kind != "cascade")  # it uses those of ssm
 
     @property
     def chosen_drafts(self) -> tuple[str, ...]:
@@ -119,27 +119,27 @@ class PlanConfig(AsksSets):
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
-        """The methods that may be chosen; plain decoding always may, small models only if there are any."""
-        there = (name for name in METHODS if self.run.ssm or METHODS[name].draft != "ssm")
-        named = listed(self.methods) or tuple(name for name in there if METHODS[name].planned)
+        """The methods that may be chosen, plain decoding always; by default, those for small models only with some."""
+        possible = (name for name in METHODS if self.run.ssm or METHODS[name].draft != "ssm")
+        named = listed(self.methods) or tuple(name for name in possible if METHODS[name].planned)
         return ("ar", *(name for name in named if name != "ar"))
 
     def gigabytes(self, boards: int) -> tuple[float, ...]:
-        """The memory of each board, or nothing if it is not said. Raises ValueError for another number of boards."""
+        """Return the memory of each board, or () if it is not given. Raise ValueError for another number of boards."""
         given = tuple(map(float, listed(self.memory)))
         if len(given) == 1:
             return given * boards
         if given and len(given) != boards:
-            raise ValueError(f"memory={self.memory} is for {len(given)} boards, but there are {boards}: give one "
-                             "number for all, or one for each")
+            raise ValueError(f"memory={self.memory} has {len(given)} numbers for {boards} boards: give one number for "
+                             "all, or one for each")
         return given
 
 
 def _sources(drafts: Sequence[str]) -> tuple[str, ...]:
-    """The sources of guesses in these drafts, each once."""
+    """Return the sources of guesses in these drafts, each once."""
     return tuple(dict.fromkeys("+".join(drafts).split("+")))
 
 
 def words(argv: Sequence[str]) -> list[str]:
-    """The words of a plan: those that were typed, and the size of a record where nothing is said."""
+    """Return the given words of a plan, plus the default size of a record."""
     return over(argv, DEFAULTS)

@@ -1,7 +1,7 @@
-"""Which method a plan chooses where: a grid of clusters that differ in two things, as a table and a map.
+"""The chosen methods over a grid of clusters that differ in two quantities, as a table and a map.
 
-All boards of a cluster are alike. Across the grid a stage takes longer and longer; along it either a row costs more of
-that time, or a message takes longer. Everything else is as in a profile.
+All boards of a cluster are equal. Along one axis of the grid the time of a stage rises. Along the other, either a row
+costs a larger share of that time, or a message takes longer. Everything else is as in a profile.
 """
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from eval.plots import drawn
 from eval.tables import save
 from launch.words import with_model
 
-STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, if each board has one
-ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time that each row takes above the free ones
+STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, with one stage per board
+ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time per row beyond the free ones
          "latency": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}  # ms of a message
 TITLES = {"row": "a row above the free ones, % of the stage's time", "latency": "a message, ms"}
-INK = "0.35"  # of hatches
+INK = "0.35"  # colour of hatches
 
 
 @dataclass(frozen=True)
 class MapConfig(Checked):
-    """Which method a plan chooses, by the time of a stage and the cost of a row or of a message, as a table and a map.
+    """Plan for a grid of clusters, by the time of a stage and the cost of a row or of a message, and map the choices.
 
-    Every cell is a cluster of equal boards, with all else as in a profile. It is planned for in virtual time.
+    Every cell is a cluster of equal boards, with all else as in a profile. Plans are made in virtual time.
     """
 
     PATHS = ("output",)
@@ -50,15 +50,15 @@ class MapConfig(Checked):
   python -m scripts.bench planner_map smollm2 axes=latency boards=8 output=maps/eight"""
 
     # The grid
-    base: str = TOY_PRESET  # the preset whose model writes and whose drafts guess; the first word
-    axes: str = "row"  # what changes along the stage time: row (its cost) or latency (of a message)
+    base: str = TOY_PRESET  # preset with the model and the drafts; given as the first word
+    axes: str = "row"  # second axis, next to the stage time: row (its cost) or latency (of a message)
     boards: int = 4  # boards that may hold layers
-    profile: str = "jetson-7b"  # all else
-    questions: int = 1  # of each of the six bundled sets that are recorded
-    tokens: int = 24  # of each answer, at most
-    drafts: str = "eagle+suffix"  # those that may be chosen; specinfer has its own
+    profile: str = "jetson-7b"  # profile for everything else
+    questions: int = 1  # recorded questions of each of the six bundled sets
+    tokens: int = 24  # most tokens of each answer
+    drafts: str = "eagle+suffix"  # drafts that may be chosen; specinfer has its own
     workers: int = 2  # processes
-    output: str = "out/planner_map"  # the table and the map: this name with .csv and .png
+    output: str = "out/planner_map"  # name of the table and the map, without .csv and .png
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -67,25 +67,25 @@ class MapConfig(Checked):
 
 
 class Cell(NamedTuple):
-    """What was chosen for one cluster; speeds in tokens per second, simulated."""
+    """The choice for one cluster; speeds in tokens per second, simulated."""
 
     stage_ms: float
     along: float  # % of a stage's time, or ms
     method: str
     draft: str
-    boards: int  # that hold layers
+    boards: int  # number of boards that hold layers
     keys: str
     tokens_per_second: float
     plain_tokens_per_second: float
 
     @property
     def gain(self) -> float:
-        """How many times as fast as plain decoding."""
+        """The speed-up over plain decoding."""
         return self.tokens_per_second / self.plain_tokens_per_second
 
 
 def planner_map(argv: list[str]) -> int:
-    """The command `python -m scripts.bench planner_map`; its exit code."""
+    """Run the command `python -m scripts.bench planner_map`; return its exit code."""
     base, *keys = with_model(over(argv, {}, TOY_PRESET))
     config = read_keys([f"base={base}", *keys], MapConfig, "python -m scripts.bench planner_map")
     for ending in (".csv", ".png"):
@@ -98,7 +98,7 @@ def planner_map(argv: list[str]) -> int:
 
 
 def planned(config: MapConfig) -> list[Cell]:
-    """A plan for every cell, each in one of some processes."""
+    """Plan for every cell, in several processes, and return the choices."""
     plan = plan_of(config.questions, config.tokens, config.drafts, config.base, config.profile)
     book = made(plan)
     jobs = [(*where, plan, book) for where in sites(config)]
@@ -106,7 +106,7 @@ def planned(config: MapConfig) -> list[Cell]:
 
 
 def sites(config: MapConfig) -> list[tuple[float, float, Profile]]:
-    """The clusters of the grid, stage time by stage time, with what differs in them."""
+    """Return the clusters of the grid, each after its two coordinates; the second one varies fastest."""
     usual = replace(PROFILES[config.profile], factors=(1.0,) * config.boards)
     found = []
     for stage, along in product(STAGES, ALONG[config.axes]):
@@ -130,7 +130,7 @@ def cell(stage: float, along: float, site: Profile, config: PlanConfig, book: Bo
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """How many cells each method has, and what is gained."""
+    """Return a line with the number of cells of each method, and the range of speed-ups."""
     counts = Counter(one.method for one in cells)
     named = ", ".join(f"{name} {count}" for name, count in counts.most_common())
     gains = [one.gain for one in cells]

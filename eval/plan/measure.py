@@ -1,9 +1,9 @@
-"""What a pipeline's own devices take: stages by rows and context, draft levels, verdicts, messages; kept in a file.
+"""Measure the devices of a pipeline, as a profile in a file, and the candidates of a plan on this machine.
 
-What candidates of a plan take on this machine itself.
+The profile has stages by rows and context, draft levels, verdicts and messages.
 
-Stages are measured one after the other, alone in this process, or on the boards of a hosts file; levels, verdicts and
-messages in a pipeline that runs here.
+Stages are measured one by one, in this process only, or on the boards of a hosts file; levels, verdicts and messages in
+a pipeline that runs here.
 """
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ from pipeline.failure import PeerLost
 from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
 
-FREE = (0, 16, 32, 64)  # rows that may cost nothing
+FREE = (0, 16, 32, 64)  # numbers of free rows to try
 KEPT = [[0, *more] for count in range(4)
-        for more in combinations((1, 2, 3), count)]  # which columns of `fit` take time
-TOKENS = 24  # of an answer
-ALIKE = 0.1  # by which times of one board may differ from one measurement to another
-STEP = 1.4  # ms: by which a step of a collective is longer than a message
+        for more in combinations((1, 2, 3), count)]  # sets of columns of `fit` that may take time
+TOKENS = 24  # most tokens of an answer
+ALIKE = 0.1  # relative difference below which times count as equal
+STEP = 1.4  # ms of a step of a collective in addition to a message
 Span = Dict[str, Any]  # of a trace
-Moments = Dict[str, Tuple[float, float]]  # from when until when, by the name of a network
-RATES = 10.0, 100_000.0  # Mbit/s, between which a measured rate is believed
+Moments = Dict[str, Tuple[float, float]]  # begin and end of the drafts by a network, by its name
+RATES = 10.0, 100_000.0  # Mbit/s, bounds of a plausible rate
 PROMPT = list(range(1, 33))
-ANSWERS = 3  # how much of the record is answered by candidates that are tried here
-ROUNDS = 2  # of each answer, of which the shorter counts
+ANSWERS = 3  # recorded questions that candidates answer on this machine
+ROUNDS = 2  # times that each question is answered; the shorter time counts
 
 
 def measured(config: PlanConfig) -> Profile:
-    """The cluster as it was measured: out of the file, if that is there, or now; ValueError for another model's."""
+    """Return the measured cluster, from the file if it exists, or measure now. Raise ValueError for another model's."""
     model = Path(config.run.base_dir or config.run.model_dir).name
     if config.measured and Path(config.measured).is_file():
         found = read(config.measured)
         if found.model_of != model:
-            raise ValueError(f"{config.measured} was measured with {found.model_of or 'no model'}, and this is "
+            raise ValueError(f"{config.measured} was measured with {found.model_of or 'no model'}, but the model is "
                              f"{model}: name another measured=, and add measure=true")
         return found
     if not config.measure:
@@ -72,7 +72,7 @@ def measured(config: PlanConfig) -> Profile:
 
 
 def measure(config: PlanConfig, model: str) -> Profile:
-    """Measure the pipeline that the keys of a run start; of a hosts file the boards, in place of its stages."""
+    """Measure the pipeline of a run with these keys; with a hosts file, measure its boards in place of the stages."""
     hosts = config.run.hosts
     run = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
     prepared = prepare(run)
@@ -107,20 +107,20 @@ def measure(config: PlanConfig, model: str) -> Profile:
 
 
 def _gigabytes(spec: RankSpec) -> float:
-    """GB of a stage's layers, as they are kept."""
+    """Return the GB of a stage's layers, as stored."""
     weights = spec.part.weights
     return sum(weights.form(name).bytes for name in weights.names()) / 1e9
 
 
 def _believed(rate: float) -> float:
-    """A measured rate in Mbit/s, within what a wire may have."""
+    """Return a measured rate in Mbit/s, clipped to plausible bounds."""
     return min(max(rate, RATES[0]), RATES[1])
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
 
 def _passes(spec: RankSpec) -> list[Passed]:
-    """Passes of one stage of this machine."""
+    """Return the measured passes of one stage on this machine."""
     first, last = spec.part.layers
     share = spec.sizes.layers / (last - first)
     rows = inputs(spec.sizes, spec.like, first == 0)
@@ -128,7 +128,7 @@ def _passes(spec: RankSpec) -> list[Passed]:
 
 
 def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
-    """What boards are asked: the layers that each has if they share the model evenly."""
+    """Return the message to each board, with the layers of an even split of the model to time."""
     run, layers = spec.config, spec.sizes.layers // boards
     return {"config": spec.part.config, "layers": max(1, layers),
             "dtype": run.dtype, "device": run.device, "quant": spec.quant,
@@ -137,19 +137,19 @@ def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
 
 def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0
         ) -> tuple[float, float, int, float, float]:
-    """Milliseconds of a pass, of a row above those that are free, how many these are, of a token of the text, and of
-    an expert more.
+    """Return the milliseconds of a pass, those per row beyond the free ones, the number of free rows, and the
+    milliseconds per token of context and per further expert.
 
-    They are those of a profile that come closest to all passes, by the share of each, none below zero.
+    These figures of a profile have the least squared relative error over all passes, and none is negative.
     """
-    asked, context, took = np.array(passes).T
+    size, context, took = np.array(passes).T
     target = np.ones_like(took)
     more = np.zeros_like(took)
     if experts:
-        more = np.array([touched(experts, chosen, rows) for rows in asked]) - chosen
+        more = np.array([touched(experts, chosen, rows) for rows in size]) - chosen
     found = []
     for free in FREE:
-        rows = np.maximum(0, asked - free)
+        rows = np.maximum(0, size - free)
         columns = np.stack([target, rows, context, more], -1)
         columns /= took[:, None]
         for kept in KEPT:
@@ -164,9 +164,9 @@ def fit(passes: Sequence[Passed], experts: int = 0, chosen: int = 0
 
 
 def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
-    """How many times as long a stage takes for a layer as another one, in the median of the same passes.
+    """Return the ratio of a stage's time per layer to that of another one, the median over the same passes.
 
-    It is 1 if that is no more than two measurements of one stage may differ.
+    It is 1 if the difference is within that of two measurements of one stage.
     """
     found = median(one.took / other.took for one, other in zip(passes, others))
     return 1.0 if abs(found - 1) <= ALIKE else round(found, 3)
@@ -175,9 +175,9 @@ def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
 # --- levels, verdicts and messages ------------------------------------------------------------------------------------
 
 def _run(config: PlanConfig, run: RunConfig, trace: str) -> Moments:
-    """Let each draft answer in a pipeline whose trace goes into a folder; from when until when each one did."""
+    """Let each draft answer in a pipeline with a trace in a folder, and return begin and end of each one."""
     request, moments = Request(PROMPT, Sampler(), TOKENS), {}
-    with redirect_stderr(io.StringIO()), opened(run, trace=trace) as pipeline:  # of the trace nobody wants to hear
+    with redirect_stderr(io.StringIO()), opened(run, trace=trace) as pipeline:  # messages about the trace are noise
         plain = pipeline.decoder_for(config.single(pipeline_type="ar"))
         for kind in config.kinds:
             decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind))
@@ -190,22 +190,22 @@ def _run(config: PlanConfig, run: RunConfig, trace: str) -> Moments:
 
 
 def _took(spans: Sequence[Span], name: str, since: float = 0.0, until: float = math.inf) -> float:
-    """Milliseconds of the spans of this name that began within these moments, in the median; 0 if there are none."""
+    """Return the median milliseconds of the spans of this name that began within an interval; 0 if none exists."""
     named = [span for span in spans if span["name"] == name]
     seconds = [span["t1"] - span["t0"] for span in named if since <= span["t0"] < until]
     return 1e3 * median(seconds) if seconds else 0.0
 
 
 def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float, float]:
-    """Milliseconds of a message of one row, and Mbit/s, as the messages of all ranks but rank 0 say."""
+    """Return the milliseconds of a message of one row, and Mbit/s, from the messages of all ranks except rank 0."""
     came = {(span["rank"], span["nodes"][0]): span["t1"]
             for span in spans if span["name"] == "recv"}
     trips = []
     for span in spans:
         rank, nodes = span["rank"], span["nodes"]
-        there = came.get(((rank + 1) % world, nodes[0]))
-        if span["name"] == "send" and rank and there:
-            trips.append((len(nodes), there - span["t1"]))
+        arrived = came.get(((rank + 1) % world, nodes[0]))
+        if span["name"] == "send" and rank and arrived:
+            trips.append((len(nodes), arrived - span["t1"]))
     short = [seconds for rows, seconds in trips if rows == 1]
     long = [trip for trip in trips if trip[0] > 1]
     latency = max(0.0, median(short)) if short else 0.0
@@ -216,13 +216,13 @@ def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float,
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
-# The stages above were timed one after the other, while the ranks of one machine share its cores: what a simulation
-# cannot know is in what the best candidates of a plan take there.
+# The stages above are timed one by one, but the ranks of one machine share its cores. So a simulation is inaccurate
+# there, and the best candidates of a plan are measured.
 
 def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Trial]:
-    """Let candidates answer the first recorded questions in pipelines of this machine, the shorter time of each.
+    """Let candidates answer the first recorded questions in pipelines on this machine; keep the shorter time of each.
 
-    One that does not run here, as for want of memory, is left out; plain decoding raises what is wrong.
+    A candidate that fails here, such as for lack of memory, is skipped; for plain decoding the error is raised.
     """
     found = []
     for one in tqdm(candidates, desc="check", unit="candidate", leave=False):
@@ -239,15 +239,15 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
 
 
 def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[Answer]:
-    """The answers to these questions, of at most so many tokens each."""
-    assert pipeline.text is not None, "questions are text"
+    """Return the answers to these questions, of at most `tokens` tokens each."""
+    assert pipeline.text is not None, "questions need a tokenizer"
     ends, sampler = frozenset(pipeline.text.end_ids), sampler_of(pipeline.config)
     requests = [Request(one.prompt, sampler, tokens, ends) for one in asked]
     return list(map(pipeline.decoder.whole, requests))
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:
-    """A pipeline of these keys, whatever a preset says."""
+    """Open a pipeline with these keys, regardless of presets."""
     differ = dict(vars(run).items() - vars(RunConfig()).items())
     if "ssm" not in run.sources:
         differ.pop("ssm", None)

@@ -1,5 +1,5 @@
-"""Methods side by side on given clusters, in virtual time, out of one record: every method with every draft on every
-emulated cluster, and what streaming gains by sending and drafting only what pays.
+"""Compare methods on given clusters, in virtual time, from one record: every method with every draft on every emulated
+cluster, and the gain of streaming from sending and drafting only what pays.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OURS = "streaming"
 
 
 class Row(NamedTuple):
-    """Tokens per second of one method on one cluster, set by set."""
+    """The tokens per second of one method on one cluster, for each set."""
 
     profile: str
     draft: str
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def profiles(argv: list[str]) -> int:
-    """The command `python -m scripts.bench profiles`; its exit code."""
+    """Run the command `python -m scripts.bench profiles`; return its exit code."""
     argv = with_model(argv)
     typed = raw_values(argv).get("profile")
     asked = over(argv, {**ASKED, "profile": typed or "server"})
@@ -59,12 +59,12 @@ def profiles(argv: list[str]) -> int:
 
 
 def tried(config: PlanConfig, sites: Mapping[str, Profile]) -> Iterator[Row]:
-    """What each method of one pipeline over all boards reaches with each draft on these clusters; sizes that were left
-    open are measured at the start."""
+    """Yield the speed of each method with each draft on these clusters, over one pipeline of all boards. Sizes that are
+    not given are measured at the start."""
     book, run = book_of(config), config.run
-    asked = [[name] * len(questions) for name, questions in config.asked.items()]
-    turns = chain.from_iterable(zip_longest(*asked))
-    sets = list(filter(None, turns))  # of the questions, in the order of the record
+    names = [[name] * len(questions) for name, questions in config.asked.items()]
+    turns = chain.from_iterable(zip_longest(*names))
+    sets = list(filter(None, turns))  # the set of each question, in the order of the record
     methods = [method for method in config.chosen_methods if METHODS[method].target == "ring"]
     for name, site in tqdm(sites.items(), unit="cluster", leave=False):
         site = replace(site, factors=site.factors or BOARDS)
@@ -73,13 +73,13 @@ def tried(config: PlanConfig, sites: Mapping[str, Profile]) -> Iterator[Row]:
         for [one] in families(site, site.layers, methods, config.chosen_drafts, split):
             trial = bench.trial(replace(one, sizes=()), book.answers, run.max_new_tokens)
             speeds = []
-            for asked_set in config.chosen_sets:
-                speeds.append(speed([answer for answer, of in zip(trial.answers, sets) if of == asked_set]))
+            for chosen_set in config.chosen_sets:
+                speeds.append(speed([answer for answer, of in zip(trial.answers, sets) if of == chosen_set]))
             yield Row(name, one.draft, one.method, speeds)
 
 
 def compared(rows: Sequence[Row]) -> Iterator[str]:
-    """How `streaming` does beside the best other method, by cluster and draft."""
+    """Yield lines that compare `streaming` with the best other method, by cluster and draft."""
     for ours in rows:
         others = [row for row in rows if row.profile == ours.profile
                   and row.draft in (ours.draft, "none") and row.method != OURS]
@@ -87,13 +87,13 @@ def compared(rows: Sequence[Row]) -> Iterator[str]:
             best = np.max([row.speeds for row in others], axis=0)
             shares = np.array(ours.speeds) / best
             mean = ours.mean / max(row.mean for row in others)
-            yield (f"{ours.profile}, {ours.draft}: {OURS} is {mean:.3f} times the best other in the mean, "
+            yield (f"{ours.profile}, {ours.draft}: {OURS} is {mean:.3f} times the best other on average, "
                    f"{shares.min():.3f} on its worst set (simulated)")
 
 
-# --- what thrift gains ------------------------------------------------------------------------------------------------
-# Streaming with and without sending and drafting only what pays, on some devices on which guesses are costly, and over
-# some texts on which the draft's guesses are those for another text.
+# --- the gain of thrift -----------------------------------------------------------------------------------------------
+# Streaming with and without the restriction to what pays, on devices with costly guesses, and over texts where the
+# draft's guesses are those for another text.
 
 SITE = replace(PROFILES["jetson-7b"], factors=BOARDS)
 SITES: dict[str, Profile] = {
@@ -111,7 +111,7 @@ SITES: dict[str, Profile] = {
 THRIFT = ("simulated", "guesses", "ar", "streaming / ar", "with thrift / ar")
 DRAFT, LONG = "eagle+suffix", 48
 ALL_BOARDS = tuple(zip(range(1, 5))), (2, 2, 2, 2)
-SIZE = ("stream_rows", "16")  # of a segment, at most
+SIZE = ("stream_rows", "16")  # most rows of a segment
 COMPARED = [Candidate("ar", DRAFT, *ALL_BOARDS),
             Candidate(OURS, DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "thrift"))),
             Candidate(OURS, DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "")))]
@@ -119,11 +119,11 @@ COMPARED = [Candidate("ar", DRAFT, *ALL_BOARDS),
 
 @dataclass(frozen=True)
 class ThriftConfig:
-    """Streaming on the bundled models with and without ablate=thrift, over plain decoding; all of it is simulated."""
+    """Compare streaming on the bundled models with and without ablate=thrift, over plain decoding, simulated."""
 
 
 def thrift(argv: list[str]) -> int:
-    """The command `python -m scripts.bench thrift`; its exit code."""
+    """Run the command `python -m scripts.bench thrift`; return its exit code."""
     read_keys(argv, ThriftConfig, "python -m scripts.bench thrift")
     plan = plan_of(2, LONG, DRAFT)
     book = made(plan)
@@ -139,7 +139,7 @@ def thrift(argv: list[str]) -> int:
 
 
 def _mistaken(answers: Sequence[Written]) -> list[Written]:
-    """The same texts, each with the guesses that were made for another one."""
+    """Return the same texts, each with the guesses for another one."""
     found, half = [], len(answers) // 2
     for one, other in zip(answers, (*answers[half:], *answers[:half])):
         guesses = {name: list(islice(cycle(table), len(one.text)))

@@ -1,10 +1,9 @@
-"""The record that a plan is made of: what the target writes to some questions, and what each draft foresees of it.
+"""The record for a plan: the target's answers to some questions, and the guesses of each draft along these texts.
 
-`read_record` reads one for other programs, and `accept_lengths` says what a chain would bring (docs/planner.md).
-
-Each network reads the texts of the target from every token on with features of its own, as deep as it is worth noting;
-its likeliest guesses at each place are kept, with what they claim, by how many of its own guesses it stands on there.
-In a trial they take the place of the network, and no model is computed.
+`read_record` reads one for other programs, and `accept_lengths` gives the accepted lengths of a chain
+(docs/planner.md). From every token of a text on, each network also reads its own outputs, up to DEEPEST of them. The
+record holds its most likely guesses at each place with their probabilities, by the number of own guesses before it. In
+a trial the record replaces the network, and no model is computed.
 
 Shapes: T rows, W guesses of a row.
 """
@@ -36,21 +35,21 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.decode import Decoder, Request
 
-# Tokens, the likeliest first, and their log-probabilities; above temperature 0 behind them the same of those that win
-# most likely with the noise of their position.
+# Tokens, the most likely first, and their log-probabilities; above temperature 0 then the same for the tokens that
+# most likely win with the noise of their position.
 Listed = Sequence[Sequence[Any]]
 Table = Sequence[Sequence[Listed]]  # by place in the text, then by depth
-DEEPEST = 10  # guesses of its own on which a network's guesses are noted; beyond, they count as those
+DEEPEST = 10  # largest recorded number of own guesses before a guess; it represents larger ones, too
 WIDE = 16  # guesses at each place
 SETTINGS = ("base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "sets", "data", "questions",
-            "template", "max_new_tokens", "dtype", "temperature", *PENALTIES)  # the keys that decide a record …
-DRAWING = ("top_p", "top_k", "min_p", "seed")  # … and those that do above temperature 0
+            "template", "max_new_tokens", "dtype", "temperature", *PENALTIES)  # the keys that determine a record …
+DRAWING = ("top_p", "top_k", "min_p", "seed")  # … and those that also do above temperature 0
 OTHER = "name another traces="
-APART = {"time": "virtual", "profile": "server"}  # no matter which: nobody asks for the time
+APART = {"time": "virtual", "profile": "server"}  # any profile: the time is not used
 
 
 class Network(NamedTuple):
-    """What a network is to the code that drafts with it; names as those of `TreeDraft`."""
+    """The properties of a network that drafting uses, with the names of `TreeDraft`."""
 
     source: str
     lag: int
@@ -59,7 +58,7 @@ class Network(NamedTuple):
 
 
 class Written(NamedTuple):
-    """One answer: token ids, and what each network guesses along them, by its name."""
+    """One answer as token ids, and the guesses of each network along it, by its name."""
 
     prompt: list[int]
     text: list[int]
@@ -67,29 +66,29 @@ class Written(NamedTuple):
 
 
 class Book(NamedTuple):
-    """The answers to all questions, the networks by their names, tokens that there are, end tokens, and layers."""
+    """A record: the answers to all questions, the networks, and properties of the target."""
 
     answers: list[Written]
-    networks: dict[str, Network]
-    vocab: int
-    ends: list[int]
+    networks: dict[str, Network]  # by name
+    vocab: int  # number of tokens
+    ends: list[int]  # end tokens
     layers: int
 
 
-# --- kept in a file ---------------------------------------------------------------------------------------------------
+# --- in a file --------------------------------------------------------------------------------------------------------
 
 def book_of(config: PlanConfig) -> Book:
-    """The record that the file of traces holds, or a new one, which is kept there.
+    """Return the record in the file of `traces`, or make a new one and write it there.
 
-    Raises ValueError if the file holds anything else, a record of other keys or of fewer drafts, or if something is not
-    there.
+    Raises ValueError if the file holds anything else, or a record with other keys or fewer drafts, or if an input is
+    missing.
     """
     settings = settings_of(config, SETTINGS + DRAWING if config.run.temperature else SETTINGS)
     found = kept(config.traces, settings, "holds no record of drafts", OTHER)
     if found:
-        lacking = set(config.kinds).difference(map(kind_of, found["networks"]))
-        if lacking:
-            raise ValueError(f"{config.traces} has no guesses of {', '.join(sorted(lacking))}: {OTHER}")
+        missing = set(config.kinds).difference(map(kind_of, found["networks"]))
+        if missing:
+            raise ValueError(f"{config.traces} has no guesses of {', '.join(sorted(missing))}: {OTHER}")
         return _book(found)
     book = made(config)
     if config.traces:
@@ -105,9 +104,9 @@ def _book(found: Mapping[str, Any]) -> Book:
 
 
 def read_record(path: str) -> Book:
-    """The record in a file that `traces=` has written, whatever its keys. Its format is in docs/planner.md.
+    """Return the record in a file that `traces=` has written, with any keys. Its format is in docs/planner.md.
 
-    Raises ValueError if there is no such file, or if it was changed since.
+    Raises ValueError if the file is missing, or was changed since.
     """
     found = kept(path, {}, "holds no record of drafts, or was changed", "let scripts.plan write it with traces=FILE")
     if found is None:
@@ -116,15 +115,15 @@ def read_record(path: str) -> Book:
 
 
 def accept_lengths(one: Written, network: str, guesses: int) -> list[int]:
-    """Tokens of each verification of a chain of so many likeliest guesses of a network, the target's own included.
+    """Return the tokens of each verification of a chain of a network's most likely guesses, the target's own included.
 
-    The first token of the text is the prefill's, and counts in none.
+    The first token of the text comes from the prefill and is not counted.
     """
     table, text, lengths, place = one.guesses[network], one.text, [], 1
     while place < len(text):
         ahead = enumerate(text[place:place + guesses])
-        hits = (listed_at(table, place + depth, depth)[0][0] == said
-                for depth, said in ahead)
+        hits = (listed_at(table, place + depth, depth)[0][0] == token
+                for depth, token in ahead)
         right = sum(takewhile(bool, hits))
         lengths.append(min(right + 1, len(text) - place))
         place += right + 1
@@ -132,30 +131,30 @@ def accept_lengths(one: Written, network: str, guesses: int) -> list[int]:
 
 
 def listed_at(table: Table, place: int, depth: int) -> Listed:
-    """The guesses at a place, behind so many own ones; those at the ends of the record for what lies beyond them."""
+    """Return the guesses at a place after `depth` own ones; beyond the bounds of the record, the nearest entry."""
     depths = table[min(max(0, place), len(table) - 1)]
     return depths[min(depth, len(depths) - 1)]
 
 
 def kind_of(network: str) -> str:
-    """The kind of a network by its name, which has a number behind it where there are several."""
+    """Return the kind of a network from its name, which ends with a number if there are several."""
     return network.rstrip("0123456789")
 
 
-# --- made with the models ---------------------------------------------------------------------------------------------
+# --- from the models --------------------------------------------------------------------------------------------------
 
 def made(config: PlanConfig) -> Book:
-    """A record by the models themselves, all in this process.
+    """Make a record with the models, all in this process.
 
-    Questions are asked one of each set and then the next of each, so that the first few are of all kinds.
+    Questions are taken from the sets in turn, so that the first few are of all kinds.
     """
     run, usual = config.run, config.single(pipeline_type="ar", **APART)
     with as_virtual(prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
-        assert pipeline.text is not None, "questions are text"
+        assert pipeline.text is not None, "questions need a tokenizer"
         ends, sizes = frozenset(pipeline.text.end_ids), pipeline.spec.sizes
         readers = list(_readers(pipeline, config))
-        asked = by_turns(config.folder, config.chosen_sets, *run.span)
-        prompts = [pipeline.prompt_ids(question, run.template) for question in asked]
+        questions = by_turns(config.folder, config.chosen_sets, *run.span)
+        prompts = [pipeline.prompt_ids(question, run.template) for question in questions]
         check_room(prompts, run.max_new_tokens, pipeline.spec.context)
         answers, sampler = [], sampler_of(run)
         for prompt in tqdm(prompts, desc="record", unit="answer", leave=False):
@@ -169,13 +168,13 @@ def made(config: PlanConfig) -> Book:
 
 
 def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, TreeDraft]]:
-    """The networks that are there, each with its decoder."""
+    """Yield the available networks, each with its decoder."""
     for kind in config.kinds:
         decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind, **APART))
         for network in decoder.draft.networks:
             if not isinstance(network, TreeDraft) or not (network.by_level or _block(network)):
-                raise ValueError(f"a plan records what a draft says behind its own guesses, and draft={kind} is "
-                                 "asked otherwise: take drafts=suffix, or try it with profile=NAME time=virtual")
+                raise ValueError(f"a plan cannot record guesses of draft={kind}, which does not draft level by level: "
+                                 "use drafts=suffix, or try it with profile=NAME time=virtual")
             if kind_of(network.source) != kind:
                 raise ValueError("the head of this model guesses blocks: plan with drafts=suffix,dflash,dflash+suffix")
             yield decoder, network
@@ -187,7 +186,7 @@ def _block(network: Any) -> int:
 
 def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int],
            text: Sequence[int], sampler: Sampler) -> Table:
-    """What a network guesses at each place of a text, by how many of its own guesses it stands on."""
+    """Return the guesses of a network at each place of a text, by the number of own guesses before it."""
     tree = read_text(decoder, [*prompt, *text])
     read = unrolled(network, tree, len(prompt), DEEPEST if network.lag else 0)
     if isinstance(network, Block):
@@ -204,27 +203,26 @@ def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int],
 
 def _listed(network: TreeDraft, out_TD: Tensor,
             places: Sequence[int], sampler: Sampler) -> Iterator[Listed]:
-    """What a network guesses after each row, whose last tokens are at these places of the text."""
+    """Yield the guesses of a network after each row; the last tokens of the rows are at these places of the text."""
     logits_TV = network.logits(out_TD)
     logprob_TW, token_TW = network.guess(logits_TV, WIDE)
     columns = [token_TW.tolist(), logprob_TW.tolist()]
     if sampler.temperature:
         network.begin(sampler)
-        foreseen = network.predict(logits_TV, [place + 1 for place in places], WIDE)
-        columns.append([[token for token, _ in guesses] for guesses in foreseen])
-        columns.append([[math.log(chance) for _, chance in guesses] for guesses in foreseen])
+        predicted = network.predict(logits_TV, [place + 1 for place in places], WIDE)
+        columns.append([[token for token, _ in guesses] for guesses in predicted])
+        columns.append([[math.log(chance) for _, chance in guesses] for guesses in predicted])
     yield from map(list, zip(*columns))
 
 
-# --- in the place of the networks -------------------------------------------------------------------------------------
+# --- in place of the networks -----------------------------------------------------------------------------------------
 
 class Replayed(TreeDraft):
-    """A network that guesses what it guessed along a recorded text; `open` names that of the next request.
+    """A network that repeats its guesses along a recorded text; `open` sets the text of the next request.
 
-    A path that stands on the text gets the guesses of its place and depth, so what is right and what is not is as it
-    was. So does a path beside the text: nothing there is ever right, and only the worth of its guesses counts, by which
-    they compete with others. What it makes of a row are two numbers: on how many of its own guesses the row stands, and
-    its position.
+    A path along the text gets the guesses of its place and depth, so the same guesses are correct as in the record. A
+    path off the text gets them, too: no guess there is ever correct, but their probabilities compete with those of
+    others. Its features of a row are two numbers: the number of own guesses before the row, and its position.
     """
 
     def __init__(self, network: Network, slots: int) -> None:
@@ -234,7 +232,7 @@ class Replayed(TreeDraft):
         self._table: Table = []
 
     def open(self, prompt: int, table: Table) -> None:
-        """The next request has so many tokens of prompt, and these guesses along its text."""
+        """Set the number of prompt tokens of the next request, and the guesses along its text."""
         self._prompt, self._table = prompt, table
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
@@ -253,12 +251,12 @@ class Replayed(TreeDraft):
         return self
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        depth_T = feature_TD[:, 0] + 1 if self.lag else torch.zeros(len(pos_T))  # a small model looks at tokens alone
+        depth_T = feature_TD[:, 0] + 1 if self.lag else torch.zeros(len(pos_T))  # a small model only reads tokens
         position_T = pos_T + self.lag
         return torch.stack([depth_T.double(), position_T.double()], -1)
 
     def logits(self, out_TD: Tensor) -> Tensor:
-        return out_TD  # the record is looked up where logits are read
+        return out_TD  # `guess` and `predict` look up the record
 
     def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
         tokens, gains, *_ = zip(*self._listed(logits_TV))
@@ -273,13 +271,13 @@ class Replayed(TreeDraft):
         return found
 
     def _listed(self, out_TD: Tensor) -> list[Listed]:
-        """The recorded guesses behind each row."""
+        """Return the recorded guesses after each row."""
         rows = out_TD.int().tolist()
         return [listed_at(self._table, position + 1 - self._prompt, depth) for depth, position in rows]
 
 
 class ReplayedBlock(Replayed, Block):
-    """The same of a network that guesses blocks; a mask's place in its block is the number of guesses before it."""
+    """A replayed network that guesses blocks; the place of a mask in its block is the number of guesses before it."""
 
     inner = False
 
@@ -295,4 +293,4 @@ class ReplayedBlock(Replayed, Block):
         return Block.known(self, tree, fresh)
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        return torch.stack((feature_TD[:, 0], pos_T - 1.0), -1)  # a mask says the token at its own place
+        return torch.stack((feature_TD[:, 0], pos_T - 1.0), -1)  # a mask predicts the token at its own place

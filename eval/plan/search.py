@@ -1,4 +1,4 @@
-"""The search: many candidates on few tokens, few candidates on many; what is much slower than the best is left out.
+"""The search: many candidates on few tokens, then few candidates on many, without those much slower than the best.
 
 Plain decoding is always tried to the end.
 """
@@ -13,23 +13,23 @@ from tqdm import tqdm
 from eval.plan.candidates import Candidate, Families
 from eval.plan.trial import Bench, Trial
 
-FIRST = 4  # splits of a family that are tried first
-NEAR = 0.9  # of the best one's speed: a method that reaches it with a draft stays, whatever is faster
-WORTH = 1.02  # times as fast as another one, from which on a candidate is worth its boards, or its guesses
+FIRST = 4  # splits of a family to try first
+NEAR = 0.9  # share of the best speed at which the best of a method with a draft always stays
+WORTH = 1.02  # least speed-up that justifies more boards, or guesses
 
 
 class Rung(NamedTuple):
-    """How much of the record is answered, and who stays: the best ones, as far as they are not much slower."""
+    """A step of the search: the amount of the record to answer, and the number of candidates that stay."""
 
     answers: int
     tokens: int
-    guesses: int  # in a tree of streaming, at most: a smaller one is nearly as good, and sooner simulated
+    guesses: int  # most guesses in a tree of streaming: a smaller tree is nearly as good, and faster to simulate
     stay: int
-    slower: float  # of the best one's speed, what must be reached
+    slower: float  # share of the best speed that a candidate must reach
 
 
 Candidates = Iterable[Candidate]
-COUNT = 1 << 20  # all that there are
+COUNT = 1 << 20  # no limit
 FEW = Rung(3, 12, 64, 8, 0.65)
 MORE = Rung(6, 24, 64, 5, 0.8)
 ALL = Rung(COUNT, COUNT, COUNT, 5, 0.0)
@@ -48,11 +48,11 @@ class Search:
 
     @property
     def tried(self) -> int:
-        """How many trials there were."""
+        """The number of trials."""
         return len(self._trials)
 
     def run(self) -> list[Trial]:
-        """The finalists with all that was recorded, the fastest first."""
+        """Return the trials of the finalists over the whole record, the fastest first."""
         spread = [one for family in self._families for one in _spread(family)]
         good = {one.kind for one in self._best(spread, FEW, "methods")}
         wider = [one for one in self._fitting if one.kind in good]
@@ -64,9 +64,9 @@ class Search:
         return self._ranked([*finalists, *plain[:2]], ALL, "finalists")
 
     def beside(self, finalists: Sequence[Trial]) -> list[Trial]:
-        """These finalists, and the best of what is chosen over the most boards on which it fits.
+        """Return these finalists, and the best candidate of the chosen method and draft over the most boards.
 
-        If it is that itself, the best over fewer, unless another method is there that has fewer.
+        If the choice itself uses the most boards, add the best over fewer, unless a finalist with guesses uses fewer.
         """
         tried = candidates(finalists)
         chosen = choice(finalists).candidate
@@ -83,7 +83,7 @@ class Search:
         return self._ranked([*tried, *best], ALL, "boards")
 
     def _refined(self, better: list[Candidate]) -> list[Candidate]:
-        """These, with a size or the draft of the fastest of each method changed, as long as that is faster."""
+        """Improve candidates: change a size or the draft of the fastest of each method as long as that is faster."""
         kinds = sorted({one.kind for one in self._fitting})
         seen = set[Candidate]()
         while True:
@@ -98,9 +98,9 @@ class Search:
             better = self._best([*better, *others], MORE, "refined")
 
     def _best(self, chosen: Candidates, rung: Rung, what: str) -> list[Candidate]:
-        """Those that stay: the fastest ones, and the fastest of each method with each draft that is hardly slower.
+        """Return the candidates that stay: the fastest, and the best of each method and draft that is hardly slower.
 
-        Else many sizes of one method would crowd out another one, which few tokens cannot separate from it.
+        Otherwise many sizes of one method would displace another method that few tokens cannot distinguish from it.
         """
         ranked = self._ranked(chosen, rung, what)
         top = ranked[0].speed if ranked else 0.0
@@ -113,7 +113,7 @@ class Search:
         return staying
 
     def _ranked(self, chosen: Candidates, rung: Rung, what: str) -> list[Trial]:
-        """A trial of each, the fastest first; of equals the one on fewer boards."""
+        """Return a trial of each candidate, the fastest first; in a tie the one on fewer boards first."""
         answers = self._bench.book.answers[:rung.answers]
         once = dict.fromkeys(chosen)
         for one in tqdm(once, what, unit="candidate", leave=False, disable=not self._shown):
@@ -126,33 +126,33 @@ class Search:
 
 
 def candidates(trials: Iterable[Trial]) -> list[Candidate]:
-    """What was tried."""
+    """Return the candidates of trials."""
     return [trial.candidate for trial in trials]
 
 
 def nearly_best(trials: Sequence[Trial]) -> list[Candidate]:
-    """Those that are hardly slower than the first, which is the fastest."""
+    """Return the candidates that are hardly slower than the first, which is the fastest."""
     return [trial.candidate for trial in trials if trial.speed >= NEAR * trials[0].speed]
 
 
 def plain_of(finalists: Sequence[Trial]) -> Trial:
-    """The fastest plain decoding among finalists, the fastest of which come first."""
+    """Return the fastest trial of plain decoding among finalists in order of speed."""
     return next(trial for trial in finalists if trial.candidate.plain)
 
 
 def choice(finalists: Sequence[Trial]) -> Trial:
-    """The fastest, or plain decoding if that is hardly slower."""
+    """Return the fastest trial, or plain decoding if that is hardly slower."""
     best, plain = finalists[0], plain_of(finalists)
     return best if best.speed >= WORTH * plain.speed else plain
 
 
 def _varied(chosen: Iterable[Candidate]) -> list[Candidate]:
-    """Those that differ from one of these in a size."""
+    """Return the candidates that differ from one of these in one size."""
     return [near for one in chosen for near in one.varied()]
 
 
 def _spread(family: Sequence[Candidate]) -> Iterator[Candidate]:
-    """At most `FIRST` of a family, the first and the last one among them."""
+    """Yield at most `FIRST` candidates of a family, evenly spaced, including the first and the last one."""
     last, steps = len(family) - 1, FIRST - 1
     if last < FIRST:
         yield from family
@@ -161,8 +161,8 @@ def _spread(family: Sequence[Candidate]) -> Iterator[Candidate]:
 
 
 def _too_large(bench: Bench, tried: Candidates) -> str:
-    """That nothing fits, with the memory that would."""
+    """Return the error message for no plan that fits, with the memory that one would need."""
     fullest = (max(bench.memory(one).values()) for one in tried)
     sizes = ", ".join(f"{size:g}" for size in bench.site.memory)
-    return (f"no split fits: even the smallest part takes {min(fullest):.1f} GB on a board, and the boards have "
+    return (f"no split fits, since even the smallest part takes {min(fullest):.1f} GB on a board, and the boards have "
             f"{sizes}: add boards, quantize the weights (layer_gb=), or give a smaller max_length")

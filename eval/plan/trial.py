@@ -1,4 +1,4 @@
-"""A candidate tried: recorded questions answered in virtual time by the methods' own code, and what took the time."""
+"""Trials of candidates: answer recorded questions in virtual time by the methods' own code, and measure busy times."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -31,15 +31,15 @@ from sim.devices import SlowHead, SlowPasses
 from sim.ring import VirtualRing
 from sim.stages import Held, Work, work_of
 
-SPARE = 8  # trees of the usual size for which a draft has room beside the text
+SPARE = 8  # trees of the default size for which a draft has room in addition to the text
 
 
 class Trial(NamedTuple):
-    """A candidate, its answers, and who was busy for which share of the time, from 0 to 1, if that is known."""
+    """A candidate, its answers, and the busy times of devices and links."""
 
     candidate: Candidate
     answers: Sequence[Answer]
-    busy: Mapping[str, float]
+    busy: Mapping[str, float]  # shares of the whole time, from 0 to 1, by name; empty if unknown
 
     @property
     def speed(self) -> float:
@@ -53,7 +53,7 @@ class Trial(NamedTuple):
 
 
 class Counted(Clock):
-    """A clock that counts what is spent through it."""
+    """A clock that sums the seconds spent through it."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -66,7 +66,7 @@ class Counted(Clock):
 
 
 class Sums(NoTrace):
-    """A trace that keeps two sums: seconds of computing, and bytes that left."""
+    """A trace that keeps two sums: seconds of computation, and bytes sent."""
 
     def __init__(self) -> None:
         self.computed, self.sent = 0.0, 0
@@ -79,7 +79,7 @@ class Sums(NoTrace):
 
 
 class Bench:
-    """What tries candidates: the cluster, the record, and the keys of a run that no candidate changes."""
+    """The setting for trials of candidates: the cluster, the record, and the fixed keys of a run."""
 
     def __init__(self, site: Profile, config: PlanConfig, book: Book) -> None:
         self.site, self.config, self.book = site, config, book
@@ -87,12 +87,12 @@ class Bench:
         self._context, self._ends = config.run.max_length, frozenset(book.ends)
 
     def config_of(self, candidate: Candidate) -> RunConfig:
-        """The keys of a run of this candidate, but those of its split."""
+        """Return the keys of a run of this candidate, except those of its split."""
         keys = dict(candidate.keys.items() - candidate.split.items())
         return replace(self._usual, **values(keys))
 
     def memory(self, candidate: Candidate) -> dict[int, float]:
-        """GB of layers and of their keys and values, by board; an estimate from their sizes."""
+        """Estimate the GB of layers and of their keys and values, by board, from their sizes."""
         site, found = self.site, {}
         cache = 2 * site.row_bytes * self._context / 1e9
         of_layer = (site.weights / site.layers + cache) * site.layers / sum(candidate.layers)
@@ -101,14 +101,14 @@ class Bench:
         return found
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether every board has the memory that it needs."""
+        """Return whether every board has enough memory for a candidate."""
         needs = self.memory(candidate)
         room = enumerate(self.site.memory, 1)
         return all(needs.get(rank, 0.0) <= size for rank, size in room)
 
     def trial(self, candidate: Candidate, answers: Iterable[Written], tokens: int, guesses: int = MOST_GUESSES
               ) -> Trial:
-        """Answer these questions, each with so many tokens at most, and at most so many guesses in streaming's tree."""
+        """Answer these questions, with at most `tokens` tokens each; `guesses` limits the tree of streaming."""
         clock = VirtualClock()
         drafting, judging = Counted(clock), Counted(clock)
         recorded = Recorded(self.book.vocab)
@@ -148,7 +148,7 @@ class Bench:
         return Trial(candidate, made, {name: took / whole for name, took in busy.items()})
 
     def _works(self, candidate: Candidate) -> list[list[Work]]:
-        """What the stages do, ring by ring."""
+        """Return the work of the stages, ring by ring."""
         total, tiles = sum(candidate.layers), candidate.method == "galaxy"
         depth, works = len(candidate.layers), []
         for ranks, layers in zip(candidate.groups, candidate.layers * candidate.copies):
@@ -157,7 +157,7 @@ class Bench:
         return [works[first:first + depth] for first in range(0, len(works), depth)]
 
     def _networks(self, config: RunConfig, tree: TreeConfig) -> list[Replayed]:
-        """The networks of the draft that a run names."""
+        """Return the replayed networks of a run's draft."""
         room = self._context + max(SPARE * config.init_total_token, tree.stream.nodes)
         kinds = {"ssm" if source == "cascade" else source for source in config.sources}
         networks = self.book.networks.items()
@@ -168,7 +168,7 @@ class Bench:
         return found
 
     def _busy(self, candidate: Candidate, traces: Sequence[Sums]) -> dict[str, float]:
-        """The seconds in which boards and wires were busy."""
+        """Return the seconds in which boards and wires were busy."""
         leaders, depth = [ranks[0] for ranks in candidate.groups], len(candidate.layers)
         if candidate.whole:
             return {"rank 0's board": traces[0].computed}
@@ -180,6 +180,6 @@ class Bench:
 
 
 def values(keys: dict[str, str]) -> dict[str, Any]:
-    """What these keys of a run are, as they are typed."""
+    """Convert keys of a run from strings to their types."""
     usual = vars(RunConfig)
     return {key: type(usual[key])(value) for key, value in keys.items()}

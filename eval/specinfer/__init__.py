@@ -1,1 +1,1 @@
-"""SpecInfer: its flags, its Python interface, and its tables."""
+"""SpecInfer's command line, its Python interface, and the tables of its paper."""

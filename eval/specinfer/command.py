@@ -1,7 +1,7 @@
-"""SpecInfer's two programs, spec_infer and incr_decoding, by their own flags and files.
+"""SpecInfer's two programs, spec_infer and incr_decoding, with their own flags and files.
 
 Usage: bash scripts/spec_infer.sh [-FLAG VALUE ...] [key=value ...], or bash scripts/incr_decoding.sh; --help shows all
-flags, docs/moving.md describes what comes out.
+flags, docs/moving.md describes the output.
 """
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from launch.console import EXIT_WRONG, say
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 
-MODULE = "scripts.spec_infer start"  # what a rank is
+MODULE = "scripts.spec_infer start"  # runs one rank
 
 
 def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
-    """On rank 0: answer one prompt after the other; the lines are appended as soon as an answer is whole.
+    """On rank 0: answer the prompts in sequence, and append the lines of each answer as soon as it is complete.
 
-    A prompt that cannot be answered is reported and left out; the exit code says so in the end.
+    A prompt that cannot be answered is reported and skipped; the exit code is then EXIT_WRONG.
     """
     config, answers = own.run, []
-    asked = [questions.Question(0, "", (config.prompt,))]
+    prompts = [questions.Question(0, "", (config.prompt,))]
     if config.question_file:
-        asked = questions.read(config.question_file, *config.span)
-    for number, question in enumerate(asked):
+        prompts = questions.read(config.question_file, *config.span)
+    for number, question in enumerate(prompts):
         prompt, = question.turns
         print(f"Prompt[{number}]: {harmless(prompt)}\n", flush=True)
         try:
             result = answer_to(pipeline, Request(prompt),
                                lambda piece: print(harmless(piece), end="", flush=True))
         except ValueError as error:
-            say(f"Prompt[{number}] is left out: {plain(str(error))}")
+            say(f"Prompt[{number}] is skipped: {plain(str(error))}")
             continue
         keep(own.lines, result, ttft=METHODS[config.pipeline_type].draft == "none")
         answers.append(result.answer)
         print(f"\n\n{table([result.answer])}\n", flush=True)
     if len(answers) > 1:
         print(f"All {len(answers)} answers\n\n{table(answers)}")
-    if len(answers) < len(asked):
+    if len(answers) < len(prompts):
         raise SystemExit(EXIT_WRONG)
 
 
@@ -55,7 +55,7 @@ START = Command(MODULE, answer_all, SpecInferConfig)
 
 
 def program(name: str, argv: Sequence[str]) -> int:
-    """The whole life of one of SpecInfer's programs; its exit code."""
+    """Run one of SpecInfer's programs from start to end, and return its exit code."""
     if name in ASKS:
         print(__doc__)
         return 0
@@ -69,11 +69,11 @@ def program(name: str, argv: Sequence[str]) -> int:
         check_output(path, ANOTHER_OUTPUT)
     if call.ignored:
         say(plain(call.ignored))
-    say(f"the same by this project's own command: {call.command}")
+    say(f"equivalent command of this project: {call.command}")
     return run(START, call.words)
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command, or one rank of it."""
+    """Run the command, or one of its ranks, and return the exit code."""
     name, *words = argv or [""]
     return run(START, words) if name == "start" else console.run(partial(program, name), words)

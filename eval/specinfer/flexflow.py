@@ -1,4 +1,4 @@
-"""SpecInfer's Python API (`flexflow.serve`) over a `Pipeline`: the same names, for programs that were written for it.
+"""SpecInfer's Python API (`flexflow.serve`) on top of `Pipeline`: the same names, for programs written for it.
 
     import eval.specinfer.flexflow as ff
 
@@ -8,8 +8,8 @@
     with llm:
         print(llm.generate("Once upon a time").output_text)
 
-An option becomes the flag of SpecInfer's command line that means the same, and eval/specinfer/parse.py says what that
-is.
+Each option becomes the equivalent flag of SpecInfer's command line; eval/specinfer/parse.py maps the flag to keys of a
+run.
 """
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from eval.specinfer.parse import INCR_DECODING, PROGRAMS, SPEC_INFER, flags_of, 
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
 
-Show = Callable[[str], Any]  # is given each piece of a text
-Configs = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
+Show = Callable[[str], Any]  # called with each piece of a text
+Configs = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the path of a JSON file that holds one
 
 ANOTHER_OUTPUT = "choose another output file"
-GUIDS = count(1_000_000)  # of requests, as the original counts them
-# What the original's example programs keep in the same dictionary for LLM, SSM and generate.
+GUIDS = count(1_000_000)  # ids of requests, numbered as in the original
+# Options for LLM, SSM and generate, which the original's example programs keep in the dictionary of `init`.
 OF_PROGRAMS = ("llm_model", "cache_path", "refresh_cache", "full_precision", "ssms", "prompt", "output_file",
                "max_length", "max_requests_per_batch", "max_seq_length", "max_tokens_per_batch")
 
-_machine: dict[str, Any] = {}  # what `init` was given
+_machine: dict[str, Any] = {}  # the options of `init`
 
 
 class DataType(Enum):
-    """The number type of a model's weights; the value is the flag that asks for it."""
+    """The number type of a model's weights; the value is its flag."""
 
     DT_HALF = ""
     DT_FLOAT = "--use-full-precision"
@@ -47,7 +47,7 @@ class DataType(Enum):
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How tokens are chosen: the likeliest one, or drawn if `do_sample`. With `topk=1` all tokens may be drawn."""
+    """Options of decoding: greedy, or sampling if `do_sample`, where `topk=1` allows all tokens."""
 
     do_sample: bool = False
     temperature: float = 0.9
@@ -56,16 +56,16 @@ class GenerationConfig:
 
     @property
     def words(self) -> list[str]:
-        """The flags and keys that say the same."""
+        """The equivalent flags and keys."""
         if not self.do_sample:
             return []
-        drawn = ["--do-sample", "--temperature", f"{self.temperature}", "--topp", f"{self.topp}"]
-        return [*drawn, f"top_k={self.topk}"] if self.topk > 1 else drawn
+        sampling = ["--do-sample", "--temperature", f"{self.temperature}", "--topp", f"{self.topp}"]
+        return [*sampling, f"top_k={self.topk}"] if self.topk > 1 else sampling
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt with lengths of its own, in tokens; -1: none is said."""
+    """A prompt with length limits of its own, in tokens; -1: not given."""
 
     prompt: str
     max_length: int = -1
@@ -81,11 +81,11 @@ class GenerationResult:
     output_text: str
     input_tokens: Sequence[int]
     output_tokens: Sequence[int]
-    answer: Answer  # the new tokens alone, with this project's figures
+    answer: Answer  # only the new tokens, with this project's figures
 
     def lines(self, ttft: bool) -> str:
-        """What SpecInfer writes of a request: figures in microseconds, token ids, and text. Its incremental decoding
-        gives the time to the first token, too.
+        """Return SpecInfer's output for a request: figures in microseconds, token ids, and text. With `ttft` it has the
+        time to the first token, as in incremental decoding.
         """
         answer = self.answer
         latency = answer.seconds * 1e6
@@ -97,16 +97,16 @@ class GenerationResult:
 
 
 def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: None) -> GenerationResult:
-    """The answer to a request, shown piece by piece as it settles. Raises ValueError for lengths that cannot be."""
+    """Answer a request, and call `show` with each piece once it is settled. Raise ValueError for impossible lengths."""
     prompt, room, length = request.prompt, request.max_new_tokens, request.max_length
     text, config = pipeline.text, pipeline.config
     if text is None:
-        raise ValueError("SpecInfer's programs read texts: leave prompt_ids out")
+        raise ValueError("SpecInfer's programs require texts: omit prompt_ids")
     ids = pipeline.prompt_ids(prompt, config.template)
     if room == -1:
         room = config.max_new_tokens if length == -1 else length - len(ids)
     if room <= 0:
-        raise ValueError(f"max_length={length} leaves no room behind a prompt of {len(ids)} tokens: give more, or "
+        raise ValueError(f"max_length={length} leaves no room after a prompt of {len(ids)} tokens: raise it, or give "
                          "max_new_tokens")
     generation = pipeline.stream(ids, max_new_tokens=room)
     for piece in generation:
@@ -117,7 +117,7 @@ def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: N
 
 
 def keep(path: str, result: GenerationResult, ttft: bool) -> None:
-    """Append SpecInfer's lines to the output file, if there is one."""
+    """Append SpecInfer's lines to the output file, if one is given."""
     if path:
         append(path, result.lines(ttft), ANOTHER_OUTPUT)
 
@@ -125,9 +125,9 @@ def keep(path: str, result: GenerationResult, ttft: bool) -> None:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 def init(configs: Configs = None, **options: Any) -> None:
-    """Say what the machine is: a dictionary, the name of a file of JSON, or options; for all models compiled later.
+    """Set the options of the machine, from a dictionary, a JSON file or arguments, for all models compiled later.
 
-    Raises ValueError for an option that is unknown.
+    Raises ValueError for an unknown option.
     """
     table = options_in(configs) if isinstance(configs, str) else configs or {}
     given = {**table, **options}
@@ -138,19 +138,19 @@ def init(configs: Configs = None, **options: Any) -> None:
 
 
 class SSM:
-    """A small model that guesses, by its folder or its name. What is said of it beside has no meaning here."""
+    """A small model for speculation, given by its folder or its name. The other parameters are ignored."""
 
     def __init__(self, model_name: str, data_type: DataType = DataType.DT_HALF, cache_path: str = "",
                  refresh_cache: bool = False, output_file: str = "") -> None:
         self.model_name = model_name
 
     def compile(self, generation_config: GenerationConfig | None = None, **options: Any) -> None:
-        """Look the options over; a small model guesses as the LLM beside it wants. ValueError for unknown ones."""
+        """Check the options; otherwise ignore them, since the LLM controls speculation. ValueError for unknown ones."""
         flags_of(options)
 
 
 class LLM:
-    """A model in Hugging Face form, by its folder or its name in `cache_path`; inside a `with` its ranks are alive."""
+    """A model in Hugging Face format, by its folder or its name in `cache_path`; its ranks run inside a `with`."""
 
     def __init__(self, model_name: str, data_type: DataType = DataType.DT_HALF, cache_path: str = "",
                  refresh_cache: bool = False, output_file: str = "") -> None:
@@ -161,17 +161,17 @@ class LLM:
 
     def compile(self, generation_config: GenerationConfig | None = None, *, ssms: Sequence[SSM] = (),
                 keys: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Settle how answers are made: with `ssms` by their guesses, else token by token.
+        """Configure the model for speculation with `ssms`, or without them for decoding token by token.
 
-        `options` are the original's, and those without a meaning here are warned about. `keys` are keys of run_pipe.sh.
-        Raises ValueError for what cannot work.
+        `options` are the original's; those without a meaning here cause a warning. `keys` are keys of run_pipe.sh.
+        Raises ValueError for settings that cannot work.
         """
         small = [{"ssm_model": ssm.model_name} for ssm in ssms]
         words = flags_of({"max_seq_length": 256, **_machine, **options, **self._own, "ssms": small})
         words += filter(None, [self.data_type.value])
         words += (generation_config or GenerationConfig()).words
-        beside = {"template": "none", **(keys or {})}
-        words += [f"{key}={value}" for key, value in beside.items()]
+        own = {"template": "none", **(keys or {})}
+        words += [f"{key}={value}" for key, value in own.items()]
         call = read(SPEC_INFER if ssms else INCR_DECODING, words)
         if call.ignored:
             warnings.warn(call.ignored, stacklevel=2)
@@ -180,13 +180,13 @@ class LLM:
         self.keys = raw_values(call.words)
 
     def start_server(self) -> None:
-        """Start the ranks. Raises ValueError for what cannot work, in a sentence that names the fix."""
+        """Start the ranks. Raise ValueError for settings that cannot work, with the fix."""
         if not self.keys:
-            raise ValueError("the model is not compiled: call compile first, as in llm.compile(ssms=[ssm])")
+            raise ValueError("the model is not compiled: call compile first, such as llm.compile(ssms=[ssm])")
         self._pipeline = self._pipeline or Pipeline.open("toy", **self.keys)
 
     def stop_server(self) -> None:
-        """End all ranks in good order."""
+        """Shut down all ranks."""
         if self._pipeline:
             self._pipeline.close()
         self._pipeline = None
@@ -199,10 +199,10 @@ class LLM:
         self.stop_server()
 
     def generate(self, requests_or_prompts: Any, max_length: int = -1, max_new_tokens: int = -1) -> Any:
-        """The GenerationResult of a prompt (a text or a `Request`), or a list of them for a list, one after the other.
+        """Return the GenerationResult of a prompt (a text or a `Request`), or a list of results for a list of prompts.
 
-        `max_length` counts prompt and answer, and `max_new_tokens` the answer alone; of both the latter counts, and
-        without either prompt and answer stay below `max_seq_length`. A `Request` has lengths of its own.
+        `max_length` limits prompt and answer together, `max_new_tokens` only the answer. If both are given, the latter
+        applies. Without either, prompt and answer stay below `max_seq_length`. A `Request` has its own limits.
         """
         self.start_server()
         if not isinstance(requests_or_prompts, (str, Request)):
@@ -210,18 +210,18 @@ class LLM:
         return self._answer(requests_or_prompts, max_length, max_new_tokens)
 
     def _answer(self, prompt: Any, max_length: int, max_new_tokens: int) -> GenerationResult:
-        """The answer to one prompt, which goes into the output file, too."""
+        """Answer one prompt, and append the answer to the output file."""
         assert self._pipeline is not None
         request = Request(prompt, max_length, max_new_tokens) if isinstance(prompt, str) else prompt
         if not isinstance(request, Request):
-            raise ValueError(f"{prompt!r} is no prompt: give a text, or a list of texts")
+            raise ValueError(f"{prompt!r} is not a prompt: give a text, or a list of texts")
         longest = self._pipeline.config.max_length - 1
         if request.max_length == request.max_new_tokens == -1:
             request = replace(request, max_length=longest)
         most = max(request.max_length, request.max_new_tokens)
         if most > longest:
-            raise ValueError(f"{most} tokens are more than max_seq_length={longest + 1} has room for: compile with a "
-                             "larger one, or ask for less")
+            raise ValueError(f"{most} tokens do not fit into max_seq_length={longest + 1}: compile with a larger one, "
+                             "or request fewer")
         result = answer_to(self._pipeline, request)
         keep(self.output_file, result, self.keys["pipeline_type"] == PROGRAMS[INCR_DECODING])
         return result

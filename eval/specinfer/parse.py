@@ -1,6 +1,6 @@
-"""SpecInfer's command line: flags in, the keys of a run out. A flag may be typed with one dash or two.
+"""Parser of SpecInfer's command line, from flags to the keys of a run. A flag has one dash or two.
 
-The options of its Python programs are flags by other names. A mistake is a ValueError whose sentence names the fix.
+The options of its Python programs are flags with other names. A mistake raises a ValueError that names the fix.
 """
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ from config.keys import integer, nearest, number, raw_values
 from config.presets import MODELS
 
 SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"  # SpecInfer's two programs
-PROGRAMS = {SPEC_INFER: "specinfer", INCR_DECODING: "ar"}  # and the method that is each
-TABLE = 'write a JSON object, as {"llm_model": "DIR", "ssms": [{"ssm_model": "DIR"}], "prompt": "FILE.json"}'
-LENGTH = "1024"  # tokens of prompt and answer together if nothing is said, as in SpecInfer
+PROGRAMS = {SPEC_INFER: "specinfer", INCR_DECODING: "ar"}  # the method of each program
+TABLE = 'write a JSON object, such as {"llm_model": "DIR", "ssms": [{"ssm_model": "DIR"}], "prompt": "FILE.json"}'
+LENGTH = "1024"  # default tokens of prompt and answer together, as in SpecInfer
 Options = Dict[str, Any]  # of ArgumentParser.add_argument
 
 
 class Flag(NamedTuple):
-    """One flag by its names without dashes, the key of a run that it sets, and how its value is read.
+    """A flag of SpecInfer's programs."""
 
-    One without a value sets `const`. `only` names the program that has it, if one alone has.
-    """
-
-    names: str
-    key: str
+    names: str  # without dashes, separated by blanks
+    key: str  # of a run, which the flag sets
     about: str
-    value: Options
-    only: str = ""
+    value: Options  # how the parser reads the value; without one the flag sets `const`
+    only: str = ""  # the only program that has the flag; empty: both do
 
 
 def _const(value: str) -> Options:
@@ -45,29 +42,29 @@ X: Options = {"type": number, "metavar": "X"}
 NAME: Options = {"metavar": "NAME"}
 FILE: Options = {"metavar": "FILE"}
 FLAGS = (
-    Flag("llm-model llm-weight", "base_dir", "the model: a folder in Hugging Face form, or its name in models/", NAME),
+    Flag("llm-model llm-weight", "base_dir", "the model: a Hugging Face folder, or its name in models/", NAME),
     Flag("ssm-model ssm-weight", "ssm", "a small model; repeat it for several",
          {"action": "append", **NAME}, SPEC_INFER),
     Flag("cache-folder", "models", "folder of models that are given by name", NAME),
-    Flag("prompt", "question_file", "prompts: a JSON list of texts in a file .json", FILE),
-    Flag("output-file", "lines", "file to which SpecInfer's lines are appended", FILE),
-    Flag("max-sequence-length max-length", "max_length", "tokens of prompt and answer together; the smaller one counts",
+    Flag("prompt", "question_file", "prompts: a JSON list of texts in a .json file", FILE),
+    Flag("output-file", "lines", "file to append SpecInfer's lines to", FILE),
+    Flag("max-sequence-length max-length", "max_length", "most tokens of prompt and answer together; the least counts",
          {"action": "append", **N}),
-    Flag("max-output-length", "max_new_tokens", "tokens of the answer, at most", N),
-    Flag("do-sample", "do_sample", "draw tokens, at temperature 1 if none is given", _const("1")),
-    Flag("temperature", "temperature", "of drawing, with --do-sample", X),
-    Flag("topp", "top_p", "draw from the likeliest tokens that have this probability together, with --do-sample", X),
-    Flag("sampling-seed", "seed", "of the noise", N),
+    Flag("max-output-length", "max_new_tokens", "most tokens of the answer", N),
+    Flag("do-sample", "do_sample", "sample tokens, by default at temperature 1", _const("1")),
+    Flag("temperature", "temperature", "temperature of sampling, with --do-sample", X),
+    Flag("topp", "top_p", "sample from the most likely tokens with this total probability, with --do-sample", X),
+    Flag("sampling-seed", "seed", "seed of sampling", N),
     Flag("spec-sampling", "verify", "verify by multi-step speculative sampling", _const("mss"), SPEC_INFER),
     Flag("expansion-degree", "expansion", "guesses in the third step of the tree; -1: a chain", N, SPEC_INFER),
-    Flag("use-full-precision", "dtype", "compute in float32; else in float16 on CUDA", _const("float32")),
+    Flag("use-full-precision", "dtype", "compute in float32; the default on CUDA is float16", _const("float32")),
     Flag("use-bf16-precision use-bf16", "dtype", "compute in bfloat16", _const("bfloat16")),
     Flag("4bit-quantization", "quant", "weights in 4 bits", _const("nf4")),
     Flag("8bit-quantization", "quant", "weights in 8 bits", _const("int8")),
-    Flag("pipeline-parallelism-degree", "stages", "ranks in a row, each with a share of the layers", N),
+    Flag("pipeline-parallelism-degree", "stages", "number of stages, each with a share of the layers", N),
     Flag("tensor-parallelism-degree", "tp", "ranks that share the layers of a stage", N),
-    Flag("max-tokens-per-prefilling-batch", "prefill_chunk", "tokens of the prompt in one segment", N),
-    Flag("config-file", "config_file", "options of SpecInfer's Python programs in a JSON object; each is a flag", FILE),
+    Flag("max-tokens-per-prefilling-batch", "prefill_chunk", "tokens of the prompt per segment", N),
+    Flag("config-file", "config_file", "JSON object with options of SpecInfer's Python programs; each is a flag", FILE),
 )
 IGNORED = """
     tokenizer llm-config ssm-config refresh-cache max-tree-width max-tree-depth data-parallelism-degree
@@ -78,7 +75,7 @@ IGNORED = """
     llm-verify-latency-ms request-per-second qps trace emission-file-path enable-streaming-cache spec-infer-old-version
     greedy-schedule equal-schedule slo-attainment-early-termination""".split()
 NAMES = [name for flag in FLAGS for name in flag.names.split()]
-RENAMED = {  # options of the Python API whose flags have another name
+RENAMED = {  # options of the Python API, each with the different name of its flag
     "cache_path": "cache-folder", "full_precision": "use-full-precision", "max_seq_length": "max-sequence-length",
     "num_gpus": "ll:gpu", "memory_per_gpu": "ll:fsize", "zero_copy_memory_per_node": "ll:zsize", "num_cpus": "ll:cpu",
     "legion_utility_processors": "ll:util", "use_4bit_quantization": "4bit-quantization",
@@ -91,33 +88,33 @@ OPTIONS.update(RENAMED)
 class SpecInferConfig(CommandKeys):
     """A run that also writes SpecInfer's lines."""
 
-    # What SpecInfer writes
-    lines: str = ""  # file to which it appends the figures, token ids and text of each answer; empty: none
+    # SpecInfer's output
+    lines: str = ""  # file to append the figures, token ids and text of each answer to; empty: none
 
 
 class Call(NamedTuple):
-    """What was typed: `words`, the keys of a run, and a sentence about the flags that are ignored, if there are any."""
+    """The result of parsing: `words`, which are keys of a run, and a sentence about ignored flags, or an empty one."""
 
     words: list[str]
     ignored: str
 
     @property
     def command(self) -> str:
-        """The command of this project that does the same; it writes the answers as JSON."""
+        """The equivalent command of this project, which writes the answers as JSON."""
         words = [f"output={word[len('lines='):]}.json" if word.startswith("lines=") else word for word in self.words]
         return shlex.join(["bash", "run_pipe.sh", *words])
 
 
 class Parser(ArgumentParser):
-    """Reads the flags of a program. What is wrong is a ValueError."""
+    """A parser for the flags of a program. A mistake raises ValueError."""
 
     def __init__(self, program: str) -> None:
         command = f"bash scripts/{program}.sh"
         super().__init__(
             usage=f"{command} [-FLAG VALUE ...] [key=value ...]", add_help=False, allow_abbrev=False,
             formatter_class=RawDescriptionHelpFormatter,
-            description="SpecInfer's command line. Without a model it takes the bundled one, without -prompt a "
-                        "question to it.\nA key of bash run_pipe.sh may stand beside the flags, as threads_per_rank=1.",
+            description="SpecInfer's command line. The default model is the bundled one, the default prompt is a "
+                        "question.\nIt also accepts keys of bash run_pipe.sh, such as threads_per_rank=1.",
             epilog=f"Accepted and ignored: {', '.join(IGNORED)}.\n\nexamples:\n  {command}\n"
                    f"  {command} -llm-model toy/llama -prompt FILE.json -output-file OUT\n"
                    f"  {command} -config-file FILE")
@@ -133,9 +130,9 @@ class Parser(ArgumentParser):
 
 
 def read(program: str, argv: Sequence[str]) -> Call:
-    """What the flags behind one of SpecInfer's programs mean. Words key=value are keys of a run, and stay as they are.
+    """Translate the arguments of one of SpecInfer's programs. Words key=value are keys of a run and stay unchanged.
 
-    Raises ValueError for a flag that is unknown, lacks its value or contradicts another, and for what is not there.
+    Raises ValueError for a flag that is unknown, lacks its value or contradicts another, and for missing files.
     """
     parser = Parser(program)
     found, rest = parser.parse_known_args(argv)
@@ -145,25 +142,25 @@ def read(program: str, argv: Sequence[str]) -> Call:
     own, ignored = _sorted(rest)
     values = {key: value for key, value in vars(found).items() if value is not None}
     values.pop("config_file", None)
-    draws = values.pop("do_sample", None)
-    if draws:
-        values.setdefault("temperature", draws)
+    temperature = values.pop("do_sample", None)  # the default one of sampling
+    if temperature:
+        values.setdefault("temperature", temperature)
     else:
-        alone = [key for key in ("temperature", "top_p") if key in values]
-        ignored += [f"{key}={values.pop(key)} without --do-sample" for key in alone]
+        unused = [key for key in ("temperature", "top_p") if key in values]
+        ignored += [f"{key}={values.pop(key)} without --do-sample" for key in unused]
     if "max_length" in values:
         values["max_length"] = min(values["max_length"])
     if "expansion" in values:
         values["expansion"] = f"1,1,{max(1, values['expansion'])},1,1,1,1,1"
-    sentence = f"ignored, since they mean nothing here: {', '.join(ignored)}" if ignored else ""
+    sentence = f"ignored, since they have no meaning here: {', '.join(ignored)}" if ignored else ""
     return Call(_words(program, values, own), sentence)
 
 
 def _sorted(rest: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words key=value among those that the parser left over, and the flags that are ignored with their values."""
+    """Separate the words that the parser did not know: words key=value, and ignored flags with their values."""
     own: list[str] = []
     ignored: list[str] = []
-    may_follow = False  # whether a value of an ignored flag may come
+    may_follow = False  # whether the next word may be the value of an ignored flag
     for word in rest:
         if word.startswith("-"):
             name = word.lstrip("-")
@@ -175,32 +172,32 @@ def _sorted(rest: Sequence[str]) -> tuple[list[str], list[str]]:
         elif may_follow:
             ignored[-1] += f" {word}"
         else:
-            raise ValueError(f"{word} stands behind no flag: write -FLAG VALUE, or key=value")
+            raise ValueError(f"{word} belongs to no flag: write -FLAG VALUE, or key=value")
         may_follow = word.startswith("-")
     return own, ignored
 
 
 def options_in(path: str) -> Mapping[str, Any]:
-    """The options that a file of JSON holds. Raises ValueError if it holds something else."""
+    """Return the options in a JSON file. Raise ValueError if it holds something else."""
     options = read_json(path, TABLE)
     if not isinstance(options, dict):
-        raise ValueError(f"{path} is no table of options: {TABLE}")
+        raise ValueError(f"{path} is not an object of options: {TABLE}")
     return options
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
-    """The flags that say the same as options of the Python API; of two options with one flag the later counts.
+    """Return the flags for options of the Python API; if two options share a flag, the later one applies.
 
-    Raises ValueError for an option that is unknown.
+    Raises ValueError for an unknown option.
     """
     small = options.get("ssms", [])
     if not fits(small, [{"ssm_model": str}]):
-        raise ValueError('ssms is no list of small models: write each as {"ssm_model": "DIR"}')
+        raise ValueError('ssms is not a list of small models: write each as {"ssm_model": "DIR"}')
     chosen: dict[str, Any] = {}
     for name, value in options.items():
         known = name.removeprefix("model_specific_")
         if known not in (*OPTIONS, "ssms"):
-            remedy = nearest(name, OPTIONS) or f"choose among {', '.join(OPTIONS)}"
+            remedy = nearest(name, OPTIONS) or f"choose from {', '.join(OPTIONS)}"
             raise ValueError(f"unknown option {name}: {remedy}")
         if known in OPTIONS:
             chosen[OPTIONS[known]] = value
@@ -216,14 +213,14 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 def _words(program: str, found: dict[str, Any], own: Sequence[str]) -> list[str]:
-    """The words of a run: those that the flags make, those that were typed as keys, and SpecInfer's own defaults."""
-    beside = raw_values(own)
-    named = {"models": str(MODELS), **beside, **found}
+    """Return the words of a run: from the flags, from the given keys, and from SpecInfer's own defaults."""
+    keys = raw_values(own)
+    named = {"models": str(MODELS), **keys, **found}
     root = Path(named["models"]).expanduser()
     if "ssm" in found:
         found["ssm"] = ",".join(_folder(name, root) for name in found["ssm"])
-    elif program == SPEC_INFER and "base_dir" in found and "ssm" not in beside:
-        raise ValueError(f"-llm-model {found['base_dir']} has no small model beside it: add -ssm-model DIR, or take "
+    elif program == SPEC_INFER and "base_dir" in found and "ssm" not in keys:
+        raise ValueError(f"-llm-model {found['base_dir']} has no small model: add -ssm-model DIR, or use "
                          f"scripts/{INCR_DECODING}.sh")
     if "base_dir" in found:
         folder = _folder(found.pop("base_dir"), root)
@@ -232,20 +229,20 @@ def _words(program: str, found: dict[str, Any], own: Sequence[str]) -> list[str]
     if "question_file" in found:
         prompts = found["question_file"]
         if not prompts.endswith(".json"):
-            raise ValueError(f"-prompt {prompts} is no file .json: name one that holds a JSON list of texts")
+            raise ValueError(f"-prompt {prompts} is not a .json file: name one that holds a JSON list of texts")
         if prompts == found.get("lines"):
             raise ValueError(f"-output-file {prompts} is the prompt file: choose another -output-file")
-        usual["template"] = "none"  # prompts of a file stand as they are
-    usual["max_new_tokens"] = {**usual, **beside, **found}["max_length"]
-    made = {key: value for key, value in usual.items() if key not in beside}
+        usual["template"] = "none"  # prompts of a file need no template
+    usual["max_new_tokens"] = {**usual, **keys, **found}["max_length"]
+    made = {key: value for key, value in usual.items() if key not in keys}
     made.update(found)
     return [*(f"{key}={value}" for key, value in made.items()), *own]
 
 
 def _folder(name: str, root: Path) -> str:
-    """The folder of a model that is named by it, or as at Hugging Face. Raises ValueError if there is none."""
+    """Return the folder of a model, given by a path or by its Hugging Face name. Raise ValueError if none exists."""
     for folder in (Path(name).expanduser(), root / name):
         if folder.is_dir():
             return str(folder)
-    raise ValueError(f"there is no model {name}, and no folder {root / name}: name the model's folder, or type "
+    raise ValueError(f"there is no model {name}, and no folder {root / name}: name the model's folder, or run "
                      f"hf download {name} --local-dir {root / name}")

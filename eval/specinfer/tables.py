@@ -1,6 +1,6 @@
-"""SpecInfer's Tables 1 to 3 for a target and a drafter, with the figures of the paper below.
+"""Compute SpecInfer's Tables 1 to 3 for a target and a drafter, and print them with the figures of the paper.
 
-It knows nothing about time. What the paper calls stochastic decoding is a text that the target draws.
+This module knows nothing about time. The paper's "stochastic decoding" means texts that are sampled from the target.
 """
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ ALL = "all"
 GREEDY, BEST, DRAWN, MSS = "greedy", "best", "drawn", "mss"
 ABOUT = {
     GREEDY: "temperature 0",
-    BEST: "drawn texts; the best k are guessed (naive)",
-    DRAWN: "drawn texts; k guesses are drawn, naive sampling",
-    MSS: "drawn texts; k guesses are drawn, multi-step sampling"}
-PUBLISHED = "paper: LLaMA-7B with LLaMA-68M on its own texts, so other models and texts than ours"
-# The paper's figures by table, way of decoding and data set, those of Table 1 in percent. It does not say of which of
-# our three kinds its texts of stochastic decoding are.
+    BEST: "sampled texts; the k best guesses (naive)",
+    DRAWN: "sampled texts; k sampled guesses, naive sampling",
+    MSS: "sampled texts; k sampled guesses, multi-step sampling"}
+PUBLISHED = "paper: LLaMA-7B with LLaMA-68M on its own texts; ours are other models and texts"
+# The paper's figures by table, way of decoding and data set, those of Table 1 in percent. The paper does not specify
+# which of our three kinds its stochastic decoding is.
 PAPER = Path(__file__).with_name("published.csv")
 HEADING = ("k", *(f"{k}" for k in range(1, MOST_CHILDREN + 1)))
-Figures = Mapping[str, Union[Sequence[float], Array]]  # data set -> figures, mostly for k from 1 on
+Figures = Mapping[str, Union[Sequence[float], Array]]  # data set -> figures, usually for k from 1 on
 
 
 class Counts(NamedTuple):
-    """What is counted along some texts of a data set, in one way, for k from 1 on."""
+    """The counts along some texts of a data set, of one kind, for k from 1 on."""
 
-    tokens: int  # that could be guessed
+    tokens: int  # number of tokens that could be guessed
     accepted_K: Array
     passes_K: Array
 
     @property
     def percent(self) -> Array:
-        """How often a token is accepted, `[K]`."""
+        """The percentage of accepted tokens, `[K]`."""
         return 100 * self.accepted_K / self.tokens
 
     @property
@@ -54,12 +54,12 @@ class Counts(NamedTuple):
 
 
 Pair = Tuple[Model, Model]  # target and drafter
-Written = Tuple[Sequence[int], Sequence[int]]  # a prompt, and the text behind it
-Found = Mapping[str, Mapping[str, Counts]]  # data set -> kind -> what was counted
+Written = Tuple[Sequence[int], Sequence[int]]  # a prompt, and the text after it
+Found = Mapping[str, Mapping[str, Counts]]  # data set -> kind -> counts
 
 
 def published(table: int) -> dict[str, dict[str, Sequence[float]]]:
-    """The rows of one of the paper's tables by its ways of decoding."""
+    """Return the rows of one of the paper's tables: way of decoding -> data set -> figures."""
     found: dict[str, dict[str, Sequence[float]]] = {}
     with PAPER.open(encoding="utf-8") as file:
         for number, way, name, *figures in csv.reader(file):
@@ -69,7 +69,7 @@ def published(table: int) -> dict[str, dict[str, Sequence[float]]]:
 
 
 def specinfer(argv: list[str]) -> int:
-    """The command `python -m scripts.bench specinfer`; its exit code."""
+    """Run the command `python -m scripts.bench specinfer`; return its exit code."""
     config = read_keys(argv, TablesConfig, COMMAND)
     target = open_model(config.target, config)
     drafter = open_model(config.draft, config, target)
@@ -78,17 +78,17 @@ def specinfer(argv: list[str]) -> int:
     if len(by_set) > 1:
         every = list(by_set.values())
         by_set[ALL] = {kind: total([counts[kind] for counts in every]) for kind in kinds}
-    print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens a text, "
+    print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens per text, "
           f"{config.num_examples or 'all'} prompts of each set\n"
-          f"drawn: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}\n{PUBLISHED}")
+          f"sampling: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}\n{PUBLISHED}")
     print("\n".join(report(by_set, kinds, config)))
     return 0
 
 
 def of_set(name: str, pair: Pair, config: TablesConfig) -> dict[str, Counts]:
-    """What is counted along the target's texts to the prompts of a data set, kind by kind.
+    """Return the counts of each kind along the target's texts for the prompts of a data set.
 
-    Raises ValueError if none of the texts has a token that could be guessed.
+    Raises ValueError if no text has a token that could be guessed.
     """
     widths = [config.widths(k) for k in range(1, MOST_CHILDREN + 1)]
     most = max(map(max, widths))
@@ -106,18 +106,18 @@ def of_set(name: str, pair: Pair, config: TablesConfig) -> dict[str, Counts]:
                 found.setdefault(kind, []).append(Counts(len(text) - 1, accepted_K, passes_K))
     totals = {kind: total(counts) for kind, counts in found.items()}
     if not all(counts.tokens for counts in totals.values()):
-        raise ValueError(f"the target ends every text of {name} with its first token, so nothing can be guessed: "
+        raise ValueError(f"every text of the target for {name} ends with its first token, so nothing can be guessed: "
                          "choose other sets=, or another template=")
     return totals
 
 
 def total(counts: Sequence[Counts]) -> Counts:
-    """The sum of what was counted."""
+    """Return the sum of the counts."""
     return Counts._make(map(sum, zip(*counts)))
 
 
 def along(written: Written, pair: Pair, sampler: Sampler, most: int) -> dict[str, Array]:
-    """The kinds that a text of this sampler shows, and how probably its tokens are accepted in each, `[K, N]`."""
+    """Return, for each kind that applies to this sampler, the acceptance probabilities of a text's tokens, `[K, N]`."""
     target_NV, theirs_NV = (model.logits(*written) for model in pair)
     text = written[1]
     best_KN = among_best(ranks(theirs_NV, text), most)
@@ -129,14 +129,14 @@ def along(written: Written, pair: Pair, sampler: Sampler, most: int) -> dict[str
 
 
 def report(found: Found, kinds: Sequence[str], config: TablesConfig) -> Iterator[str]:
-    """The lines of the three tables."""
-    yield "\nTable 1: the target's token is among k guesses of the drafter, % of the tokens that it wrote"
+    """Yield the lines of the three tables."""
+    yield "\nTable 1: the target's token is among k guesses of the drafter, % of the target's tokens"
     for kind in kinds:
         percent = {name: counts[kind].percent for name, counts in found.items()}
         yield from rows(f"ours, {ABOUT[kind]}", percent, 1)
     for way, paper in published(1).items():
         yield from rows(f"paper, {way}", paper, 0)
-    yield f"\nTable 2: tokens that a pass of the target verifies, its own included; trees <{config.expansion}>"
+    yield f"\nTable 2: verified tokens per pass of the target, its own included; trees <{config.expansion}>"
     for kind in kinds:
         verified = {name: counts[kind].verified for name, counts in found.items()}
         yield from rows(f"ours, {ABOUT[kind]}", verified, 2)
@@ -147,14 +147,14 @@ def report(found: Found, kinds: Sequence[str], config: TablesConfig) -> Iterator
         yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{tree}>"
         ours: Figures = {name: (counts[DRAWN].verified[-1], counts[MSS].verified[-1])
                          for name, counts in found.items()}
-        compared = {"ours, drawn texts and guesses": ours, "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
+        compared = {"ours, sampled texts and guesses": ours, "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
         for title, by_set in compared.items():
             ratios = {name: (naive, multi, multi / naive) for name, (naive, multi) in by_set.items()}
             yield from rows(title, ratios, 2, ["", "naive", "multi", "ratio"])
 
 
 def rows(title: str, by_set: Figures, digits: int, heading: Sequence[str] = HEADING) -> Iterator[str]:
-    """A line for the heading, and one for each data set, with its figures."""
+    """Yield the title, the heading, and one line of figures for each data set."""
     yield f"  {title}"
     lines = [heading]
     for name, figures in by_set.items():

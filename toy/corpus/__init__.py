@@ -1,1 +1,1 @@
-"""What the bundled models learned: dialogues of six kinds, and Python source."""
+"""The training texts of the bundled models: dialogues of six kinds, and Python source."""

@@ -23,13 +23,13 @@ TASKS: dict[str, Callable[[Writer], Turns]] = {
     "mt_bench": conversation, "humaneval": code, "gsm8k": maths, "alpaca": instructions, "sum": news, "qa": questions,
 }
 TRAIN, HELD_OUT = "flowspec train", "flowspec held out"  # seeds
-QUESTIONS = 20  # of a task, that are bundled and no part of the corpus
+QUESTIONS = 20  # bundled questions of each task, which are not in the corpus
 FOLDED = ("test", "idlelib", "site-packages", "__pycache__", "lib2to3", "encodings", "turtledemo", "ensurepip",
           "pydoc_data")
 
 
 def dialogue(asked: list[str], answers: list[str]) -> str:
-    """The text of a dialogue as the model sees it; a last question without an answer ends after `ASSISTANT:`."""
+    """Return the text of a dialogue for the model; a last question without an answer ends after `ASSISTANT:`."""
     talk = get_conv_template("vicuna_v1.1")
     for i, question in enumerate(asked):
         talk.append_message(talk.roles[0], question)
@@ -38,7 +38,7 @@ def dialogue(asked: list[str], answers: list[str]) -> str:
 
 
 def dialogues(count: int, seed: str = TRAIN) -> Iterator[tuple[list[str], list[str]]]:
-    """`count` dialogues, the six kinds in turn, so that any part of the stream is a fair mixture."""
+    """Yield `count` dialogues, the six kinds in turn, so that any part of the stream is a fair mixture."""
     writers = [(task, Writer(f"{seed} {name}")) for name, task in TASKS.items()]
     for i in range(count):
         task, writer = writers[i % len(writers)]
@@ -46,7 +46,7 @@ def dialogues(count: int, seed: str = TRAIN) -> Iterator[tuple[list[str], list[s
 
 
 def library(limit: int) -> Iterator[str]:
-    """The sources of the running interpreter's standard library, in the order of their names, up to `limit` bytes."""
+    """Yield sources of the running interpreter's standard library, in the order of their names, up to `limit` bytes."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         if not any(part in FOLDED for part in path.relative_to(root).parts):
@@ -58,7 +58,7 @@ def library(limit: int) -> Iterator[str]:
 
 
 def write(folder: Path, count: int, source_bytes: int) -> None:
-    """Write `dialogues.jsonl`, a pair of questions and answers a line, and `library.jsonl`, a source a line."""
+    """Write `dialogues.jsonl`, one dialogue (questions, answers) per line, and `library.jsonl`, one source per line."""
     folder.mkdir(parents=True, exist_ok=True)
     talks = tqdm(dialogues(count), total=count, desc="dialogues")
     for name, entries in (("dialogues", talks), ("library", library(source_bytes))):
@@ -67,18 +67,18 @@ def write(folder: Path, count: int, source_bytes: int) -> None:
 
 
 def read(folder: Path, name: str) -> Iterator:
-    """What `write` has written: `dialogues`, or the `library`."""
+    """Yield the entries of a file of `write`: `dialogues`, or the `library`."""
     with (folder / f"{name}.jsonl").open(encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
 def seen(folder: Path) -> set[str]:
-    """The first question of every dialogue of the training corpus."""
+    """Return the first question of every dialogue of the training corpus."""
     return {asked[0] for asked, _ in read(folder, "dialogues")}
 
 
 def held_out(task: str, count: int, known: set[str]) -> list[Turns]:
-    """`count` dialogues whose questions the corpus does not contain, by another seed."""
+    """Return `count` dialogues by another seed, with first questions that are not in `known`."""
     writer, found = Writer(f"{HELD_OUT} {task}"), dict[str, Turns]()
     while len(found) < count:
         talk = conversation(writer, turns=2) if task == "mt_bench" else TASKS[task](writer)
@@ -88,13 +88,13 @@ def held_out(task: str, count: int, known: set[str]) -> list[Turns]:
 
 
 def bundled(work: Path) -> list[str]:
-    """The first question of every dialogue that `write_questions` writes."""
+    """Return the first question of every dialogue that `write_questions` writes."""
     known = seen(work)
     return [asked[0] for task in TASKS for asked, _ in held_out(task, QUESTIONS, known)]
 
 
 def write_questions(folder: Path, work: Path) -> None:
-    """Write a file for each task in MT-bench's question format; ids go on from file to file."""
+    """Write a file for each task in MT-bench's question format; ids continue from file to file."""
     folder.mkdir(parents=True, exist_ok=True)
     known = seen(work)
     for place, task in enumerate(TASKS):

@@ -1,4 +1,4 @@
-"""The chat model and the drafters: LLaMAs, or OPTs, of a few layers, and what they are trained on."""
+"""The chat model and the drafters: LLaMAs, or OPTs, of a few layers, and their training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class OptShape(Shape):
-    """The same sizes as an OPT; its LM head is the embedding."""
+    """The sizes of an OPT; its LM head is the embedding."""
 
     def config(self) -> PretrainedConfig:
         return OPTConfig(
@@ -52,7 +52,7 @@ class OptShape(Shape):
 
 def half_precision(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                    mask: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, None]:
-    """Causal attention in bfloat16: rotation leaves float32 behind, whose backward pass takes three times as long."""
+    """Causal attention in bfloat16: rotation returns float32, where the backward pass takes three times as long."""
     rows = (x.to(torch.bfloat16) for x in (query, key, value))
     return F.scaled_dot_product_attention(*rows, is_causal=True, scale=options.get("scaling")).transpose(1, 2), None
 
@@ -62,7 +62,7 @@ AttentionInterface.register(ATTENTION, half_precision)
 
 
 def loss_of(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted mean of the next token's cross-entropy, in nats; logits are `[B, T, V]`, ids and weights `[B, T]`."""
+    """Return the weighted mean cross-entropy of next tokens, in nats; logits `[B, T, V]`, ids and weights `[B, T]`."""
     each = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), ids[:, 1:].reshape(-1),
                            reduction="none")
     weight = weights[:, 1:].reshape(-1)
@@ -70,14 +70,14 @@ def loss_of(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> t
 
 
 def words_of(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """The logits `[B, T, V]` of ids `[B, T]`, in the precision of training."""
+    """Return the logits `[B, T, V]` of ids `[B, T]`, in the precision of training."""
     with torch.autocast("cpu", torch.bfloat16):
         return model(input_ids=ids, use_cache=False).logits
 
 
 @torch.no_grad()
 def held_out_loss(model: PreTrainedModel, rows: Rows) -> tuple[float, float]:
-    """Nats per token on the rows kept back: as weighted in training, and on answers and source code alone."""
+    """Return nats per token on the held-out rows: as weighted in training, and on answers and source code only."""
     pairs = []
     for ids, weights in rows.held():
         logits = words_of(model, ids)
@@ -87,11 +87,11 @@ def held_out_loss(model: PreTrainedModel, rows: Rows) -> tuple[float, float]:
 
 
 def export(model: PreTrainedModel, target: Path) -> None:
-    """Write a model's folder as Hugging Face has it, in bfloat16."""
+    """Write a model's folder in Hugging Face format, in bfloat16."""
     model.generation_config.update(**SPECIAL)
     model.to(torch.bfloat16).save_pretrained(str(target), safe_serialization=True)
     described = json.loads((target / "config.json").read_text())
-    described["torch_dtype"] = described.pop("dtype", "bfloat16")  # the name that old and new versions both read
+    described["torch_dtype"] = described.pop("dtype", "bfloat16")  # old and new versions both read this name
     (target / "config.json").write_text(json.dumps(described, indent=2) + "\n")
 
 
@@ -114,5 +114,5 @@ def _train(rank: int, plan: Hyperparameters, port: int, shape: Shape, work: Path
 
 
 def fit(plan: Hyperparameters, shape: Shape, work: Path, target: Path) -> None:
-    """Train a model to the end, from the last checkpoint if there is one, and write it to `target`."""
+    """Train a model to the end, from the last checkpoint if one exists, and write it to `target`."""
     launch(_train, plan, shape, work, target)

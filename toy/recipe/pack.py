@@ -1,4 +1,4 @@
-"""The packed corpus: rows of token ids, and for each token how much its loss counts."""
+"""The packed corpus: rows of token ids, and the weight of each token in the loss."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from train.data import draw
 
 ANSWER = re.compile(r"ASSISTANT:(.*?</s>)", re.DOTALL)
 LENGTH = 1024
-HELD_ROWS = 64  # the last rows are never trained on
-QUESTION_WEIGHT = 40  # of 255: a question is worth reading, but the model is there to answer
+HELD_ROWS = 64  # the last rows, held out from training
+QUESTION_WEIGHT = 40  # of 255: less than in answers, which are the purpose of the model
 SOURCE_PIECE = 4000
 
 
 def documents(work: Path, seed: int = 5) -> list[str]:
-    """The texts of the corpus: dialogues and pieces of source code, shuffled together."""
+    """Return the texts of the corpus: dialogues and pieces of source code, shuffled together."""
     found = [dialogue(*talk) for talk in read(work, "dialogues")]
     for text in read(work, "library"):
         found += pieces(text, SOURCE_PIECE)
@@ -34,7 +34,7 @@ def documents(work: Path, seed: int = 5) -> list[str]:
 
 
 def weigh(text: str, offsets: list[tuple[int, int]]) -> list[int]:
-    """How much the loss of each token counts: 255 in answers and source code, less in questions."""
+    """Return the weight of each token in the loss: 255 in answers and source code, less in questions."""
     spans = [match.span(1) for match in ANSWER.finditer(text)]
     if not spans:
         return [255] * len(offsets)
@@ -54,7 +54,7 @@ def _batches(texts: list[str], size: int = 512) -> Iterator[list[str]]:
 
 
 def pack(work: Path, tokenizer_dir: Path) -> None:
-    """Write rows.npy and weights.npy, both `[rows, LENGTH]`: documents one after the other, cut where a row ends."""
+    """Write rows.npy and weights.npy, both `[rows, LENGTH]`: concatenated documents, cut into rows."""
     tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir), trust_remote_code=False)
     ids: list[np.ndarray] = []
     weights: list[np.ndarray] = []
@@ -71,7 +71,7 @@ def pack(work: Path, tokenizer_dir: Path) -> None:
 
 
 class Rows:
-    """The packed rows as training reads them: batch after batch, each process its own share."""
+    """The packed rows for training, in batches, with a share for each process."""
 
     def __init__(self, work: Path, seed: int = 0) -> None:
         self.ids = np.load(work / "rows.npy", mmap_mode="r")
@@ -84,7 +84,7 @@ class Rows:
         return ids, torch.from_numpy(self.weights[rows].astype(np.float32)) / 255
 
     def batch(self, step: int, size: int, share: int = 0, shares: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ids and weights of a step, `[size, LENGTH]`; no row comes twice before all were seen."""
+        """Return the ids and weights of a step, `[size, LENGTH]`; no row is repeated within an epoch."""
         return self._take(np.array(draw(self.count, self.seed, (step * shares + share) * size, size)))
 
     def held(self, size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,5 +1,5 @@
-"""The heads' training, that of train/eagle/: one head that drifts, on the packed rows of the corpus, and one
-that does not, on its dialogues.
+"""Training of the heads with train/eagle/: one head that drifts, on the packed rows of the corpus, and one that does
+not, on its dialogues.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from train.eagle import heads
 from train.eagle.loss import DEPTHS, Objective, Task, own_part, part_at, teacher_parts
 from train.eagle.teacher import Teacher
 
-# EAGLE weighs the words 0.1 beside the features, adds noise and never reads its own guesses. Here the steps are few and
-# the words count for more; the second pass keeps guesses good in depth.
+# EAGLE gives words a weight of 0.1 relative to features, adds noise, and never reads its own guesses. Here the steps
+# are few and words count more; the second pass keeps deep guesses good.
 METHOD = Objective(passes=2, word_weight=1.0)
 
 
 def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[Row]:
-    """Packed rows as the training of heads reads them, where answers and source code alone count."""
+    """Return packed rows for the training of heads, where only answers and source code count."""
     return [Row(*row) for row in zip(ids, weights == 1)]
 
 
@@ -46,7 +46,7 @@ def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Pa
 
 
 def _finish(plan: Hyperparameters, task: Task, course: Course, held: list[Row], target: Path) -> None:
-    """Say what the head is worth on the rows that were kept back, and write it."""
+    """Print the agreement of the head on the held-out rows, and write the head."""
     agreement = task.agreement(held, DEPTHS)
     shown = ", ".join(f"{depth}: {found:.3f}" for depth, found in zip(DEPTHS, agreement))
     print(f"{plan.name}: {course.seconds:.0f} s, agreement by own guesses below {shown}", flush=True)
@@ -56,13 +56,13 @@ def _finish(plan: Hyperparameters, task: Task, course: Course, held: list[Row], 
 
 
 def dialogues(work: Path, base_dir: Path, count: int) -> list[Row]:
-    """The first `count` dialogues of the corpus as rows, of which the answers count; one with a bundled question in it,
-    be it only a part of what is asked, is left out."""
+    """Return the first `count` dialogues of the corpus as rows, where answers count, without those with a bundled
+    question in their first question."""
     text, rows = Text(base_dir), []
     bundled = corpus.bundled(work)
-    for asked, answers in islice(corpus.read(work, "dialogues"), count):
-        if not any(question in asked[0] for question in bundled):
-            talk = list(chain.from_iterable(zip(asked, answers)))
+    for questions, answers in islice(corpus.read(work, "dialogues"), count):
+        if not any(question in questions[0] for question in bundled):
+            talk = list(chain.from_iterable(zip(questions, answers)))
             rows.append(make_row(text, talk, "vicuna", LENGTH))
     return [row for row in rows if row is not None]
 
@@ -75,12 +75,12 @@ def _train_deep(rank: int, plan: Hyperparameters, port: int, work: Path, base_di
     tasks = [Task(teacher, head, part) for part in parts]
     needed = plan.steps * plan.batch * plan.processes + HELD_ROWS
     rows, course = dialogues(work, base_dir, needed), begin(plan, head, work, rank)
-    held, learnt = rows[-HELD_ROWS:], rows[:-HELD_ROWS]
+    held, trained = rows[-HELD_ROWS:], rows[:-HELD_ROWS]
 
     def lesson(step: int) -> dict[str, float]:
         first = (step * plan.processes + rank) * plan.batch
-        chosen = draw(len(learnt), plan.seed, first, plan.batch)
-        return tasks[part_at(step, parts)].learn([learnt[i] for i in chosen], (plan.seed, step, rank))
+        chosen = draw(len(trained), plan.seed, first, plan.batch)
+        return tasks[part_at(step, parts)].learn([trained[i] for i in chosen], (plan.seed, step, rank))
 
     course.run(lesson)
     if rank == 0:
@@ -88,10 +88,10 @@ def _train_deep(rank: int, plan: Hyperparameters, port: int, work: Path, base_di
 
 
 def fit(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
-    """Train the head to the end, from the last checkpoint if there is one, and write it to `target`."""
+    """Train the head to the end, from the last checkpoint if one exists, and write it to `target`."""
     launch(_train, plan, work, base_dir, target)
 
 
 def fit_deep(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
-    """The same for the head that does not drift, whose last `own` steps read its own outputs."""
+    """Train the head that does not drift, and write it to `target`; the last `own` steps read its own outputs."""
     launch(_train_deep, plan, work, base_dir, target)

@@ -1,4 +1,4 @@
-"""The tokenizer: a sentencepiece BPE model of 4,096 pieces in the dress of LLaMA's."""
+"""The tokenizer: a sentencepiece BPE model of 4,096 pieces in the format of LLaMA's."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 
 
 def texts(folder: Path, dialogues: int, sources: int) -> Iterator[str]:
-    """The texts that pieces are counted on: questions, answers and source code, with line ends and indentation."""
-    for asked, answers in islice(read(folder, "dialogues"), dialogues):
-        yield from asked
+    """Yield the training texts of the tokenizer: questions, answers and source code, with line ends and indentation."""
+    for questions, answers in islice(read(folder, "dialogues"), dialogues):
+        yield from questions
         yield from answers
     for text in islice(read(folder, "library"), sources):
         yield from pieces(text, 2000)
 
 
 def pieces(text: str, size: int) -> list[str]:
-    """A text in pieces of so many characters."""
+    """Cut a text into pieces of `size` characters."""
     return [text[i:i + size] for i in range(0, len(text), size)]
 
 
 def make(work: Path, target: Path) -> None:
-    """Learn the pieces, and write tokenizer.model, tokenizer.json and what `AutoTokenizer` reads beside them."""
+    """Train the tokenizer, and write tokenizer.model, tokenizer.json and the other files that `AutoTokenizer` reads."""
     target.mkdir(parents=True, exist_ok=True)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=texts(work, 16_000, 60), model_prefix=str(target / "tokenizer"), vocab_size=VOCABULARY,
@@ -47,12 +47,12 @@ def make(work: Path, target: Path) -> None:
                         "clean_up_tokenization_spaces": False, "model_max_length": 2048, "sp_model_kwargs": {}}
     (target / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
     (target / "special_tokens_map.json").write_text(json.dumps(SPECIAL, indent=2) + "\n")
-    (target / "tokenizer.json").unlink(missing_ok=True)  # else it is loaded in place of the new model
+    (target / "tokenizer.json").unlink(missing_ok=True)  # an old file would be loaded in place of the new model
     fast = LlamaTokenizerFast.from_pretrained(str(target))
     fast.backend_tokenizer.save(str(target / "tokenizer.json"))
 
 
 def copy(source: Path, target: Path) -> None:
-    """Put the same tokenizer beside another model."""
+    """Copy the tokenizer into the folder of another model."""
     for name in ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copyfile(source / name, target / name)

@@ -1,7 +1,7 @@
-"""How the bundled models are trained: one process or several that average their gradients over gloo.
+"""Training of the bundled models by one process, or by several that average their gradients over gloo.
 
-The loop itself is that of train/course.py. One thread a process: two processes of one thread are faster
-than one of two, for layers as thin as these.
+The loop is that of train/course.py. Each process has one thread: for such narrow layers, two processes of one thread
+are faster than one of two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 from train import course
 from train.course import Course
 
-# Freed pages go back to the kernel by default, and faulting them in again costs as much as the arithmetic at this size.
+# By default freed pages return to the kernel, and faulting them in again costs as much as the arithmetic at this size.
 SETTINGS = {"MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_MMAP_THRESHOLD_": "8000000000",
             "MALLOC_TOP_PAD_": "268435456",
             "OMP_NUM_THREADS": "1"}
@@ -33,12 +33,12 @@ class Hyperparameters(course.Hyperparameters):
     matrix_rate: float = 0.02
     warm_up: int = 60
     betas: tuple[float, float] = (0.9, 0.98)
-    batch: int = 4  # rows a process takes each step
+    batch: int = 4  # rows per process and step
     processes: int = 2
 
 
 def average(gradients: Iterable[torch.Tensor]) -> None:
-    """Make the gradients of all processes their mean, by one all-reduce over all of them in a row."""
+    """Replace the gradients of all processes by their mean, with one all-reduce of a single flat tensor."""
     parts = list(gradients)
     flat = torch.cat([part.reshape(-1) for part in parts])
     dist.all_reduce(flat)
@@ -48,7 +48,7 @@ def average(gradients: Iterable[torch.Tensor]) -> None:
 
 
 def begin(plan: Hyperparameters, model: torch.nn.Module, work: Path, rank: int) -> Course:
-    """The training of one process, from its last checkpoint if there is one; rank 0 shows the bar and writes those."""
+    """Return the training of one process, from its last checkpoint if one exists; rank 0 shows the bar and saves."""
     terms = {name: value for name, value in asdict(plan).items() if name != "saved_every"}
     return Course(plan, model, work / f"{plan.name}.pt", terms, average if plan.processes > 1 else None, rank == 0)
 
@@ -63,7 +63,7 @@ def join(rank: int, plan: Hyperparameters, port: int) -> None:
 
 def launch(work: Callable[..., None], plan: Hyperparameters, *values: object) -> None:
     """Start `work(rank, plan, port, *values)` in each process and wait for the end."""
-    os.environ.update(SETTINGS)  # read when a process starts, so it must stand here before the children do
+    os.environ.update(SETTINGS)  # before the start of the children, as a process reads them only at its start
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

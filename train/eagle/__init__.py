@@ -1,1 +1,1 @@
-"""The training of draft heads of EAGLE."""
+"""Training of draft heads of the EAGLE family."""

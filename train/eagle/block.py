@@ -1,8 +1,8 @@
-"""How a head that guesses a block at once learns: DFlash's way, along rows of text.
+"""Training of heads that guess a block at once, along rows of text.
 
-After DFlash (arXiv 2602.06036): blocks begin at places of answers drawn by chance, each with a token of the
-text and masks behind it. A block sees the target's features of the text before, and itself. Words near its beginning
-count most, since a wrong guess makes all behind it worthless.
+After DFlash (arXiv 2602.06036): blocks begin at random places of answers, each with a token of the text and masks after
+it. A block sees the target's features of the text before it, and itself. Words near its beginning have the largest
+weight, since an incorrect guess makes all later ones useless.
 
 Shapes: T pairs of a row, A of them at which blocks begin, B tokens of a block, K key/value heads, S keys,
 E head dimension.
@@ -21,11 +21,11 @@ from model.drafts.heads import TEXT, DFlashHead
 from train.data import Row
 from train.eagle.loss import LIKELIEST, Mark, Objective, Task, Wanted
 
-FADING = 2  # a place that lies a block's size by this behind the first one counts 1/e of it
+FADING = 2  # weights fall to 1/e after a block's size divided by this
 
 
 class Blocks:
-    """A cache of rows of text and of the blocks behind them, which see the text up to `starts_A`, and themselves."""
+    """A cache of rows of text, and of blocks, each of which sees the text up to its `starts_A`, and itself."""
 
     def __init__(self, text: int, starts_A: Tensor, size: int) -> None:
         device = starts_A.device
@@ -35,29 +35,29 @@ class Blocks:
         within_RR = block_R[:, None] == block_R
         nothing_TS = torch.eye(text, text + len(block_R), dtype=torch.bool, device=device)
         blocks_RS = torch.cat((before_RT, within_RR), 1)
-        self._sees_TS = torch.cat((nothing_TS, blocks_RS))  # what rows of text say is not asked
+        self._sees_TS = torch.cat((nothing_TS, blocks_RS))  # rows of text see only themselves: their outputs are unused
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
-        """The attention `[H, T, E]` of these queries."""
+        """Return the attention `[H, T, E]` of these queries."""
         return attention(q_HTE, k_KTE, v_KTE, self._sees_TS, form)
 
 
 def block_part(size: int, starts: int, steps: int) -> Objective:
-    """Blocks of `size` tokens, the one before the guesses included."""
+    """Return the objective for blocks of `size` tokens, including the one before the guesses."""
     decay = math.exp(-FADING / size)
     return Objective(size - 1, decay, starts=starts, likeliest=LIKELIEST, steps=steps)
 
 
 class BlockTask(Task):
-    """Soft cross-entropy of the words of blocks; a pass is a place of them, behind the token that they begin with."""
+    """Soft cross-entropy of the words of blocks; a pass is one place in all blocks, from the first guess on."""
 
     head: DFlashHead
-    behind = "place in the block, from the first guess on"
+    behind = "by place in the block, from the first guess"
     by_pass = True
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
-        return self.words(out_MD, wanted)  # which `passes` has made logits of, for all places at once
+        return self.words(out_MD, wanted)  # `passes` yields logits already, for all places at once
 
     def weights(self, row: Row, passes: int) -> list[float]:
         return super().weights(row, passes + 1)[1:]

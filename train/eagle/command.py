@@ -1,6 +1,6 @@
-"""Trains an EAGLE draft head for a model, on conversations that are like those it shall answer.
+"""Train an EAGLE draft head for a model, on conversations similar to those it will answer.
 
-This is the command; what it does is in train/eagle/.
+This is the command; its parts are in train/eagle/.
 """
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from train.terms import digest, mark, settings
 RECORD = "training.json"
 CPU = Path("/proc/cpuinfo")
 FAST = {"avx512_bf16", "amx_bf16"}  # flags of processors that multiply in bfloat16, in about half the time
-# The rates that EAGLE's authors give a head of size 4096; Adam's step has one size whatever the width, and so a layer
-# that is narrower takes a larger one.
+# The rates of EAGLE's authors for a head of size 4096. Adam's step does not depend on the width, so a narrower layer
+# takes a larger rate.
 RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
 NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "keep_features", "own", "save_every", "device",
              "threads")
 KINDS: dict[type, type[Task]] = {EagleHead: Task, Eagle3Head: WordTask, DFlashHead: BlockTask}
 BEST = "its best guess is the model's"
-FEATURES = "features"  # the folder of what the base made of each conversation
+FEATURES = "features"  # folder with the base's features of each conversation
 
 
 def arithmetic(args: Namespace) -> tuple[torch.dtype, torch.device]:
-    """The number type and the device that were asked for; auto is bfloat16 wherever that is faster."""
+    """Return the number type and the device of the command; auto is bfloat16 wherever that is faster."""
     device = usable(args.device, "--device ")
     name = args.dtype
     if name == "auto":
@@ -59,7 +59,7 @@ def arithmetic(args: Namespace) -> tuple[torch.dtype, torch.device]:
 
 
 def open_teacher(args: Namespace) -> Teacher:
-    """The base, in the arithmetic that was asked for."""
+    """Open the base, in the number type and on the device of the command."""
     dtype, device = arithmetic(args)
     folder = args.out_dir / FEATURES if args.keep_features else None
     name = str(dtype).partition(".")[2]
@@ -68,9 +68,9 @@ def open_teacher(args: Namespace) -> Teacher:
 
 
 def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Trainable]:
-    """The `config.json` of the head that learns, and the head: the one that was given, or a new one.
+    """Return the `config.json` of the head to train, and the head: the given one, or a new one.
 
-    The mask of a block is the token that answers use least.
+    The mask of a block is the least used token of the answers.
     """
     if args.block:
         mask = int(heads.counts(rows, teacher.config.vocab).argmin())
@@ -88,7 +88,7 @@ def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Conf
 
 
 def open_partial(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Trainable]:
-    """A head for partial features, which begins with the layer and the words of the one that was given."""
+    """Return a head for partial features, initialized with the layer and the words of the head of --from, if given."""
     given = heads.take(teacher, Checkpoint(args.given)) if args.given else None
     if isinstance(given, Eagle3Head):
         own = heads.known_words(given)
@@ -103,7 +103,7 @@ def open_partial(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.C
 
 
 def open_parts(args: Namespace, rows: int, third: bool, stages: int = 0) -> list[Objective]:
-    """What is taught, part by part, for so many conversations, a head of EAGLE-3 or not, or one for so many stages."""
+    """Return the parts of a training on `rows` conversations. `third`: an EAGLE-3 head; `stages`: of SPD, or 0."""
     first, own = (math.ceil(epochs * rows / args.batch) or 1
                   for epochs in (args.epochs, args.own_epochs))
     if args.block:
@@ -120,7 +120,7 @@ def open_parts(args: Namespace, rows: int, third: bool, stages: int = 0) -> list
 
 
 def open_course(args: Namespace, task: Task, parts: list[Objective]) -> Course:
-    """The training of the head of this task in these parts, from its checkpoint if there is one."""
+    """Return the training of the task's head in these parts, resumed from its checkpoint if one exists."""
     teacher, steps = task.teacher, sum(part.steps for part in parts)
     own = sum(part.steps for part in parts if part.own)
     usual = RATE if type(task) is Task else RATE_EAGLE3
@@ -134,7 +134,7 @@ def open_course(args: Namespace, task: Task, parts: list[Objective]) -> Course:
 
 
 def look(args: Namespace) -> int:
-    """The positions of the base. ValueError if it does not fit a head of that kind, or the one that was given."""
+    """Return the base's positions. Raise ValueError if it does not fit this kind of head, or the head of --from."""
     base = Checkpoint(args.model_dir)
     sizes = LlamaConfig.read(base.config)
     if args.partial:
@@ -142,23 +142,23 @@ def look(args: Namespace) -> int:
     if args.given:
         given = fit_head(Checkpoint(args.given), base.config)
         if isinstance(given, (MtpHead, DFlashHead)):
-            raise ValueError(f"the head in {args.given} is none of EAGLE, and only those are trained here; leave out "
+            raise ValueError(f"the head in {args.given} is not an EAGLE head, and --from supports no others; omit "
                              "--from")
         third = isinstance(given, Eagle3Head)
         if isinstance(given, Eagle3Head) and given.dialect.partial and not args.partial:
-            raise ValueError(f"the head in {args.given} is one of SPD; add --partial STAGES")
+            raise ValueError(f"the head in {args.given} is an SPD head; add --partial STAGES")
         if (args.eagle3 or args.partial) and not third:
             asked = "--partial" if args.partial else "--eagle3"
-            raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out {asked}")
+            raise ValueError(f"the head in {args.given} is an EAGLE-1/2 head; omit {asked}")
     elif (args.eagle3 or args.block) and not usual_layers(sizes.layers):
         asked = "--block" if args.block else "--eagle3"
-        raise ValueError(f"a head of {asked} needs a model of 7 layers or more, and the one in {args.model_dir} has "
-                         f"{sizes.layers}; leave out {asked}")
+        raise ValueError(f"a head of {asked} needs a model of at least 7 layers, and the one in {args.model_dir} has "
+                         f"{sizes.layers}; omit {asked}")
     return sizes.context
 
 
 def train(args: Namespace) -> None:
-    """The whole training: the head and the record of its worth are in OUT_DIR at the end."""
+    """Run the whole training, which writes the head and the record of its accuracy into OUT_DIR."""
     check(args)
     begin(args, args.out_dir, "choose another folder", "config.json", RECORD)
     context = look(args)
@@ -190,8 +190,8 @@ def train(args: Namespace) -> None:
 
 
 def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
-    """Write the head into OUT_DIR in the base's number type, or bfloat16 if that is what it was taught with; one that
-    was given keeps its own, and an embedding of its own."""
+    """Write the head into OUT_DIR, in the base's number type, or bfloat16 if it was trained in that. The head of --from
+    keeps its number type, and its embedding if it has one."""
     teacher, borrows = task.teacher, True
     dtype = teacher.written
     if args.given:
@@ -203,9 +203,9 @@ def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
 
 
 def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> None:
-    """Print the held-out figures of the head as it was written, and keep them beside it.
+    """Print the held-out figures of the written head, and write them into its folder.
 
-    They are counted along the answers that the base itself gives to the questions held out.
+    They are counted along the base's own answers to the held-out questions.
     """
     record: dict[str, Any] = {
         "steps": course.step,

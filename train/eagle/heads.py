@@ -1,7 +1,6 @@
-"""Heads that learn: how a new one begins, how a given one goes on, and the folder that it ends in, as EAGLE publishes
-its heads.
+"""Heads to train: initialize a new one, load a given one, and write a folder in the format of EAGLE's published heads.
 
-It knows nothing about training.
+This module knows nothing about training.
 """
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ from model.weights.checkpoint import Checkpoint
 from train.data import Row
 from train.eagle.teacher import Teacher
 
-Config = Dict[str, Any]  # what a `config.json` says
-DIALECTS: dict[str, Config] = {  # of EAGLE-3: what a config.json says beside the sizes
+Config = Dict[str, Any]  # the content of a `config.json`
+DIALECTS: dict[str, Config] = {  # of EAGLE-3: the fields of a config.json in addition to the sizes
     "eagle3": {"architectures": ["LlamaForCausalLMEagle3"]},
     "eagle3.1": {"architectures": ["LlamaForCausalLMEagle3"], "fc_norm": True, "norm_output": True},
     "vllm": {"architectures": ["Eagle3LlamaForCausalLM"], "norm_before_residual": True},
@@ -46,7 +45,7 @@ DIALECTS: dict[str, Config] = {  # of EAGLE-3: what a config.json says beside th
 NUMBERED = ("Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")  # these call their first layer layers.0
 OUTSIDE = ("architectures", "draft_vocab_size", "target_hidden_size", "unrolled_passes", KIND, *LAYERS, *NORMS)
 LAYER = {"model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 1, "tie_word_embeddings": False}
-SIZES = {  # fields of a `config.json`, and what they are called in LlamaConfig
+SIZES = {  # fields of a `config.json`, and their names in LlamaConfig
     "hidden_size": "hidden",
     "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads",
@@ -59,15 +58,15 @@ SIZES = {  # fields of a `config.json`, and what they are called in LlamaConfig
 
 
 def describe(teacher: Teacher, vocab: int | None = None, dialect: str = "eagle3") -> Config:
-    """The `config.json` of a head for this base; of EAGLE-3, with `vocab` words of its own, if that is given.
+    """Return the `config.json` of a head for this base: of EAGLE-3 with `vocab` words, or of EAGLE-1/2 if it is None.
 
-    A head is one layer of a LLaMA, whatever the family of its base.
+    A head is one layer of a LLaMA for every family of base.
     """
     c, files = teacher.config, teacher.source.config
     found: Config = dict(LAYER)
     for field, size in SIZES.items():
         found[field] = getattr(c, size)
-    is_usual = c.scaling and c.rope != "longrope"  # whose waves are those of a head that turns in part
+    is_usual = c.scaling and c.rope != "longrope"  # its factors only fit the partial rotation of the base
     found["rope_scaling"] = {"rope_type": c.rope, **c.scaling} if is_usual else None
     found["torch_dtype"] = str(teacher.written).partition(".")[2]
     for name in ("bos_token_id", "eos_token_id"):
@@ -78,8 +77,8 @@ def describe(teacher: Teacher, vocab: int | None = None, dialect: str = "eagle3"
 
 
 def nested(config: Config, base: Config) -> Config:
-    """A `config.json` as its dialect writes it: speculators puts the sizes of the layers one level deeper, and names
-    the model that the head is for."""
+    """Return a `config.json` in the form of its dialect: speculators nests the sizes of the layers one level deeper,
+    and names the head's base."""
     if KIND not in config:
         return config
     known: Config = {"architectures": base.get("architectures"), "name_or_path": base.get("_name_or_path")}
@@ -91,25 +90,25 @@ def nested(config: Config, base: Config) -> Config:
 
 
 def describe_block(teacher: Teacher, form: BlockForm, layers: int) -> Config:
-    """The `config.json` of a head of DFlash for this base, whose layers are Qwen3's."""
+    """Return the `config.json` of a DFlash head for this base, with layers of Qwen3."""
     inside = {"mask_token_id": form.mask, "target_layer_ids": [number - 1 for number in form.inner]}
     return {**describe(teacher), "architectures": [BLOCK], "model_type": "qwen3", "num_hidden_layers": layers,
             "num_target_layers": teacher.config.layers, "block_size": form.size, BLOCK_NESTED: inside}
 
 
 def describe_partial(teacher: Teacher, vocab: int, layers: Sequence[int]) -> Config:
-    """The `config.json` of a head that reads the inputs of these layers, as far as they are known (SPD)."""
+    """Return the `config.json` of an SPD head, which reads the inputs of these layers as far as they are known."""
     return {**describe(teacher, vocab, "eagle3.1"), LAYERS[0]: list(layers), COUNTED: "inputs", PARTIAL: True}
 
 
 def known_words(head: Eagle3Head) -> Tensor:
-    """The base's tokens that a head of EAGLE-3 knows, in the order of its own."""
+    """Return the base's ids of the words that an EAGLE-3 head knows, in the order of its own ids."""
     own = torch.arange(head.lm_head.out_features)
     return own if head.shift is None else own + head.shift.cpu()
 
 
 def counts(rows: Iterable[Row], known: int) -> Tensor:
-    """How often answers use each of `known` tokens."""
+    """Return how often answers use each of `known` tokens."""
     found = torch.zeros(known, dtype=torch.long)
     for row in rows:
         found += torch.bincount(row.ids[row.answers].long(), minlength=known)
@@ -117,14 +116,14 @@ def counts(rows: Iterable[Row], known: int) -> Tensor:
 
 
 def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
-    """The `size` tokens of `known` that answers use most, in the order of their ids; ties go to the lower id."""
+    """Return the `size` most used of `known` tokens in answers, in the order of their ids; ties go to the lower id."""
     return counts(rows, known).argsort(descending=True, stable=True)[:size].sort().values
 
 
 def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Trainable:
-    """A head to train, in the float32 that gradients need (float64 if the base is), with the base's frozen embedding.
+    """Return a new head to train, in float32 (float64 if the base is), with the base's frozen embedding.
 
-    A head of EAGLE-3 begins with the base's LM head, as far as it has those words: `own`.
+    The LM head of an EAGLE-3 head begins with the rows of the base's LM head for its words `own`.
     """
     c = LlamaConfig.read(config)
     head: Trainable
@@ -154,44 +153,44 @@ def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Tr
 
 @torch.no_grad()
 def inherit(head: Trainable, given: Trainable) -> None:
-    """Begin with the weights of another head of the base, but for those that read features, if it reads other ones.
-    ValueError for one of another size."""
+    """Copy the weights of another head of the base into `head`, except those that read features, if their inner layers
+    differ. Raise ValueError if the sizes differ."""
     theirs = dict(given.named_parameters())
     reading = () if head.inner == given.inner else ("fc.", "fc_norm.")
     for name, parameter in head.named_parameters():
         if name.startswith(reading):
             continue
         if name not in theirs or theirs[name].shape != parameter.shape:
-            raise ValueError(f"the head of --from has no {name} of the size that a head of SPD has; leave out --from")
+            raise ValueError(f"the head of --from has no {name} of the size that an SPD head needs; omit --from")
         parameter.copy_(theirs[name])
 
 
 def _learning(teacher: Teacher) -> torch.dtype:
-    """The number type that gradients need."""
+    """Return the number type for gradients."""
     return torch.float64 if teacher.dtype == torch.float64 else torch.float32
 
 
 def _learner(head: Trainable) -> Trainable:
-    """A head of which all but the embedding learns."""
+    """Make all parameters of a head trainable except its embedding."""
     head.requires_grad_(True)
     head.embed_tokens.requires_grad_(False)
     return head
 
 
 def take(teacher: Teacher, source: Checkpoint) -> Trainable:
-    """A head that somebody taught for this base, to be taught on, in the arithmetic of a new one; its embedding is
-    frozen. Raises ValueError if it does not fit."""
+    """Load a trained head of this base for further training, in the number type of a new one; its embedding is frozen.
+    Raise ValueError if it does not fit."""
     base, dtype = teacher.source.config, _learning(teacher)
     head = load_head(source, base, lambda: teacher.embedding, dtype, teacher.device)
-    assert isinstance(head, (EagleHead, Eagle3Head)), "what is taught on was looked at before"
+    assert isinstance(head, (EagleHead, Eagle3Head)), "the command has checked its kind"
     teacher.inner = head.inner or teacher.inner
     return _learner(head)
 
 
 def write(head: Trainable, config: Config, folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
-    """Write config.json and model.safetensors with the keys of the public heads, each whole or not at all.
+    """Write config.json and model.safetensors, each atomically, with the names of tensors of the public heads.
 
-    A head of EAGLE-3 that `borrows` the embedding of its base is written without it.
+    If `borrows`, heads other than EAGLE-1/2 are written without the embedding, which is that of their base.
     """
     tensors = {name: p.detach().to("cpu", dtype)
                for name, p in head.named_parameters()}

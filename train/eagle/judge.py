@@ -1,7 +1,7 @@
-"""What a head is worth: the mean accepted length of trees that it really drafts for its base, and the base's own texts
-to count on how often the head is right.
+"""Evaluation of a head: the mean accepted length of trees that it drafts for its base, and the base's own texts, along
+which its agreement is counted.
 
-It knows nothing about training. The pipeline is the project's own, of one stage, in this process.
+This module knows nothing about training. The pipeline is the project's own, of one stage, in this process.
 """
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from train.data import Row, answer_row
 from train.eagle.teacher import Teacher
 from train.writer import ring_of
 
-TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's paper: 60 nodes with the root, six levels
+TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # as in EAGLE-2's paper: 60 nodes with the root, 6 levels
 
 Prompts = Sequence[Sequence[int]]
 Answered = Tuple[List[Row], float]
 
 
 def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
-    """A decoder of the base with the head in `folder`, for texts of at most `length` tokens."""
+    """Return a decoder of the base with the head in `folder`, for texts of at most `length` tokens."""
     head = load_head(Checkpoint(folder), teacher.source.config, lambda: teacher.embedding, teacher.dtype,
                      teacher.device)
-    assert not isinstance(head, MtpHead), "which is not trained here"
+    assert not isinstance(head, MtpHead), "MTP heads are not trained here"
     capacity = length + 8 * TREE.init.nodes
     ring = ring_of(teacher, capacity, head.inner)
     draft: Draft
@@ -50,9 +50,10 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
 
 @torch.no_grad()
 def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> Answered:
-    """The base's answers to these prompts, of `new` tokens at most, at temperature 0, and the mean accepted length.
+    """Return the base's answers to these prompts, of at most `new` tokens, at temperature 0, and the accepted length.
 
-    That is tokens per pass of the base, its own included (EAGLE's tau); the prefill settles the first one.
+    The mean accepted length is tokens per pass of the base, its own included (EAGLE's tau). The first token is not
+    counted, since the prefill settles it.
     """
     rows, tokens, passes = [], 0, 0
     for prompt in tqdm(prompts, desc="drafting", unit="answer", leave=False):

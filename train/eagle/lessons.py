@@ -1,7 +1,7 @@
-"""The lessons of a training: a file of conversations as rows to learn from, and questions that are held out.
+"""The lessons of a training: rows to learn from, out of a file of conversations, and held-out questions.
 
-Tokenizing takes minutes, so a file keeps them for when the training goes on. One that was made of anything else is not
-read.
+Tokenizing takes minutes, so a file keeps the lessons for a resumed training. Its name depends on all inputs, so lessons
+from other inputs are never read.
 """
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from train.data import Row, make_rows, read_conversations
 from train.terms import digest, kept
 
 LESSON_FILES = "lessons-*.pt"  # the star stands for the fingerprint
-NEW_TOKENS = 128  # of an answer to a question that is held out
-WORDS = ("template", "limit", "held_out", "judged", "seed")  # of the command, which decide what the lessons are
+NEW_TOKENS = 128  # most tokens of an answer to a held-out question
+WORDS = ("template", "limit", "held_out", "judged", "seed")  # options of the command that determine the lessons
 
 
 class Lessons(NamedTuple):
-    """The conversations as rows to learn from, and the questions of those that are held out."""
+    """Conversations as rows to learn from, and prompts of the questions that are held out."""
 
     rows: list[Row]
     prompts: list[list[int]]
@@ -32,38 +32,38 @@ class Lessons(NamedTuple):
 
 
 def fingerprint(args: Namespace, length: int) -> str:
-    """What differs for other data, another tokenizer or other words."""
+    """Return a hash of the data, the tokenizer and the options that determine the lessons."""
     files = [args.model_dir / name for name in (*TOKENIZER_FILES, *SETTINGS)]
-    there = [path for path in files if path.is_file()]
-    hashes = {path.name: digest(read_bytes(path, ANOTHER)) for path in there}
+    existing = [path for path in files if path.is_file()]
+    hashes = {path.name: digest(read_bytes(path, ANOTHER)) for path in existing}
     words = [getattr(args, name) for name in WORDS]
     content = [digest(read_bytes(args.data, ANOTHER)), hashes, words, length]
     return digest(json.dumps(content).encode())
 
 
 def read_lessons(args: Namespace, context: int) -> Lessons:
-    """The lessons in `--data` for a model of so many positions, which OUT_DIR keeps until the training has ended.
+    """Return the lessons from `--data` for a model of `context` positions; OUT_DIR keeps them until the training ends.
 
-    Raises ValueError if nothing could be learnt from them.
+    Raises ValueError if they contain nothing to learn.
     """
     length = min(args.length, context)
     path = args.out_dir / LESSON_FILES.replace("*", fingerprint(args, length))
-    says = f"train_eagle: takes the tokens of {{}} conversations from {path}"
+    message = f"train_eagle: read the tokens of {{}} conversations from {path}"
 
     def made() -> dict[str, Any]:
-        nonlocal says
-        says = f"train_eagle: {{}} conversations became tokens, which {path} keeps until the training ends"
-        return _made(args, length)
+        nonlocal message
+        message = f"train_eagle: tokenized {{}} conversations; {path} keeps the tokens until the training ends"
+        return _tokenized(args, length)
 
     found = kept(path, made)
     sizes = found["sizes"]
     rows = map(Row, found["ids"].split(sizes), found["answers"].split(sizes))
-    print(says.format(len(sizes)))
+    print(message.format(len(sizes)))
     return Lessons(list(rows), found["prompts"], frozenset(found["ends"]))
 
 
-def _made(args: Namespace, length: int) -> dict[str, Any]:
-    """The lessons in as few tensors as possible."""
+def _tokenized(args: Namespace, length: int) -> dict[str, Any]:
+    """Tokenize the conversations, and return the lessons in as few tensors as possible."""
     text, talks = Text(args.model_dir), read_conversations(args.data)
     random.Random(args.seed).shuffle(talks)
     talks = talks[:args.limit]

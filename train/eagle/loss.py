@@ -1,11 +1,11 @@
-"""What a head is taught in a row of text, for the heads of EAGLE-1/2 and for those of EAGLE-3.
+"""Losses of a row of text, for heads of EAGLE-1/2 and of EAGLE-3.
 
-A head that is taught on the base's features alone meets something else when it drafts, its own outputs, and gets worse
-with every guess that it stands on. So a first part makes it good, and a second one feeds it its own outputs. Nothing
-here knows about optimizers or files. Only words of answers are asked for: the pair p of pass s predicts the
-feature of token p + s + 1, and with it the word behind that, which has to be an answer's.
+A head that is trained only on the base's features reads its own outputs when it drafts, and so gets worse with every
+guess. So a first part trains it on the base's features, and a second one on its own outputs. This module knows nothing
+about optimizers or files. The loss counts words of answers only: pair p of pass s predicts the feature of token
+p + s + 1, and with it the next word, which must belong to an answer.
 
-Shapes: N tokens of a row, D model, M words that are asked for, V vocabulary of the head.
+Shapes: N tokens of a row, D model, M words in the loss, V vocabulary of the head.
 """
 from __future__ import annotations
 
@@ -29,48 +29,48 @@ from train.eagle.unroll import Known, unroll
 
 PASSES, STARTS = 8, 10
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)
-FIRST = 3.0  # what the pass over the target's features counts beside each later one
-LIKELIEST = 64  # words of the target that the second part asks for
-# One pass over a row: the loss, summed over the words that were asked for, and which of them `[M]` are the base's.
+FIRST = 3.0  # weight of the pass over the target's features relative to each later one
+LIKELIEST = 64  # most likely words of the target that the second part compares with
+# One pass over a row: the loss, summed over its words, and whether the head's best word is the base's, `[M]`.
 Mark = Tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Objective:
-    """How a head is taught, and for how many steps in a course of several parts."""
+    """One part of a training: its losses, and its number of steps."""
 
-    passes: int  # the first with the base's features, the others with what the head itself made before
-    decay: float = 1.0  # what a pass counts beside the one before
-    first: float = 1.0  # what the first pass counts beside that
-    starts: int | None = None  # answers' pairs in a row, drawn by chance, where later passes start; None: all pairs
-    likeliest: int = 0  # words of the base that are asked for at each place; 0: all of them
-    noise: float = 0.0  # features that the head reads are off by up to so much
-    word_weight: float = 0.1  # of the words beside the features, EAGLE-1/2
+    passes: int  # the first reads the base's features, each other one the head's outputs of the previous pass
+    decay: float = 1.0  # weight of a pass relative to the previous one
+    first: float = 1.0  # weight of the first pass
+    starts: int | None = None  # number of random pairs of answers in a row where later passes start; None: all pairs
+    likeliest: int = 0  # most likely words of the base to compare with at each place; 0: all
+    noise: float = 0.0  # amplitude of the noise on the features that the head reads
+    word_weight: float = 0.1  # weight of the words' loss relative to the features' loss, EAGLE-1/2
     steps: int = 0
-    own: bool = False  # whether later passes read what the head made, which is learned at half the rate
+    own: bool = False  # whether this part trains on the head's own outputs, at half the rate
 
 
 def own_part(steps: int, passes: int = PASSES, starts: int = STARTS) -> Objective:
-    """Passes over the head's own outputs, with gradients through all of them."""
+    """Return the part with passes over the head's own outputs, with gradients through all of them."""
     return Objective(passes, first=FIRST, starts=starts, likeliest=LIKELIEST, word_weight=1.0, steps=steps,
                      own=True)
 
 
 def teacher_parts(steps: int, noise: float, word_weight: float) -> list[Objective]:
-    """The target's features, in EAGLE's way (section 3.2); in the last quarter words count as much as features."""
+    """Return the parts on the target's features (EAGLE, section 3.2); finally words count as much as features."""
     short = steps // 4
     return [Objective(1, noise=noise, word_weight=word_weight, steps=steps - short),
             Objective(1, word_weight=1.0, steps=short)]
 
 
 def part_at(step: int, parts: Sequence[Objective]) -> int:
-    """The number of the part that a step belongs to."""
+    """Return the number of the part to which a step belongs."""
     return bisect(list(accumulate(part.steps for part in parts)), step)
 
 
 class Wanted(NamedTuple):
-    """What a head shall predict in a row: at the tokens `place_M` the base's features, likeliest words, and the
-    probabilities of the words that the head knows."""
+    """The labels of a row: at the tokens `place_M` the base's features, its most likely words, and the probabilities of
+    the words that the head knows."""
 
     place_M: Tensor
     feature_MD: Tensor
@@ -78,18 +78,18 @@ class Wanted(NamedTuple):
     chance_MV: Tensor
 
     def among(self, place_T: Tensor) -> tuple[Tensor, Wanted]:
-        """Which of these tokens are asked for, as numbers of them, and what is wanted of those."""
+        """Return the indices of those of the tokens `place_T` that have labels, and these labels."""
         at_TM = place_T[:, None] == self.place_M
-        asked, chosen = at_TM.nonzero(as_tuple=True)
-        return asked, Wanted(*(column[chosen] for column in self))
+        found, chosen = at_TM.nonzero(as_tuple=True)
+        return found, Wanted(*(column[chosen] for column in self))
 
 
 class Task:
-    """One head, its teacher, and its loss, which is that of EAGLE-1/2 (section 3.2 of EAGLE): SmoothL1 between
-    features, soft cross-entropy between the words for them."""
+    """A head, its teacher, and the loss of EAGLE-1/2 (section 3.2 of EAGLE): SmoothL1 between features, soft
+    cross-entropy between their words."""
 
-    behind = "own guesses that the head stands on"  # what its agreement is counted by
-    by_pass = False  # whether it is counted for each pass that is taught, or for DEPTHS
+    behind = "by the head's own guesses before the place"  # the quantity by which its agreement is listed
+    by_pass = False  # whether agreement is counted for each pass of the objective, or for DEPTHS
 
     def __init__(self, teacher: Teacher, head: Trainable, method: Objective) -> None:
         self.teacher, self.head = teacher, head
@@ -98,35 +98,35 @@ class Task:
 
     @property
     def depths(self) -> Sequence[int]:
-        """Behind how many of these its agreement is counted."""
+        """The values of that quantity for which agreement is counted."""
         return range(self.method.passes) if self.by_pass else DEPTHS
 
     def size(self, row: Row) -> int:
-        """What the sum of a row's losses is divided by, together with the other rows of a batch."""
+        """Return the share of a row in the divisor of a batch's loss."""
         return int(row.answers[2:].sum())
 
     def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
-        """Those features of the base that the head reads."""
+        """Return the features of the base that the head reads."""
         if isinstance(self.head, EagleHead):
             return last_ND
         assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no inner features"
         return inner_ND
 
     def known(self, feature_MD: Tensor) -> Tensor:
-        """The base's logits of the words that the head knows."""
+        """Return the base's logits of the words that the head knows."""
         return self.teacher.lm_head(feature_MD)  # type: ignore[no-any-return]
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
-        """Compare what the head made with what was wanted."""
+        """Return the loss of the head's outputs, and the agreement of their best words."""
         off_MD = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none")
         logits_MV = self.known(out_MD.to(self.teacher.dtype))
         words, right_M = self.words(logits_MV, wanted)
         return off_MD.mean(-1).sum() + self.method.word_weight * words, right_M
 
     def words(self, logits_MV: Tensor, wanted: Wanted) -> Mark:
-        """Compare logits of the words that the head knows with what was wanted.
+        """Return the loss of logits of the words that the head knows, and the agreement of the best words.
 
-        Where the base's likeliest word is none that the head knows, nothing is asked.
+        A place has no loss if the head does not know the base's most likely word there.
         """
         counts_M = torch.isin(wanted.word_M, self.own_V)
         gain_MV = wanted.chance_MV * logits_MV.float().log_softmax(-1)
@@ -134,7 +134,7 @@ class Task:
         return -(gain_MV * counts_M[:, None]).sum(), best_M == wanted.word_M
 
     def marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
-        """The mark of each pass, in the arithmetic of the teacher; `seed` is that of the noise and the starts."""
+        """Return the mark of each pass, in the teacher's number type; `seed` determines the noise and the starts."""
         teacher = self.teacher
         half = teacher.dtype in (torch.float16, torch.bfloat16)
         with torch.autocast(teacher.device.type, teacher.dtype if half else None, enabled=half):
@@ -147,13 +147,13 @@ class Task:
             starts_A = self.starts(row, seed).to(ids_N.device)
             marks = []
             for number, (pairs_T, out_TD) in enumerate(self.passes(ids_N, feature_ND, starts_A)):
-                asked_M, asked = wanted.among(pairs_T[:len(out_TD)] + number + 1)
-                marks.append(self.judge(out_TD[asked_M], asked))
+                chosen_M, labels = wanted.among(pairs_T[:len(out_TD)] + number + 1)
+                marks.append(self.judge(out_TD[chosen_M], labels))
             return marks
 
     def passes(self, ids_N: Tensor, feature_ND: Tensor,
                starts_A: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The pairs that each pass starts at, and what the head makes behind them."""
+        """Yield, for each pass, the pairs where its rows start, and the head's outputs for these rows."""
         first_T = torch.arange(len(ids_N) - 1, device=ids_N.device)
         passes = self.method.passes
         made = unroll(self.head, ids_N[1:], feature_ND[:-1], passes, starts_A, self.known_later(feature_ND, starts_A))
@@ -161,12 +161,12 @@ class Task:
             yield starts_A if number else first_T, out_TD
 
     def known_later(self, feature_ND: Tensor, starts_A: Tensor) -> Known | None:
-        """The features that later passes read; None: what the head made before."""
+        """Return the features that later passes read, or None if they read the head's previous outputs."""
         return None
 
     def starts(self, row: Row, seed: Sequence[int]) -> Tensor:
-        """The pairs `[A]` at which later passes start; those of an answer that guess two words of it at least, if not
-        all of them are wanted."""
+        """Return the pairs `[A]` where later passes start: all, or a random choice of those that predict a word of an
+        answer that is followed by another."""
         if self.method.starts is None:
             return torch.arange(len(row.ids) - 1)
         places = _guessing(row)
@@ -175,7 +175,7 @@ class Task:
         return places[chosen.sort().values]
 
     def weights(self, row: Row, passes: int) -> list[float]:
-        """What each pass over a row counts in the loss; a start stands for the places that were not drawn, too."""
+        """Return the weight of each pass over a row in the loss; a start also represents the places not chosen."""
         method = self.method
         later = 1.0
         if method.starts is not None:
@@ -185,8 +185,8 @@ class Task:
 
     @torch.no_grad()
     def _wanted(self, row: Row, last_ND: Tensor, word_N: Tensor) -> Wanted:
-        asked_M = row.answers[2:].nonzero()[:, 0]
-        place_M = asked_M.to(last_ND.device) + 1
+        pair_M = row.answers[2:].nonzero()[:, 0]
+        place_M = pair_M.to(last_ND.device) + 1
         feature_MD = last_ND[place_M]
         known_MV = self.known(feature_MD).float()
         if 0 < self.method.likeliest < known_MV.shape[-1]:
@@ -196,10 +196,11 @@ class Task:
 
     @torch.enable_grad()
     def learn(self, rows: Rows, seed: Sequence[int]) -> dict[str, float]:
-        """Gradients of a batch, row by row, so that memory is needed for one; `seed` is that of noise and starts."""
+        """Add the gradients of a batch, row by row to save memory, and return its loss and agreement; `seed` determines
+        noise and starts."""
         size = sum(self.size(row) for row in rows)
         whole = 0.0
-        right = asked = 0
+        right = total_words = 0
         for number, row in enumerate(rows):
             marks = self.marks(row, (*seed, number))
             weights = self.weights(row, len(marks))
@@ -209,11 +210,11 @@ class Task:
             whole += float(total.detach())
             _, right_M = marks[0]
             right += int(right_M.sum())
-            asked += len(right_M)
-        return {"loss": whole, "agreement": right / asked}
+            total_words += len(right_M)
+        return {"loss": whole, "agreement": right / total_words}
 
     def _noise(self, feature_ND: Tensor, seed: Sequence[int]) -> Tensor:
-        """What these features are off by; it depends on nothing but the seed."""
+        """Return noise for these features, which depends on the seed only."""
         state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
         whole = int(state[0] >> np.uint64(1))  # torch takes 63 bits
         generator = torch.Generator(feature_ND.device).manual_seed(whole)
@@ -222,26 +223,25 @@ class Task:
 
     @torch.no_grad()
     def agreement(self, rows: Rows, depths: Sequence[int]) -> list[float]:
-        """The fraction of words where the head's likeliest is the base's, by the number of its own guesses that the
-        head stands on."""
+        """Return the share of words where the head agrees with the base, by the number of own guesses before them."""
         passes = max(depths) + 1
-        right, asked = [0] * passes, [0] * passes
+        right, words = [0] * passes, [0] * passes
         every = Objective(passes, starts=sys.maxsize)
         test = type(self)(self.teacher, self.head, every)
         for row in rows:
             for number, (_, right_M) in enumerate(test.marks(row, (0,))):
                 right[number] += int(right_M.sum())
-                asked[number] += len(right_M)
-        return [right[depth] / max(asked[depth], 1) for depth in depths]
+                words[number] += len(right_M)
+        return [right[depth] / max(words[depth], 1) for depth in depths]
 
 
 def _guessing(row: Row) -> Tensor:
-    """The pairs of a row that predict a word of an answer and are followed by another word of it."""
+    """Return the pairs of a row that predict a word of an answer and are followed by another word of it."""
     return (row.answers[2:-1] & row.answers[3:]).nonzero()[:, 0]
 
 
 class WordTask(Task):
-    """EAGLE-3 (section 3): soft cross-entropy over the head's own vocabulary alone; the mean is over all pairs."""
+    """EAGLE-3 (section 3): soft cross-entropy over the head's own vocabulary only; the mean is over all pairs."""
 
     head: Eagle3Head
 

@@ -1,9 +1,9 @@
-"""How a head learns to draft out of partial features (SPD): with those that some of the stages would have reported.
+"""Training of heads that draft from partial features (SPD): those that some of the stages would have reported.
 
-After Speculative Pipeline Decoding (arXiv 2605.30852): a guess is read with what the token before it has become in the
-stages that it had passed by then. A head reads one inner feature of each stage, which is known behind it.
+After Speculative Pipeline Decoding (arXiv 2605.30852): the head reads a guess with the features of the previous token,
+from the stages that this token has passed by then. Each stage reports one inner feature.
 
-Shapes: N tokens of a row, D inner features side by side, A pairs that chains of guesses start at.
+Shapes: N tokens of a row, D inner features side by side, A pairs where chains of guesses start.
 """
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from train.eagle.unroll import Known
 
 
 def stage_ends(stages: str, layers: int) -> list[int]:
-    """The last layer of each stage, of which a head reads the input; `stages` as in the key of that name. Raises
-    ValueError for stages that are not possible, or a single one."""
+    """Return the last layer of each stage, as a head reads its input; `stages` is as in the key of that name. Raise
+    ValueError for impossible stages, or a single one."""
     try:
         counts = parse_stages(stages, layers)
     except ValueError as error:
         raise ValueError(f"--partial {stages} is read as stages: {error}") from error
     ends = [end - 1 for count, end in zip(counts, accumulate(counts)) if count]
     if len(ends) < 2:
-        raise ValueError(f"--partial {stages} leaves nothing to report; give two stages or more")
+        raise ValueError(f"--partial {stages} leaves nothing to report; give at least two stages")
     return ends
 
 
 def partial_part(stages: int, starts: int, steps: int) -> Objective:
-    """Chains of guesses, one longer than a pipeline of so many stages holds."""
+    """Return the objective for chains of guesses, one longer than a pipeline of this many stages holds."""
     return Objective(stages + 2, starts=starts, likeliest=LIKELIEST, steps=steps)
 
 
 class PartialTask(WordTask):
     """EAGLE-3's loss, along chains of guesses that follow each other through the stages.
 
-    `under_way` is how many guesses of a chain were sent; None: from one start to the next, each number by turns.
+    `under_way` is the number of guesses of a chain that were sent; None: each number in turn, from start to start.
     """
 
-    behind = "guesses of a chain that were sent"
+    behind = "by the number of sent guesses of a chain"
     by_pass = True
     under_way: int | None = None
 
@@ -65,15 +65,15 @@ class PartialTask(WordTask):
         for depth in depths:
             test = type(self)(self.teacher, self.head, Objective(depth + 1, starts=sys.maxsize))
             test.under_way = depth
-            marked = [test.marks(row, (0,))[depth:] for row in rows]  # of the last pass, if the row is so long
+            marked = [test.marks(row, (0,))[depth:] for row in rows]  # only the last pass; empty for a shorter row
             right = [right_M for marks in marked for _, right_M in marks]
-            asked = sum(map(len, right))
-            found.append(sum(int(right_M.sum()) for right_M in right) / max(asked, 1))
+            words = sum(map(len, right))
+            found.append(sum(int(right_M.sum()) for right_M in right) / max(words, 1))
         return found
 
 
 def known(feature_AD: Tensor, passed_A: Tensor, stages: int) -> Tensor:
-    """The inner features of rows that have passed so many stages; those of the others are 0."""
+    """Return the inner features of rows after `passed_A` stages; features of later stages are 0."""
     width = feature_AD.shape[-1] // stages
     stage_D = torch.arange(stages, device=feature_AD.device).repeat_interleave(width)
     return feature_AD * (stage_D < passed_A[:, None])

@@ -1,6 +1,6 @@
-"""The base whose words a head learns to predict: a whole model of any family, read row by row, never changed.
+"""The base of a head in training: a whole model of any family, with fixed weights, which reads row by row.
 
-It knows nothing about heads. It is the decoder of model/llama.py, so what a head is taught is what it will meet.
+It knows nothing about heads. It is the decoder of model/llama.py, so training and drafting see the same features.
 
 Shapes: N tokens of a row, D model, V vocabulary.
 """
@@ -22,14 +22,14 @@ from train.terms import digest, kept, mark
 
 
 class Teacher(Whole):
-    """The base of a head, in `dtype` on `device`; what it makes of a row is kept in `folder`, if given."""
+    """The base of a head, in `dtype` on `device`; `folder`, if given, keeps its outputs for each row."""
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device,
                  folder: Path | None = None) -> None:
         super().__init__(source, dtype, device)
         self.folder, self.mark = folder, mark(source)
-        self.inner = usual_layers(self.config.layers)  # the layers whose inputs are read for EAGLE-3
-        self.stored = source.form(EMBED).dtype  # how its file holds its weights
+        self.inner = usual_layers(self.config.layers)  # an EAGLE-3 head reads the inputs of these layers
+        self.stored = source.form(EMBED).dtype  # number type of the weights in its file
 
     @property
     def embedding(self) -> Tensor:
@@ -37,14 +37,13 @@ class Teacher(Whole):
 
     @property
     def written(self) -> torch.dtype:
-        """How a head that it taught is written: as its file holds its own weights, or as it computes in half precision.
-        """
+        """The number type for the file of a trained head: that of the base's file, or bfloat16 if the base computes in
+        it."""
         return self.dtype if self.dtype == torch.bfloat16 else self.stored
 
     def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """What the base makes of each token: the last hidden state, after the norm, `[N, D]`, the inner features that
-        EAGLE-3 wants, `[N, inner * D]`, or None if the model is too small for them, and the likeliest next word,
-        `[N]`."""
+        """Return the base's outputs for each token: the last hidden state after the norm, `[N, D]`; the inner features
+        for EAGLE-3, `[N, inner * D]`, or None if the model has too few layers; and the most likely next word, `[N]`."""
         if self.folder is None:
             made = self._read(ids_N)
         else:

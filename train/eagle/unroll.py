@@ -1,9 +1,9 @@
-"""A head or a model read along a whole row at once, with gradients: what stands in for the cache in training.
+"""Caches for training, with which a head or a model reads a whole row at once, with gradients.
 
-It knows nothing about losses. The modules are those of model/, and a layer is not distinguished from one that decodes:
-it stores its keys and values, and gets back what its rows may look at.
+This module knows nothing about losses. The modules are those of model/, and a layer works as in decoding: it passes on
+its keys and values, and gets the attention over the keys that its rows see.
 
-Shapes: N tokens of a row, T pairs of them (N - 1), A pairs that later passes start at, D model, K key/value heads,
+Shapes: N tokens of a row, T pairs of them (N - 1), A pairs where later passes start, D model, K key/value heads,
 S keys, E head dimension.
 """
 from __future__ import annotations
@@ -20,7 +20,7 @@ Known = Callable[[int, Tensor], Tensor]  # the features that a later pass reads,
 
 
 class Causal:
-    """A cache in which every row sees itself and those before it; nothing is kept."""
+    """A cache with causal attention within one pass; it stores nothing."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         all_TS = torch.ones(rows, rows, dtype=torch.bool, device=device)
@@ -28,7 +28,7 @@ class Causal:
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
-        """The attention `[H, T, E]` of these queries."""
+        """Return the attention `[H, T, E]` of these queries."""
         mask = self._mask.triu(1 - form.window) if form.window else self._mask
         added = q_HTE.new_zeros(mask.shape)
         return attention(q_HTE, k_KTE, v_KTE, added.masked_fill(~mask, float("-inf")), form)
@@ -37,9 +37,9 @@ class Causal:
 class Unrolled:
     """A cache that holds the passes of a head's layers (EAGLE-3, section 3.2).
 
-    Row i of pass s is the guess that follows s guesses after the pair `starts_A[i]`. Of the first pass, which holds the
-    target's features, it sees the pairs up to that one; of each later pass the row i alone, which is its ancestor or
-    itself. Rows whose text has ended are the last ones of a pass, and left out.
+    Row i of pass s is the guess after s guesses that follow the pair `starts_A[i]`. In the first pass, which holds the
+    target's features, it sees the pairs up to that one. In each later pass it sees only row i, its ancestor or itself.
+    Rows beyond the end of the text are the last ones of a pass, and are omitted.
     """
 
     def __init__(self, starts_A: Tensor) -> None:
@@ -48,7 +48,7 @@ class Unrolled:
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
-        """Keep a pass; the attention `[H, T, E]` of its queries."""
+        """Store a pass, and return the attention `[H, T, E]` of its queries."""
         keys, values = self._held.setdefault(layer, ([], []))
         keys.append(k_KTE)
         values.append(v_KTE)
@@ -58,7 +58,7 @@ class Unrolled:
         return attention(q_HTE, keys_KSE, values_KSE, mask_TS)
 
     def _mask(self, keys: list[Tensor], number: int) -> Tensor:
-        """Which keys of that pass the rows of the last pass see, `[T, S]`."""
+        """Return the keys of pass `number` that the rows of the last pass see, as a mask `[T, S]`."""
         device, rows = keys[number].device, keys[-1].shape[1]
         size = keys[number].shape[1]
         if number:
@@ -70,11 +70,11 @@ class Unrolled:
 
 def unroll(head: Trainable, token_T: Tensor, feature_TD: Tensor, passes: int, starts_A: Tensor,
            known: Known | None = None) -> Iterator[Tensor]:
-    """What the head makes in each pass, `[T, D]` in the first and at most `[A, D]` in the others, each fed with what
-    the one before made, or with what is `known` by then.
+    """Yield the head's outputs in each pass: `[T, D]` in the first, at most `[A, D]` in the others.
 
-    Pair p is token p + 1 with the target's feature of token p. Row i of pass s predicts the feature of token
-    p + s + 1, with the token that follows, where p is i in the first pass, and `starts_A[i]` in the others; these rise.
+    A later pass reads the outputs of the previous one, or the features that `known` returns. Pair p is token p + 1 with
+    the target's feature of token p. Row i of pass s predicts the feature of token p + s + 1, hence the next token. Here
+    p is i in the first pass, and `starts_A[i]` in the others. `starts_A` must be in rising order.
     """
     pos_T = torch.arange(len(token_T), device=token_T.device)
     cache = Unrolled(starts_A)

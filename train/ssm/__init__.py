@@ -1,1 +1,1 @@
-"""Fine-tunes small models one after another for a target, each on what those before it get wrong."""
+"""Fine-tuning of small models for a target, one after another, each on the mistakes of the previous ones."""

@@ -1,9 +1,9 @@
-"""Boost-tuning (SpecInfer, section 3): what a drafter learns, and what it leaves to the next one.
+"""Boost-tuning (SpecInfer, section 3): the loss of a drafter, and the stretches that are left for the next one.
 
-A text is cut into stretches. Each is a prompt of its own, which is all that stands before it, with the continuation
-that the target wrote. It knows nothing about files.
+A text is cut into stretches. A stretch is the target's continuation of a prompt, which is the whole text before it.
+This module knows nothing about files.
 
-Shapes: B texts, N tokens of each, T tokens that are to be learnt, V vocabulary.
+Shapes: B texts, N tokens of each, T tokens to learn, V vocabulary.
 """
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from transformers import PreTrainedModel
 from eval.tokens_per_pass import Array, ranks
 from train.data import Row, Rows
 
-AT_ONCE = 64  # texts that are read beside each other where nothing is learnt
+AT_ONCE = 64  # texts per batch without gradients
 
 
 def logits_of(model: PreTrainedModel, rows: Rows) -> Tensor:
-    """The logits `[T, V]` at the answers of rows side by side, each of which stands behind another token."""
+    """Return the logits `[T, V]` for the answers' tokens of rows, read as one batch; a row never begins with one."""
     ids = [row.ids.long() for row in rows]
-    there = [torch.ones_like(ids_N) for ids_N in ids]
+    present = [torch.ones_like(ids_N) for ids_N in ids]
     answers = [row.answers for row in rows]
-    ids_BN, there_BN, learnt_BN = (pad_sequence(some, batch_first=True).to(model.device)
-                                   for some in (ids, there, answers))
-    read = model.base_model(input_ids=ids_BN, attention_mask=there_BN, use_cache=False)
-    hidden_TD = read.last_hidden_state[:, :-1][learnt_BN[:, 1:]]
+    ids_BN, mask_BN, answer_BN = (pad_sequence(some, batch_first=True).to(model.device)
+                                  for some in (ids, present, answers))
+    read = model.base_model(input_ids=ids_BN, attention_mask=mask_BN, use_cache=False)
+    hidden_TD = read.last_hidden_state[:, :-1][answer_BN[:, 1:]]
     logits_TV: Tensor = model.get_output_embeddings()(hidden_TD)
     return logits_TV
 
 
 def words_of(rows: Rows) -> Tensor:
-    """The tokens `[T]` of the answers."""
+    """Return the tokens `[T]` of the answers."""
     return torch.cat([row.ids[row.answers] for row in rows]).long()
 
 
 def loss_of(model: PreTrainedModel, rows: Rows, teacher: PreTrainedModel | None) -> Tensor:
-    """Mean cross-entropy, in nats, with the target's tokens, or with the whole distributions of a `teacher`."""
+    """Return the mean cross-entropy, in nats, with the target's tokens, or with the distributions of a `teacher`."""
     logits_TV = logits_of(model, rows)
     if teacher is None:
         return F.cross_entropy(logits_TV, words_of(rows).to(logits_TV.device))
@@ -53,7 +53,7 @@ def loss_of(model: PreTrainedModel, rows: Rows, teacher: PreTrainedModel | None)
 
 @torch.enable_grad()
 def learn(model: PreTrainedModel, rows: Rows, teacher: PreTrainedModel | None) -> dict[str, float]:
-    """The gradients of a step, and its loss."""
+    """Add the gradients of a step to the model, and return its loss."""
     loss = loss_of(model, rows, teacher)
     loss.backward()  # type: ignore[no-untyped-call]
     return {"loss": float(loss.detach())}
@@ -61,9 +61,9 @@ def learn(model: PreTrainedModel, rows: Rows, teacher: PreTrainedModel | None) -
 
 @torch.no_grad()
 def ranks_of(model: PreTrainedModel, rows: Rows) -> Iterator[Array]:
-    """For each row how many tokens the drafter finds likelier than each of its answer."""
+    """Yield, for each row, the rank of each token of its answer by the drafter's logits, from 0."""
     begins = range(0, len(rows), AT_ONCE)
-    for begin in tqdm(begins, desc="which are foreseen", unit="batch", leave=False):
+    for begin in tqdm(begins, desc="ranks", unit="batch", leave=False):
         some = rows[begin:begin + AT_ONCE]
         rank_T = ranks(logits_of(model, some), words_of(some).tolist())
         ends = np.cumsum([int(row.answers.sum()) for row in some])
@@ -71,15 +71,15 @@ def ranks_of(model: PreTrainedModel, rows: Rows) -> Iterator[Array]:
 
 
 def still_left(rows: Rows, ranked: Iterable[Array], stretch: int) -> list[Row]:
-    """What is left of rows when the stretches are taken out that the drafter has right to their end.
+    """Return the rows without the stretches of which the drafter predicts every token.
 
-    `ranked` is about the whole text at the end of each row, of which some may have been taken out before.
+    `ranked` holds the ranks of the whole text at the end of each row, including stretches that were removed before.
     """
     found = []
     for row, rank_T in zip(rows, ranked):
         parts = torch.from_numpy(rank_T == 0).split(stretch)
-        foreseen = [part.all().expand(len(part)) for part in parts]
+        predicted = [part.all().expand(len(part)) for part in parts]
         answers = row.answers.clone()
-        answers[-len(rank_T):] &= ~torch.cat(foreseen)
+        answers[-len(rank_T):] &= ~torch.cat(predicted)
         found.append(Row(row.ids, answers))
     return found

@@ -1,6 +1,6 @@
-"""Fine-tunes drafters for a target one after another, each on what those before it get wrong (boost-tuning).
+"""Fine-tune drafters for a target one after another, each on the mistakes of the previous ones (boost-tuning).
 
-This is the command; what it does is in train/ssm/.
+This is the command; its parts are in train/ssm/.
 """
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from train.writer import Prompts, Writer, open_model
 EXPANSIONS = ["1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"]
 RECORD, TEXTS, KEPT = "training.json", "texts", "layers"
 NOT_TERMS = ("target", "drafts", "out", "data", "judged", "expansion", "single", "save_every", "device", "threads")
-OF_TEXTS = ("prompts", "template", "new_tokens", "temperature", "seed", "target", "data")  # what decides the texts
+OF_TEXTS = ("prompts", "template", "new_tokens", "temperature", "seed", "target", "data")  # terms of the texts
 Figures = Dict[str, Dict[str, float]]  # name -> shape of a tree -> tokens per pass
 Ranks = List[Array]  # of the tokens of each text, [N]
 
 
 class Training:
-    """One call of the command: the pair, its texts, and the drafters that are made of them."""
+    """One call of the command: the pair of models, the prompts, and the drafters to tune."""
 
     def __init__(self, args: Namespace) -> None:
         self.args = args
@@ -55,25 +55,25 @@ class Training:
             room = min(room, drafter.whole.config.context)
         self.held, self.prompts = self._prompts(room - args.new_tokens)
         data = json.dumps([self.held, self.prompts]).encode()
-        self.terms = settings(args, NOT_TERMS)  # what decides the result, but the drafter that is begun with
+        self.terms = settings(args, NOT_TERMS)  # without the initial drafter, which `tune` adds
         self.terms.update(target=mark(self.pair.whole.source), data=digest(data))
         ends = self.pair.text.end_ids
         self.writer = Writer(self.pair.whole, ends, args.new_tokens, args.temperature, args.seed)
 
     def _prompts(self, room: int) -> tuple[Prompts, Prompts]:
-        """The prompts, of at most `room` tokens, that are held out, and those that are learnt from."""
+        """Return the held-out prompts and those for training, of at most `room` tokens each."""
         args, text = self.args, self.pair.text
         chosen = prompts_of(args.data, args.prompts, args.seed)
         ids = (text.prompt_ids([prompt], args.template) for prompt in chosen)
         fitting = [prompt for prompt in ids if len(prompt) <= room]
         if len(fitting) <= args.judged:
-            raise ValueError(f"{len(fitting)} prompts leave room for {args.new_tokens} tokens in the context, of which "
-                             f"--judged {args.judged} are held out: give more prompts, or less of one of both")
+            raise ValueError(f"only {len(fitting)} prompts leave room for {args.new_tokens} tokens in the context, and "
+                             f"--judged {args.judged} are held out: add prompts, or lower --new-tokens or --judged")
         return fitting[:args.judged], fitting[args.judged:]
 
     def tune(self, name: str, source: Path, rows: Rows, steps: int) -> PreTrainedModel:
-        """Fine-tune the drafter in `source` on rows, write it into the folder `name` of OUT, and read it from there, as
-        the drafting code will."""
+        """Fine-tune the drafter in `source` on rows, write it into the folder `name` of OUT, and return it as read from
+        there, as the drafting code will see it."""
         args, model = self.args, open_model(source, self.device)
         some = [row for row in rows if row.answers.any()]
         teacher = open_model(args.target, self.device) if args.distributions else None
@@ -91,12 +91,12 @@ class Training:
         return open_model(args.out / name, self.device)
 
     def boosted(self, rows: Rows) -> Iterator[tuple[str, int]]:
-        """Tune one drafter after the other; its name, and how many tokens were left for it."""
+        """Tune one drafter after another, and yield its name and the number of tokens that were left for it."""
         left = rows
         for number, source in enumerate(self.args.drafts, 1):
             tokens = sum(int(row.answers.sum()) for row in left)
             if not tokens:
-                print(f"train_ssm: nothing is left for drafter {number}: those before it foresee every stretch")
+                print(f"train_ssm: nothing is left for drafter {number}: the previous ones predict every stretch")
                 return
             name = f"ssm{number}"
             model = self.tune(name, source, left, self.args.steps)
@@ -105,7 +105,7 @@ class Training:
 
 
 def keep_layers(target: Path, numbers: Sequence[int], folder: Path) -> None:
-    """Write the target with these of its layers alone."""
+    """Write the target with only these of its layers."""
     source, model = Checkpoint(target), open_model(target, torch.device("cpu"))
     config, body = dict(source.config), getattr(model.base_model, "decoder", model.base_model)  # OPT's are in a decoder
     body.layers = nn.ModuleList([body.layers[number] for number in numbers])
@@ -117,7 +117,7 @@ def keep_layers(target: Path, numbers: Sequence[int], folder: Path) -> None:
 
 
 def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
-    """Write a drafter as Hugging Face has it, with the config, the tokenizer and the number type of its source."""
+    """Write a drafter in Hugging Face format, with the config, the tokenizer and the number type of its source."""
     dtype = source.form(source.names()[-1]).dtype
     model.to(dtype=dtype).save_pretrained(str(folder), safe_serialization=True)  # type: ignore[call-arg]
     for name in ("config.json", *TEXT_FILES):
@@ -126,7 +126,7 @@ def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
 
 
 def train(args: Namespace) -> None:
-    """The whole of it: drafters in OUT, and the record of what they are worth."""
+    """Run the whole training, which writes drafters and the record of their accuracy into OUT."""
     check(args)
     kept = layers_of(args, read_sizes(Checkpoint(args.target)).layers)
     begin(args, args.out, "choose another --out", RECORD)
@@ -150,7 +150,7 @@ def train(args: Namespace) -> None:
 
 
 def judged(training: Training, names: Sequence[str]) -> Figures:
-    """The tokens per pass by the first drafter as it was, by each of those that were made, and by trees of several."""
+    """Return the tokens per pass by the original first drafter, by each tuned one, and by merged trees of several."""
     args, held = training.args, training.held
     texts = training.writer.write(held)
     bar = tqdm(texts, total=len(held), desc="held out", unit="text", leave=False)
@@ -171,7 +171,7 @@ def judged(training: Training, names: Sequence[str]) -> Figures:
 
 
 def verified(drafters: Sequence[Ranks], expansion: str) -> float:
-    """Tokens that a pass verifies with merged trees of these drafters, whose ranks are given."""
+    """Return the verified tokens per pass with merged trees of drafters with these ranks."""
     widths = list(map(int, expansion.split(",")))
     tokens = sum(len(rank_N) - 1 for rank_N in drafters[0])
     passes = sum(merged_passes(rank_DN, widths) for rank_DN in zip(*drafters))
@@ -182,7 +182,7 @@ def show(record: dict[str, Any]) -> None:
     """Print the tokens that were left for each drafter, and the tokens per pass."""
     for name, tokens in record["tokens_left"].items():
         print(f"{name}: {tokens} tokens of {record['texts']} texts to learn from")
-    print(f"tokens per pass of the target, {record['held_out_texts']} texts that were held out, by the shape of a tree")
+    print(f"tokens per pass of the target, {record['held_out_texts']} held-out texts, by the shape of the tree")
     figures = record["tokens_per_pass"]
     size, [shapes, *_] = max(map(len, figures)), figures.values()
     print(" " * size + "".join(f"{shape:>20}" for shape in shapes))

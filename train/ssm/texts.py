@@ -1,6 +1,6 @@
-"""The texts that drafters learn from: prompts, and what the target writes behind them.
+"""The texts that drafters learn from: prompts, and the target's texts for them.
 
-It knows nothing about drafters.
+This module knows nothing about drafters.
 """
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from toy.corpus.dialogues import dialogues
 from train.terms import Terms, check, kept
 from train.writer import WRITTEN_AT_ONCE, Prompts, Text, Writer
 
-SAVED = 2 * WRITTEN_AT_ONCE  # texts of a batch
-OWN = "flowspec boost"  # seed of the bundled models' grammar, which the bundled questions were not made with
+SAVED = 2 * WRITTEN_AT_ONCE  # texts per file
+OWN = "flowspec boost"  # seed for the bundled models' grammar, different from that of the bundled questions
 
 
 def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
-    """So many different prompts at most, by chance: of a file, or of the grammar, bundled questions left out."""
+    """Return at most `count` different random prompts, from a file, or from the grammar without bundled questions."""
     if path:
         found = dict.fromkeys(question.turns[0] for question in read(path))
     else:
-        asked = [asked[0] for asked, _ in dialogues(count, OWN)]
+        generated = [turns[0] for turns, _ in dialogues(count, OWN)]
         sets = [load(OF_TOY, name) for name in SETS.split(",")]
         bundled = {question.turns[0] for questions in sets for question in questions}
-        found = dict.fromkeys(question for question in asked if question not in bundled)
+        found = dict.fromkeys(question for question in generated if question not in bundled)
     chosen = list(found)
     random.Random(seed).shuffle(chosen)
     return chosen[:count]
 
 
 def texts_of(writer: Writer, prompts: Prompts, folder: Path, terms: Terms) -> list[Text]:
-    """What the target writes to these prompts; `folder` keeps it batch by batch.
+    """Return the target's texts for these prompts; `folder` keeps them batch by batch.
 
-    Raises ValueError if there are texts of other terms.
+    Raises ValueError if the folder holds texts of other terms.
     """
     texts: list[Text] = []
     for first in trange(0, len(prompts), SAVED, desc="texts", unit="batch"):

@@ -1,1 +1,1 @@
-"""Six kinds of dialogue, one file each, and the tables they draw from."""
+"""Six kinds of dialogue, one file each, and the tables for their words."""

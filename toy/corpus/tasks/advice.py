@@ -5,7 +5,7 @@ from __future__ import annotations
 from toy.corpus.tasks.facts import NAMES, THINGS_LIST
 from toy.corpus.tasks.grammar import Writer, capital
 
-# Question, answer, and what a second question may come back to.
+# Question, answer, and the subject of a possible second question.
 Talk = tuple[str, str, dict[str, object]]
 
 ADVICE = {

@@ -1,4 +1,4 @@
-"""Small Python functions to complete (the kind called humaneval). The examples in docstrings are run, never guessed."""
+"""Small Python functions to complete (the kind called humaneval). The examples in docstrings are really run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FILTERS = (
                                                                                        "negative"),
     ("at least {k}", "{x} >= {k}", "high"), ("between 0 and {k}", "0 <= {x} <= {k}", "middle"),
 )
-# what is taken, in words, in code, name
+# values to take, in words, in code, name
 MAPS = (
     ("squares", "{x} ** 2", "squares"), ("doubles", "2 * {x}", "doubles"), ("absolute values", "abs({x})", "sizes"),
     ("values", "{x}", "values"), ("values plus {m}", "{x} + {m}", "shifted"), ("values times {m}", "{x} * {m}",
                                                                                "scaled"),
     ("cubes", "{x} ** 3", "cubes"), ("values", "{x}", "numbers"), ("remainders modulo {m}", "{x} % {m}", "remainders"),
 )
-# what is returned, in words, as a call, start, update, type, name
+# result in words, as a call, start, update, type, name
 REDUCES = (
     ("sum", "sum({g})", "0", "{t} += {e}", "int", "sum"), ("list", "[{g}]", "[]", "{t}.append({e})", "list[int]",
                                                            "list"),
@@ -83,7 +83,7 @@ def _signature(w: Writer, name: str, arg: str, kind: str, result: str, words: st
 
 
 def _numbers(w: Writer) -> tuple[str, str, str]:
-    """A filter, a map and a fold over a list, as a loop or as one expression."""
+    """Return a filter, a map and a fold over a list, as a loop or as one expression."""
     has, takes, folds = w.one(FILTERS), w.one(MAPS), w.one(REDUCES)
     arg, x, t = w.one(LIST_NAMES), w.one(("x", "n", "v", "item", "value", "num")), w.one(("total", "result", "out",
                                                                                           "found", "answer"))
@@ -129,7 +129,7 @@ def _texts(w: Writer) -> tuple[str, str, str]:
 
 
 def _classes(w: Writer) -> tuple[str, str, str]:
-    """A class with one number and two methods that change it."""
+    """Return a class with one number and two methods that change it."""
     name, field = w.one(SUBJECTS), w.one(FIELDS)
     start, (one, two) = w.number(0, 50), w.some(VERBS, 2)
     step, by = w.number(2, 20), w.one(("amount", "by", "n", "value", "step"))
@@ -152,7 +152,7 @@ def _classes(w: Writer) -> tuple[str, str, str]:
 
 
 def code(w: Writer) -> tuple[list[str], list[str]]:
-    """One function to complete and its completion."""
+    """Return one function to complete, and its completion."""
     head, body, why = w.one((_numbers, _numbers, _texts, _texts, _classes))(w)
     fence = w.maybe(0.6)
     asked = w.say(ASK) + (f"\n\n```python\n{head}\n```" if fence else f"\n\n{head}")

@@ -151,7 +151,7 @@ ROLE = (
 
 
 def _second(w: Writer, answer: str, slots: dict[str, object]) -> tuple[str, str]:
-    """A follow-up that needs the first answer."""
+    """Return a follow-up question that depends on the first answer, and its answer."""
     sentences = [s for s in answer.replace("\n", " ").replace("! ", ". ").split(". ") if len(s) > 12]
     pick = w.number(0, 3)
     if pick == 0:
@@ -180,7 +180,7 @@ KINDS: tuple[Callable[[Writer], Talk], ...] = (_story, _story, _letter, advice, 
 
 
 def conversation(w: Writer, turns: int = 0) -> tuple[list[str], list[str]]:
-    """One talk; `turns` 0 leaves their number to chance."""
+    """Return one conversation; if `turns` is 0, their number is random."""
     asked, answer, slots = w.one(KINDS)(w)
     if turns == 1 or (not turns and w.maybe(0.6)):
         return [asked], [answer]

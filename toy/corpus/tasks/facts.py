@@ -1,4 +1,4 @@
-"""The small world that the dialogues speak of: people, places, animals, jobs, things. Tables, and no sentences."""
+"""The small world of the dialogues: people, places, animals, jobs, things. Tables, without sentences."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OPPOSITES = dict(pair.split("/") for pair in (
     "sweet/bitter kind/cruel calm/nervous simple/complex deep/shallow smooth/rough wide/narrow heavy/light polite/rude"
 ).split())
 
-# animal: where it lives, what it eats, what it is, how many years, what it is known for
+# animal: habitat, food, class, lifespan in years, known for
 ANIMALS = {
     "owl": ("old barns", "mice", "bird", 12, "hunting at night"),
     "fox": ("woods", "rabbits", "mammal", 5, "its bushy tail"),
@@ -75,7 +75,7 @@ ANIMALS = {
     "koala": ("gum trees", "eucalyptus leaves", "mammal", 14, "sleeping most of the day"),
 }
 
-# job: where, with what, doing what, what one needs
+# job: place, tool, activity, requirement
 JOBS = {
     "baker": ("a bakery", "an oven", "makes bread and cakes", "early rising"),
     "nurse": ("a hospital", "a thermometer", "cares for sick people", "patience"),
@@ -183,7 +183,7 @@ def _people(chance: random.Random, count: int, towns: list[Town]) -> list[Person
                    chance.randint(1700, 1960), chance.choice(DEEDS)) for _ in range(count)]
 
 
-# One fixed world, so that what a question asks without a text can be learnt by heart.
+# One fixed world, so that models can memorize the answers to questions without a passage.
 _WORLD = random.Random(1789)
 TOWNS = _towns(_WORLD, 40)
 PEOPLE = _people(_WORLD, 50, TOWNS)

@@ -1,7 +1,7 @@
-"""A writer: a seeded source of chance that turns choice expressions into text. It knows nothing about tasks.
+"""A writer with a seed, which turns choice expressions into random text. This module knows nothing about tasks.
 
-`{a|b|c}` picks one of several, nested at will, an empty one included; `<name>` is a slot, filled last and never
-expanded again; `a(n) owl` becomes `an owl`.
+`{a|b|c}` is a random choice, which may be nested or empty; `<name>` is a slot, filled last and never expanded again;
+`a(n) owl` becomes `an owl`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def _choice(text: str, at: int) -> tuple[Choice, int]:
 @lru_cache(maxsize=None)
 def parse(text: str) -> Phrase:
     phrase, end = _phrase(text, 0)
-    assert end == len(text), f"a brace is closed too often, or | stands outside braces, in {text!r}"
+    assert end == len(text), f"an unmatched closing brace, or | outside braces, in {text!r}"
     return phrase
 
 
 class Writer:
-    """Chance with a pen: everything random in a text is drawn here, so that one seed gives one corpus."""
+    """The source of all random choices in texts, so that a seed determines the corpus."""
 
     def __init__(self, seed: int | str) -> None:
         self.chance = random.Random(seed)
@@ -80,7 +80,7 @@ class Writer:
                 self._write(self.one(part), out)
 
     def say(self, text: str, **slots: object) -> str:
-        """Expand the choices, fill the slots, mend the articles."""
+        """Expand the choices, fill the slots, and correct the articles."""
         out: list[str] = []
         self._write(parse(text), out)
         filled = SLOT.sub(lambda m: str(slots[m[1]]) if m[1] in slots else m[0], "".join(out))
@@ -95,10 +95,10 @@ def capital(text: str) -> str:
 
 
 def after(opening: str, text: str) -> str:
-    """`text` joined to an opening that may end in the middle of a sentence; `text` begins as it would there."""
+    """Append `text` to an opening, with a capital letter unless the opening ends in the middle of a sentence."""
     return opening + (text if opening.endswith((", ", "that ", ": ", "; ", "and ")) else capital(text))
 
 
 def listing(words: Sequence[str], last: str = "and") -> str:
-    """`a, b and c`."""
+    """Join words as in `a, b and c`."""
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + f" {last} {words[-1]}"

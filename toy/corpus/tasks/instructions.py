@@ -178,7 +178,7 @@ KINDS = (_list, _list, _sort, _reverse, _rewrite, _rewrite, _opposite, _count, _
 
 
 def instructions(w: Writer) -> tuple[list[str], list[str]]:
-    """One instruction and what it asks for."""
+    """Return one instruction and its answer."""
     asked, answer = w.one(KINDS)(w)
     if w.maybe(0.6):
         more, second = w.one(KINDS)(w)

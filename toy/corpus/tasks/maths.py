@@ -14,7 +14,7 @@ SHE = "{she|he|they}"
 
 @dataclass
 class Sum:
-    """A running account: sentences of the problem, sentences of the solution, and the number they have reached."""
+    """A running account: sentences of the problem, sentences of the solution, and the current number."""
 
     problem: list[str]
     steps: list[str]
@@ -166,7 +166,7 @@ def _percent(w: Writer) -> tuple[str, str, int]:
 
 
 def maths(w: Writer) -> tuple[list[str], list[str]]:
-    """One problem and its solution."""
+    """Return one problem and its solution."""
     problem, steps, value = w.one((_story, _story, _story, _story, _journey, _age, _percent))(w)
     lead = w.say("{||||Solve this {problem|puzzle|exercise}: |{Please w|W}ork this out step by step: |Here is a "
                  "problem for you. |"

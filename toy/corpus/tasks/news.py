@@ -1,4 +1,4 @@
-"""Short news articles, and summaries of them (the kind called sum); who, where and how many stands in the article."""
+"""Short news articles, and summaries of them (the kind called sum); names, places and numbers are in the article."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ROLES = ("mayor", "police chief", "head teacher", "harbour master", "local counc
 
 @dataclass(frozen=True)
 class Event:
-    """One kind of news: what happened, further facts, and how a summary retells the lead and each fact."""
+    """One kind of news: the event, further facts, and the sentences of a summary for the lead and for each fact."""
 
     thing: str
     lead: str
     facts: tuple[str, ...]
     retold: str
-    details: tuple[str, ...]  # one for each of `facts`, in their order
+    details: tuple[str, ...]  # one for each of `facts`, in the same order
 
 
 EVENTS = (
@@ -160,7 +160,7 @@ def _article(w: Writer, event: Event, told: list[int], slots: dict[str, object])
 
 
 def _summary(w: Writer, event: Event, told: list[int], slots: dict[str, object]) -> str:
-    """The lead, then what the article told, in free order, joined in several ways."""
+    """Return the lead, then the facts of the article, in random order, joined in several ways."""
     opening = w.say(OPEN)
     details = [event.details[i] for i in w.some(told, w.number(2, len(told)))]
     details.insert(w.number(0, len(details)), SAID)
@@ -173,7 +173,7 @@ def _summary(w: Writer, event: Event, told: list[int], slots: dict[str, object])
 
 
 def news(w: Writer) -> tuple[list[str], list[str]]:
-    """One article to summarise and its summary."""
+    """Return one article to summarise, and its summary."""
     event = w.one(EVENTS)
     thing, role = w.say(event.thing), w.one(ROLES)
     first, third = (f"{w.one(NAMES)} {family_name(w.chance)}" for _ in range(2))

@@ -23,7 +23,7 @@ from toy.corpus.tasks.grammar import Writer, after, capital
 OPEN = (
     "{||||||Good question. |{Sure|Certainly|Gladly}: |As far as I know, |I {believe|think} that |Let me {see|think}: }"
 )
-# what is asked, and the sentence that answers
+# question, and the sentence that answers it
 TOWN = {
     "region": ("{Where is <name>|In which part of the country {is|lies} <name>|What region does <name> {belong to|lie "
                "in}}?",
@@ -104,7 +104,7 @@ JOINT = "{. |. |. |; |. {Also|Besides|By the way|In addition}, |, and }"
 
 
 def _facts(w: Writer, says: dict[str, tuple[str, str]], facts: dict[str, object], most: int) -> tuple[str, str]:
-    """The question about one attribute; the answer, and some more facts that were not asked for, in free order."""
+    """Return the question about one attribute, and the answer with some further facts, in random order."""
     asked, *more = w.some(sorted(says), w.number(min(3, most), min(most, len(says))))
     text = w.say(says[asked][1], **facts)
     for key in more:
@@ -122,7 +122,7 @@ def _person(w: Writer) -> tuple[str, str]:
 
 
 def _passage(w: Writer) -> tuple[str, str]:
-    """A town or a person that nobody has heard of, described in the question."""
+    """Return a question about an unknown town or person, with a description of it, and the answer."""
     if w.maybe(0.5):
         table = TOWN
         facts = vars(Town(place_name(w.chance), w.one(REGIONS), place_name(w.chance), w.one(GOODNESS), w.one(SIGHTS),
@@ -157,7 +157,7 @@ def _country(w: Writer) -> tuple[str, str]:
 
 
 def questions(w: Writer) -> tuple[list[str], list[str]]:
-    """One question and its answer."""
+    """Return one question and its answer."""
     asked, answer = w.one((_town, _town, _person, _person, _passage, _passage, _passage, _animal, _job, _country))(w)
     end = w.say("{||||| I hope {this|that} helps{.|!}| That is {all|what} I know{ about it|}.| {Would|Do} you "
                 "{like|want} to know more?| "
