@@ -683,8 +683,7 @@ def test_a_start_says_template_and_arithmetic_and_takes_what_is_faster_here(base
 
 def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path, capsys):
     def said(*words, out="new"):
-        code = train_eagle.main([str(base),
-                                 str(tmp_path / out), "--data", str(talks), *words])
+        code = train_eagle.main([str(base), str(tmp_path / out), "--data", str(talks), *words])
         assert code == 2
         return capsys.readouterr().err
 
