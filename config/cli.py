@@ -28,7 +28,7 @@ PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "ablate")  # keys that a preset tunes only for its own model
 # A given key discards the preset's values of these keys, which belong to the value that it replaces.
-TAKES_BACK = {
+DISCARDS = {
     "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
     "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
@@ -104,7 +104,7 @@ def no_head(config: RunConfig) -> str:
             f"{other_head(config)}")
 
 
-def starting(names: Sequence[str]) -> str:
+def first_without_folder(names: Sequence[str]) -> str:
     """Return the first of these drafts that names no folder, with which a pipeline can start, else "none"."""
     return next((name for name in names if ":" not in name), "none")
 
@@ -115,8 +115,8 @@ def starting(names: Sequence[str]) -> str:
 class CommandKeys(Checked):
     """Base class of the keys of a command, in addition to those of a run; `--help` prints `EXAMPLES`."""
 
-    USUAL: ClassVar[Mapping[str, Any]] = {}  # this command's defaults of keys of a run, where they differ
-    REFUSED: ClassVar[Sequence[str]] = ()  # keys of a run that this command does not accept
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}  # this command's defaults of keys of a run, where they differ
+    UNSUPPORTED: ClassVar[Sequence[str]] = ()  # keys of a run that this command does not accept
 
     run: RunConfig
 
@@ -130,7 +130,7 @@ class CommandKeys(Checked):
         if known and RunConfig.pipeline_type not in known:
             drafting = [name for name in known if METHODS[name].draft != "none"]
             values = {"pipeline_type": (drafting or known)[0], **values}
-        return cls(run=RunConfig(**{**cls.USUAL, **values}), **own)
+        return cls(run=RunConfig(**{**cls.DEFAULTS, **values}), **own)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class CommandKeys(Checked):
         return (self.run.pipeline_type,)
 
     @property
-    def asked_methods(self) -> tuple[str, ...]:
+    def known_methods(self) -> tuple[str, ...]:
         """The known methods among them."""
         return tuple(name for name in self.chosen_methods if name in METHODS)
 
@@ -149,7 +149,7 @@ class CommandKeys(Checked):
 
     def method_problems(self) -> Iterator[str]:
         """Yield the problems of a run with each of the methods."""
-        for method in self.asked_methods:
+        for method in self.known_methods:
             try:
                 replace(self.run, pipeline_type=method)
             except ValueError as error:
@@ -171,7 +171,7 @@ class ComparedDrafts(CommandKeys):
     @property
     def first_draft(self) -> str:
         """The kind of draft with which the pipeline starts, before it changes to the others."""
-        return self.run.draft if self.run.draft_dir else starting(self.asked_drafts)
+        return self.run.draft if self.run.draft_dir else first_without_folder(self.asked_drafts)
 
     def with_draft(self, name: str, **changes: Any) -> RunConfig:
         """Return the configuration of a run with only this draft. Raises ValueError for an impossible draft."""
@@ -229,7 +229,7 @@ def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None =
         _check_refused(kind, values, keys)
         config = kind.of(**merged)
         drafts = config.asked_drafts
-    _check_drafts(config.run, config.asked_methods, drafts, values)
+    _check_drafts(config.run, config.known_methods, drafts, values)
     return config
 
 
@@ -239,17 +239,17 @@ def all_options(kind: type[CommandKeys] | None) -> list[Option]:
         return [*options(RunConfig)]
     found = [*options(kind)]
     for option in options(RunConfig):
-        default = kind.USUAL.get(option.name, option.default)
+        default = kind.DEFAULTS.get(option.name, option.default)
         found.append(option._replace(default=default))
     return found
 
 
 def _check_refused(kind: type[CommandKeys], values: Values, keys: Mapping[str, Option]) -> None:
     """Raise ValueError for keys of a run that the command does not accept."""
-    for key in kind.REFUSED:
+    for key in kind.UNSUPPORTED:
         if key in values:
             instead = INSTEAD.get(key, "")
-            fix = f"write {instead}=" if instead in keys and instead not in kind.REFUSED else "leave it out"
+            fix = f"write {instead}=" if instead in keys and instead not in kind.UNSUPPORTED else "leave it out"
             raise ValueError(f"{key} is a key of single runs: {fix}")
 
 
@@ -314,7 +314,7 @@ def _chosen(preset: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that a preset sets, without those that the given keys discard."""
     if values.get("models"):
         preset = under(preset, values["models"])
-    taken = {other for key in values for other in TAKES_BACK.get(key, ())}
+    taken = {other for key in values for other in DISCARDS.get(key, ())}
     if values.get("profile", "none") != "none":
         taken.update(TUNED)  # they suit this machine, not an emulated one
     preset_values, usual = vars(preset), vars(RunConfig())
@@ -332,7 +332,7 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None) ->
     lines += [f"  {name:<12} {_shown(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]
     lines += ["", "methods (pipeline_type):"]
     lines += [f"  {name:<12} {method.about}" for name, method in METHODS.items()]
-    refused = getattr(kind, "REFUSED", ())
+    refused = getattr(kind, "UNSUPPORTED", ())
     keys = [option for option in all_options(kind) if option.name not in refused]
     return "\n".join([*lines, "", *key_lines(keys)])
 

@@ -36,7 +36,7 @@ def absolute(path: str) -> str:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-def whole(path: Name, remedy: str = MEND) -> Any:
+def read_json_file(path: Name, remedy: str = MEND) -> Any:
     """Return the content of a JSON file."""
     text = decoded(read_bytes(path, ANOTHER), path, SAVE)
     return _parse(text, str(path), remedy)
@@ -99,7 +99,7 @@ def streams(path: Name) -> bool:
 
 def check_output(path: Name, remedy: str) -> None:
     """Raise ValueError if a file cannot be written, before there is anything to write. Creates its folder."""
-    with explained(path, remedy):
+    with as_value_error(path, remedy):
         place = _place(path)
         if not streams(path):
             with _temporary_for(place) as (_, file):
@@ -133,14 +133,14 @@ def make_private(path: Name) -> None:
 
 def check_folder(path: Name, remedy: str) -> None:
     """Raise ValueError if no file can be written into a folder. Creates the folder."""
-    with explained(path, remedy):
+    with as_value_error(path, remedy):
         Path(path).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
 
 
 def write(path: Name, data: str | bytes, remedy: str) -> None:
     """Write a file atomically. Links are followed; devices and pipes are written to directly."""
-    with explained(path, remedy):
+    with as_value_error(path, remedy):
         replace(path, data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
@@ -168,7 +168,7 @@ def replace(path: Name, data: bytes) -> None:
 def append(path: Name, text: str, remedy: str) -> None:
     """Append a text to a file, which is created if missing; devices and pipes are written to directly."""
     data = text.encode("utf-8", "backslashreplace")
-    with explained(path, remedy):
+    with as_value_error(path, remedy):
         if streams(path):
             replace(path, data)
         else:
@@ -216,7 +216,7 @@ def _temporary_for(place: Path) -> Iterator[tuple[Path, int]]:
 
 
 @contextmanager
-def explained(path: Name, remedy: str) -> Iterator[None]:
+def as_value_error(path: Name, remedy: str) -> Iterator[None]:
     """Turn an OSError into a ValueError that names the file and the remedy."""
     try:
         yield

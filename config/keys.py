@@ -26,7 +26,7 @@ TRUTH = {"true": True, "1": True, "false": False, "0": False}
 HELP = ("-h", "--help", "help")
 ENDING = ".json"  # of a file in place of a preset
 _source = lru_cache(maxsize=None)(inspect.getsource)  # which parses the whole file again for each class
-ASKS = ("", *HELP)  # first words that request the help of a command with subcommands
+HELP_WORDS = ("", *HELP)  # first words that request the help of a command with subcommands
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -35,10 +35,10 @@ def opened(argv: Sequence[str]) -> list[str]:
     """Return the words of a command, with a file {"preset": NAME, "keys": {KEY: VALUE}} replaced by its content."""
     if not argv or "=" in argv[0] or not argv[0].endswith(ENDING):
         return list(argv)
-    found = files.whole(os.path.expanduser(argv[0]), "name a preset, or a file that a plan has written")
+    found = files.read_json_file(os.path.expanduser(argv[0]), "name a preset, or a file that a plan has written")
     if not files.fits(found, {"preset": str, "keys": {str}}):
         raise ValueError(f"{argv[0]} is not a preset: name a file that a plan has written with preset=FILE")
-    return over([found["preset"], *argv[1:]], found["keys"])
+    return with_defaults([found["preset"], *argv[1:]], found["keys"])
 
 
 def preset_of(argv: Sequence[str]) -> str:
@@ -53,7 +53,7 @@ def raw_values(argv: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def over(argv: Sequence[str], defaults: Mapping[str, str], preset: str = "") -> list[str]:
+def with_defaults(argv: Sequence[str], defaults: Mapping[str, str], preset: str = "") -> list[str]:
     """Return the words of a command, with the default preset and the default values of keys that it does not give."""
     raw = raw_values(argv)
     added = [f"{key}={value}" for key, value in defaults.items() if key not in raw]

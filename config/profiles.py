@@ -15,7 +15,7 @@ from typing import Any, Iterator, Sequence, Tuple
 from config import files
 from config.drafts import ALONE
 from config.schema.fields import COUNT, Kind, integer, list_of, number, one_of
-from config.schema.untrusted import shown
+from config.schema.untrusted import short_repr
 
 ENDING = ".json"  # of a profile that is a file
 OTHER = "name another profile="
@@ -194,15 +194,15 @@ def is_file(name: str) -> bool:
 @lru_cache(maxsize=8)
 def read(path: str) -> Profile:
     """Read the cluster that a file describes. Raises ValueError, with the remedy, for an invalid file."""
-    found = files.whole(path, OTHER)
+    found = files.read_json_file(path, OTHER)
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not a JSON object: write one as {EXAMPLE}, or {OTHER}")
     for key, value in found.items():
         if key not in FORMS:
-            raise ValueError(f"{path} has the unknown key {shown(key)}: write some of {', '.join(FORMS)}, or "
+            raise ValueError(f"{path} has the unknown key {short_repr(key)}: write some of {', '.join(FORMS)}, or "
                              f"{OTHER}")
         if not FORMS[key].fits(value):
-            raise ValueError(f"{path} says {key}={shown(value)}: write {FORMS[key].words}, or {OTHER}")
+            raise ValueError(f"{path} says {key}={short_repr(value)}: write {FORMS[key].words}, or {OTHER}")
     values = vars(PROFILES[found.pop("like")]) if "like" in found else {}
     values = {**values, **{key: _as_tuples(value) for key, value in found.items()}}
     missing = [field.name for field in fields(Profile) if field.name not in values and field.default is MISSING]

@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
-from config.files import fits, lines, whole
+from config.files import fits, lines, read_json_file
 from config.presets import ROOT, TOY
 
 OF_TOY = ROOT / "eval" / "data"  # in the vocabulary of the toy model's grammar
@@ -135,7 +135,7 @@ def _dialogues(path: Path, name: str) -> Iterator[tuple[str, Question]]:
 
 def _prompts(path: Path, name: str) -> Iterator[tuple[str, Question]]:
     """Yield the prompts of a file in SpecInfer's format, a JSON list of texts; an id is an index, from 0."""
-    entries = whole(path, LIST)
+    entries = read_json_file(path, LIST)
     if not isinstance(entries, list):
         raise ValueError(f"{path} is not a list: {LIST}, or one JSON object per line into a file .jsonl")
     for number, entry in enumerate(entries):

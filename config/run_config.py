@@ -227,7 +227,7 @@ class RunConfig(Checked):
         return tuple(map(int, listed(self.prompt_ids)))
 
     @property
-    def span(self) -> tuple[int, int]:
+    def question_range(self) -> tuple[int, int]:
         """The first question of a file or set to answer, counted from 0, and the one before which to stop; -1: all."""
         begin, colon, end = self.questions.partition(":")
         return (int(begin or 0), int(end or -1)) if colon else (0, int(begin or -1))
@@ -276,7 +276,7 @@ class RunConfig(Checked):
         return self
 
     @property
-    def asked_methods(self) -> tuple[str, ...]:
+    def known_methods(self) -> tuple[str, ...]:
         """The only method, as a tuple, under the name that `CommandKeys` has for it."""
         return (self.pipeline_type,)
 
@@ -337,7 +337,7 @@ class RunConfig(Checked):
         return RECOVERY[word] if word in RECOVERY else number(word)
 
     @property
-    def meeting(self) -> tuple[str, int]:
+    def master_address(self) -> tuple[str, int]:
         """Host and port of the key `master`; empty or 0 where it does not give them."""
         host, _, port = self.master.partition(":")
         return host, int(port or 0)
@@ -405,7 +405,7 @@ def _misfits(c: RunConfig) -> Iterator[str]:
     given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(given) > 1:
         yield f"{' and '.join(given)} are both given: give only one of them"
-    begin, end = c.span
+    begin, end = c.question_range
     if 0 <= end <= begin:
         yield f"questions={c.questions} leaves no question: give more than {begin} after the colon, or nothing for all"
     if c.draft_dir and MODEL_KEY not in reads("+".join((*c.sources, c.draft))):

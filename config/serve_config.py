@@ -26,9 +26,9 @@ class ServeConfig(CommandKeys):
 
     RANGES = {"port": Range(1, 65535, {0: "any that is free"}), "queue": Range(0, 100_000),
               "queue_seconds": Range(1, 86_400), "body_mb": Range(0.001, 1024)}
-    USUAL = {"max_requests": 4, "reuse": True}
+    DEFAULTS = {"max_requests": 4, "reuse": True}
     # given by each request, or not needed since answers are sent back
-    REFUSED: ClassVar[Sequence[str]] = ("prompt", "prompt_ids", "question_file", "questions", "output")
+    UNSUPPORTED: ClassVar[Sequence[str]] = ("prompt", "prompt_ids", "question_file", "questions", "output")
 
     # The server
     host: str = "127.0.0.1"  # address to listen on; one that other machines can reach needs api_key or open=true

@@ -15,7 +15,7 @@ from typing import Sequence
 
 from config.cli import parts
 from config.files import check_folder
-from config.keys import ASKS
+from config.keys import HELP_WORDS
 from eval.evaluation import Evaluation, all_questions
 from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
@@ -29,7 +29,7 @@ from launch.trace import open_trace
 from launch.words import resolve, with_model
 from pipeline.trace import Clock, NoTrace
 
-USUAL_PROTOCOL = "emulated"  # the default protocol, for the default model of all commands
+DEFAULT_PROTOCOL = "emulated"  # the default protocol, for the default model of all commands
 MODULE = "scripts.evaluate start"  # what a rank runs
 TOO_FAST = 3  # exit code of a start that cannot keep pace with the emulated cluster
 OTHER = "choose another results="
@@ -117,11 +117,11 @@ def _one_rank_per_host(config: EvalConfig) -> bool:
 
 def evaluate(protocol: str, argv: Sequence[str]) -> int:
     """Execute the command and return its exit code. Each group of methods has its own start of the pipeline."""
-    if protocol in ASKS:
+    if protocol in HELP_WORDS:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
     try:
-        if protocol == USUAL_PROTOCOL:
+        if protocol == DEFAULT_PROTOCOL:
             argv = with_model(argv)
         argv, config = _read(words(protocol, argv))
         find_board(config.run, os.environ)

@@ -37,8 +37,8 @@ Line = dict  # an answer as written to the results
 # Fields with an element for each turn: those from which Spec-Bench computes speed, and further ones; and those of both
 # kinds that are copied from the pipeline's answer.
 CHOICE = ("turns", "idxs", "new_tokens", "wall_time")
-BESIDE = ("sources", "requests", "prompt_tokens", "token_ids", "finish_reason", "ttft", "settled", "target_passes",
-          "tau", "segments")
+FURTHER_FIELDS = ("sources", "requests", "prompt_tokens", "token_ids", "finish_reason", "ttft", "settled",
+                  "target_passes", "tau", "segments")
 OF_ANSWER = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "target_passes", "segments")
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # returns a result; yields while it waits for the pipeline
@@ -119,7 +119,7 @@ class Evaluation:
                 before, asked = asked, [left[key] for key in batch]
                 bar.set_description(f"{first.set} t={first.temperature:g} {' '.join(first.contender)}")
                 same = asked == before and len(asked) == 1
-                self.pipeline.unlearn(same)  # so that figures do not depend on the order of answers
+                self.pipeline.reset_measurements(same)  # so that figures do not depend on the order of answers
                 works = (self._answer(key, left[key], results.texts) for key in batch)
                 for line in concurrent(works, self.decoders[first.contender], self.config.concurrency):
                     results.add(line)
@@ -143,7 +143,7 @@ class Evaluation:
         request = self._request(key, question.turns[:1])
         short = replace(request, max_new_tokens=min(WARM_UP, request.max_new_tokens))
         contenders = dict.fromkeys(key.contender for key in questions)
-        return {contender: self.decoders[contender].whole(short).tokens_per_second for contender in contenders}
+        return {contender: self.decoders[contender].complete(short).tokens_per_second for contender in contenders}
 
     def _request(self, key: Key, messages: Sequence[str]) -> Request:
         """Return the request for an answer to the last of these messages."""
@@ -222,7 +222,7 @@ class Evaluation:
                  "repeat": key.repeat, "seed": config.seed + key.repeat,
                  "profile": config.profile, "emulated": config.cluster is not None,
                  "simulated": config.virtual, "scale": self.scale, "launch": self.config.launch}
-        return {**line, **asked, **by_turn(BESIDE), "same_as_ar": None, "first_difference": None}
+        return {**line, **asked, **by_turn(FURTHER_FIELDS), "same_as_ar": None, "first_difference": None}
 
     def _first_difference(self, key: Key, turns: Sequence[Turn],
                           reference: Texts) -> dict[str, Any] | None:

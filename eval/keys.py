@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
 from config.cli import CommandKeys, ComparedDrafts
-from config.keys import NUMBER, Range, check_name, listed, number, opened, over, preset_of, raw_values
+from config.keys import NUMBER, Range, check_name, listed, number, opened, preset_of, raw_values, with_defaults
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
 from config.questions import Question, bundled, categories, load
@@ -64,7 +64,7 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class AsksSets(CommandKeys):
+class DataSetKeys(CommandKeys):
     """The base of the keys of commands that answer the questions of data sets."""
 
     LISTS: ClassVar[Mapping[str, str]] = {"sets": "chosen_sets"}  # keys of lists that must not be empty -> properties
@@ -87,7 +87,7 @@ class AsksSets(CommandKeys):
     @property
     def asked(self) -> dict[str, list[Question]]:
         """The questions of each set."""
-        return {name: load(self.folder, name, *self.run.span) for name in self.chosen_sets}
+        return {name: load(self.folder, name, *self.run.question_range) for name in self.chosen_sets}
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -98,10 +98,10 @@ class AsksSets(CommandKeys):
                 yield f"sets={self.sets}: {name} is no name of a data set: name its folder with data="
 
 
-class ComparesMethods(AsksSets):
+class ComparesMethods(DataSetKeys):
     """The base of the keys of commands that compare methods at several temperatures."""
 
-    LISTS = {"methods": "chosen_methods", **AsksSets.LISTS, "temperatures": "chosen_temperatures"}
+    LISTS = {"methods": "chosen_methods", **DataSetKeys.LISTS, "temperatures": "chosen_temperatures"}
     methods = temperatures = ""  # keys that each command defines itself
 
     def problems(self) -> Iterator[str]:
@@ -128,7 +128,7 @@ class Contender(NamedTuple):
 class EvalConfig(ComparedDrafts, ComparesMethods):
     """The keys of an evaluation. `bash run_eval.sh --help` prints the comments, as it does those of `RunConfig`."""
 
-    REFUSED = ("temperature", "prompt_ids", "question_file", "answers", "reuse")
+    UNSUPPORTED = ("temperature", "prompt_ids", "question_file", "answers", "reuse")
     RANGES = {"repeats": REPEATS, "concurrency": OF_RUNS["max_requests"]}
     LISTS = {**ComparesMethods.LISTS, "drafts": "asked_drafts"}
     EXAMPLES: ClassVar[str] = EXAMPLES
@@ -248,4 +248,4 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     if BASELINE not in listed(raw.get("methods", BASELINE)):
         defaults.pop("baseline_draft", None)
     left = {key: value for key, value in defaults.items() if key not in raw}
-    return over(argv, left, preset)
+    return with_defaults(argv, left, preset)

@@ -49,20 +49,20 @@ def trial_of(answer: Answer) -> Trial:
 
 # --- speeds -----------------------------------------------------------------------------------------------------------
 
-def whole(answer: Answer) -> Amounts:
+def whole_amounts(answer: Answer) -> Amounts:
     """Return the tokens and seconds of all turns of an answer, including the prefill."""
     [choice] = answer["choices"]
     return sum(choice["new_tokens"]), float(sum(choice["wall_time"]))
 
 
-def decoding(answer: Answer) -> Amounts:
+def decoding_amounts(answer: Answer) -> Amounts:
     """Return the tokens after the first of each turn, and the seconds after it, which are those of decoding alone."""
     [choice] = answer["choices"]
     spent = [total - first for total, first in zip(choice["wall_time"], answer["ttft"])]
     return sum(choice["new_tokens"]) - len(choice["new_tokens"]), float(sum(spent))
 
 
-def sample(answers: Answers, amounts: Callable[[Answer], Amounts] = whole) -> np.ndarray:
+def sample(answers: Answers, amounts: Callable[[Answer], Amounts] = whole_amounts) -> np.ndarray:
     """Return tokens and seconds of each question, `[questions, 2]`; several answers to a question are summed up."""
     rows: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for answer in answers:
@@ -87,7 +87,7 @@ def speed(samples: Sequence[np.ndarray]) -> Interval:
 
 def decoding_speed(sets: Sequence[Answers]) -> Interval:
     """Return the speed of decoding without prefill; questions with answers of a single token do not count."""
-    samples = [sample(answers, decoding) for answers in sets]
+    samples = [sample(answers, decoding_amounts) for answers in sets]
     return speed([rows[rows[:, 1] > 0] for rows in samples])
 
 
@@ -116,7 +116,7 @@ def total_speed(answers: Answers) -> float:
     for answer in answers:
         if "span" in answer:
             spans[answer["launch"], answer["repeat"]].append(answer["span"])
-            made += whole(answer)[0]
+            made += whole_amounts(answer)[0]
     bounds = (zip(*batch) for batch in spans.values())
     spent = sum(max(ended) - min(begun) for begun, ended in bounds)
     return made / spent if spent else NAN

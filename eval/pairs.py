@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.schema.untrusted import shown
+from config.schema.untrusted import short_repr
 from eval.pair_keys import MeasureKeys
 from eval.prompts import Prompt, draw
 from launch.memory import GB, free
-from launch.spec import number_type, usable
+from launch.spec import device_named, number_type
 from model.sample import Sampler
 from model.text import Text
 from model.weights.unfold import Unfolded
@@ -51,8 +51,8 @@ def open_model(folder: str, config: MeasureKeys, target: Model | None = None) ->
     target's.
     """
     if not folder or not Path(folder).is_dir():
-        raise ValueError(f"there is no folder {shown(folder)}: name the folder of a model in Hugging Face form")
-    place = usable(config.device)
+        raise ValueError(f"there is no folder {short_repr(folder)}: name the folder of a model in Hugging Face form")
+    place = device_named(config.device)
     number = number_type(config.dtype, place)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -122,7 +122,7 @@ def answer(model: Model, prompt: Sequence[int],
     """Return the token ids that a model writes after a prompt: `limit` of them, or up to an end token."""
     cache = model.whole.cache(len(prompt) + limit)
     ends, text = model.text.end_ids, []
-    for token in islice(model.whole.words(prompt, cache, sampler), limit):
+    for token in islice(model.whole.generate(prompt, cache, sampler), limit):
         text.append(token)
         if token in ends:
             break

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from config import questions
-from config.files import fits, lines, whole
+from config.files import fits, lines, read_json_file
 
 Entry = Mapping[str, Any]
 INSTRUCTED = "Below is an instruction that describes a task"
@@ -113,7 +113,7 @@ def _texts(path: Path, name: str) -> Iterator[str]:
     form = FORMATS[name]
     remedy = f"write JSON objects with {form.needs}, one a line, or a list of them into a file .json"
     kind = "entry" if path.suffix == ".json" else "line"
-    entries = whole(path, remedy) if kind == "entry" else list(lines(path, remedy))
+    entries = read_json_file(path, remedy) if kind == "entry" else list(lines(path, remedy))
     if not isinstance(entries, list):
         raise ValueError(f"{path} is no list: {remedy}")
     if not entries:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from config.cli import CommandKeys, flat
-from config.files import whole, write_json
+from config.files import read_json_file, write_json
 from config.run_config import RunConfig
 from launch import build
 from model.sample import Sampler
 from model.text import chosen
 
-ASIDE = -2  # every path that has left the text
+OFF_TEXT = -2  # every path that has left the text
 FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # keys that name folders
 BEGINNING = 1 << 20  # bytes of a file that are compared: the shapes of weights, and the first weights
 
@@ -49,7 +49,7 @@ class Recorded:
         position = path + 1
         place = position - len(self.prompt)
         stands = place < 0 or place < len(self.text) and self.text[place] == token
-        return position if path != ASIDE and stands else ASIDE
+        return position if path != OFF_TEXT and stands else OFF_TEXT
 
     def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the token that follows each path, as a column `[T, 1]` for `lm_head`, and no inner features."""
@@ -99,13 +99,13 @@ def _content(folder: str) -> str:
     return f"{Path(folder).name} ({digest.hexdigest()[:12]})"
 
 
-def keep(path: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+def save(path: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     """Write content that was recorded with these settings into a file that `kept` reads."""
     found = {"keys": settings, **content}
     write_json(path, {**found, "sha256": _digest(found)}, indent=None)
 
 
-def kept(path: str, settings: Mapping[str, Any], what: str, other: str) -> Any:
+def load(path: str, settings: Mapping[str, Any], what: str, other: str) -> Any:
     """Return the content of a file that was recorded with these settings; None if it does not exist.
 
     Raise ValueError, with the remedy `other`, for a file with other settings, or one that `keep` did not write; `what`
@@ -113,7 +113,7 @@ def kept(path: str, settings: Mapping[str, Any], what: str, other: str) -> Any:
     """
     if not path or not Path(path).is_file():
         return None
-    found = whole(path, other)
+    found = read_json_file(path, other)
     written = found.pop("sha256", "") if isinstance(found, dict) else ""
     if written != _digest(found):
         raise ValueError(f"{path} {what}: {other}")

@@ -21,7 +21,7 @@ from typing import Any, Iterator, Mapping, NamedTuple
 import torch
 
 from config.cli import all_options, flat
-from config.files import ROOM, append, explained, fits, lines, open_lock, whole, write_json
+from config.files import ROOM, append, as_value_error, fits, lines, open_lock, read_json_file, write_json
 from config.keys import listed
 from config.methods import METHODS
 from config.presets import ROOT
@@ -119,7 +119,7 @@ class Results:
 
     def _take_lock(self) -> None:
         """Lock the folder. Raise ValueError if another evaluation has locked it, or if it cannot be written."""
-        with explained(self.folder, "choose another results="):
+        with as_value_error(self.folder, "choose another results="):
             self._lock = open_lock(self.folder / ".lock")
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,7 +161,7 @@ def read_environment(folder: Path, remedy: str) -> Mapping[str, Any]:
     path = folder / "env.json"
     if not path.is_file():
         return {}
-    env: Mapping[str, Any] = whole(path, remedy)
+    env: Mapping[str, Any] = read_json_file(path, remedy)
     if not fits(env, ENVIRONMENT):
         raise ValueError(f"{path} is not in the form that an evaluation writes: {remedy}")
     return env

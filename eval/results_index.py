@@ -149,7 +149,7 @@ def _wanted(found: Found, name: str, start: Mapping[str, Any]) -> int:
     """Return the number of answers to a set that each method should give; if the set is gone, the most of any."""
     try:
         questions = load(found.env["config"]["data"] or BUNDLED,  # the toy's sets have as many
-                         name, *RunConfig(questions=start["questions"]).span)
+                         name, *RunConfig(questions=start["questions"]).question_range)
         return len(questions) * int(start["repeats"])
     except ValueError:
         return max((len(answers) for group, answers in found.groups.items()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 from config import files
-from config.keys import ASKS, HELP, check_name, over, raw_values
+from config.keys import HELP, HELP_WORDS, check_name, raw_values, with_defaults
 from config.presets import ROOT, TOY_PRESET
-from config.schema.untrusted import plain
+from config.schema.untrusted import one_line
 from eval import metrics
 from eval.results_index import Found, NoAnswers, provenance, read
 from eval.summary import MEAN, SUMMARY, figures, flat, summary
@@ -204,7 +204,7 @@ def commands(name: str, sweep: Sweep,
     points = {}
     for point, keys in sweep.points.items():
         own = {**sweep.base, **keys, "results": f"{place(folder, point)}"}
-        points[point] = over(asked, own, TOY_PRESET)
+        points[point] = with_defaults(asked, own, TOY_PRESET)
     return folder, points
 
 
@@ -216,7 +216,7 @@ def _evaluate(words: Sequence[str]) -> int:
 def main(words: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show the results; return the exit code."""
     name, argv = "".join(words[:1]), words[1:]
-    if name in ASKS:
+    if name in HELP_WORDS:
         print(__doc__)
         print("\n".join(f"  {key:<18}{sweep.about}: {', '.join(sweep.points)}" for key, sweep in SWEEPS.items()))
         return 0
@@ -239,6 +239,6 @@ def main(words: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
         if not reported:
-            say(plain(str(error)))
+            say(one_line(str(error)))
         code = code or EXIT_WRONG
     return code

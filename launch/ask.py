@@ -17,7 +17,7 @@ from tqdm import tqdm
 from config.files import streams, write
 from config.questions import Question, read
 from config.run_config import RunConfig
-from config.schema.untrusted import harmless
+from config.schema.untrusted import escaped
 from launch.console import say
 from launch.pipeline import Generation, Pipeline
 from launch.run import Command
@@ -91,13 +91,13 @@ def ask_one(pipeline: Pipeline) -> None:
     """Answer `prompt`, and print the text as it settles."""
     config = pipeline.config
     if pipeline.text:
-        prompt = harmless(config.prompt)
+        prompt = escaped(config.prompt)
         shown = f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt
         print(f"{shown}\n", flush=True)
 
     generation = pipeline.stream(config.prompt if pipeline.text else config.ids)
     for piece in generation:
-        print(harmless(piece), end="", flush=True)
+        print(escaped(piece), end="", flush=True)
     warn_if_full(pipeline, generation.answer)
     print("\n")
     print(table([generation.answer]))
@@ -111,7 +111,7 @@ def ask_many(pipeline: Pipeline) -> None:
     Up to `max_requests` questions are in progress at once. Answers are stored in the order of the questions.
     """
     config = pipeline.config
-    asked = read(config.question_file, *config.span)
+    asked = read(config.question_file, *config.question_range)
     answers: list[Answer] = []
     done: dict[Place, dict[str, Any]] = {}
     at_once = bool(config.output) and not streams(config.output)

@@ -24,13 +24,13 @@ import torch
 
 from config.cli import CommandKeys, parse
 from config.drafts import MODEL_KEY, MODELS_KEY, reads
-from config.files import fits, open_lock, whole, write_json
+from config.files import fits, open_lock, read_json_file, write_json
 from config.keys import preset_of, raw_values
 from config.methods import METHODS
 from config.presets import absent
 from config.profiles import is_file
 from config.run_config import DRAWN, RunConfig
-from config.schema.untrusted import plain
+from config.schema.untrusted import one_line
 from launch.console import EXIT_INTERRUPTED, EXIT_LOST, Words, say
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
@@ -91,7 +91,7 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     """
     if missing := absent(config):
         raise ValueError(missing)
-    asked = question(words, config, _stages(config))
+    asked = plan_words(words, config, _stages(config))
     path = _place(asked, words, config)
     with ExitStack() as alone:
         with suppress(OSError):  # if its folder cannot be locked, do not wait
@@ -99,7 +99,7 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
         choice = _remembered(path, words, kind)
         if choice is None:
             times = "measured on this machine" if config.profile == "none" else f"of profile={config.profile}"
-            say(plain(f"pipeline_type=auto: the methods are simulated with times {times}, once for each model"))
+            say(one_line(f"pipeline_type=auto: the methods are simulated with times {times}, once for each model"))
             choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
             try:
                 write_json(path, choice)
@@ -112,7 +112,7 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
     stays = "; the split stays as it is" if config.model_dir or "stages" in raw_values(words) else ""
     rates = f"{ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar"
-    say(plain(f"pipeline_type=auto chose {keys} ({rates}){stays}; {kept}"))
+    say(one_line(f"pipeline_type=auto chose {keys} ({rates}){stays}; {kept}"))
     return with_chosen(words, choice["keys"])
 
 
@@ -157,19 +157,19 @@ def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
     if not os.path.exists(path):  # Path.exists raises if a folder may not be searched
         return None
     try:
-        choice: Choice = whole(path, "delete it")
+        choice: Choice = read_json_file(path, "delete it")
         if not fits(choice, FORM):
             raise ValueError(f"{path} holds no choice")
         parse(with_chosen(argv, choice["keys"]), kind=kind)
     except ValueError as error:
-        say(f"{plain(str(error))}; a new plan is made")
+        say(f"{one_line(str(error))}; a new plan is made")
         return None
     return choice
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
-def question(argv: Words, config: RunConfig, boards: int) -> list[str]:
+def plan_words(argv: Words, config: RunConfig, boards: int) -> list[str]:
     """Return the words for the plan's command: the typed keys, as far as the choice depends on them.
 
     `boards` is the number of stages that the run has without a choice.
@@ -229,7 +229,7 @@ def _planned(words: Words) -> dict[str, Any]:
             raise PeerLost(reason) if process.returncode == EXIT_LOST else ValueError(f"pipeline_type=auto: {reason}")
         if sentence:
             say(sentence)
-        chosen: dict[str, Any] = whole(path, "name the method")["chosen"]
+        chosen: dict[str, Any] = read_json_file(path, "name the method")["chosen"]
     return chosen
 
 

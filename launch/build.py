@@ -15,7 +15,7 @@ from torch import Tensor
 from config.cli import no_head, other_head
 from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
-from config.schema.untrusted import shown
+from config.schema.untrusted import short_repr
 from config.trees import FIXED
 from launch.console import say
 from launch.spec import RankSpec
@@ -51,7 +51,7 @@ from sim.groups import Paced, Times, slowest
 from sim.ring import VirtualRing
 from tp.comm import COMMS, Comm
 from tp.group import Group
-from tp.layers import ShardedSlice, hollow
+from tp.layers import ShardedSlice, empty_slice
 from tp.shares import shares
 
 SPECIAL = ("bos_token_id", "eos_token_id")
@@ -84,7 +84,7 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Sli
     part, sizes = spec.part, spec.sizes
     if shared:
         share = shares(sizes, part.shares)[part.member]
-        body = hollow(sizes, share, *part.layers)
+        body = empty_slice(sizes, share, *part.layers)
     else:
         body = Slice(sizes, *part.layers)
     probe(spec.quant, spec.dtype, spec.device)
@@ -292,8 +292,8 @@ def _check_tokens(small: Checkpoint, spec: RankSpec) -> None:
     for name in SPECIAL:
         theirs, ours = small.config.get(name), target.config.get(name)
         if _numbers(theirs) and _numbers(ours) and not _numbers(theirs) & _numbers(ours):
-            raise ValueError(f"{small.folder / 'config.json'} has {name}={shown(theirs)}, but the model has "
-                             f"{shown(ours)}: {other}")
+            raise ValueError(f"{small.folder / 'config.json'} has {name}={short_repr(theirs)}, but the model has "
+                             f"{short_repr(ours)}: {other}")
     path, known = _vocabulary(small.folder), _vocabulary(target.folder)
     if path is None or known is None:
         return
@@ -303,8 +303,8 @@ def _check_tokens(small: Checkpoint, spec: RankSpec) -> None:
     both = sorted(found.keys() & wanted.keys())
     wrong = next((number for number in both if found[number] != wanted[number]), None)
     if wrong is not None:
-        raise ValueError(f"{path} calls token {wrong} {shown(found[wrong])}, but the model's {known.name} calls it "
-                         f"{shown(wanted[wrong])}: {other}")
+        raise ValueError(f"{path} calls token {wrong} {short_repr(found[wrong])}, but the model's {known.name} calls "
+                         f"it {short_repr(wanted[wrong])}: {other}")
 
 
 def _vocabulary(folder: Path) -> Path | None:

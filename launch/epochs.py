@@ -70,7 +70,7 @@ class Epochs:
 
     def leave(self, loss: PeerLost) -> None:
         """Note a loss, and cut the connections of this epoch."""
-        self._heartbeat.rest(str(loss))
+        self._heartbeat.end_epoch(str(loss))
         self.cut()
 
     def cut(self) -> None:
@@ -85,7 +85,7 @@ class Epochs:
         for kind, peer in sorted(made.to):
             made.reach(door, kind, peer, door_of(self._store, peer)[1])
         while made.missing:
-            made.let_in(door)
+            made.accept(door)
             if self._heartbeat.lost or self._over:
                 raise PeerLost(self._heartbeat.lost or "the epoch is over")
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from config.files import fits, whole, write_json
+from config.files import fits, read_json_file, write_json
 from launch.auto import cached, machine
 from launch.spec import RankSpec
 from model.weights import int4
@@ -47,7 +47,7 @@ def hint(spec: RankSpec) -> str:
 def _remembered(width: int) -> Shares:
     place = cached("types", [*machine(), torch.get_num_threads(), width, ROWS])
     with suppress(ValueError, OSError):
-        kept: Shares = whole(place, "delete it")
+        kept: Shares = read_json_file(place, "delete it")
         if fits(kept, {float}) and {HALF} <= kept.keys() <= {HALF, FOUR}:
             return kept
     shares = measured(width)

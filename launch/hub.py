@@ -12,7 +12,7 @@ from typing import Iterable, Mapping
 
 from config.files import one_at_a_time
 from config.presets import MODELS, PRESETS
-from config.schema.untrusted import reason, shown
+from config.schema.untrusted import reason, short_repr
 from launch.console import say
 from launch.split.gguf import is_gguf
 
@@ -37,11 +37,11 @@ def words_of(raw: Mapping[str, str]) -> list[str]:
         raise ValueError(f"model={asked} is no file or folder here: give the path of a folder or of a GGUF file, or a "
                          "name at the hub, as Qwen/Qwen3-4B or NAME@REVISION")
     name, revision = named.groups()
-    words = [f"base_dir={fetched(name, root, revision)}"]
+    words = [f"base_dir={fetch(name, root, revision)}"]
     head = known_head(name)
     if head and not raw.keys() & {"eagle_dir", "draft", "drafts"}:
         try:
-            words.append(f"eagle_dir={fetched(head, root)}")
+            words.append(f"eagle_dir={fetch(head, root)}")
         except ValueError as error:
             say(f"{error}; without it, draft=suffix")
     return words
@@ -55,7 +55,7 @@ def known_head(name: str) -> str:
     return ""
 
 
-def fetched(name: str, root: Path, revision: str | None = None) -> Path:
+def fetch(name: str, root: Path, revision: str | None = None) -> Path:
     """Return the folder below `root` of a model of the hub; fetch the model if it is missing or incomplete."""
     folder = root / name
     mark = folder / HALF
@@ -77,7 +77,7 @@ def fetched(name: str, root: Path, revision: str | None = None) -> Path:
             wanted = [*WANTED, _weights(each.rfilename for each in found.siblings or ())]
             snapshot_download(name, revision=found.sha, local_dir=str(folder), allow_patterns=wanted)
         except Exception as error:  # the network, the hub and the library may raise anything
-            raise ValueError(f"{name} cannot be fetched ({shown(reason(error))[1:-1]}): {bring}") from None
+            raise ValueError(f"{name} cannot be fetched ({short_repr(reason(error))[1:-1]}): {bring}") from None
         mark.unlink()
     return folder
 

@@ -237,12 +237,12 @@ class Pipeline:
         """Raise PeerLost if a rank is lost and does not come back; takes no time otherwise."""
         self._recovering(self.ring.poll)
 
-    def unlearn(self, same: bool = False) -> None:
+    def reset_measurements(self, same: bool = False) -> None:
         """Forget what was learned, so that the next answer is generated like the first; none may be in progress.
 
         In virtual time the target computes only once for all answers to the `same` question.
         """
-        self.ring.unlearn()
+        self.ring.reset_measurements()
         for draft in self.drafts.values():
             draft.unlearn()
         self.rank.restart(same)

@@ -15,7 +15,7 @@ from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
 from launch.memory import check_memory
-from launch.spec import RankSpec, local_ranks, usable
+from launch.spec import RankSpec, device_named, local_ranks
 from launch.split.write import Layout, split
 from launch.trace import open_trace
 from model.text import Text
@@ -58,7 +58,7 @@ def prepare(config: RunConfig) -> Prepared:
     """Check a run, and split its model if necessary; raises ValueError, with the fix, for what cannot work."""
     all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
     _check_threads(config.threads_per_rank)
-    usable(config.device)
+    device_named(config.device)
     if all_ranks:
         _check_files(config)
     folder = Path(config.model_dir) if config.model_dir else split_of(config, all_ranks)
@@ -192,7 +192,7 @@ def check_split(part: Part, split_id: str) -> None:
 def _check_files(config: RunConfig) -> None:
     """Raise ValueError for unreadable questions, or an output that cannot be written or would overwrite an input."""
     if config.question_file:
-        read(config.question_file, *config.span)
+        read(config.question_file, *config.question_range)
     if not config.output:
         return
     output, other = Path(config.output).resolve(), "choose another output="

@@ -17,7 +17,7 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import Network, at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.pacing import Terms
+from pipeline.pacing import TargetOptions
 from pipeline.requests import RequestTarget, Ring
 
 SIZES = (16, 32, 64)  # rows
@@ -122,7 +122,7 @@ def level_share(ring: Ring, network: Network, passes: Passes, growth: Growth, co
 def _guess(ring: Ring, network: Network, passes: Passes, growth: Growth = TreeConfig.chain) -> float:
     """Return the seconds of one more level of a tree, or guess of a chain; 0 if the network guesses nothing."""
     tree = TokenTree([0] * GUESSED, 2 * GUESSED + 2, ring.ids)
-    target = ring.open(tree, Sampler(), Terms(network.inner))
+    target = ring.open(tree, Sampler(), TargetOptions(network.inner))
     network.begin(Sampler())
     _send(ring, tree, target)
     verify(tree)

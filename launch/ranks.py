@@ -33,7 +33,7 @@ from pipeline.sockets import FolderDoor
 from pipeline.trace import OFF, REAL, NoTrace, forget
 from tp.links import Placement
 
-SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # variables that a rendezvous sets in the environment
+RENDEZVOUS_VARIABLES = ("RANK", "WORLD_SIZE", INTERFACE)  # variables that a rendezvous sets in the environment
 
 
 # --- processes of one machine; for several see hosts/rendezvous.py ----------------------------------------------------
@@ -258,7 +258,7 @@ def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
     _begin_groups()
     say(f"on each of the other boards: bash run_jetson.sh {shlex.join(resolved.words)}")
     with ExitStack() as ends:
-        with environment_kept(*SAYS):
+        with environment_kept(*RENDEZVOUS_VARIABLES):
             coordinator = ends.enter_context(closing(Coordinator(board)))
             member = Member(coordinator.attend(resolved.keys), 0)
             rank = ends.enter_context(_in_group(member, coordinator.connect()))

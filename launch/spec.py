@@ -24,7 +24,7 @@ from model.weights.quant import probe, running_kind
 from tp.links import Placement
 
 
-def usable(name: str, key: str = "device=") -> torch.device:
+def device_named(name: str, key: str = "device=") -> torch.device:
     """Return the device of this name; `auto` is CUDA if available, else the CPU. Raises ValueError if it is missing."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
@@ -98,7 +98,7 @@ class RankSpec:
         return self.config.copies(len(self.part.stages))
 
     @property
-    def partial(self) -> bool:
+    def reads_partial(self) -> bool:
         """Whether the draft reads features of rows that are still in flight, which stages report to rank 0."""
         return "spd" in self.sources and not self.config.replicated
 
@@ -106,13 +106,13 @@ class RankSpec:
     def reports(self) -> bool:
         """Whether this rank's stage reports features: if it adds any; after the last layer the segment is as early."""
         part = self.part
-        return self.partial and bool(part.own_inner) and not part.member and part.layers[1] < self.sizes.layers
+        return self.reads_partial and bool(part.own_inner) and not part.member and part.layers[1] < self.sizes.layers
 
     @property
     def placement(self) -> Placement:
         """The placement of all ranks of the run."""
         part, config = self.part, self.config
-        return Placement.of(part.stages, len(part.shares), self.copies, config.drafting_ranks, self.partial)
+        return Placement.of(part.stages, len(part.shares), self.copies, config.drafting_ranks, self.reads_partial)
 
     @cached_property
     def drafter(self) -> int | None:

@@ -16,7 +16,7 @@ import torch
 
 from config.files import ROOM, write
 from config.run_config import RunConfig
-from config.schema.untrusted import plain
+from config.schema.untrusted import one_line
 from launch.spec import RankSpec
 from model.text import Text, TokenTexts
 from pipeline.trace import CLOCK, OFF, REAL, Clock, NoTrace, Trace, merge, read
@@ -38,7 +38,7 @@ def join_traces(spec: RankSpec) -> None:
         joined = merge(folder)
         message = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
                    f"python -m scripts.timeline {folder})")
-        print(plain(message), file=sys.stderr)
+        print(one_line(message), file=sys.stderr)
 
 
 def describe(spec: RankSpec) -> None:

@@ -17,14 +17,14 @@ from launch.build import build_drafter, build_stage
 from launch.spec import RankSpec
 from pipeline.drafters import run_drafter
 from pipeline.failure import Heartbeat, PeerLost
-from pipeline.requests import final
+from pipeline.requests import no_recovery
 from pipeline.stage import run_stage
 from pipeline.trace import REAL, Clock, Meter, NoTrace
 from pipeline.transport import Inbox, LocalLink, Peers, ProcessLink
 from sim.clock import Pace
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup
-from tp.links import Leading, Placement
+from tp.links import ForwardingLink, Placement
 
 # A pipeline may wait for its next request without limit; the heartbeat finds dead peers.
 IDLE = timedelta(days=30)
@@ -62,7 +62,7 @@ class Rank(NamedTuple):
     clock: Clock = REAL
     busy: Callable[[], list[float]] = list  # the share of its last seconds in which each rank worked, if known
     restart: Callable[[bool], object] = lambda same: None  # restarts virtual time, for the same question or another
-    rejoin: Callable[[PeerLost], None] = final  # returns once all are connected again after a loss, or raises PeerLost
+    rejoin: Callable[[PeerLost], None] = no_recovery  # returns when all are connected again after a loss, or raises
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
@@ -74,7 +74,7 @@ class Rank(NamedTuple):
         else:
             stage = build_stage(self.spec, self.trace, self.wires.group)
             link, fan = self.wires.link, self.wires.fan
-            source: Any = link if fan is None else Leading(link, fan)  # a leader passes messages on to its members
+            source: Any = link if fan is None else ForwardingLink(link, fan)  # a leader forwards to its members
             work, forget = partial(run_stage, stage, source), stage.forget
         while True:
             try:
@@ -144,5 +144,5 @@ def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[P
     links = [link(peers, rank) for peers in placement.peers(rank)]
     members = placement.fan(rank)
     fan = link(members, placement.root) if members else None
-    drafter_links = [link(peers, *peers.following) for peers in placement.asked(rank)]
+    drafter_links = [link(peers, *peers.following) for peers in placement.small_model_peers(rank)]
     return Wires(links, fan, group, drafter_links, meter)

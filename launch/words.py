@@ -23,7 +23,7 @@ from config.keys import HELP, opened, preset_of, raw_values
 from config.methods import METHODS
 from config.presets import MODELS, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
-from config.schema.untrusted import plain
+from config.schema.untrusted import one_line
 from launch import auto
 from launch.auto import Kind
 from launch.console import Words, say
@@ -50,7 +50,7 @@ class Resolved(NamedTuple):
     def report(self) -> None:
         """Print the remark; called when it is certain that the command can start."""
         if self.remark and os.environ.get("RANK", "0") == "0":
-            say(plain(self.remark))
+            say(one_line(self.remark))
 
 
 def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved:
@@ -85,7 +85,7 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[st
         has = "a chat template" if name == OWN else "no chat template"
         is_named = bool(raw.keys() & {"model_dir", "base_dir"})
         found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
-    guesses = any(METHODS[name].draft == "eagle" for name in keys.asked_methods)
+    guesses = any(METHODS[name].draft == "eagle" for name in keys.known_methods)
     is_planned = raw.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
     if guesses and headless(config) and not is_planned and not raw.keys() & {"draft", "drafts"}:
         found["draft"] = "suffix", f"{model} {WITHOUT}"

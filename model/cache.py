@@ -56,20 +56,20 @@ def attend(q_HTE: Tensor, held: Sequence[Tensor], mask_TS: Tensor, form: Attenti
     made = torch.empty_like(q_HTE)
     room = [torch.empty_like(x[:at_once], dtype=q.dtype) for x in held[:2]]  # reused, since new memory is slow
     for first in range(0, heads, at_once):
-        keys, values = unfolded([x[first:first + at_once] for x in held], room)
+        keys, values = from_int8([x[first:first + at_once] for x in held], room)
         asked = slice(first * group, (first + at_once) * group)
         made[asked] = attention(q[asked], keys, values, mask, form)
     return made
 
 
-def folded(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
+def to_int8(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize keys or values to 8 bits; return them and the scale of each head and row."""
     wide = x_KTE.float()
     scale = wide.abs().amax(-1, keepdim=True).clamp(min=SMALLEST) / LEVELS
     return (wide / scale).round().to(torch.int8), scale
 
 
-def unfolded(held: Sequence[Tensor], room: Sequence[Tensor]) -> list[Tensor]:
+def from_int8(held: Sequence[Tensor], room: Sequence[Tensor]) -> list[Tensor]:
     """Convert keys and values to the type of the buffers `room`, which have at least as many heads, in place there."""
     wide = [into[:len(x)].copy_(x) for into, x in zip(room, held)]
     for x, scale in zip(wide, held[2:]):
@@ -178,7 +178,7 @@ class Slots:
         """Store rows of a layer from the slot `start` on."""
         rows = [k_KTE, v_KTE]
         if self.small:
-            codes, scales = zip(*map(folded, rows))
+            codes, scales = zip(*map(to_int8, rows))
             rows = [*codes, *scales]
         first, last = start - self.first, start - self.first + k_KTE.shape[1]
         for held, new in zip(self.held, rows):
@@ -449,7 +449,7 @@ def _longer(old_LKSE: Tensor, slots: int) -> Tensor:
     return new
 
 
-class Together:
+class JoinedCaches:
     """The caches of several requests with concatenated rows; each row sees only its own request.
 
     `counts` are the numbers of rows that the requests have just admitted. Everything but attention is computed for all
@@ -476,9 +476,9 @@ class Together:
         return torch.cat(made, 1)
 
 
-Admitted = Union[TreeCache, Together]
+Admitted = Union[TreeCache, JoinedCaches]
 
 
 def together(caches: Sequence[TreeCache], counts: Sequence[int]) -> Admitted:
     """Return the admitted rows of one or several requests; `counts` are the rows that each has just admitted."""
-    return caches[0] if len(caches) == 1 else Together(caches, counts)
+    return caches[0] if len(caches) == 1 else JoinedCaches(caches, counts)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from config.schema.untrusted import plain, reason
+from config.schema.untrusted import one_line, reason
 from model.tree import TokenTree
 
 KEPT = 32  # compiled grammars that are cached
@@ -71,7 +71,7 @@ class Grammars:
         except (ValueError, TypeError) as error:
             wrong = str(error)
         if wrong:
-            why = plain(reason(wrong)[:200])  # the library may quote untrusted text
+            why = one_line(reason(wrong)[:200])  # the library may quote untrusted text
             raise ValueError(f"the {guide.kind.replace('_', ' ')} cannot be met ({why}): mend it")
         return Grammar(matcher, self._ends)
 

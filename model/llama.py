@@ -95,7 +95,7 @@ class LlamaConfig:
         if rope == "longrope":  # a longer text would need other factors, from its first token on
             trained = scaling["original_max_position_embeddings"]
             scaling["factor"], context = context / trained, min(context, int(trained))
-        biased = given.get("attention_bias") if "attention_bias" in family.says else family.qkv_bias
+        biased = given.get("attention_bias") if "attention_bias" in family.allowed else family.qkv_bias
         wide = family.experts[1] if family.experts else "intermediate_size"
         qkv_bias = given.get("qkv_bias", bool(biased))  # given by EAGLE heads for Qwen2
         plain = LlamaConfig(

@@ -111,12 +111,12 @@ def taken_out(law: Law, token: int) -> Law:
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
-def each(law: Law, count: int, chance: Chance) -> list[int]:
+def with_replacement(law: Law, count: int, chance: Chance) -> list[int]:
     """Return independently drawn tokens."""
     return [chance.pick(law) for _ in range(count)]
 
 
-def apart(law: Law, count: int, chance: Chance) -> list[int]:
+def without_repeats(law: Law, count: int, chance: Chance) -> list[int]:
     """Return distinct tokens, drawn without replacement; fewer than `count` if the law has no more."""
     tokens = []
     for _ in range(count):
@@ -136,8 +136,8 @@ class Judging(NamedTuple):
 
 RULES = {
     "naive": Judging(naive, None),
-    "mss": Judging(mss, each),
-    "eagle1": Judging(without_replacement, apart),
+    "mss": Judging(mss, with_replacement),
+    "eagle1": Judging(without_replacement, without_repeats),
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 from config.files import HALF
 from config.run_config import is_template_file
-from config.schema.untrusted import Name, plain, read_json, reason
+from config.schema.untrusted import Name, one_line, read_json, reason
 from model.sandbox import Sandbox
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
@@ -73,7 +73,7 @@ def _of_transformers(name: str) -> Any:
 
 def shown(error: Exception) -> str:
     """Return an error's type and message in one line, escaped for a terminal, since its text may be untrusted."""
-    return f"{type(error).__name__}: {plain(reason(error)[:200])}"
+    return f"{type(error).__name__}: {one_line(reason(error)[:200])}"
 
 
 def chosen(template: str, folder: Name) -> str:

@@ -55,7 +55,7 @@ class Whole:
         logits_TV: Tensor = self.lm_head(out_TD[-last:])
         return logits_TV
 
-    def words(self, prompt: Sequence[int], cache: TreeCache, sampler: Sampler) -> Iterator[int]:
+    def generate(self, prompt: Sequence[int], cache: TreeCache, sampler: Sampler) -> Iterator[int]:
         """Yield the tokens that follow a prompt, one by one; the empty `cache` needs a slot for each token."""
         ids, position = list(prompt), len(prompt)
         while True:

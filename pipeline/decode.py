@@ -24,7 +24,7 @@ from model.sample import Logprob, LogprobRequest, Penalties, Sampler
 from model.tree import TokenTree
 from pipeline.failure import PeerLost
 from pipeline.messages import Reset
-from pipeline.pacing import Terms
+from pipeline.pacing import TargetOptions
 from pipeline.requests import RequestTarget, Ring
 from pipeline.strategies import Progress, Strategy
 from pipeline.trace import OFF
@@ -123,7 +123,7 @@ class Decoding:
         self.request, self.tree = request, tree
         self.answer = Answer(prompt_tokens=len(request.prompt))
         self.settled: deque[list[int]] = deque()  # tokens that the stream has not read yet
-        self.over = False
+        self.ended = False
         self.error: BaseException | None = None  # raised when the answer is read
         self.reading: Reading | None = None  # present while the request waits for a network
         self._begun: float | None = None  # time of the first step
@@ -148,7 +148,7 @@ class Decoding:
         if self._begun is None:
             self._begun = self.target.ring.clock.now()
         if self.answer.finish_reason:
-            self.over = True
+            self.ended = True
             return True
         try:
             step = self._steps.send(read)
@@ -157,7 +157,7 @@ class Decoding:
         except PeerLost:
             raise
         except Exception as error:  # ends this request alone
-            self.over, self.error = True, error
+            self.ended, self.error = True, error
             return True
         self.reading = step if isinstance(step, Reading) else None
         return isinstance(step, list)
@@ -228,7 +228,7 @@ class Settled:
     @property
     def ready(self) -> bool:
         """Whether the next tokens, or the end of the stream, can be read without advancing any request."""
-        return bool(self._decoding.settled) or self._decoding.over
+        return bool(self._decoding.settled) or self._decoding.ended
 
     def begin(self) -> None:
         if not self._begun:
@@ -245,7 +245,7 @@ class Settled:
                 raise StopIteration
             self.begin()
             while not decoding.settled:
-                if decoding.over:
+                if decoding.ended:
                     raise decoding.error or StopIteration
                 if not self._waits:
                     return []
@@ -377,7 +377,7 @@ class Decoder:
         settled.begin()
         return answer, settled
 
-    def whole(self, request: Request) -> Answer:
+    def complete(self, request: Request) -> Answer:
         """Return the finished answer of a request."""
         answer, stream = self.decode(request)
         for _ in stream:
@@ -393,7 +393,7 @@ class Decoder:
 
     def remove(self, decoding: Decoding) -> None:
         """End a request in any state. After the last request, wait until the stages have forgotten all."""
-        decoding.over = True
+        decoding.ended = True
         if decoding in self.waiting:
             self.waiting.remove(decoding)
         if decoding in self.running:
@@ -460,8 +460,9 @@ class Decoder:
     def _start(self, decoding: Decoding) -> None:
         """Start a request, after the tokens that it shares with a text in the stages."""
         request, cfg = decoding.request, self.cfg
-        terms = Terms(self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority, request.logprobs)
-        target = self.ring.open(decoding.tree, request.sampler, terms)
+        options = TargetOptions(self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority,
+                                request.logprobs)
+        target = self.ring.open(decoding.tree, request.sampler, options)
         prefix, length = None, 0
         if self.reuses and not request.echo:
             prefix, length = self._longest(decoding.tree.tokens)
@@ -501,7 +502,7 @@ class Decoder:
         self._end_finished()
 
     def _end_finished(self) -> None:
-        for decoding in [decoding for decoding in self.running if decoding.over]:
+        for decoding in [decoding for decoding in self.running if decoding.ended]:
             self._end(decoding)
 
     def _end(self, decoding: Decoding) -> None:

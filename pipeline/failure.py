@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple, Sequence
 
-from config.schema.untrusted import plain
+from config.schema.untrusted import one_line
 from pipeline.trace import Meter
 
 GB = 1e9
@@ -73,7 +73,7 @@ def shortage(error: BaseException) -> str:
     for entry in (SPACE, THREADS, FILES):
         numbered = isinstance(error, OSError) and error.errno in entry.numbers
         if numbered or any(word in text for word in entry.words):
-            return f"{entry.message} ({plain(text.splitlines()[0])}): {limited(entry) or entry.remedy}"
+            return f"{entry.message} ({one_line(text.splitlines()[0])}): {limited(entry) or entry.remedy}"
     return ""
 
 
@@ -94,8 +94,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped"
     if foreseen(error):
-        return shortage(error) or plain(str(error))
-    return plain(f"{type(error).__name__}: {error}".splitlines()[0])
+        return shortage(error) or one_line(str(error))
+    return one_line(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 # --- the heartbeat ----------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Heartbeat:
             self._losses, self._watching = Losses(suffix), True
             self._losses.suspect = self._fault
 
-    def rest(self, loss: str) -> None:
+    def end_epoch(self, loss: str) -> None:
         """End the epoch for all ranks because of this loss; look for further losses only after `begin`."""
         with self._changing:
             self._watching = False
@@ -321,9 +321,9 @@ def first_loss(store: Any, loss: str, suffix: str = "") -> str:
     if loss and count == 1:
         store.set(f"{LOSS_KEY}{suffix}", loss)
     first: bytes = store.get(f"{LOSS_KEY}{suffix}") if count else b""
-    return plain(first.decode(errors="replace"))
+    return one_line(first.decode(errors="replace"))
 
 
 def noted(store: Any) -> str:
     """Return the loss that ended the run of this store, as a sentence; empty if there is none."""
-    return plain((store.look(LOSS_KEY) or b"").decode(errors="replace"))
+    return one_line((store.look(LOSS_KEY) or b"").decode(errors="replace"))

@@ -49,7 +49,7 @@ TRIAL = 8  # minimum number of plain tokens for a valid rate
 Point = Tuple[float, float]  # rows, seconds
 
 
-class Terms(NamedTuple):
+class TargetOptions(NamedTuple):
     """The options of a request's target."""
 
     inner: bool = False  # whether the draft needs inner features, the inputs of some layers
@@ -60,7 +60,7 @@ class Terms(NamedTuple):
     logprobs: LogprobRequest | None = None
 
 
-USUAL = Terms()
+DEFAULT_OPTIONS = TargetOptions()
 
 
 @dataclass
@@ -200,7 +200,7 @@ class StageTimes:
         self._update()
         return _interpolated(self._slowest, rows)
 
-    def more(self, rows: int) -> float:
+    def seconds_per_row(self, rows: int) -> float:
         """Return the seconds that one row more than `rows` rows takes in all stages and on all wires together."""
         self._update()
         place = min(max(bisect_right(POINTS, rows), 1), len(POINTS) - 1)
@@ -254,7 +254,7 @@ class Bidder(Protocol):
 
     request: int
     tree: TokenTree
-    terms: Terms
+    options: TargetOptions
     passed_over: int  # number of segments since the last one with guesses of this request
 
 
@@ -296,7 +296,7 @@ class RowAllocator:
         good = sum(worth >= GOOD for worth in best)
         room_of_one = size - text
         best = best[:max(room_of_one, good)]
-        if all(bidder.terms.thrifty for bidder in bidders):
+        if all(bidder.options.thrifty for bidder in bidders):
             tips = sum(bool(bidder.tree.unsent) for bidder in bidders)
             best = best[:self._paying(best, text, tips)]
         self._open, self._left = True, len(best)
@@ -313,7 +313,7 @@ class RowAllocator:
         for place, worth in enumerate(best):
             chance = math.exp(min(worth, 0.0))
             gained = chance * self._times.slowest(rows + place)
-            lost = passed * likely * self._times.more(rows + place)
+            lost = passed * likely * self._times.seconds_per_row(rows + place)
             if likely and gained < lost:
                 return place
             likely += chance
@@ -323,7 +323,7 @@ class RowAllocator:
 def worths(bidder: Bidder, weighed: bool) -> Iterator[float]:
     """Yield the worths of unsent guesses: log-probabilities, with `weighed` plus the log of the request's weight."""
     tree = bidder.tree
-    weight = math.log(bidder.terms.priority * (1 + bidder.passed_over)) if weighed else 0.0
+    weight = math.log(bidder.options.priority * (1 + bidder.passed_over)) if weighed else 0.0
     added = weight - tree.nodes[tree.tip].score
     return (tree.nodes[node].score + added for node in tree.waiting)
 

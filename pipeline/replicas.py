@@ -17,7 +17,7 @@ from torch import Tensor
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.messages import Prune, Reset, Segment
-from pipeline.pacing import USUAL, Terms
+from pipeline.pacing import DEFAULT_OPTIONS, TargetOptions
 from pipeline.requests import RequestTarget, Ring, sent
 from pipeline.strategies import Progress
 from pipeline.trace import OFF, REAL, Clock, NoTrace
@@ -34,9 +34,9 @@ class Replicas(Ring):
         super().__init__(links[0], lm_head, stages * len(links), device, trace, clock)
         self.links, self.stages = list(links), stages
 
-    def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:
+    def open(self, tree: TokenTree, sampler: Sampler, options: TargetOptions = DEFAULT_OPTIONS) -> RequestTarget:
         copies = [Copy(link, next(self._numbers), tree, self.ids) for link in self.links]
-        target = ReplicaTarget(self, copies, tree, sampler, terms)
+        target = ReplicaTarget(self, copies, tree, sampler, options)
         self._open.update((copy.request, target) for copy in copies)
         return target
 
@@ -84,9 +84,9 @@ class Copy:
 
     def effort(self, nodes: Sequence[int]) -> tuple[int, int, int]:
         """Return its work before these nodes: live segments, all segments, missing rows."""
-        return self.busy, len(self.flights), len(self.lacks(nodes))
+        return self.busy, len(self.flights), len(self.missing(nodes))
 
-    def lacks(self, nodes: Sequence[int]) -> list[int]:
+    def missing(self, nodes: Sequence[int]) -> list[int]:
         """Return those of these nodes and their ancestors that the replica lacks, parents first."""
         found: set[int] = set()
         for node in nodes:
@@ -167,8 +167,8 @@ class ReplicaTarget(RequestTarget):
     """All replicas as seen by one request: all read the prompt, and each later segment goes to the least busy one."""
 
     def __init__(self, replicas: Replicas, copies: Sequence[Copy], tree: TokenTree, sampler: Sampler,
-                 terms: Terms) -> None:
-        super().__init__(replicas, copies[0].request, tree, sampler, terms)
+                 options: TargetOptions) -> None:
+        super().__init__(replicas, copies[0].request, tree, sampler, options)
         self._stages = replicas.stages
         self._copies = {copy.request: copy for copy in copies}
         self._returned_nodes: set[int] = set()  # nodes that have come back from any replica
@@ -193,7 +193,7 @@ class ReplicaTarget(RequestTarget):
 
     def _send(self, copy: Copy, nodes: Sequence[int]) -> Iterator[int]:
         """Send these nodes and the ancestors that the replica lacks; yield the ids of all."""
-        lacking = copy.lacks(nodes)
+        lacking = copy.missing(nodes)
         for begin in range(0, len(lacking), MOST):
             piece = lacking[begin:begin + MOST]
             wanted = frozenset(piece).intersection(nodes)
@@ -227,7 +227,7 @@ class ReplicaTarget(RequestTarget):
     def prune(self) -> None:
         with self._span("prune"):
             for copy in self._copies.values():
-                prune = copy.prune(spare=not self.terms.prunes)
+                prune = copy.prune(spare=not self.options.prunes)
                 if prune is not None:
                     copy.link.broadcast(prune)
 

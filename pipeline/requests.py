@@ -20,13 +20,13 @@ from model.sample import Sampler, logprobs
 from model.tree import TokenTree
 from pipeline.failure import PeerLost
 from pipeline.messages import NOBODY, Features, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
-from pipeline.pacing import USUAL, Pacing, Terms, worths
+from pipeline.pacing import DEFAULT_OPTIONS, Pacing, TargetOptions, worths
 from pipeline.strategies import WAIT, Progress, Target
 from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
 from pipeline.transport import Link, send_round
 
 
-def final(loss: PeerLost) -> None:
+def no_recovery(loss: PeerLost) -> None:
     """Raise the loss: there is no recovery."""
     raise loss
 
@@ -38,17 +38,17 @@ class Returned:
     segment: Segment
     x_TD: Tensor
     message: int  # number of the message that held it
-    asked: bool = False  # whether its rows went through the LM head
+    has_logits: bool = False  # whether its rows went through the LM head
     logits: dict[int, Tensor] = field(default_factory=dict)  # node -> logits [V]
 
 
 class RequestTarget(Target):
     """The ring as seen by one request: its segments in flight and returned, and the target's answers for them."""
 
-    def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, terms: Terms) -> None:
+    def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, options: TargetOptions) -> None:
         self.ring, self.tree, self.sampler = ring, tree, sampler
         self.request = request  # the number of its messages
-        self.terms = terms
+        self.options = options
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments in flight
         self._returned: deque[Returned] = deque()
         self._prompt = self._settled = len(tree.trunk)  # lengths of the prompt, and of the text at the last prune
@@ -103,13 +103,13 @@ class RequestTarget(Target):
 
     def share(self, size: int | None) -> int | None:
         running = self.ring.running
-        if size is None or (len(running) < 2 and not self.terms.thrifty):
+        if size is None or (len(running) < 2 and not self.options.thrifty):
             return size
         return self.ring.pacing.rows.share(self, running, size)
 
     def waits_for(self, promise: float) -> bool:
         self._finish_level()
-        if not self.terms.thrifty or len(self.tree.trunk) <= self._prompt + 1:  # a network still reads the prompt
+        if not self.options.thrifty or len(self.tree.trunk) <= self._prompt + 1:  # a network still reads the prompt
             return False
         guesses = map(math.exp, worths(self, weighed=False))
         likely = len(self.tree.unsent) + sum(guesses)
@@ -120,12 +120,12 @@ class RequestTarget(Target):
         self._finish_level()
         pacing = self.ring.pacing
         pays = pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now())
-        return pays or not self.terms.thrifty
+        return pays or not self.options.thrifty
 
     @property
     def guesses(self) -> bool:
         """Whether to guess at all; False for a single request for which plain decoding is faster."""
-        alone = self.terms.plain_seconds and len(self.ring.running) == 1
+        alone = self.options.plain_seconds and len(self.ring.running) == 1
         return not alone or self.ring.pacing.fallback.guesses
 
     def drafted(self, seconds: float) -> None:
@@ -159,12 +159,12 @@ class RequestTarget(Target):
         if len(self.ring.running) == 1:
             pacing.fallback.settled(text - self._settled, now)
         else:
-            pacing.fallback.begin(self.terms.plain_seconds)
+            pacing.fallback.begin(self.options.plain_seconds)
         self._settled = text
         if self.tree.guessed == self._gone:
             return
         with self._span("prune"):
-            spared = () if self.terms.prunes else chain.from_iterable(self._flying)
+            spared = () if self.options.prunes else chain.from_iterable(self._flying)
             keep = self.tree.live.union(spared)
             self._broadcast(list(keep))
             if not keep:
@@ -239,7 +239,7 @@ class RequestTarget(Target):
 
     def alive(self, segment: Segment) -> Segment:
         """Return the rows of a waiting segment that are still worth sending."""
-        if not self.terms.prunes:
+        if not self.options.prunes:
             return segment
         known = [i for i, node in enumerate(segment.nodes) if node in self.tree.nodes]
         return segment.take(known)
@@ -251,7 +251,7 @@ class RequestTarget(Target):
 
     def echoes(self, node: int) -> bool:
         """Return whether the log-probability of the prompt token after this node is requested."""
-        wanted = self.terms.logprobs
+        wanted = self.options.logprobs
         return wanted is not None and node in self.tree.nodes and self.tree.nodes[node].pos < wanted.echoed
 
     def _queue(self, segment: Segment, message: int) -> None:
@@ -291,7 +291,7 @@ class RequestTarget(Target):
 
     def _note_logprobs(self, logits: Mapping[int, Tensor], said: Mapping[int, int]) -> None:
         """Store the requested log-probabilities in the tree: of the tokens in `said`, and of the prompt."""
-        wanted, tree = self.terms.logprobs, self.tree
+        wanted, tree = self.options.logprobs, self.tree
         if wanted is None:
             return
         after = dict(said)
@@ -311,8 +311,8 @@ class RequestTarget(Target):
         chosen = []
         for target in ring.running:
             for each in target._returned:
-                if each.message == message and not each.asked:
-                    each.asked = True
+                if each.message == message and not each.has_logits:
+                    each.has_logits = True
                     nodes = each.segment.nodes
                     wanted = target.to_judge(nodes) + [node for node in nodes if target.echoes(node)]
                     asked += [(each, node) for node in wanted]
@@ -344,7 +344,7 @@ class RequestTarget(Target):
         pos = [node.pos for node in known]
         text = len(nodes) - len(self.tree.live.intersection(nodes))
         token_T = torch.tensor([node.token for node in known])
-        inner_T0 = token_T.new_empty(len(nodes), 0) if self.terms.inner else None
+        inner_T0 = token_T.new_empty(len(nodes), 0) if self.options.inner else None
         return Segment(request, list(nodes), parents, pos, text, token_T, inner_T0)
 
 
@@ -363,13 +363,13 @@ class Ring:
         self.depth, self.device = depth, device
         self.trace, self.clock = trace, clock
         self.meter = Meter()  # measures the work of rank 0
-        self.unlearn()
+        self.reset_measurements()
         self.requests = 0  # number of requests closed since the start
-        self.heard = 0  # number of messages that came back since the start
+        self.returned_messages = 0  # number of messages that came back since the start
         self.unanswered = 0  # messages of the last `ping` that have not come back
         self.stopped = False
         self.epoch = 0  # number of times that all ranks have reconnected
-        self.reconnect: Callable[[PeerLost], None] = final  # reconnects all ranks, or raises PeerLost
+        self.reconnect: Callable[[PeerLost], None] = no_recovery  # reconnects all ranks, or raises PeerLost
         self.ids: Iterator[int] = count()  # for the nodes of all requests: no id is ever used twice
         self._numbers: Iterator[int] = count()  # for the requests
         self._ping = -1  # the request number of the last `ping`
@@ -390,16 +390,16 @@ class Ring:
         """Whether a stage may still hold a request that has ended."""
         return any(target.ended for target in self._open.values())
 
-    def unlearn(self) -> None:
+    def reset_measurements(self) -> None:
         """Reset the measurements of earlier requests; no request may be open."""
         self.pacing = Pacing(self.depth)
 
-    def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:
+    def open(self, tree: TokenTree, sampler: Sampler, options: TargetOptions = DEFAULT_OPTIONS) -> RequestTarget:
         """Return the target of a new request."""
         request = next(self._numbers)
-        target = self.target_of(self, request, tree, sampler, terms)
+        target = self.target_of(self, request, tree, sampler, options)
         self._open[request] = target
-        self.pacing.fallback.begin(terms.plain_seconds)
+        self.pacing.fallback.begin(options.plain_seconds)
         return target
 
     def forget(self, request: int) -> None:
@@ -464,7 +464,7 @@ class Ring:
                 self._open[message.request].learn(message)
             return
         assert not isinstance(message, (Prune, Stop)), f"a {type(message).__name__} came back instead of a segment"
-        self.heard += 1
+        self.returned_messages += 1
         if isinstance(message, Reset) and message.request in self._open:  # else the text of an ended request, or a ping
             self._open[message.request].reset(message.request)
         elif isinstance(message, Reset):
@@ -473,7 +473,7 @@ class Ring:
         if segments:
             self._measure(segments)
         for segment in segments:
-            self._open[segment.request].take(segment, self.heard)
+            self._open[segment.request].take(segment, self.returned_messages)
 
     def _measure(self, segments: Sequence[Segment]) -> None:
         """Measure the round trip of the oldest message, which came back."""
@@ -504,7 +504,7 @@ class Ring:
         while True:
             self.reconnect(loss)
             self._open, self.unanswered = {}, 0
-            self.unlearn()
+            self.reset_measurements()
             self.epoch += 1
             try:
                 return self.start()

@@ -57,17 +57,17 @@ class Door:
 
     def __exit__(self, *error: object) -> None:
         self._closed = True
-        hang_up(self._listening)  # this wakes its thread
+        shut_down(self._listening)  # this wakes its thread
         self._thread.join()
         self._listening.close()
-        while (found := self.let_in(0.0)) is not None:
+        while (found := self.accept(0.0)) is not None:
             found.connection.close()
 
     def reach(self, name: str) -> socket.socket:
         """Connect to the door of this name; raises OSError."""
         raise NotImplementedError
 
-    def let_in(self, seconds: float = LOOK) -> Greeted | None:
+    def accept(self, seconds: float = LOOK) -> Greeted | None:
         """Return the next peer of this epoch, or None if there is none after `seconds`."""
         if self._error:
             raise self._error
@@ -92,7 +92,7 @@ class Door:
                 continue
             self._strangers.append(connection)
             if len(self._strangers) > STRANGERS:
-                hang_up(self._strangers.popleft())
+                shut_down(self._strangers.popleft())
             guarded("greeting", partial(self._greet, connection), self._failed)
 
     def _failed(self, thread: str, error: BaseException) -> None:
@@ -178,7 +178,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return found
 
 
-def hang_up(connection: socket.socket) -> None:
+def shut_down(connection: socket.socket) -> None:
     """Shut a connection down, which wakes waiting threads at both ends; an encrypted one stays encrypted."""
     with suppress(OSError):  # it may be closed already
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
@@ -196,8 +196,8 @@ class Connections:
         self._own = own
         self._all: list[socket.socket] = []
         self.wires = [Wire() for _ in WIRES]
-        self.to = _numbered(each.reached for each in peers)
-        self.missing = _numbered(each.heard for each in peers)
+        self.to = _numbered(each.send_to for each in peers)
+        self.missing = _numbered(each.receive_from for each in peers)
 
     def reach(self, door: Door, kind: int, peer: int, name: str) -> None:
         """Connect to a peer at the door of this name; raises PeerLost if that fails."""
@@ -210,9 +210,9 @@ class Connections:
         except (OSError, ValueError) as error:
             raise broken(peer) from error
 
-    def let_in(self, door: Door) -> None:
+    def accept(self, door: Door) -> None:
         """Accept the next missing peer, if one connects soon."""
-        found = door.let_in()
+        found = door.accept()
         if found is None:
             return
         connection, kind, peer = found
@@ -226,7 +226,7 @@ class Connections:
     def cut(self) -> None:
         """Shut all connections down, so that waiting threads and peers notice."""
         for connection in self._all:
-            hang_up(connection)
+            shut_down(connection)
 
     def close(self) -> None:
         """Close the connections; no thread may wait for them any more."""

@@ -15,8 +15,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ContextManager, Iterator
 
-from config.files import explained, fits, lines, write
-from config.schema.untrusted import plain
+from config.files import as_value_error, fits, lines, write
+from config.schema.untrusted import one_line
 
 RECENT = 2.0  # length in seconds of the window for the share of work
 OFTEN = 0.5  # seconds between two writes
@@ -114,7 +114,7 @@ class Trace(NoTrace):
         self.rank, self._clock = rank, clock
         before = len(rank_files(folder, rank))
         self._path = Path(folder) / (f"rank_{rank}_{before}.jsonl" if before else f"rank_{rank}.jsonl")
-        with explained(self._path, ROOM):
+        with as_value_error(self._path, ROOM):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "w", encoding="utf-8")
         self._spans: list[dict[str, Any]] = []  # not written yet
@@ -149,14 +149,14 @@ class Trace(NoTrace):
         if self._file.closed:  # a listener thread may still run
             return
         try:
-            with explained(self._path, ROOM):
+            with as_value_error(self._path, ROOM):
                 self._file.writelines(json.dumps(span) + "\n" for span in spans)
                 self._file.flush()
         except ValueError as error:  # the answer is more important than its trace
             with suppress(OSError):
                 self._file.close()
             with suppress(OSError):  # the terminal may be gone
-                print(plain(f"flowspec: {error}; the trace of rank {self.rank} ends here"), file=sys.stderr)
+                print(one_line(f"flowspec: {error}; the trace of rank {self.rank} ends here"), file=sys.stderr)
 
 
 def rank_files(folder: str | Path, rank: int | str = "*") -> list[Path]:

@@ -136,12 +136,12 @@ class Peers(NamedTuple):
     reports: bool = False  # whether it reports to `root`, or receives reports from `others`
 
     @property
-    def reached(self) -> list[Sequence[int]]:
+    def send_to(self) -> list[Sequence[int]]:
         """The ranks to which it sends, for each kind of wire."""
         return [self.following, self.others, _named(self.root) if self.reports else ()]
 
     @property
-    def heard(self) -> list[Sequence[int]]:
+    def receive_from(self) -> list[Sequence[int]]:
         """The ranks from which it receives, for each kind of wire."""
         return [_named(self.previous), _named(self.root), self.others if self.reports else ()]
 
@@ -150,7 +150,7 @@ def _named(peer: int | None) -> list[int]:
     return [] if peer is None else [peer]
 
 
-class Hearing:
+class Receiver:
     """The receiving end of a link."""
 
     def __init__(self, inbox: Inbox) -> None:
@@ -162,7 +162,7 @@ class Hearing:
         return self._inbox.ready
 
 
-class LocalLink(Hearing):
+class LocalLink(Receiver):
     """A link of a rank that is a thread; `fail` also ends the waiting of threads at `tables`."""
 
     takes = 0.1e-3  # seconds from `send` until the next rank wakes up
@@ -171,7 +171,7 @@ class LocalLink(Hearing):
         super().__init__(inboxes[rank])
         self._rank = rank
         self._ends = [*inboxes, *tables]
-        self._reached = [[inboxes[peer] for peer in reached] for reached in peers.reached]
+        self._reached = [[inboxes[peer] for peer in reached] for reached in peers.send_to]
 
     def send(self, msg: Message) -> None:
         self._put(DATA, msg)
@@ -237,7 +237,7 @@ def _queues() -> list[SimpleQueue[Any]]:
     return [SimpleQueue() for _ in WIRES]
 
 
-class ProcessLink(Hearing):
+class ProcessLink(Receiver):
     """A link of a rank that is a process, on this machine or a board; tensors go through host memory.
 
     Data, control and reports have separate wires, so none delays another. `failed` is called with the error that ends
@@ -256,7 +256,7 @@ class ProcessLink(Hearing):
     def begin(self, wires: Sequence[Wire]) -> None:
         """Start the threads that send and receive over these wires, one of each kind."""
         peers, work = self._peers, []
-        for kind, queue, wire, reached, heard in zip(WIRES, self._queues, wires, peers.reached, peers.heard):
+        for kind, queue, wire, reached, heard in zip(WIRES, self._queues, wires, peers.send_to, peers.receive_from):
             if reached:
                 work.append((f"{kind} sender", partial(self._send_all, queue, wire, reached)))
             work += [(f"{kind} listener", partial(self._receive_all, wire, peer)) for peer in heard]

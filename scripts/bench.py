@@ -57,7 +57,7 @@ import sys
 from importlib import import_module
 from typing import Sequence
 
-from config.keys import ASKS, check_name
+from config.keys import HELP_WORDS, check_name
 from launch.console import command
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
@@ -89,7 +89,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
 @command
 def main(argv: Sequence[str]) -> int:
     name = "".join(argv[:1])
-    if name in ASKS:
+    if name in HELP_WORDS:
         print(__doc__)
         return 0
     check_name(name, COMMANDS, "measurement")

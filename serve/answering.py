@@ -32,7 +32,7 @@ class Block:
         return f"call_{self.id}"
 
 
-class Said:
+class ChoiceAnswer:
     """One choice of an answer, as far as it is generated: texts and tool calls, in order."""
 
     def __init__(self, number: int, choice: Choice) -> None:
@@ -79,7 +79,7 @@ class Said:
             yield Piece(part) if isinstance(part, str) else part
 
 
-class Answer(Reports):
+class AnswerForm(Reports):
     """An answer in the form of its protocol, as one body or as a stream; nothing is computed for it once it is closed.
 
     A subclass returns the whole body in `facts`. Its methods that return bytes produce the stream: at the start, when
@@ -91,7 +91,7 @@ class Answer(Reports):
     def __init__(self, engine: Engine, body: Body, choices: Sequence[Choice], model: str) -> None:
         watched = body.stream and body.flowspec_tree
         super().__init__(engine, [AnswerJob(choice, watched=watched) for choice in choices])
-        self.said = [Said(number, choice) for number, choice in enumerate(choices)]
+        self.said = [ChoiceAnswer(number, choice) for number, choice in enumerate(choices)]
         self.model, self.body = model, body
         self.id, self.made = secrets.token_hex(12), int(time.time())
 
@@ -104,16 +104,16 @@ class Answer(Reports):
     def begun(self) -> bytes:
         return b""
 
-    def opened(self, said: Said) -> bytes:
+    def opened(self, said: ChoiceAnswer) -> bytes:
         return b""
 
-    def added(self, said: Said, new: Piece) -> bytes:
+    def added(self, said: ChoiceAnswer, new: Piece) -> bytes:
         raise NotImplementedError
 
-    def closed(self, said: Said) -> bytes:
+    def closed(self, said: ChoiceAnswer) -> bytes:
         return b""
 
-    def ended(self, said: Said) -> bytes:
+    def ended(self, said: ChoiceAnswer) -> bytes:
         raise NotImplementedError
 
     def over(self) -> bytes:
@@ -164,7 +164,7 @@ class Answer(Reports):
             return event_of({"index": number, **event}, "tree")
         return b"".join(self._take(self.said[number], event))
 
-    def _take(self, said: Said, event: Piece | Ended) -> Iterator[bytes]:
+    def _take(self, said: ChoiceAnswer, event: Piece | Ended) -> Iterator[bytes]:
         blocks = said.blocks
         for part in said.parts(event):
             name = part.name if isinstance(part, CallPart) else ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from serve.answering import Answer, Block, Said, event_of, typed
+from serve.answering import AnswerForm, Block, ChoiceAnswer, event_of, typed
 from serve.protocol import Facts, Refused
 from serve.text_chunks import Piece
-from serve.translation import Wording, call, items, object_of
+from serve.translation import Wording, call, checked_items, object_of
 
 PATH = "/v1/messages"
 SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
@@ -28,7 +28,7 @@ def as_chat(given: Facts) -> Facts:
     if "max_tokens" not in given:
         raise Refused("max_tokens is missing: give the largest number of tokens of the answer", "max_tokens")
     body = WORDING.chat(given)
-    for number, message in enumerate(items(given.get("messages"), "messages")):
+    for number, message in enumerate(checked_items(given.get("messages"), "messages")):
         body["messages"] += _messages(message, f"messages.{number}")
     choice = object_of(given, "tool_choice")
     if choice:
@@ -54,7 +54,7 @@ def _messages(message: Facts, place: str) -> list[Facts]:
     content, found = message.get("content"), []
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    for number, block in enumerate(items(content, f"{place}.content")):
+    for number, block in enumerate(checked_items(content, f"{place}.content")):
         kind, inside = block.get("type"), f"{place}.content.{number}"
         if kind == "tool_result":
             result = WORDING.text(block.get("content") or "", f"{inside}.content")
@@ -72,7 +72,7 @@ def error_of(refused: Refused) -> Facts:
     return {"type": "error", "error": {"type": kind, "message": refused.message}}
 
 
-class MessageAnswer(Answer):
+class MessageAnswer(AnswerForm):
     """The answer of /v1/messages."""
 
     def facts(self) -> Facts:
@@ -85,19 +85,19 @@ class MessageAnswer(Answer):
     def begun(self) -> bytes:
         return typed("message_start", message=self.facts())
 
-    def opened(self, said: Said) -> bytes:
+    def opened(self, said: ChoiceAnswer) -> bytes:
         return typed("content_block_start", index=said.place, content_block=_content(said.block))
 
-    def added(self, said: Said, new: Piece) -> bytes:
+    def added(self, said: ChoiceAnswer, new: Piece) -> bytes:
         delta = {"type": "text_delta", "text": new.text}
         if said.block.name:
             delta = {"type": "input_json_delta", "partial_json": new.text}
         return typed("content_block_delta", index=said.place, delta=delta)
 
-    def closed(self, said: Said) -> bytes:
+    def closed(self, said: ChoiceAnswer) -> bytes:
         return typed("content_block_stop", index=said.place)
 
-    def ended(self, said: Said) -> bytes:
+    def ended(self, said: ChoiceAnswer) -> bytes:
         used = {"output_tokens": self.usage["completion_tokens"]}
         return typed("message_delta", delta=_stop(said), usage=used) + typed("message_stop")
 
@@ -105,7 +105,7 @@ class MessageAnswer(Answer):
         return event_of(error_of(refused), "error")
 
 
-def _stop(said: Said) -> Facts:
+def _stop(said: ChoiceAnswer) -> Facts:
     """Return the stop reason of a choice, None as long as it is under way."""
     if said.ended and said.ended.stopped:
         return {"stop_reason": "stop_sequence", "stop_sequence": said.ended.stopped}

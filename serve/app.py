@@ -20,18 +20,18 @@ from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
 from serve import anthropic, responses
-from serve.answering import Answer
+from serve.answering import AnswerForm
 from serve.auth import Framing, Guard, refusal
 from serve.completions import ChatAnswer, CompletionAnswer
 from serve.engine import Engine
 from serve.protocol import Body, Chat, Completion, Facts, Refused, Renamed, ToTokenize, read_body
-from serve.text_chunks import ids_of
+from serve.text_chunks import prompt_ids
 
 PAGE = Path(__file__).with_name("page") / "chat.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 CLIENT_GONE = 499  # HTTP status for a client that has left; nobody receives it
-SLOW = 60.0  # seconds within which a body must arrive
+BODY_SECONDS = 60.0  # seconds within which a body must arrive
 
 
 class Service:
@@ -66,10 +66,10 @@ class Service:
     async def read(self, request: Request, kind: type[Any], renamed: Renamed = dict) -> Any:
         """Return the body of a request, parsed by `read_body`; the configuration limits its megabytes."""
         try:
-            data = await asyncio.wait_for(self._body(request), SLOW)
+            data = await asyncio.wait_for(self._body(request), BODY_SECONDS)
         except asyncio.TimeoutError:
-            raise Refused(f"the body did not arrive within {SLOW:g} s: send it faster", code="body_too_slow", status=408
-                          ) from None
+            raise Refused(f"the body did not arrive within {BODY_SECONDS:g} s: send it faster", code="body_too_slow",
+                          status=408) from None
         except ClientDisconnect:
             raise Refused("the client left before its body had arrived", status=CLIENT_GONE) from None
         return read_body(data, kind, renamed)
@@ -82,7 +82,7 @@ class Service:
                 raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
         return bytes(data)
 
-    async def answer(self, request: Request, body: Body, form: type[Answer]) -> Response:
+    async def answer(self, request: Request, body: Body, form: type[AnswerForm]) -> Response:
         """Return the answer to a body, whole or as a stream; it is no longer computed once the client leaves."""
         answer = form(self.engine, body, body.choices(self.config.run), self.model)
         with ExitStack() as held:
@@ -99,7 +99,7 @@ class Service:
 
         async def read() -> list[int]:
             engine = self.engine
-            begun = engine.call(lambda pipeline: engine.prompts.submit(ids_of, choice, pipeline))
+            begun = engine.call(lambda pipeline: engine.prompts.submit(prompt_ids, choice, pipeline))
             reading = await asyncio.wrap_future(begun)
             return await asyncio.wrap_future(reading)
 
@@ -132,7 +132,7 @@ class Server(Service):
 
     GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
             "/v1/models/{name:path}": "one_model"}
-    ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[Answer]]] = {  # body, translation into it, answer
+    ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[AnswerForm]]] = {  # body, translation into it, answer
         "/v1/chat/completions": (Chat, dict, ChatAnswer),
         "/v1/completions": (Completion, dict, CompletionAnswer),
         "/v1/responses": (Chat, responses.as_chat, responses.ResponseAnswer),
@@ -194,7 +194,7 @@ class Server(Service):
 class EventStream(StreamingResponse):
     """A stream of events. Its answer is cancelled if the client leaves, even before the first event is sent."""
 
-    def __init__(self, answer: Answer, first: Any) -> None:
+    def __init__(self, answer: AnswerForm, first: Any) -> None:
         super().__init__(answer.events(first), media_type=answer.MEDIA,
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._answer = answer

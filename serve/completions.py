@@ -4,12 +4,12 @@ from __future__ import annotations
 from typing import Sequence
 
 from model.text import TokenText
-from serve.answering import Answer, Block, Said, event_of
+from serve.answering import AnswerForm, Block, ChoiceAnswer, event_of
 from serve.protocol import Facts, Refused
 from serve.text_chunks import Piece, Token
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(AnswerForm):
     """The answer of /v1/completions."""
 
     WHOLE = CHUNK = "text_completion"  # kinds of objects
@@ -22,10 +22,10 @@ class CompletionAnswer(Answer):
             choices.append(self._choice(said, self.message(said), tokens))
         return {**self._head(self.WHOLE, choices), "usage": self.usage}
 
-    def added(self, said: Said, new: Piece) -> bytes:
+    def added(self, said: ChoiceAnswer, new: Piece) -> bytes:
         return self._chunk(said, self.delta(said, new.text), new.tokens or None)
 
-    def ended(self, said: Said) -> bytes:
+    def ended(self, said: ChoiceAnswer) -> bytes:
         return self._chunk(said, self.delta(said, ""))
 
     def over(self) -> bytes:
@@ -37,22 +37,22 @@ class CompletionAnswer(Answer):
     def failed(self, refused: Refused) -> bytes:
         return event_of(refused.body)
 
-    def message(self, said: Said) -> Facts:
+    def message(self, said: ChoiceAnswer) -> Facts:
         """Return the field of a whole choice that holds its text."""
         return {"text": said.text}
 
-    def delta(self, said: Said, text: str) -> Facts:
+    def delta(self, said: ChoiceAnswer, text: str) -> Facts:
         """Return the field of a chunk that holds the added text."""
         return {"text": text}
 
     def logprobs(self, tokens: Sequence[Token]) -> Facts:
-        return in_completion(tokens)
+        return completion_logprobs(tokens)
 
-    def _choice(self, said: Said, added: Facts, tokens: Sequence[Token] | None) -> Facts:
+    def _choice(self, said: ChoiceAnswer, added: Facts, tokens: Sequence[Token] | None) -> Facts:
         logprobs = None if tokens is None else self.logprobs(tokens)
         return {"index": said.number, **added, "logprobs": logprobs, "finish_reason": said.reason}
 
-    def _chunk(self, said: Said, added: Facts, tokens: Sequence[Token] | None = None) -> bytes:
+    def _chunk(self, said: ChoiceAnswer, added: Facts, tokens: Sequence[Token] | None = None) -> bytes:
         """Return a chunk of one choice. In a stream that ends with its usage, the other chunks have a null there."""
         facts = self._head(self.CHUNK, [self._choice(said, added, tokens)])
         if self.body.stream_options.include_usage:
@@ -73,22 +73,22 @@ class ChatAnswer(CompletionAnswer):
         role = {"delta": {"role": "assistant", "content": ""}}
         return b"".join(self._chunk(said, role) for said in self.said)
 
-    def opened(self, said: Said) -> bytes:
+    def opened(self, said: ChoiceAnswer) -> bytes:
         if not said.block.name:
             return b""
         return self._chunk(said, _part_of_call(said, _call(said.block, "")))
 
-    def ended(self, said: Said) -> bytes:
+    def ended(self, said: ChoiceAnswer) -> bytes:
         return self._chunk(said, {"delta": {}})
 
-    def message(self, said: Said) -> Facts:
+    def message(self, said: ChoiceAnswer) -> Facts:
         message: Facts = {"role": "assistant", "content": said.text, "refusal": None}
         if said.calls:
             message["content"] = said.text or None
             message["tool_calls"] = [_call(block, block.text) for block in said.calls]
         return {"message": message}
 
-    def delta(self, said: Said, text: str) -> Facts:
+    def delta(self, said: ChoiceAnswer, text: str) -> Facts:
         if said.block.name:
             return _part_of_call(said, {"function": {"arguments": text}})
         return {"delta": {"content": text}}
@@ -104,7 +104,7 @@ def _call(block: Block, arguments: str) -> Facts:
     return {"id": block.call, "type": "function", "function": function}
 
 
-def _part_of_call(said: Said, part: Facts) -> Facts:
+def _part_of_call(said: ChoiceAnswer, part: Facts) -> Facts:
     """Return what a chunk adds to the last tool call."""
     number = len(said.calls) - 1
     return {"delta": {"tool_calls": [{"index": number, **part}]}}
@@ -112,7 +112,7 @@ def _part_of_call(said: Said, part: Facts) -> Facts:
 
 # --- log-probabilities ------------------------------------------------------------------------------------------------
 
-def in_completion(tokens: Sequence[Token]) -> Facts:
+def completion_logprobs(tokens: Sequence[Token]) -> Facts:
     """Return the log-probabilities of tokens in the format of /v1/completions."""
     return {"tokens": [_name(token.spelled) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],

@@ -20,10 +20,10 @@ from pipeline.failure import FILES, explain
 HEAD = 10.0  # seconds for the head of a request, and for the rest of a body that was answered already
 SPARE = 512  # connections in addition to two for each answer that may be under way or waiting
 MOST_ACCEPTED = 2048  # connections that are accepted at once
-EVERY = 60.0  # seconds between two equal lines of output
+LOG_INTERVAL = 60.0  # seconds between two equal lines of output
 
 
-def room(config: ServeConfig) -> tuple[int, int]:
+def connection_limits(config: ServeConfig) -> tuple[int, int]:
     """Return how many connections may be open at once, and how many are accepted before the first of them is counted.
 
     First raise the soft limit of open files to the hard one. A third of the files is for open connections. Another
@@ -111,7 +111,7 @@ class Connection(H11Protocol):
         return self.client[0] if self.client else ""
 
 
-class Complaints:
+class LoopErrorHandler:
     """The event loop's error handler, which reports a shortage of files in one line, and not too often."""
 
     def __init__(self) -> None:
@@ -122,5 +122,5 @@ class Complaints:
         if not isinstance(error, OSError) or error.errno not in FILES.numbers:
             loop.default_exception_handler(context)
         elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + EVERY
+            self._next = time.monotonic() + LOG_INTERVAL
             say(f"a connection has to wait: {explain(error)}")

@@ -17,11 +17,11 @@ from launch.console import say, show
 from launch.pipeline import Generation, Pipeline
 from pipeline.failure import explain, guarded
 from pipeline.requests import Ring
-from serve.metrics import Figures
+from serve.metrics import Metrics
 from serve.protocol import Choice, Refused
-from serve.text_chunks import Pieces, fitting_ids, sight
+from serve.text_chunks import Pieces, checked_prompt_ids, snapshot
 
-GLANCE = 0.05  # seconds between two snapshots of an answer
+SNAPSHOT_INTERVAL = 0.05  # seconds between two snapshots of an answer
 RING_INTERVAL = 1.0  # seconds between two pings of an idle ring
 TRIES = 5  # to restart a pipeline
 PAUSE = 1.0  # seconds between two tries
@@ -85,7 +85,7 @@ class Engine(RequestLoop):
     def __init__(self, opened: Callable[[], Pipeline], limits: Limits) -> None:
         super().__init__()
         self._opened, self.limits = opened, limits
-        self.figures = Figures()
+        self.figures = Metrics()
         self.prompts = ThreadPoolExecutor(1, "prompts")  # reading a long one delays no answer
         self.state = Health("loading")
         self.error: BaseException | None = None  # why the first pipeline could not be opened
@@ -182,7 +182,7 @@ class Engine(RequestLoop):
         if job.over:
             return
         try:
-            job.ids = fitting_ids(job.choice, pipeline)
+            job.ids = checked_prompt_ids(job.choice, pipeline)
         except ValueError as error:
             self._end(job, Refused(str(error), job.choice.field))
         except Exception as error:
@@ -220,9 +220,9 @@ class Engine(RequestLoop):
     def _ping(self, ring: Ring) -> None:
         """Note whether the ring answers: by the messages of running requests, or by pings if none is running."""
         now = time.monotonic()
-        heard = ring.heard > self._messages
+        heard = ring.returned_messages > self._messages
         if heard if self._running else not ring.unanswered:
-            self._answered, self._messages = now, ring.heard
+            self._answered, self._messages = now, ring.returned_messages
         if not self._running and not ring.unanswered and now - self._pinged >= RING_INTERVAL:
             self._pinged = now
             ring.ping()
@@ -230,10 +230,10 @@ class Engine(RequestLoop):
     def _hand_out(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Report a snapshot if the job is watched, at most every `GLANCE` seconds; then report what has settled."""
         now = time.monotonic()
-        if job.watched and job.generation is not None and now - job.seen >= GLANCE:
+        if job.watched and job.generation is not None and now - job.seen >= SNAPSHOT_INTERVAL:
             job.seen = now
             ranks = {"busy": self.figures.busy_of_ranks, "plain": round(1 / max(pipeline.round_trip, 1e-9), 2)}
-            job.report({**sight(job.generation, pipeline.text), **ranks})
+            job.report({**snapshot(job.generation, pipeline.text), **ranks})
         super()._hand_out(job, pipeline)
 
     def _report_end(self, job: AnswerJob, end: Any) -> None:

@@ -21,9 +21,9 @@ from config.serve_config import WorkerConfig
 from launch import console
 from model.text import conversation_of
 from serve import running
-from serve.answering import Answer, Said
+from serve.answering import AnswerForm, ChoiceAnswer
 from serve.app import Service, as_json
-from serve.completions import in_completion
+from serve.completions import completion_logprobs
 from serve.engine import Engine
 from serve.protocol import Completion, Facts, Refused
 from serve.running import Listener
@@ -61,21 +61,21 @@ def _part(facts: Facts) -> bytes:
     return json.dumps(facts).encode() + b"\0"
 
 
-class WorkerAnswer(Answer):
+class WorkerAnswer(AnswerForm):
     """The answer of a worker; each part of its stream repeats the text so far."""
 
     MEDIA = "application/octet-stream"
 
     def facts(self) -> Facts:
         [said] = self.said
-        logprobs = in_completion(said.tokens) if said.choice.wants_logprobs else None
+        logprobs = completion_logprobs(said.tokens) if said.choice.wants_logprobs else None
         facts = {"text": said.text, "logprobs": logprobs, "error_code": 0, "finish_reason": said.reason}
         return {**facts, "usage": self.usage} if said.ended else facts
 
-    def added(self, said: Said, new: Piece) -> bytes:
+    def added(self, said: ChoiceAnswer, new: Piece) -> bytes:
         return _part(self.facts())
 
-    def ended(self, said: Said) -> bytes:
+    def ended(self, said: ChoiceAnswer) -> bytes:
         return _part(self.facts())
 
     def failed(self, refused: Refused) -> bytes:

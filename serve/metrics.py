@@ -11,7 +11,7 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
            10, 30, 60, 120, 300)
 
 
-class Figures:
+class Metrics:
     """Counts since the start of the server; times are in seconds of its clock."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from config.files import HALF
 from config.keys import Range
 from config.run_config import RANGES, SAMPLING, RunConfig
-from config.schema.untrusted import parse_object, plain, shown
+from config.schema.untrusted import one_line, parse_object, short_repr
 from launch.pipeline import Prompt
 from model.grammar import Guide
 from model.text import own_template, taken_variables
@@ -58,7 +58,7 @@ class Refused(Exception):
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400,
                  retry: int = 0) -> None:
         super().__init__(message)
-        self.message, self.param, self.code = plain(message), param, code
+        self.message, self.param, self.code = one_line(message), param, code
         self.status, self.retry = status, retry  # seconds until the client may retry; 0: a retry changes nothing
 
     @property
@@ -155,7 +155,7 @@ class ChatMessage(Strict):
         for index, part in enumerate(self.content):
             if part.type != "text":
                 name = f"{place}.{index}.type"
-                raise Refused(f"{name} is {shown(part.type)}, which is not supported: send text only", name,
+                raise Refused(f"{name} is {short_repr(part.type)}, which is not supported: send text only", name,
                               "unsupported_parameter")
         return "".join(part.text for part in self.content)
 
@@ -275,9 +275,9 @@ class Body(Strict):
         for name, allowed in NUMBERS.items():
             value = getattr(self, name, None)
             if value is not None and not allowed.holds(value):
-                raise Refused(f"{name}={shown(value)} is not possible: give {allowed.advice}", name)
+                raise Refused(f"{name}={short_repr(value)} is not possible: give {allowed.advice}", name)
         if self.seed is not None and not -SEEDS < self.seed < SEEDS:
-            raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
+            raise Refused(f"seed={short_repr(self.seed)} is not possible: give a number below 2 ** 64", "seed")
         self._check_biases()
         if len(self.guides) > 1:
             raise Refused(f"{' and '.join(self.guides)} are both given: give one of them", [*self.guides][-1])
@@ -292,8 +292,8 @@ class Body(Strict):
             raise Refused(f"logit_bias has {len(self.logit_bias)} tokens: give {MOST_BIASES} at most", "logit_bias")
         for token, value in self.logit_bias.items():
             if not TOKEN.fullmatch(token) or not abs(value) <= MOST_BIAS:
-                raise Refused(f"logit_bias.{plain(token)}={shown(value)} is not possible: give token ids, and numbers "
-                              f"from {-MOST_BIAS:g} to {MOST_BIAS:g}", "logit_bias")
+                raise Refused(f"logit_bias.{one_line(token)}={short_repr(value)} is not possible: give token ids, and "
+                              f"numbers from {-MOST_BIAS:g} to {MOST_BIAS:g}", "logit_bias")
 
 
 class Chat(Body):
@@ -371,7 +371,7 @@ class Chat(Body):
             raise Refused(f"{field} is not supported, since template={config.template} reads only the messages: "
                           "leave it out, or start the server with template=own", field, "unsupported_parameter")
         for name in sorted(taken_variables().intersection(self.chat_template_kwargs)):
-            raise Refused(f"{field}.{plain(name)} is reserved: leave it out", f"{field}.{name}",
+            raise Refused(f"{field}.{one_line(name)} is reserved: leave it out", f"{field}.{name}",
                           "unsupported_parameter")
 
 

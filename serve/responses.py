@@ -5,10 +5,10 @@ from functools import cached_property
 from itertools import count
 from typing import Any, Iterator
 
-from serve.answering import Answer, Block, Said, typed
+from serve.answering import AnswerForm, Block, ChoiceAnswer, typed
 from serve.protocol import Facts, Refused
 from serve.text_chunks import Piece
-from serve.translation import Wording, call, items
+from serve.translation import Wording, call, checked_items
 
 SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "seed", "stop", "top_k")
 WORDING = Wording(
@@ -31,7 +31,7 @@ def as_chat(given: Facts) -> Facts:
     said = given["input"]
     if isinstance(said, str):
         said = [{"role": "user", "content": said}]
-    for number, item in enumerate(items(said, "input")):
+    for number, item in enumerate(checked_items(said, "input")):
         _add(body["messages"], item, f"input.{number}")
     choice: Any = given.get("tool_choice") or "auto"
     if isinstance(choice, dict):
@@ -59,7 +59,7 @@ def _add(messages: list[Facts], item: Facts, place: str) -> None:
                       "unsupported_parameter")
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer(AnswerForm):
     """The answer of /v1/responses, with numbered events."""
 
     @cached_property
@@ -87,7 +87,7 @@ class ResponseAnswer(Answer):
         facts = self.facts()
         return self._event("created", response=facts) + self._event("in_progress", response=facts)
 
-    def opened(self, said: Said) -> bytes:
+    def opened(self, said: ChoiceAnswer) -> bytes:
         item = _item(said.block, "in_progress")
         if said.block.name:
             return self._event("output_item.added", output_index=said.place, item=item)
@@ -95,12 +95,12 @@ class ResponseAnswer(Answer):
         begun = self._event("output_item.added", output_index=said.place, item=item)
         return begun + self._of_block("content_part.added", said, content_index=0, part=_part(""))
 
-    def added(self, said: Said, new: Piece) -> bytes:
+    def added(self, said: ChoiceAnswer, new: Piece) -> bytes:
         if said.block.name:
             return self._of_block("function_call_arguments.delta", said, delta=new.text)
         return self._of_block("output_text.delta", said, content_index=0, delta=new.text, logprobs=[])
 
-    def closed(self, said: Said) -> bytes:
+    def closed(self, said: ChoiceAnswer) -> bytes:
         block = said.block
         if block.name:
             done = self._of_block("function_call_arguments.done", said, name=block.name, arguments=block.text)
@@ -109,7 +109,7 @@ class ResponseAnswer(Answer):
             done += self._of_block("content_part.done", said, content_index=0, part=_part(block.text))
         return done + self._event("output_item.done", output_index=said.place, item=_item(block, _status(said)))
 
-    def ended(self, said: Said) -> bytes:
+    def ended(self, said: ChoiceAnswer) -> bytes:
         facts = self.facts()
         return self._event(facts["status"], response=facts)
 
@@ -120,7 +120,7 @@ class ResponseAnswer(Answer):
     def _event(self, kind: str, /, **facts: Any) -> bytes:
         return typed(f"response.{kind}", sequence_number=next(self._numbers), **facts)
 
-    def _of_block(self, kind: str, said: Said, /, **facts: Any) -> bytes:
+    def _of_block(self, kind: str, said: ChoiceAnswer, /, **facts: Any) -> bytes:
         """Return an event of the last block of a choice."""
         return self._event(kind, item_id=_id(said.block), output_index=said.place, **facts)
 
@@ -129,7 +129,7 @@ def _id(block: Block) -> str:
     return f"{'fc' if block.name else 'msg'}_{block.id}"
 
 
-def _status(said: Said) -> str:
+def _status(said: ChoiceAnswer) -> str:
     """Return the status of the answer, which is also that of its last item."""
     return "incomplete" if said.reason == "length" else "completed"
 

@@ -24,7 +24,7 @@ from launch.pipeline import Pipeline
 from launch.processes import POLL_SECONDS, kill_all
 from launch.words import resolve
 from serve.app import Service
-from serve.connections import Complaints, Connection, room
+from serve.connections import Connection, LoopErrorHandler, connection_limits
 from serve.engine import Engine, Limits
 
 PATIENCE = 10.0  # seconds for the pipeline to close
@@ -40,7 +40,7 @@ class Listener(uvicorn.Server):
 
     def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any],
                  ending: Callable[[], Any]) -> None:
-        most, backlog = room(config)
+        most, backlog = connection_limits(config)
         connection: Any = partial(Connection, most)
         super().__init__(uvicorn.Config(
             app, config.host, config.port, http=connection, ws="none", backlog=backlog,
@@ -49,7 +49,7 @@ class Listener(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        asyncio.get_running_loop().set_exception_handler(Complaints())
+        asyncio.get_running_loop().set_exception_handler(LoopErrorHandler())
         for server in self.servers:
             for bound in server.sockets:
                 host, port = bound.getsockname()[:2]

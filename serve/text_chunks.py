@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     tokens: Sequence[Token] = ()
 
 
-class Places:
+class Offsets:
     """The offsets of tokens in a text; the first token has the given `offset`, in characters."""
 
     def __init__(self, text: Text, offset: int = 0) -> None:
@@ -70,7 +70,7 @@ class Pieces:
             self._echo = choice.prompt if isinstance(choice.prompt, str) else text.decode(ids)
         self._length = len(self._echo)  # number of characters sent
         self._text = text if choice.wants_logprobs else None  # None: send no tokens
-        self._places = Places(self._text, self._length) if self._text else None
+        self._places = Offsets(self._text, self._length) if self._text else None
         self._taken = 0
         self._held: list[Token] = []
 
@@ -86,7 +86,7 @@ class Pieces:
     def _prompt(self, said: Iterable[Logprob]) -> list[Token]:
         if self._text is None:
             return []
-        places = Places(self._text)
+        places = Offsets(self._text)
         first = places.add(self._ids[0], None)
         return [first, *(places.add(*one) for one in said)]
 
@@ -102,7 +102,7 @@ class Pieces:
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
-def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
+def prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
     """Return the token ids of a choice's prompt; raise ValueError for a prompt that the pipeline cannot read.
 
     Raise Refused before tokenizing a text that is too long in any tokenization.
@@ -115,7 +115,7 @@ def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
     return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
 
 
-def fitting_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
+def checked_prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
     """Return the ids as `ids_of` does; raise Refused for a prompt that leaves no room for a token of the answer.
 
     Also compile the grammar of the answer for the pipeline, which may take a second.
@@ -123,7 +123,7 @@ def fitting_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
     given, most = choice.prompt, pipeline.spec.context
     if len(given) >= most and isinstance(given[0], int):
         raise _too_long(f"{len(given)} tokens", choice, pipeline)
-    ids = ids_of(choice, pipeline)
+    ids = prompt_ids(choice, pipeline)
     if len(ids) >= most:
         raise _too_long(f"{len(ids)} tokens", choice, pipeline)
     if choice.guide:
@@ -149,7 +149,7 @@ def _longest(text: Text) -> int:
 
 # --- guesses ----------------------------------------------------------------------------------------------------------
 
-def sight(generation: Generation, text: Text | None) -> Facts:
+def snapshot(generation: Generation, text: Text | None) -> Facts:
     """Return a snapshot: the likeliest live guesses, older ones first, and statistics so far; times are in seconds.
 
     A guess has its `id`, its `parent` (null: it follows the text), its `text`, whether it was `sent`, and the `score`

@@ -20,15 +20,15 @@ class Wording(NamedTuple):
 
     def chat(self, given: Facts) -> Facts:
         """Return the body of a chat, without the messages after the system prompt and without `tool_choice`."""
-        body = moved(given, self.fields)
+        body = renamed(given, self.fields)
         system = self.text(given.get(self.system) or "", self.system)
         body["messages"] = [{"role": "system", "content": system}] if system else []
         form = object_of(object_of(given, self.form), "format")
         if form:
             body["response_format"] = {"type": form.get("type")}
         if form.get("type") == "json_schema":
-            body["response_format"]["json_schema"] = moved(form, {"name": "name", "schema": "schema"})
-        tools = items(given.get("tools") or [], "tools")
+            body["response_format"]["json_schema"] = renamed(form, {"name": "name", "schema": "schema"})
+        tools = checked_items(given.get("tools") or [], "tools")
         body["tools"] = [self._function(tool, f"tools.{number}") for number, tool in enumerate(tools)]
         return body
 
@@ -36,7 +36,7 @@ class Wording(NamedTuple):
         """Return the text of a string or of a list of text parts; raise Refused for anything else."""
         if isinstance(content, str):
             return content
-        parts = items(content, place)
+        parts = checked_items(content, place)
         if not all(part.get("type") in self.texts and isinstance(part.get("text"), str) for part in parts):
             raise Refused(f"{place} has a {self.part} that is no text, which is not supported: send text only", place,
                           "unsupported_parameter")
@@ -54,10 +54,10 @@ class Wording(NamedTuple):
             raise Refused(f"{place}.type is not {self.tools[0]}, and other tools are not supported: leave it out",
                           place, "unsupported_parameter")
         names = {"name": "name", "description": "description", self.schema: "parameters"}
-        return {"type": "function", "function": moved(tool, names)}
+        return {"type": "function", "function": renamed(tool, names)}
 
 
-def items(given: Any, field: str) -> list[Facts]:
+def checked_items(given: Any, field: str) -> list[Facts]:
     """Return a list of objects unchanged; raise Refused for anything else."""
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
         raise Refused(f"{field} is no list of objects: send one", field)
@@ -72,7 +72,7 @@ def object_of(given: Facts, field: str) -> Facts:
     return found
 
 
-def moved(given: Facts, names: Mapping[str, str]) -> Facts:
+def renamed(given: Facts, names: Mapping[str, str]) -> Facts:
     """Return the existing fields under other names: `names` maps old names to new ones."""
     return {ours: given[theirs] for theirs, ours in names.items() if theirs in given}
 

@@ -25,7 +25,7 @@ from sim.wires import Wire, note
 
 
 @dataclass(frozen=True)
-class Own:
+class Overhead:
     """Seconds that the program takes in addition to the times of a profile."""
 
     turn: float = 0.0  # on rank 0 for each received message
@@ -33,7 +33,7 @@ class Own:
     segment: float = 0.0  # for each segment in a stage
 
 
-NO_OWN_TIME = Own()
+NO_OWN_TIME = Overhead()
 Arrive = Callable[[Message, float], None]  # is called with a message and the time
 Said = Tuple[Tensor, Tensor]  # last hidden states [T, D] at the ends of paths, and inner features [T, D * inner]
 
@@ -65,7 +65,7 @@ class Cluster:
     """
 
     def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: Answers,
-                 traces: Sequence[NoTrace], own: Own = NO_OWN_TIME) -> None:
+                 traces: Sequence[NoTrace], own: Overhead = NO_OWN_TIME) -> None:
         self.profile, self._clock, self._own = profile, clock, own
         self._alone = len(traces) == 1
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -76,12 +76,12 @@ class Cluster:
         self._wires: list[Wire] = []
         self._trace = traces[0]
         of_stages = iter(traces[1:] or traces)
-        self.links: list[Way] = []
+        self.links: list[RingLink] = []
         for works in rings:
             own_traces = [next(of_stages) for _ in works]
             self.links.append(self._ring(works, own_traces))
 
-    def _ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> Way:
+    def _ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> RingLink:
         """Create the stages of one ring; return rank 0's link to them."""
         ranks = [0, *(work.rank for work in works)]
         back = self._wire(ranks[-1], 0)
@@ -94,7 +94,7 @@ class Cluster:
             stages.append(stage)
             send = self._onward(stage.hear, before, self._wire(rank, work.rank))
         controls = [self._wire(0, work.rank) for work in reversed(works)]
-        return Way(self, send, list(zip(stages, controls)))
+        return RingLink(self, send, list(zip(stages, controls)))
 
     def _wire(self, sender: int, receiver: int) -> Wire:
         wire = Wire(self.profile.link(sender, receiver))
@@ -200,7 +200,7 @@ class Cluster:
         note(trace, msg, None if self._alone else self.profile, since, until)
 
 
-class Way:
+class RingLink:
     """Rank 0's link to one ring of a cluster; it receives messages from all rings."""
 
     def __init__(self, cluster: Cluster, leave: Arrive,

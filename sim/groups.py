@@ -91,14 +91,14 @@ class Paced(Comm):
             self._spend()
         return self._comm.scatter(x_TD)
 
-    def enter(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
-        rows = self._comm.enter(x_tD, products)
+    def enter_block(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
+        rows = self._comm.enter_block(x_tD, products)
         if self.tiled:
             self._spend()
         return rows
 
-    def leave(self, x_TN: Tensor, product: Product) -> Tensor:
-        sums = self._comm.leave(x_TN, product)
+    def leave_block(self, x_TN: Tensor, product: Product) -> Tensor:
+        sums = self._comm.leave_block(x_TN, product)
         self._spend()
         return sums
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipeline.requests import RequestTarget, Returned, Ring
 from pipeline.trace import OFF, REAL, Clock, NoTrace
-from sim.cluster import Way
+from sim.cluster import RingLink
 from sim.devices import SlowHead
 
 Rows = Mapping[int, Tensor]  # of nodes
@@ -46,7 +46,7 @@ class WalkingTarget(RequestTarget):
             node = tree.child(node, known.target_token)
 
     def _note_logprobs(self, logits: Rows, said: Mapping[int, int]) -> None:
-        if self.terms.logprobs is not None:
+        if self.options.logprobs is not None:
             wanted = [node for node in logits if node in said or self.echoes(node)]
             logits = self._logits({node: logits[node] for node in wanted})
         super()._note_logprobs(logits, said)
@@ -61,7 +61,7 @@ class WalkingTarget(RequestTarget):
     def _store_features(self, paths: Rows) -> Tensor:
         """Store the features of nodes, given their path numbers; return the LM head's inputs `[T, D]`."""
         x_TD, inner_TD = self.ring.look_up([int(path) for path in paths.values()])
-        feature_TD = inner_TD if self.terms.inner else x_TD
+        feature_TD = inner_TD if self.options.inner else x_TD
         for node, feature_D in zip(paths, feature_TD):
             self.tree.nodes[node].hidden = feature_D
         return x_TD
@@ -72,7 +72,7 @@ class VirtualRing(Ring):
 
     target_of = WalkingTarget
 
-    def __init__(self, link: Way, head: SlowHead, depth: int, device: torch.device | str = "cpu",
+    def __init__(self, link: RingLink, head: SlowHead, depth: int, device: torch.device | str = "cpu",
                  trace: NoTrace = OFF, clock: Clock = REAL) -> None:
         super().__init__(link, SlowHead(lambda path_T1: path_T1, head.pace), depth, device, trace, clock)
         self.model_head, self.look_up = head.lm_head, link.defer()

@@ -9,9 +9,9 @@ import subprocess
 import pytest
 
 from config import files
-from config.files import whole
+from config.files import read_json_file
 from config.presets import ROOT
-from launch.spec import usable
+from launch.spec import device_named
 from tests.checkpoints import refused
 from tests.saved import here
 
@@ -64,7 +64,7 @@ def test_questions_that_are_not_there_are_reported_before_the_start(unstarted, t
 def test_what_is_harmless_in_a_question_file_is_asked(ask, tmp_path):
     (tmp_path / "asked").write_bytes('\ufeff{"turns": ["a\u2028b", "c"]}\r\n\r\n{"turns": ["d"]}\r\n\r\n'.encode())
     assert ask(f"question_file={tmp_path / 'asked'}", f"output={tmp_path / 'out'}") == 0
-    assert [(found["question_id"], found["prompt"]) for found in whole(tmp_path / "out")] == [
+    assert [(found["question_id"], found["prompt"]) for found in read_json_file(tmp_path / "out")] == [
         (None, "a\u2028b"), (None, "c"), (None, "d")]
 
 
@@ -94,7 +94,7 @@ def test_an_output_that_fills_the_disk_leaves_the_answers_on_the_screen(ask, tmp
     shown = capsys.readouterr()
     assert f"{tmp_path / 'out'} cannot be written (No space left on device): its content is printed above" in shown.err
     assert len(json.loads(shown.out)) == 2, "the answers so far"
-    assert len(whole(tmp_path / "out")) == 1 and len(list(tmp_path.iterdir())) == 2, "the old file stays, no half one"
+    assert len(read_json_file(tmp_path / "out")) == 1 and len(list(tmp_path.iterdir())) == 2, "the old file stays"
     assert ask(f"output={tmp_path / 'out'}") == 2
     _, _, record = capsys.readouterr().out.partition("\n{")
     assert json.loads("{" + record)["new_tokens"] == 4
@@ -106,7 +106,7 @@ def test_a_link_is_followed_a_device_stays_and_a_pipe_gets_all_answers_once(ask,
     (tmp_path / "link").symlink_to("real")
     before = os.stat("/dev/null").st_rdev
     assert ask(f"output={tmp_path / 'link'}") == ask("output=/dev/null") == 0
-    assert (tmp_path / "link").is_symlink() and whole(tmp_path / "real")["new_tokens"] == 4
+    assert (tmp_path / "link").is_symlink() and read_json_file(tmp_path / "real")["new_tokens"] == 4
     assert os.stat("/dev/null").st_rdev == before
     os.mkfifo(tmp_path / "pipe")
     with open(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
@@ -121,9 +121,9 @@ def test_a_device_that_is_not_here_is_reported_before_the_start(unstarted, monke
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert "device=cuda:2 does not exist here (CUDA devices: cuda:0, cuda:1)" in unstarted("device=cuda:2")
-    assert [str(usable(name)) for name in ("cuda", "cuda:1", "cpu", "auto")] == ["cuda", "cuda:1", "cpu", "cuda"]
+    assert [str(device_named(name)) for name in ("cuda", "cuda:1", "cpu", "auto")] == ["cuda", "cuda:1", "cpu", "cuda"]
     with refused("--device meta is unknown"):
-        usable("meta", "--device ")
+        device_named("meta", "--device ")
 
 
 def test_bytes_that_are_not_utf_8_are_reported_before_the_start(unstarted):
@@ -133,11 +133,11 @@ def test_bytes_that_are_not_utf_8_are_reported_before_the_start(unstarted):
 def test_a_chat_template_that_fails_ends_the_start_before_weights_are_read(ask, saved, tmp_path, monkeypatch, capsys):
     own = shutil.copytree(saved / "0+2+2", tmp_path / "own")
     path = own / "stage_0" / "tokenizer_config.json"
-    path.write_text(json.dumps({**whole(path), "chat_template": "{{ raise_exception('no') }}"}))
+    path.write_text(json.dumps({**read_json_file(path), "chat_template": "{{ raise_exception('no') }}"}))
     manifest = own / "stage_0" / "manifest.json"
     monkeypatch.setattr("launch.pipeline.build_draft", lambda *_: pytest.fail("weights are read"))
     if manifest.is_file():  # the file's size stands there
-        content = whole(manifest)
+        content = read_json_file(manifest)
         content["files"]["tokenizer_config.json"]["bytes"] = path.stat().st_size
         manifest.write_text(json.dumps(content))
     assert here(f"model_dir={own}", "prompt=abc", "template=own") == 2

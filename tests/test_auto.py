@@ -23,7 +23,7 @@ from eval.plan.keys import PlanConfig
 from eval.plan.measure import check
 from eval.plan.trial import Trial
 from launch import auto
-from launch.auto import question, with_chosen
+from launch.auto import plan_words, with_chosen
 from launch.pipeline import Pipeline
 from launch.run import run
 from launch.words import WITHOUT, resolve
@@ -193,7 +193,7 @@ def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
 def test_the_plan_hears_what_the_choice_depends_on_and_keeps_a_split_that_was_named():
     def words(*argv):
         return dict(word.split("=", 1)
-                    for word in question(argv, parse([*argv]), 4) if "=" in word)
+                    for word in plan_words(argv, parse([*argv]), 4) if "=" in word)
 
     here = words("max_length=512", "prompt=x", "seed=2")
     assert here["measure"] == "true" and here["splits"] == "first" and int(here["check"]) > 0

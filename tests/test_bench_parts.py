@@ -11,7 +11,7 @@ import torch
 from config.presets import ROOT
 from config.profiles import Profile
 from eval.bench import head, layers, long
-from eval.bench.spd import over_plain, right, spd
+from eval.bench.spd import acceptance_rate, over_plain, spd
 from eval.bench.stage import Form, build, read
 from model.text import Text
 from tests.checkpoints import save_llama
@@ -65,7 +65,7 @@ def test_a_guess_for_each_step_costs_a_step_if_it_is_right_and_the_whole_way_if_
     assert over_plain(site, 4, 1.0) == pytest.approx(plain / 20)
     assert over_plain(site, 4, 0.5) == pytest.approx(plain / (0.5 * 20 + 0.5 * (plain + 4)))
     assert over_plain(replace(site, level=30), 4, 1.0) == pytest.approx(plain / 30)
-    assert right(4, 4.0) == 1 and right(4, 1.0) == 0
+    assert acceptance_rate(4, 4.0) == 1 and acceptance_rate(4, 1.0) == 0
     assert spd([]) == 0
     _, _, _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[4] for row in rows] == ["2.26", "2.53", "1.86"]

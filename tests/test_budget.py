@@ -9,7 +9,7 @@ import torch
 
 from model.tree import TokenTree
 from pipeline.messages import Segment
-from pipeline.pacing import MESSAGE_ROWS, USUAL, Batcher, RowAllocator, StageTimes, Terms
+from pipeline.pacing import DEFAULT_OPTIONS, MESSAGE_ROWS, Batcher, RowAllocator, StageTimes, TargetOptions
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Asking:
     """A request with guesses below its tip."""
 
     tree: TokenTree
-    terms: Terms = USUAL
+    options: TargetOptions = DEFAULT_OPTIONS
     request: int = 0
     passed_over: int = 0
 
@@ -28,7 +28,7 @@ def asking(*chances, sent=True, **kind):
         tree.cut()
     for token, chance in enumerate(chances, 3):
         tree.add(tree.tip, token, math.log(chance))
-    return Asking(tree, Terms(**kind))
+    return Asking(tree, TargetOptions(**kind))
 
 
 def shares(bidders, size):

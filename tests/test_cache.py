@@ -195,9 +195,9 @@ def test_a_full_cache_says_what_to_do():
 def test_keys_and_values_in_8_bits_are_within_half_a_step_and_take_a_quarter_of_the_memory():
     x_KTE = torch.randn(2, 5, 64)
     x_KTE[1, 3] = 0
-    codes, scale = caches.folded(x_KTE)
+    codes, scale = caches.to_int8(x_KTE)
     room = [torch.empty(2, 5, 64, dtype=torch.float64) for _ in range(2)]
-    found, _ = caches.unfolded((codes, codes, scale, scale), room)
+    found, _ = caches.from_int8((codes, codes, scale, scale), room)
     assert bool(((found - x_KTE).abs() <= 0.5001 * scale).all())
     plain, small = (caches.TreeCache((3, 2, 50, 64),
                                      torch.float32, "cpu", (), eight)

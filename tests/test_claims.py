@@ -16,7 +16,7 @@ def speeds(profile: str, methods: tuple[str, ...], **options) -> dict[str, float
     found = {}
     with Pipeline.open("toy", time="virtual", profile=profile, max_new_tokens=32, **PAPER, **options) as pipeline:
         for method, decoder in decoders_of(pipeline, methods).items():
-            found[method] = speed([decoder.whole(request(pipeline, question)) for question in QUESTIONS[:1]])
+            found[method] = speed([decoder.complete(request(pipeline, question)) for question in QUESTIONS[:1]])
     return found
 
 

@@ -13,7 +13,7 @@ from config.serve_config import ServeConfig, WorkerConfig
 from serve import connections, running
 from serve.app import Server
 from serve.auth import Framing
-from serve.connections import Complaints, room
+from serve.connections import LoopErrorHandler, connection_limits
 from serve.engine import Engine, Health, Limits
 from serve.fastchat import Worker
 from serve.running import Listener
@@ -119,10 +119,10 @@ def test_the_room_for_connections_is_a_part_of_the_files_that_may_be_open(monkey
     allowed = {"now": (256, 1200)}
     monkeypatch.setattr(connections.resource, "getrlimit", lambda which: allowed["now"])
     monkeypatch.setattr(connections.resource, "setrlimit", lambda which, both: allowed.update(now=both))
-    assert room(ServeConfig.of()) == (400, 100)
+    assert connection_limits(ServeConfig.of()) == (400, 100)
     assert allowed["now"] == (1200, 1200)
     allowed["now"] = (256, 1 << 20)
-    assert room(ServeConfig.of(queue=1000)) == (512 + 2 * 1004, 2048)
+    assert connection_limits(ServeConfig.of(queue=1000)) == (512 + 2 * 1004, 2048)
 
 
 def test_that_files_run_short_is_one_line_and_other_errors_are_reported_as_ever(app, capsys):
@@ -131,7 +131,7 @@ def test_that_files_run_short_is_one_line_and_other_errors_are_reported_as_ever(
     class Loop:
         default_exception_handler = staticmethod(others.append)
 
-    complains = Complaints()
+    complains = LoopErrorHandler()
     for _ in range(3):
         complains(Loop, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})
     said = capsys.readouterr().err
@@ -140,7 +140,7 @@ def test_that_files_run_short_is_one_line_and_other_errors_are_reported_as_ever(
     assert others == [{"message": "something else"}]
     with listening(app) as connect:
         assert connect(REQUEST % b"").recv(1) == b"H"
-    assert isinstance(app.complains, Complaints)
+    assert isinstance(app.complains, LoopErrorHandler)
 
 
 def test_what_is_no_http_behind_an_answer_ends_the_connection_without_a_traceback(app, caplog):

@@ -167,7 +167,7 @@ def test_the_tree_has_the_likeliest_paths_of_the_marginals(unlearning, nodes, wi
 def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_marginals():
     draft = DEEP.block()
     with pipeline(DEEP, 2, "serial", Mixture([draft])) as decoder:
-        answer = decoder.whole(Request(IDS, Sampler(), 16))
+        answer = decoder.complete(Request(IDS, Sampler(), 16))
     assert answer.token_ids == DEEP.text(IDS, 16, Sampler())
     features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
     tree = grown_tree(draft := DEEP.block(), features)

@@ -39,7 +39,7 @@ def test_every_strategy_on_every_number_of_stages_writes_the_reference_text(stra
 def test_long_accepted_paths_change_nothing(strategy, stages, temperature):
     text = TINY.text(PROMPT, NEW, SAMPLERS[temperature])
     with pipeline(TINY, stages, strategy, Oracle(PROMPT + text)) as decoder:
-        answer = decoder.whole(Request(PROMPT, SAMPLERS[temperature], NEW))
+        answer = decoder.complete(Request(PROMPT, SAMPLERS[temperature], NEW))
     assert answer.token_ids == text
     assert answer.mean_accepted_length > 2, "the oracle's guesses were not used"
 
@@ -74,7 +74,7 @@ def test_a_model_as_draft_changes_nothing(strategy, stages, temperature):
 @pytest.mark.parametrize("strategy", SPECULATIVE)
 def test_no_draft_changes_nothing(strategy):
     with pipeline(TINY, 3, strategy) as decoder:
-        answer = decoder.whole(Request(PROMPT, SAMPLERS[1.0], NEW))
+        answer = decoder.complete(Request(PROMPT, SAMPLERS[1.0], NEW))
     assert answer.token_ids == TINY.text(PROMPT, NEW, SAMPLERS[1.0])
     assert answer.mean_accepted_length == 1
 
@@ -108,7 +108,7 @@ def test_a_text_that_was_written_before_changes_nothing(strategy, temperature):
     earlier = [AGAIN + TINY.text(AGAIN, NEW, sampler), PROMPT + text]
     for networks in ([], [TINY.twin(0.02)]):
         with pipeline(TINY, 3, strategy, Mixture(networks, Suffix(earlier, keep=earlier.append))) as decoder:
-            answer = decoder.whole(Request(PROMPT, sampler, NEW))
+            answer = decoder.complete(Request(PROMPT, sampler, NEW))
         assert answer.token_ids == text
         assert answer.sources["suffix"] > NEW / 2, "the guesses of the suffix were not used"
 

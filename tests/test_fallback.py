@@ -109,7 +109,7 @@ def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeyp
     with pipeline(TINY, 3, strategy, draft, replace(TREE, plain_seconds=1e-12)) as decoder:
         fallback = decoder.ring.pacing.fallback
         monkeypatch.setattr(network, "expand", lambda *of: asked.append(fallback.guesses) or expand(*of))
-        answer = decoder.whole(Request(PROMPT, Sampler(), 60))
+        answer = decoder.complete(Request(PROMPT, Sampler(), 60))
     assert answer.token_ids == text
     assert asked and all(asked)
     assert answer.sources["suffix"] > 30
@@ -122,7 +122,7 @@ def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tm
     with Pipeline.open("toy", time="virtual", profile=str(tmp_path / "site.json"), draft="suffix", max_new_tokens=200,
                        ignore_eos=True, temperature=1.0) as pipeline:
         for name, decoder in bench.decoders_of(pipeline, ("ar", "continuous", "streaming")).items():
-            answer = decoder.whole(bench.request(pipeline, "What does a baker do?"))
+            answer = decoder.complete(bench.request(pipeline, "What does a baker do?"))
             speeds[name] = answer.tokens_per_second
             shown = f"decoded plainly       {answer.plain_tokens} tokens" in table([answer])
             assert shown == (answer.plain_tokens > 100) == (name != "ar")

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from config import files
-from config.files import check_folder, check_output, fits, lines, streams, whole, write
+from config.files import check_folder, check_output, fits, lines, read_json_file, streams, write
 from tests.checkpoints import refused
 
 DEEP = "[" * 100_000
@@ -53,10 +53,10 @@ def test_a_last_line_that_is_still_written_does_not_count(tmp_path):
 def test_a_whole_file_names_the_line_that_is_broken(tmp_path):
     (tmp_path / "a").write_text("[1,\n2,\n}")
     with refused("a is not JSON (Expecting value, line 3, column 1)"):
-        whole(tmp_path / "a")
+        read_json_file(tmp_path / "a")
     (tmp_path / "a").write_text(DEEP)
     with refused("a is nested too deeply"):
-        whole(tmp_path / "a")
+        read_json_file(tmp_path / "a")
 
 
 def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
@@ -64,9 +64,9 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
     for name, sentence in (("none", "there is no file"), ("", "name a file"), ("pipe", "name a file that you may read"),
                            ("x" * 300, "File name too long"), ("pipe/x", "Not a directory")):
         with refused(sentence):
-            whole(tmp_path / name)
+            read_json_file(tmp_path / name)
     with refused("/dev/zero is a folder, a device or a pipe: name a file that you may read"):
-        whole("/dev/zero")
+        read_json_file("/dev/zero")
 
 
 @pytest.mark.parametrize(("value", "form", "fit"), [

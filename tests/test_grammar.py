@@ -78,14 +78,14 @@ GUIDES = [Guide("regex", "[a-e]{5,9}(,[0-9]{1,3}){2}"), Guide("choice", json.dum
 def test_every_strategy_writes_one_text_with_expressions_and_grammars(strategy, stages):
     with pipeline(TINY, stages, strategy, TINY.twin(0.02)) as decoder:
         for wanted, sampler in zip(GUIDES, cycle(SAMPLERS)):
-            assert decoder.whole(request(wanted, sampler)).token_ids == reference(wanted, sampler)
+            assert decoder.complete(request(wanted, sampler)).token_ids == reference(wanted, sampler)
 
 
 @pytest.mark.parametrize("strategy", ["continuous", "streaming", "serial"])
 def test_a_head_with_tokens_of_its_own_changes_nothing(strategy):
     with pipeline(DEEP, 2, strategy, DEEP.eagle3()) as decoder:
         for sampler in SAMPLERS:
-            assert decoder.whole(request(GUIDES[4], sampler)).token_ids == reference(GUIDES[4], sampler, deep=True)
+            assert decoder.complete(request(GUIDES[4], sampler)).token_ids == reference(GUIDES[4], sampler, deep=True)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -93,7 +93,7 @@ def test_a_rule_that_judges_drawn_guesses_follows_the_grammar(rule):
     kind = KINDS[3]
     with pipeline(TINY, 2, "serial", TINY.drafters(0.02, 0.1), SHAPED) as decoder:
         for seed in range(4):
-            assert valid(kind, decoder.whole(request(guide(kind),
+            assert valid(kind, decoder.complete(request(guide(kind),
                                                      Sampler(1.0, seed=seed, rule=rule))).token_ids)
 
 
@@ -102,8 +102,8 @@ def test_penalties_and_stop_texts_stand_beside_a_grammar():
     texts, comma = [], TOKENIZER.get_vocab()[","]
     for strategy in ("autoregressive", "continuous", "streaming"):
         with pipeline(TINY, 3, strategy, TINY.twin(0.02)) as decoder:
-            whole = decoder.whole(request(GUIDES[0], sampler)).token_ids
-            stopped = decoder.whole(request(GUIDES[0], sampler, stop=lambda token: token == comma)).token_ids
+            whole = decoder.complete(request(GUIDES[0], sampler)).token_ids
+            stopped = decoder.complete(request(GUIDES[0], sampler, stop=lambda token: token == comma)).token_ids
         texts.append((whole, stopped))
         assert stopped == whole[:whole.index(comma) + 1]
     assert len({str(text) for text in texts}) == 1
@@ -162,8 +162,8 @@ def test_a_grammar_that_has_no_end_later_ends_the_answer_there_and_one_without_w
     texts = []
     for strategy in ("autoregressive", "continuous"):
         with pipeline(TINY, 2, strategy, TINY.twin(0.02)) as decoder:
-            texts.append(decoder.whole(request(endless, Sampler(1.0))))
-            assert decoder.whole(request(Guide("regex", ""))).token_ids == [END]
+            texts.append(decoder.complete(request(endless, Sampler(1.0))))
+            assert decoder.complete(request(Guide("regex", ""))).token_ids == [END]
     assert texts[0].token_ids == texts[1].token_ids
     assert [one.finish_reason for one in texts] == ["stop", "stop"]
 

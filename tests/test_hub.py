@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from config.presets import ROOT
-from launch.hub import HALF, WANTED, _weights, fetched, known_head, words_of
+from launch.hub import HALF, WANTED, _weights, fetch, known_head, words_of
 from tests.checkpoints import refused
 from tests.saved import here
 
@@ -57,14 +57,14 @@ def test_a_download_that_broke_off_goes_on(tmp_path, hub):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / HALF).touch()
-    assert fetched("a/toy", tmp_path) == folder and hub == [("a/toy", None)]
+    assert fetch("a/toy", tmp_path) == folder and hub == [("a/toy", None)]
     assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
 
 
 def test_where_the_hub_cannot_be_reached_the_files_are_named(tmp_path, hub):
     with refused(f"b/other cannot be fetched (Cannot reach the hub): bring its config.json, tokenizer files and "
                  f"weights into {tmp_path / 'b' / 'other'}, as hf download b/other --local-dir"):
-        fetched("b/other", tmp_path)
+        fetch("b/other", tmp_path)
     assert (tmp_path / "b" / "other" / HALF).exists()
 
 
@@ -82,7 +82,7 @@ def test_half_a_download_stays_half_where_the_library_finds_no_hub(tmp_path, mon
     (folder / "config.json").write_text("{}")
     (folder / HALF).touch()
     with refused(f"): bring its config.json, tokenizer files and weights into {folder}"):
-        fetched("b/half", tmp_path)
+        fetch("b/half", tmp_path)
     assert (folder / HALF).exists()
 
 

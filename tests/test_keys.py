@@ -82,12 +82,12 @@ def test_a_board_of_the_cluster_is_let_in_and_no_other(clusters):
                     assert way.recv(1) != b"f"  # an alert of TLS, or the end
                 except OSError:
                     pass
-        made.let_in(door)
+        made.accept(door)
         assert made.missing == {(DATA, 0), (CONTROL, 0)}
         with BoardDoor(HERE, same, 7) as friend, friend.reach(door.name) as way:
             way.sendall(GREETING.pack(MARK, 7, DATA, 0))
             while (DATA, 0) in made.missing:
-                made.let_in(door)
+                made.accept(door)
             way.sendall(SECRET)
             assert made.wires[DATA].back[0].recv(100) == SECRET
 
@@ -125,7 +125,7 @@ def test_who_listens_reads_nothing_and_cannot_play_it_again(clusters):
         with friend.reach(place) as way:
             way.sendall(GREETING.pack(MARK, 7, DATA, 0) + SECRET)
             while (DATA, 0) in made.missing:
-                made.let_in(door)
+                made.accept(door)
             assert made.wires[DATA].back[0].recv(100) == SECRET
         said = b"".join(heard)
         assert len(said) > 500 and SECRET not in said and MARK not in said
@@ -136,7 +136,7 @@ def test_who_listens_reads_nothing_and_cannot_play_it_again(clusters):
                 again.sendall(said)
                 while again.recv(1 << 16):
                     pass
-        made.let_in(door)
+        made.accept(door)
         assert (DATA, 0) in made.missing
 
 
@@ -153,7 +153,7 @@ def test_idle_strangers_and_junk_hold_nobody_up(clusters):
         with friend.reach(door.name) as way:
             way.sendall(GREETING.pack(MARK, 7, CONTROL, 0))
             while (CONTROL, 0) in made.missing:
-                made.let_in(door)
+                made.accept(door)
         for way in idle:
             way.close()
 

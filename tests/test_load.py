@@ -71,7 +71,7 @@ def test_coroutines_that_are_given_up_or_fail_leave_nothing_under_way():
         with pytest.raises(ValueError, match="of its own"):
             list(concurrent([coroutine(decoder, PROMPTS[0], under_way), failing(decoder)], decoder, 2))
         assert not under_way and not decoder.running
-        assert decoder.whole(Request(PROMPTS[2], Sampler(), NEW)).token_ids == TEXTS[2]
+        assert decoder.complete(Request(PROMPTS[2], Sampler(), NEW)).token_ids == TEXTS[2]
 
 
 def virtual(places: int = 4) -> Decoder:

@@ -36,18 +36,18 @@ def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prom
         decoder.reuses = True
         sampler = Sampler(0.9, seed=3)
         for echo in (True, False, True):
-            answer = decoder.whole(Request(PROMPT, sampler, 12, likeliest=MOST, echo=echo))
+            answer = decoder.complete(Request(PROMPT, sampler, 12, likeliest=MOST, echo=echo))
             rows_TV = whole(PROMPT + answer.token_ids)
             compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
             compare(answer.prompt_logprobs, rows_TV, PROMPT[1:] if echo else [])
             assert bool(answer.reused_tokens) != echo
-        silent = decoder.whole(Request(PROMPT, sampler, 12))
+        silent = decoder.complete(Request(PROMPT, sampler, 12))
         assert silent.token_ids == answer.token_ids and silent.logprobs == []
 
 
 def test_replicas_tell_the_same():
     with replicas(3, draft=TINY.mixture("twin"), lookahead=2) as decoder:
-        answer = decoder.whole(Request(PROMPT, Sampler(0.9, seed=3),
+        answer = decoder.complete(Request(PROMPT, Sampler(0.9, seed=3),
                                        20, likeliest=MOST, echo=True))
     rows_TV = whole(PROMPT + answer.token_ids)
     compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
@@ -57,7 +57,7 @@ def test_replicas_tell_the_same():
 def test_an_end_in_the_middle_of_a_path_tells_no_more_than_the_answer_has():
     text = TINY.text(PROMPT, 12, Sampler())
     with pipeline(TINY, 2, "serial", TINY.twin()) as decoder:
-        answer = decoder.whole(Request(PROMPT, Sampler(), 40,
+        answer = decoder.complete(Request(PROMPT, Sampler(), 40,
                                        end=frozenset([text[7]]), likeliest=0))
     assert answer.token_ids == text[:text.index(text[7]) + 1]
     assert [one.token for one in answer.logprobs] == answer.token_ids

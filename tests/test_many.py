@@ -123,7 +123,7 @@ def test_of_texts_that_are_kept_the_one_used_least_recently_makes_room():
         decoder.places, decoder.reuses = 2, True
 
         def reused(text):
-            answer = decoder.whole(Request(text, Sampler(), 4))
+            answer = decoder.complete(Request(text, Sampler(), 4))
             assert answer.token_ids == alone(tuple(text), 4, 0.0, 0)
             return answer.reused_tokens
 
@@ -141,7 +141,7 @@ def test_a_draft_that_rested_reads_what_it_has_left_out_before_its_text_is_kept(
     with pipeline(TINY, 3, "streaming", TINY.mixture(*names), replace(TREE, plain_seconds=1e-12)) as decoder:
         decoder.reuses = True
         for turn in range(3):
-            answer = decoder.whole(Request(text, Sampler(), 40))
+            answer = decoder.complete(Request(text, Sampler(), 40))
             assert answer.token_ids == alone(tuple(text), 40, 0.0, 0) and answer.plain_tokens > 20
             assert answer.reused_tokens == 0 if turn == 0 else answer.reused_tokens >= len(text) - 5
             text = [*text, *answer.token_ids, turn, 33]
@@ -157,7 +157,7 @@ def test_the_next_turn_of_a_conversation_begins_behind_all_that_was_said(strateg
         for turn in range(3):
             text += [turn, 33]
             said = len(text)
-            answer = decoder.whole(Request(text, Sampler(0.7, seed=turn), 12))
+            answer = decoder.complete(Request(text, Sampler(0.7, seed=turn), 12))
             assert answer.token_ids == alone(tuple(text), 12, 0.7, turn)
             # the last token of an answer was not sent, and before it comes what the draft has not read
             assert answer.reused_tokens == 0 if turn == 0 else said - 8 <= answer.reused_tokens <= said - 3

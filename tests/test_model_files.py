@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from config.schema.fields import CONFIG, GENERATION, ROPE, read_config
-from config.schema.untrusted import parse_json, read_json, shown, stays_inside
+from config.schema.untrusted import parse_json, read_json, short_repr, stays_inside
 from launch.split.write import split
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint
@@ -208,10 +208,10 @@ def test_lines_of_other_files_are_read_by_the_same_reader():
 
 
 def test_values_are_shown_short_and_harmless():
-    assert shown("\x1b[2J\n\u202e") == r"'\x1b[2J\n\u202e'"
+    assert short_repr("\x1b[2J\n\u202e") == r"'\x1b[2J\n\u202e'"
     for value in ("x" * 10 ** 6, list(range(10 ** 5)),
                   {"a" * 999: ["b" * 999] * 99}):
-        assert len(shown(value)) < 300
+        assert len(short_repr(value)) < 300
 
 
 # Names

@@ -89,7 +89,7 @@ def traffic(strategy):
                 super()._judge()
                 events.append(("answer", 0))
         decoder.ring.target_of = Heard
-        answer = decoder.whole(Request(PROMPT, max_new_tokens=NEW))
+        answer = decoder.complete(Request(PROMPT, max_new_tokens=NEW))
     assert answer.token_ids == text
     return events
 

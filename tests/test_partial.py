@@ -137,10 +137,10 @@ def test_a_stage_reports_what_it_and_those_before_have_made_of_live_rows():
 
 def test_reports_go_to_the_root_alone():
     stage = Peers(1, [3], root=0, reports=True)
-    assert stage.reached == [[3], (), [0]] and stage.heard == [[1], [0], ()]
+    assert stage.send_to == [[3], (), [0]] and stage.receive_from == [[1], [0], ()]
     root = Peers(3, [1], [1, 2, 3], reports=True)
-    assert root.reached == [[1], [1, 2, 3], []] and root.heard == [[3], [], [1, 2, 3]]
-    assert Peers(1, [3], root=0).reached == [[3], (), ()]
+    assert root.send_to == [[1], [1, 2, 3], []] and root.receive_from == [[3], [], [1, 2, 3]]
+    assert Peers(1, [3], root=0).send_to == [[3], (), ()]
 
 
 @pytest.mark.parametrize("strategy", ["spd", "streaming"])
@@ -155,7 +155,7 @@ def test_reports_reach_the_draft_while_rows_are_under_way(strategy, monkeypatch)
 
     monkeypatch.setattr(PartialDraft, "features", noted)
     with pipeline(DEEP, 4, strategy, DEEP.mixture("partial")) as decoder:
-        answer = decoder.whole(Request(IDS, Sampler(), 24))
+        answer = decoder.complete(Request(IDS, Sampler(), 24))
     assert answer.token_ids == DEEP.text(IDS, 24, Sampler())
     assert read_as and set(read_as) <= {layers * CONFIG.hidden for layers in (1, 2, 3)}
 

@@ -71,7 +71,7 @@ def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_sa
     args = Namespace(over=2, repeats=1, binaries=str(tmp_path), wires=None, file=Path("m.gguf"))
     speeds = {"pipeline_type=ar": 2.0, "pipeline_type=streaming": 6.0}
     monkeypatch.setattr(rpc, "ours", lambda words, written: speeds[words[-1]])
-    rpc.over(args, tmp_path / "m.gguf", tmp_path)
+    rpc.compare(args, tmp_path / "m.gguf", tmp_path)
     said = capsys.readouterr()
     assert "llama-bench or ggml-rpc-server is missing" in said.err and "RPC" not in said.out
     asked = tmp_path / "asked"
@@ -79,7 +79,7 @@ def test_over_processes_llama_bench_is_given_all_servers_and_a_missing_one_is_sa
                        ("llama-bench", f'echo "$@" > {asked}; echo \'[{{"avg_ts": 4.0}}]\'')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
-    rpc.over(args, tmp_path / "m.gguf", tmp_path)
+    rpc.compare(args, tmp_path / "m.gguf", tmp_path)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
     assert [row[-2:] for row in rows] == [["4.0", "1.00"],
                                           ["2.0", "0.50"], ["6.0", "1.50"]]

@@ -84,7 +84,7 @@ def test_long_accepted_paths_are_judged_by_their_own_counts(strategy):
     for sampler in SAMPLERS:
         wanted = text(PROMPTS[0], sampler)
         with pipeline(TINY, 3, strategy, Oracle(PROMPTS[0] + wanted)) as decoder:
-            answer = decoder.whole(Request(PROMPTS[0], sampler, NEW))
+            answer = decoder.complete(Request(PROMPTS[0], sampler, NEW))
         assert answer.token_ids == wanted
         assert answer.mean_accepted_length > 2, "the oracle's guesses were not used"
 
@@ -108,7 +108,7 @@ def test_a_draft_that_knows_the_penalties_guesses_better():
         if not knows:
             draft._shaped = lambda tree, nodes, logits_AV: logits_AV
         with pipeline(TINY, 2, "serial", draft) as decoder:
-            accepted[knows] = decoder.whole(Request(PROMPTS[0], SAMPLERS[0], NEW)).mean_accepted_length
+            accepted[knows] = decoder.complete(Request(PROMPTS[0], SAMPLERS[0], NEW)).mean_accepted_length
     assert accepted[True] > accepted[False]
 
 

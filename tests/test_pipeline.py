@@ -155,7 +155,7 @@ def test_an_answer_leaves_nothing_to_the_garbage_collector(options):
             for flags in (0, gc.DEBUG_SAVEALL):  # what only the first answer needs is no matter
                 gc.collect()
                 gc.set_debug(flags)
-                answers = [decoder.whole(Request(PROMPT, Sampler(), NEW)) for decoder in decoders]
+                answers = [decoder.complete(Request(PROMPT, Sampler(), NEW)) for decoder in decoders]
                 assert len({tuple(answer.token_ids) for answer in answers}) == 1
             del answers
             gc.collect()

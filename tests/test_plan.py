@@ -28,7 +28,7 @@ from eval.plan.profiles import Row, compared, profiles, tried
 from eval.plan.record import SETTINGS, Book, Network, Written, book_of, made
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Trial
-from eval.recorded import ASIDE, Recorded, keep, settings_of
+from eval.recorded import OFF_TEXT, Recorded, save, settings_of
 from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -105,7 +105,7 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(method, d
         took = 0.0
         for one in found.answers:
             request = Request(one.prompt, Sampler(float(temperature)), 24, frozenset(found.ends))
-            answer = pipeline.decoder.whole(request)
+            answer = pipeline.decoder.complete(request)
             assert answer.token_ids == one.text
             took += answer.prefill_seconds + answer.decode_seconds
     expected = sum(len(one.text) for one in found.answers) / took
@@ -142,7 +142,7 @@ def test_a_record_says_the_next_token_on_a_text_and_nothing_beside_it():
     numbers = [path := known.after(path, token) for token in (4, 7, 1, 2)]
     assert numbers == [0, 1, 2, 3]
     wrong = known.after(numbers[2], 5)
-    assert wrong == ASIDE == known.after(wrong, 3)
+    assert wrong == OFF_TEXT == known.after(wrong, 3)
     said, inner = known.said(numbers[1:])
     assert said.shape == (3, 1) and inner.shape == (3, 0)
     assert known.lm_head(said).argmax(-1).tolist() == [1, 2, 3]
@@ -353,7 +353,7 @@ def recorded_in(path, given):
     config = parse(words(given), COMMAND, kind=PlanConfig)
     settings = settings_of(config, SETTINGS)
     found = book()
-    keep(str(path), settings,
+    save(str(path), settings,
          {**found._asdict(), "answers": [one._asdict() for one in found.answers]})
     return given
 
@@ -373,7 +373,7 @@ def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_pa
     held = json.loads((tmp_path / "traces.json").read_text())
     for one in (held["networks"], *(answer["guesses"] for answer in held["answers"])):
         one.pop("eagle")
-    keep(str(tmp_path / "traces.json"), held["keys"], {key: held[key] for key in Book._fields})
+    save(str(tmp_path / "traces.json"), held["keys"], {key: held[key] for key in Book._fields})
     with pytest.raises(ValueError, match="has no guesses of eagle: name another traces="):
         book_of(config)
 

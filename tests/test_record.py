@@ -9,7 +9,7 @@ import pytest
 from config.presets import ROOT
 from config.run_config import Growth
 from eval.plan.record import Network, ReplayedBlock, Written, _table, accept_lengths, read_record
-from eval.recorded import keep
+from eval.recorded import save
 from eval.self_feeding import read_text, unrolled
 from model.drafts.mixture import Mixture
 from model.drafts.network import at_once
@@ -40,7 +40,7 @@ def test_a_record_is_read_as_it_was_written_and_not_if_it_was_changed(tmp_path):
     path = tmp_path / "record.json"
     content = {"answers": [{"prompt": [1, 2], "text": TEXT, "guesses": {"eagle": TABLE}}],
                "networks": {"eagle": ["eagle", 1, True]}, "vocab": 10, "ends": [2], "layers": 8}
-    keep(str(path), {"sets": "qa"}, content)
+    save(str(path), {"sets": "qa"}, content)
     book = read_record(str(path))
     assert book.answers == [Written([1, 2], TEXT, {"eagle": TABLE})]
     assert book.networks["eagle"] == ("eagle", 1, True, 0)

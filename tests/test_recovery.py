@@ -23,7 +23,7 @@ from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.failure import END, LOSS_KEY, Heartbeat, PeerLost, broken
-from pipeline.sockets import GREETING, MARK, Connections, FolderDoor, hang_up
+from pipeline.sockets import GREETING, MARK, Connections, FolderDoor, shut_down
 from pipeline.trace import rank_files, read
 from pipeline.transport import CONTROL, DATA, Peers, Wire
 from tests import forked
@@ -176,7 +176,7 @@ def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, mo
             return send(wire, x, peer)
         way = wire.out[peer]
         way.sendall(memoryview(x.view(torch.uint8).numpy())[:x.nbytes // 2])
-        hang_up(way)
+        shut_down(way)
         raise broken(peer)
 
     with opened(saved) as pipeline:
@@ -366,12 +366,12 @@ def test_a_connection_of_another_epoch_or_kind_or_of_a_stranger_is_not_let_in(tm
         assert made.to == {(DATA, 2)}
         for junk in OTHERS:
             greeted(tmp_path, door, *junk)
-            made.let_in(door)
+            made.accept(door)
         assert len(made.missing) == 2
         greeted(tmp_path, door, MARK, 7, DATA, 0)
         greeted(tmp_path, door, MARK, 7, DATA, 0)  # the first one has the place
-        made.let_in(door)
-        made.let_in(door)
+        made.accept(door)
+        made.accept(door)
         assert made.missing == {(CONTROL, 0)}
         made.cut()
         made.close()

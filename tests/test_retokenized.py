@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from config.run_config import Growth
 from model.drafts.mixture import Mixture
 from model.drafts.network import at_once
-from model.drafts.retokenized import Retokenized, encoded_behind
+from model.drafts.retokenized import Retokenized, encoded_after
 from model.sample import Sampler
 from model.text import decoded
 from model.tree import TokenTree
@@ -49,14 +49,14 @@ def test_text_behind_tokens_prints_itself_behind_them(cut):
     ids = LONG(WORDS)["input_ids"]
     tail = ids[:cut]
     text = decoded(LONG, ids)[len(decoded(LONG, ids[:cut])):]
-    assert encoded_behind(LONG, tail, text) == ids[cut:]
+    assert encoded_after(LONG, tail, text) == ids[cut:]
 
 
 def test_a_word_that_was_begun_in_other_tokens_goes_on_where_it_is():
     tail = SHORT("the ba")["input_ids"]
     in_long = [LONG.get_vocab()[name] for name in SHORT.convert_ids_to_tokens(tail) if name in LONG.get_vocab()]
     assert decoded(LONG, in_long) == "the ba"
-    ids = encoded_behind(LONG, in_long, "ker bakes")
+    ids = encoded_after(LONG, in_long, "ker bakes")
     assert decoded(LONG, [*in_long, *ids]) == "the baker bakes"
     assert len(LONG("the baker")["input_ids"]) < len(in_long)
 
@@ -72,8 +72,8 @@ class Lowered:
 
 
 def test_nothing_is_guessed_where_the_tokens_would_print_something_else():
-    assert encoded_behind(Lowered(), [97], "b") == [98]
-    assert encoded_behind(Lowered(), [97], "B") == []
+    assert encoded_after(Lowered(), [97], "b") == [98]
+    assert encoded_after(Lowered(), [97], "B") == []
 
 
 class Writer:
@@ -176,7 +176,7 @@ def test_after_a_hit_the_chain_goes_on_and_after_a_miss_it_begins_again():
 def test_a_model_that_says_the_same_in_other_tokens_is_often_right(temperature, least):
     sampler = Sampler(temperature, seed=4)
     with pipeline(TINY, 2, "serial", Mixture([TINY.other(0.0)])) as decoder:
-        answer = decoder.whole(Request(PROMPT, sampler, 40))
+        answer = decoder.complete(Request(PROMPT, sampler, 40))
     assert answer.token_ids == TINY.text(PROMPT, 40, sampler)
     assert answer.mean_accepted_length > least and answer.sources.get("model", 0) >= (temperature == 0)
 

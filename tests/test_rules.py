@@ -15,7 +15,18 @@ import torch
 
 from config.run_config import CHOICES
 from config.trees import expanded
-from model.rules import RULES, Chance, Judging, apart, each, judged, mss, naive, residual, without_replacement
+from model.rules import (
+    RULES,
+    Chance,
+    Judging,
+    judged,
+    mss,
+    naive,
+    residual,
+    with_replacement,
+    without_repeats,
+    without_replacement,
+)
 from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream, warp
 from model.tree import Proposal, TokenTree
 from pipeline.decode import Request
@@ -111,7 +122,7 @@ def test_every_rule_gives_a_token_by_the_target_s_law(name, case):
     judge, draw = RULES[name]
 
     def experiment(chance):
-        return judge(target, proposals(drafters, draw or each, chance), chance)
+        return judge(target, proposals(drafters, draw or with_replacement, chance), chance)
 
     assert distance(experiment, target) == 0
 
@@ -138,12 +149,12 @@ def likeliest(law_V, count):
 
 
 def dropped(target, law_V, chance):
-    drawn = dict.fromkeys(each(law_V, 3, chance))
+    drawn = dict.fromkeys(with_replacement(law_V, 3, chance))
     return mss(target, [Proposal("ssm", token, law_V) for token in drawn], chance)
 
 
 def unchanged(target, law_V, chance):
-    return in_turn(target, [Proposal("ssm", token, law_V) for token in apart(law_V, 3, chance)], chance)
+    return in_turn(target, [Proposal("ssm", token, law_V) for token in without_repeats(law_V, 3, chance)], chance)
 
 
 def top(target, law_V, chance):
@@ -154,17 +165,17 @@ def merged(target, law_V, chance):
     """Let two drafters draw a token each, and count equal tokens once."""
     drawn = {proposal.token: proposal
              for proposal in proposals([(law_V, 1), (law_V[::-1], 1)],
-                                       each, chance)}
+                                       with_replacement, chance)}
     return mss(target, list(drawn.values()), chance)
 
 
 def pruned(target, law_V, chance):
-    drawn = sorted(each(law_V, 3, chance), key=lambda token: -law_V[token])[:2]
+    drawn = sorted(with_replacement(law_V, 3, chance), key=lambda token: -law_V[token])[:2]
     return mss(target, [Proposal("ssm", token, law_V) for token in drawn], chance)
 
 
 def ranked(target, law_V, chance):
-    drawn = sorted(each(law_V, 3, chance), key=lambda token: -law_V[token])
+    drawn = sorted(with_replacement(law_V, 3, chance), key=lambda token: -law_V[token])
     return in_turn(target, [Proposal("ssm", token, law_V) for token in drawn], chance)
 
 
@@ -178,7 +189,7 @@ def test_the_exact_test_sees_a_bias(biased, least):
 
 def test_one_of_the_draws_may_be_left_out_by_chance_but_not_by_its_value():
     def experiment(chance):
-        drawn = proposals([(Q3, 3)], each, chance)
+        drawn = proposals([(Q3, 3)], with_replacement, chance)
         drawn.pop(chance.pick(np.ones(3, dtype=int)))
         return mss(P3, drawn, chance)
 
@@ -297,8 +308,8 @@ def test_whole_pipelines_sample_the_models_distribution(rule):
 
 @pytest.mark.parametrize("rule, biased", [
     ("mss", Judging(lambda law_V, drawn, chance: in_turn(
-        law_V, sorted(drawn, key=lambda proposal: -proposal.law[proposal.token]), chance), each)),
-    ("eagle1", Judging(in_turn, apart))])
+        law_V, sorted(drawn, key=lambda proposal: -proposal.law[proposal.token]), chance), with_replacement)),
+    ("eagle1", Judging(in_turn, without_repeats))])
 def test_the_same_test_sees_biased_pipelines(monkeypatch, rule, biased):
     monkeypatch.setitem(RULES, rule, biased)
     assert min(p_values(texts(rule))) < ALPHA

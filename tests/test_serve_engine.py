@@ -18,7 +18,7 @@ from pipeline.failure import PeerLost
 from pipeline.stage import Stage
 from serve.engine import AnswerJob, Ended, Engine, Limits
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
-from serve.text_chunks import Piece, fitting_ids, ids_of
+from serve.text_chunks import Piece, checked_prompt_ids, prompt_ids
 from tests.saved import wait_until
 from tests.serving import live
 from tests.test_pipeline import worker_of
@@ -148,13 +148,13 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
     for prompt, size in (("x" * 13, "13 characters"),
                          (talk, "13 characters"), ([7] * 4, "4 tokens")):
         with pytest.raises(Refused, match=f"the prompt has {size}, and this model's maximum context length is 4") as no:
-            fitting_ids(Choice(prompt, "none", {}, "field"), pipeline)
+            checked_prompt_ids(Choice(prompt, "none", {}, "field"), pipeline)
         assert (no.value.code, no.value.param, no.value.status) == ("context_length_exceeded", "field", 400)
     assert pipeline.read == []
-    assert fitting_ids(Choice("x" * 12, "none", {}), pipeline) == [0] * 3
+    assert checked_prompt_ids(Choice("x" * 12, "none", {}), pipeline) == [0] * 3
     with pytest.raises(Refused, match="has 4 tokens"):
-        fitting_ids(Choice(talk[:1], "none", {}), pipeline)
-    assert ids_of(Choice([7] * 4, "none", {}), pipeline) == [0] * 4  # as /tokenize counts what does not fit
+        checked_prompt_ids(Choice(talk[:1], "none", {}), pipeline)
+    assert prompt_ids(Choice([7] * 4, "none", {}), pipeline) == [0] * 4  # as /tokenize counts what does not fit
 
 
 @pytest.mark.parametrize(("kind", "given"), [

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.schema.untrusted import plain
+from config.schema.untrusted import one_line
 from launch.hosts.agreement import Junk, clean, judge_ways
 from launch.hosts.board import Board, Line
-from launch.hosts.rendezvous import Bell, reaches
-from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
+from launch.hosts.rendezvous import NumberDoor, reaches
+from launch.hosts.store import Entries, Store, StoreClient, StoreServer, shut_down
 from launch.trace import learn_time, send_time
 from pipeline.failure import Heartbeat
 from pipeline.sockets import STRANGERS
@@ -263,7 +263,7 @@ def test_a_program_that_stands_still_is_distinguished_from_a_board_that_is_gone(
         with pytest.raises(PeerLost, match="its board answers, but its program does not"):
             wire.ask("look", "a", None)
         gone = StoreClient(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
-        hang_up(door)
+        shut_down(door)
     with pytest.raises(PeerLost, match=r"rank 0 \(b0\) was lost|rank 1 \(b1\) could not reach the machine of rank 0"):
         gone.ask("look", "a", None)
 
@@ -298,8 +298,8 @@ def test_facts_have_all_their_parts_or_are_junk(change):
 
 @given(st.text())
 def test_a_strangers_text_is_printable_and_an_honest_one_stays_as_it_is(text):
-    assert plain(text).isprintable()
-    assert plain(text) == text or not text.isprintable() or len(text) > 1000
+    assert one_line(text).isprintable()
+    assert one_line(text) == text or not text.isprintable() or len(text) > 1000
 
 
 def test_ways_to_ranks_that_are_none_are_not_looked_at():
@@ -308,7 +308,7 @@ def test_ways_to_ranks_that_are_none_are_not_looked_at():
 
 
 def test_a_connection_that_is_reset_leaves_the_door_open():
-    with Bell(HERE, 4) as bell:
+    with NumberDoor(HERE, 4) as bell:
         for _ in range(2 * STRANGERS):
             reset(bell.port)
         assert reaches({"address": HERE, "port": bell.port}, 4)

@@ -28,15 +28,15 @@ def times_of(*samples, stages=1, factor=1.0):
 def test_the_time_of_one_row_more_is_that_of_all_stages_together():
     times = times_of((1, 1.0), (2, 1.0),
                      (16, 15.0), (32, 31.0), stages=3)
-    assert times.more(20) == pytest.approx(3.0)
+    assert times.seconds_per_row(20) == pytest.approx(3.0)
     assert times.slowest(16) == pytest.approx(15.0)
 
 
 def test_more_rows_are_taken_to_cost_nothing_until_it_was_seen():
     times = times_of((1, 1.0), (64, 65.0))
-    assert times.more(1) == times.more(8) == 0.0
+    assert times.seconds_per_row(1) == times.seconds_per_row(8) == 0.0
     times.learn([Visit(8, 8.0)], 8.0)
-    assert times.more(4) > 0.0
+    assert times.seconds_per_row(4) > 0.0
 
 
 def test_a_stage_that_gets_slower_does_so_for_all_rows_and_the_newest_times_count_most():
@@ -54,10 +54,10 @@ def test_wires_count_by_the_shortest_times_and_of_fewer_rows_by_those_of_more():
                         (1, 0.5), (4, 9.0), (9, 4.0)):
         times.learn([Visit(rows, 1.0)] * 3, 3.0 + wires)
     assert times.slowest(9) == 1.0
-    assert times.more(2) == pytest.approx((FADING * 2.0 - 0.5) / 3)
-    assert times.more(8) == 0.0
+    assert times.seconds_per_row(2) == pytest.approx((FADING * 2.0 - 0.5) / 3)
+    assert times.seconds_per_row(8) == 0.0
     times.learn([Visit(20, 1.0), Visit(7, 1.0), Visit(7, 1.0)], 99.0)
-    assert times.more(16) == 0.0, "what was pruned on its way says nothing of wires"
+    assert times.seconds_per_row(16) == 0.0, "what was pruned on its way says nothing of wires"
 
 
 def test_a_row_on_slow_wires_costs_as_much_as_in_slow_stages():
@@ -69,7 +69,7 @@ def test_a_row_on_slow_wires_costs_as_much_as_in_slow_stages():
 
 
 def test_before_anything_is_known_every_guess_pays():
-    assert StageTimes().slowest(5) == StageTimes().more(5) == 0.0
+    assert StageTimes().slowest(5) == StageTimes().seconds_per_row(5) == 0.0
     assert rows_of(StageTimes(), .5, .1, .01) == 4
 
 

@@ -14,7 +14,7 @@ from model.llama import LlamaConfig, Scales, Slice, fill
 from tests.tiny import CONFIG, weights
 from tp.comm import Comm, Galaxy
 from tp.group import Table, ThreadGroup
-from tp.layers import ShardedSlice, hollow
+from tp.layers import ShardedSlice, empty_slice
 from tp.shares import ranges, shares
 
 SHARDED = [name for name, family in FAMILIES.items() if not family.wide_norms]
@@ -44,7 +44,7 @@ class Twins:
         fill(self.whole, self.tensors, torch.float64, "cpu")
         self.members, self.caches = [], []
         for member, share in enumerate(shares(c, speeds)):
-            part = hollow(c, share, 0, c.layers)
+            part = empty_slice(c, share, 0, c.layers)
             cuts = {name: share.cut(name, c.head_dim) for name in self.tensors}
             fill(part, {name: cut(self.tensors[name])
                         for name, cut in cuts.items() if cut},
@@ -165,5 +165,5 @@ def test_a_segment_with_few_rows_for_a_member_is_summed_whole():
     for rows, expected in ((7, ["sum"]), (8, ["tile", "tile"])):
         Silent.calls.clear()
         comm.open(rows, 0)
-        assert len(comm.leave(torch.ones(rows, 2), torch.nn.Linear(2, 3))) == (7 if rows < 8 else 4)
+        assert len(comm.leave_block(torch.ones(rows, 2), torch.nn.Linear(2, 3))) == (7 if rows < 8 else 4)
         assert Silent.calls == expected

@@ -39,8 +39,8 @@ def spent(make, rows: int, text: int) -> tuple[float, Tensor]:
         x = comm.scatter(torch.ones(rows, 4))
         for block in range(2):
             if block:
-                comm.enter(x, [])
-            x = comm.leave(torch.ones(rows, 4), torch.clone)
+                comm.enter_block(x, [])
+            x = comm.leave_block(torch.ones(rows, 4), torch.clone)
         answers[member] = comm.gather(x)
 
     threads = [threading.Thread(target=compute, args=(member,)) for member in (0, 1)]

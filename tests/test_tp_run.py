@@ -20,7 +20,7 @@ from tests.checkpoints import refused, tensors_of
 from tests.forked import command, ranks
 from tests.saved import here, wait_until
 from tests.tiny import TINY
-from tp.links import Leading, Placement
+from tp.links import ForwardingLink, Placement
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 20
@@ -138,7 +138,7 @@ def test_members_hear_everything_in_the_order_in_which_their_leader_obeys():
     steps = [prunes[0], segments[0], *prunes[1:3],
              segments[1], segments[2], *prunes[3:], Reset(0), Stop()]
     leader, link, fan = Diary(), Script(steps), Script([])
-    run_stage(leader, Leading(link, fan))  # type: ignore[arg-type]
+    run_stage(leader, ForwardingLink(link, fan))  # type: ignore[arg-type]
     assert fan.sent == leader.obeyed and len(fan.sent) == len(steps)
     member, heard = Diary(), Script([])
     heard.steps, heard.urgent = fan.sent[:], lambda: None  # type: ignore[method-assign]

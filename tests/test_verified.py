@@ -8,7 +8,7 @@ import torch
 from config.trees import expanded
 from eval.tokens_per_pass import among_best, among_drawn, by_mss, merged_passes, passes, ranks
 from model.drafts.mixture import Mixture
-from model.rules import each, laws, mss, naive
+from model.rules import laws, mss, naive, with_replacement
 from model.sample import Sampler
 from pipeline.decode import Request
 from scripts.bench import main
@@ -57,7 +57,7 @@ def test_the_probability_of_acceptance_is_that_of_all_that_can_happen(case, rule
     size = len(target)
 
     def experiment(chance):
-        drawn = proposals([(theirs, most)], each, chance)
+        drawn = proposals([(theirs, most)], with_replacement, chance)
         token = rule(target, drawn, chance)
         return token + size * any(proposal.token == token for proposal in drawn)
 

@@ -200,7 +200,7 @@ def test_only_what_the_text_reaches_is_computed_and_all_methods_share_it():
             decoder = pipeline.decoder_for(replace(pipeline.config, pipeline_type=method))
             prompt = pipeline.prompt_ids(QUESTION, pipeline.config.template)
             computed.clear()  # of what the decoder has measured
-            answer = decoder.whole(pipeline.request(prompt, pipeline.config, ""))
+            answer = decoder.complete(pipeline.request(prompt, pipeline.config, ""))
             assert sum(computed) <= len(prompt) + 2 * answer.new_tokens, method  # features of a tip, and its logits
 
 

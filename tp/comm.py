@@ -50,11 +50,11 @@ class Comm:
         """Return the rows `[t, D]` that this member keeps between blocks, given all rows."""
         return x_TD
 
-    def enter(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
+    def enter_block(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
         """Return all rows `[T, D]`, given this member's own ones; or the `Products` of all rows with these products."""
         return x_tD
 
-    def leave(self, x_TN: Tensor, product: Product) -> Tensor:
+    def leave_block(self, x_TN: Tensor, product: Product) -> Tensor:
         """Return the rows `[t, D]` that this member keeps of the product, summed over all members."""
         sums = product(x_TN)
         if self._group.size > 1:
@@ -91,15 +91,15 @@ class Galaxy(Comm):
         start, end = self._bounds[self._group.member]
         return x_TD[start:end]
 
-    def enter(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
+    def enter_block(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
         if not self.tiled:
             return x_tD
         made = gather(self._group, x_tD, self._bounds, products)
         return Products(self._rows, dict(zip(products, made)))
 
-    def leave(self, x_TN: Tensor, product: Product) -> Tensor:
+    def leave_block(self, x_TN: Tensor, product: Product) -> Tensor:
         if not self.tiled:
-            return super().leave(x_TN, product)
+            return super().leave_block(x_TN, product)
         return reduce(self._group, x_TN, self._bounds, product, self._hidden)
 
     def gather(self, x_tD: Tensor) -> Tensor:

@@ -41,10 +41,10 @@ class Row(nn.Module):
         self.product, self.comm = product, comm
 
     def forward(self, x_TN: Tensor) -> Tensor:
-        return self.comm.leave(x_TN, self.product)
+        return self.comm.leave_block(x_TN, self.product)
 
 
-class Nothing(nn.Module):
+class ZeroProduct(nn.Module):
     """The product of a member without a share of it: zeros."""
 
     def __init__(self, outputs: int) -> None:
@@ -64,7 +64,7 @@ class Summed(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         x_TD = x.of(self.rows) if isinstance(x, Products) else x
-        return self.comm.leave(x_TD, self.experts)
+        return self.comm.leave_block(x_TD, self.experts)
 
 
 class Idle(nn.Module):
@@ -72,8 +72,8 @@ class Idle(nn.Module):
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.up_proj = Nothing(0)
-        self.down_proj = Nothing(hidden)
+        self.up_proj = ZeroProduct(0)
+        self.down_proj = ZeroProduct(hidden)
 
     def forward(self, x: Any, *_: Any) -> Any:
         return self.down_proj(self.up_proj(x))
@@ -115,14 +115,14 @@ class TPLayer(nn.Module):
         if self.opens:
             x_tD = self.comm.scatter(x_TD)
         else:
-            x_tD, x = x_TD, self.comm.enter(x, self.into_attention)
+            x_tD, x = x_TD, self.comm.enter_block(x, self.into_attention)
         made_tD = self.self_attn(x, rotation, cache, layer)
         x_tD = self.add(x_tD, self.after_attention(made_tD))
-        x = self.comm.enter(self.post_attention_layernorm(x_tD), self.into_mlp)
+        x = self.comm.enter_block(self.post_attention_layernorm(x_tD), self.into_mlp)
         return self.add(x_tD, self.after_mlp(self.mlp(x)))
 
 
-def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
+def empty_slice(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
     """Return the layers [first, last) of one member, without memory; cut tensors (`share.cut`) will fill them."""
     own = share.sizes(c)
     # a module needs at least one head and one column; blocks without any are replaced below

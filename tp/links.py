@@ -95,7 +95,7 @@ class Placement:
     def reached(self, rank: int) -> list[Peers]:
         """Return the peers of all links of a rank."""
         fan = self.fan(rank)
-        found = [*self.peers(rank), *self.asked(rank)]
+        found = [*self.peers(rank), *self.small_model_peers(rank)]
         return [*found, fan] if fan else found
 
     def fan(self, rank: int) -> Peers | None:
@@ -103,7 +103,7 @@ class Placement:
         leader, *members = self.group(rank)
         return Peers(None, members) if members and rank == leader else None
 
-    def asked(self, rank: int) -> list[Peers]:
+    def small_model_peers(self, rank: int) -> list[Peers]:
         """Return the peers of rank 0's link to each small model; none for other ranks."""
         asks = {self.root: self.small_model_ranks}
         return [_pair(holder) for holder in asks.get(rank, ())]
@@ -158,7 +158,7 @@ class Loop:
         return None
 
 
-class Leading:
+class ForwardingLink:
     """A leader's link in the ring; it forwards messages to the members in the order in which it hands them out."""
 
     def __init__(self, link: StageLink, fan: Link) -> None:

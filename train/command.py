@@ -10,7 +10,7 @@ from typing import Any, Callable
 import torch
 
 from config.files import check_folder
-from launch.spec import usable
+from launch.spec import device_named
 
 
 class Options(argparse.ArgumentParser):
@@ -45,7 +45,7 @@ def begin(args: Namespace, folder: Path, remedy: str, *names: str) -> None:
     """Prepare the device and the folder of the results. Remove partial files of these `names` there, which are left if
     the process was killed inside `config.files.replace`."""
     check_folder(folder, remedy)
-    usable(args.device, "--device ")
+    device_named(args.device, "--device ")
     for name in names:
         for half in folder.glob(f"{name}.*.part"):
             half.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping, Tuple
 
 from config.schema.fields import CONFIG, ROPE, check
-from config.schema.untrusted import shown
+from config.schema.untrusted import short_repr
 
 Renamed = Tuple[Tuple[str, str], ...]  # patterns in the names of tensors, and LLaMA's words for them, applied in order
 AFTER = (r"\.post_attention_layernorm\.", ".after_attention."), (r"\.post_feedforward_layernorm\.", ".after_mlp.")
@@ -54,8 +54,8 @@ class Family:
     sinks: bool = False  # each head has a score without a value
     clamped: bool = False  # the feed-forward's activation is GPT-OSS's
     names: Renamed = ()  # of tensors
-    says: Mapping[str, Any] = field(default_factory=dict)  # allowed values that differ from `SUPPORTED`
-    usual: Mapping[str, Any] = field(default_factory=dict)  # values of omitted fields
+    allowed: Mapping[str, Any] = field(default_factory=dict)  # allowed values that differ from `SUPPORTED`
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # values of omitted fields
 
 
 FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
@@ -66,26 +66,27 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "mimo": Family("MiMoForCausalLM", qkv_bias=True),  # a Qwen2 with additional layers for multi-token prediction
     "opt": Family("OPTForCausalLM", qkv_bias=True, bias=True, rotary=False, rms=False,
                   gated=False, tied=True, names=OPT),
-    "smollm3": Family("SmolLM3ForCausalLM", tied=True, usual={"no_rope_layer_interval": 4}),
-    "phi3": Family("Phi3ForCausalLM", says={"partial_rotary_factor": ANY}),
+    "smollm3": Family("SmolLM3ForCausalLM", tied=True, defaults={"no_rope_layer_interval": 4}),
+    "phi3": Family("Phi3ForCausalLM", defaults={"partial_rotary_factor": ANY}),
     "olmo2": Family("Olmo2ForCausalLM", before=False, after=True, wide_norms=True, names=AFTER),
     "granite": Family("GraniteForCausalLM"),
-    "glm": Family("GlmForCausalLM", neighbours=True, says={"partial_rotary_factor": ANY, "attention_bias": ANY},
-                  usual={"partial_rotary_factor": 0.5}),
+    "glm": Family("GlmForCausalLM", neighbours=True, allowed={"partial_rotary_factor": ANY, "attention_bias": ANY},
+                  defaults={"partial_rotary_factor": 0.5}),
     "glm4": Family("Glm4ForCausalLM", neighbours=True, after=True, names=GLM4,
-                   says={"partial_rotary_factor": ANY, "attention_bias": ANY}, usual={"partial_rotary_factor": 0.5}),
+                   allowed={"partial_rotary_factor": ANY, "attention_bias": ANY},
+                   defaults={"partial_rotary_factor": 0.5}),
     "ministral": Family("MinistralForCausalLM"),
     "gemma2": Family("Gemma2ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
-                     gelu=True, windows=2, names=SANDWICH, says=GELU,
-                     usual={"query_pre_attn_scalar": 256, "sliding_window": 4096}),
+                     gelu=True, windows=2, names=SANDWICH, allowed=GELU,
+                     defaults={"query_pre_attn_scalar": 256, "sliding_window": 4096}),
     "gemma3_text": Family("Gemma3ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
-                          gelu=True, head_norms=True, windows=6, names=SANDWICH, says=GELU, usual=GEMMA3),
-    "mixtral": Family("MixtralForCausalLM", experts=LOCAL_EXPERTS, names=MIXTRAL, usual={"num_experts_per_tok": 2}),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", head_norms=True, experts=EXPERTS, usual={"norm_topk_prob": False},
+                          gelu=True, head_norms=True, windows=6, names=SANDWICH, allowed=GELU, defaults=GEMMA3),
+    "mixtral": Family("MixtralForCausalLM", experts=LOCAL_EXPERTS, names=MIXTRAL, defaults={"num_experts_per_tok": 2}),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", head_norms=True, experts=EXPERTS, defaults={"norm_topk_prob": False},
                         names=((r"\.mlp\.gate\.", ".mlp.router."),)),
     "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True,
-                      windows=2, experts=LOCAL_EXPERTS, says={"attention_bias": ANY},
-                      usual={"attention_bias": True, "swiglu_limit": 7.0}),
+                      windows=2, experts=LOCAL_EXPERTS, allowed={"attention_bias": ANY},
+                      defaults={"attention_bias": True, "swiglu_limit": 7.0}),
 }
 SUPPORTED = {  # optional fields, and their only supported values
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1,
@@ -115,7 +116,7 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `config.json` under uniform names. Raises ValueError if it is not supported."""
     family = FAMILIES.get(config.get("model_type") or "llama")
     said = {name: value for name, value in config.items() if value is not None}
-    config = {**(family.usual if family else {}), **said}
+    config = {**(family.defaults if family else {}), **said}
     # transformers 4 has rope_theta next to `rope_scaling`, transformers 5 in `rope_parameters`, per kind of layer
     parameters = config.get("rope_parameters") or {}
     local = (parameters.get("sliding_attention") or {}).get("rope_theta")
@@ -152,12 +153,12 @@ def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
         ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
         ("rope_scaling", unknown, ({},))]
     family = FAMILIES.get(given["model_type"])
-    allowed = {**SUPPORTED, **(family.says if family else {}), "word_embed_proj_dim": given.get("hidden_size")}
+    allowed = {**SUPPORTED, **(family.defaults if family else {}), "word_embed_proj_dim": given.get("hidden_size")}
     checks += [(name, given.get(name), (only, None)) for name, only in allowed.items() if only is not ANY]
     for name, got, fine in checks:
         if got not in fine:
             only = " or ".join(repr(value) for value in fine if value is not None) or "unquantized weights"
-            raise ValueError(f"config.json says {name}={shown(got)}, which is not supported (only {only})")
+            raise ValueError(f"config.json says {name}={short_repr(got)}, which is not supported (only {only})")
 
 
 def _misfits(given: Mapping[str, Any]) -> Iterator[str]:

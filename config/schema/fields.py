@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Collection, Mapping
 
 from config.files import fits
-from config.schema.untrusted import is_name, read_json, shown
+from config.schema.untrusted import is_name, read_json, short_repr
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
     for name, kind in table.items():
         value = given.get(name)
         if value is not None and not kind.fits(value):
-            raise ValueError(f"{where} says {name}={shown(value)}, which should be {kind.words}; {remedy}")
+            raise ValueError(f"{where} says {name}={short_repr(value)}, which should be {kind.words}; {remedy}")
 
 
 def unwrapped(config: dict[str, Any]) -> dict[str, Any]:

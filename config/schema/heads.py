@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Iterator, Mapping
 
 from config.files import fits
-from config.schema.untrusted import shown
+from config.schema.untrusted import short_repr
 
 LAYERS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 COUNTED = "aux_layer_ids_are"  # inputs or outputs: our own key, which a user may add, since no format specifies it
@@ -199,4 +199,4 @@ def _window_problems(config: Mapping[str, Any], context: int) -> Iterator[str]:
 
 
 def _only(key: str, value: Any, only: str) -> str:
-    return f"says {key}={shown(value)}, which is not supported (only {only}); take another head for this model"
+    return f"says {key}={short_repr(value)}, which is not supported (only {only}); take another head for this model"

@@ -28,7 +28,7 @@ _brief.maxstring = _brief.maxother = 80
 
 # --- showing ----------------------------------------------------------------------------------------------------------
 
-def plain(text: str) -> str:
+def one_line(text: str) -> str:
     """Escape everything that a terminal could interpret, and cut the middle of a long text, since its end is a fix."""
     def escaped(sign: str) -> str:
         return sign if sign.isprintable() else ascii(sign)[1:-1]
@@ -39,12 +39,12 @@ def plain(text: str) -> str:
     return "".join(map(escaped, text))
 
 
-def harmless(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape the control characters of a text, but keep its lines."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value for use in a message: short, and without characters that a terminal could interpret."""
     text = _brief.repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
@@ -135,7 +135,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         [(name, count)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key {shown(name)} occurs {count} times")
+        raise ValueError(f"the key {short_repr(name)} occurs {count} times")
     return found
 
 

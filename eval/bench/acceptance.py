@@ -5,7 +5,7 @@ import statistics
 
 from tqdm import tqdm
 
-from config.keys import over
+from config.keys import with_defaults
 from config.presets import TOY_PRESET
 from config.questions import bundled, read
 from launch.pipeline import Pipeline
@@ -16,7 +16,7 @@ TREE = {"init_total_token": "59", "init_depth": "5", "width": "10", "min_probabi
 
 def acceptance(argv: list[str]) -> int:
     """Execute `python -m scripts.bench acceptance`; return its exit code."""
-    asked = over(argv, {"pipeline_type": "serial", "max_new_tokens": "128", **TREE}, TOY_PRESET)
+    asked = with_defaults(argv, {"pipeline_type": "serial", "max_new_tokens": "128", **TREE}, TOY_PRESET)
     return run(Command("scripts.bench acceptance", answer_tasks), asked)
 
 
@@ -26,7 +26,7 @@ def answer_tasks(pipeline: Pipeline) -> None:
         raise ValueError("max_new_tokens=1 leaves nothing to be guessed: give 2 or more")
     means = []
     for path in sorted(bundled(pipeline.spec.part.folder).glob("*.jsonl")):
-        asked = tqdm(read(path, *pipeline.config.span), desc=path.stem, leave=False)
+        asked = tqdm(read(path, *pipeline.config.question_range), desc=path.stem, leave=False)
         answers = [pipeline.generate(question.turns[:1]).answer for question in asked]
         tokens = sum(answer.new_tokens for answer in answers)
         passes = sum(answer.target_passes for answer in answers)

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.keys import over, raw_values
+from config.keys import raw_values, with_defaults
 from config.methods import METHODS, SHARINGS
 from config.presets import TOY_PRESET
 from eval.bench import QUESTIONS
@@ -67,7 +67,7 @@ class Accident(NamedTuple):
 
 def accidents(argv: list[str]) -> int:
     """Execute `python -m scripts.bench accidents`; return its exit code, 1 if an answer was lost or changed."""
-    preset, *words = over(argv, {**USUAL, **OWN}, TOY_PRESET)
+    preset, *words = with_defaults(argv, {**USUAL, **OWN}, TOY_PRESET)
     options = raw_values(words)
     places = options.pop("places").split(",")
     given, csv = options.pop("accidents"), options.pop("csv")
@@ -130,13 +130,13 @@ def rows_of(case: Case, words: Words, texts: Texts) -> Iterator[Row]:
             opened(case.place, words, Path(folder)) as (pipeline, there):
         asked = [(case.round + i) % len(QUESTIONS) for i in range(case.at_once)]
         if not texts.keys() >= {*asked}:
-            calm = struck(pipeline, there, [], asked, chance)
+            calm = answer_under_accidents(pipeline, there, [], asked, chance)
             assert not calm.lost, "an answer was lost without an accident"
             texts.update(zip(asked, calm.texts))
         kinds = chance.sample(there.kinds, len(there.kinds))
         tokens = sum(len(texts[each]) for each in asked)
         plan = planned(there, list(islice(cycle(kinds), case.accidents)), chance, tokens)
-        found = struck(pipeline, there, plan, asked, chance)
+        found = answer_under_accidents(pipeline, there, plan, asked, chance)
         changed = sum(texts[each] != text for each, text in zip(asked, found.texts))
         for accident, pause in zip(plan, found.pauses):
             yield {**case._asdict(), "kind": accident.kind, "rank": accident.rank, "pause": pause,
@@ -166,7 +166,7 @@ class Story(NamedTuple):
     pauses: list[float | None]
 
 
-def struck(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Sequence[int],
+def answer_under_accidents(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Sequence[int],
            chance: Random) -> Story:
     """Answer the questions with these numbers, at once, while these accidents happen."""
     settled = [time.monotonic()]  # times at which tokens came

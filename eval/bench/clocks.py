@@ -14,7 +14,7 @@ from typing import Any, Dict, Sequence, Tuple
 from tqdm import tqdm
 
 from config.cli import parse
-from config.keys import over, raw_values
+from config.keys import raw_values, with_defaults
 from config.presets import TOY_PRESET
 from config.profiles import Profile
 from eval.bench import QUESTIONS, decoders_of, request, speed
@@ -23,7 +23,7 @@ from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.sample import Sampler
 from pipeline.trace import read
-from sim.cluster import NO_OWN_TIME, Own
+from sim.cluster import NO_OWN_TIME, Overhead
 
 METHODS = ("ar", "naive", "continuous", "streaming")
 TEMPERATURES = (0.0, 1.0)
@@ -37,7 +37,7 @@ Speeds = Dict[Case, float]
 
 def clocks(argv: list[str]) -> int:
     """Execute `python -m scripts.bench clocks`; return its exit code."""
-    preset, *words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"}, TOY_PRESET)
+    preset, *words = with_defaults(argv, {"max_new_tokens": "48", "profile": "jetson-7b"}, TOY_PRESET)
     options = raw_values(words)
     if {"time", "trace"} & options.keys():
         raise ValueError("this compares both times and reads a trace of its own: leave time and trace out")
@@ -65,17 +65,17 @@ def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
     """Return the tokens/s of each method at each temperature over the questions."""
     decoders = decoders_of(pipeline, METHODS)
     for decoder in decoders.values():
-        decoder.whole(replace(request(pipeline, QUESTIONS[0]), max_new_tokens=WARM))
+        decoder.complete(replace(request(pipeline, QUESTIONS[0]), max_new_tokens=WARM))
     cases = [(temperature, method) for temperature in TEMPERATURES for method in METHODS]
     speeds = {}
     for temperature, method in tqdm(cases, unit="method", desc=kind):
         asked = [replace(request(pipeline, question), sampler=Sampler(temperature))
                  for question in QUESTIONS[:ASKED]]
-        speeds[temperature, method] = speed(list(map(decoders[method].whole, asked)))
+        speeds[temperature, method] = speed(list(map(decoders[method].complete, asked)))
     return speeds
 
 
-def own_times(spans: Sequence[Span], profile: Profile) -> Own:
+def own_times(spans: Sequence[Span], profile: Profile) -> Overhead:
     """Return the medians of Python's own time, in seconds, from segments of one row.
 
     A segment: from its receipt by a stage until it is passed on, without the layers. A message: from there to the next
@@ -97,7 +97,7 @@ def own_times(spans: Sequence[Span], profile: Profile) -> Own:
         following = bisect(sends, begin)
         if following < len(sends):
             turns.append(sends[following] - begin - profile.verdict / 1e3)
-    return Own(*(max(0.0, median(each))
+    return Overhead(*(max(0.0, median(each))
                  for each in (turns, messages, segments)))
 
 

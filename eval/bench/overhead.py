@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Callable, Dict, Iterable, Sequence
 
-from config.keys import over, raw_values
+from config.keys import raw_values, with_defaults
 from config.presets import TOY_PRESET
 from config.run_config import RunConfig
 from eval.bench import QUESTIONS, request
@@ -33,7 +33,7 @@ def overhead(argv: list[str]) -> int:
     launches = "RANK" not in os.environ  # else this is one of the ranks, which was given the folder of the traces
     if launches:
         defaults["trace"] = tempfile.mkdtemp(prefix="flowspec-")
-    asked = over(argv, defaults, TOY_PRESET)
+    asked = with_defaults(argv, defaults, TOY_PRESET)
     code = run(Command("scripts.bench overhead", compare), asked)
     if code == 0 and launches:
         report(raw_values(asked)["trace"])
@@ -54,7 +54,7 @@ def compare(pipeline: Pipeline) -> None:
         asked, texts = request(pipeline, question), set()
         for name, decoder in decoders.items():
             with pipeline.rank.trace.span(name if i else "warm-up"):
-                answer = decoder.whole(asked)
+                answer = decoder.complete(asked)
             texts.add(tuple(answer.token_ids))
             speeds[name].append(answer.tokens_per_second)
         assert len(texts) == 1, f"{', '.join(decoders)} wrote {len(texts)} different texts for {question!r}"

@@ -17,7 +17,7 @@ import torch
 
 from config.profiles import PROFILES
 from eval.bench import Cost, by_turns, cost, number
-from eval.bench.rpc import over
+from eval.bench.rpc import compare
 from eval.tables import in_columns
 from launch.console import say
 from launch.pipeline import Pipeline
@@ -69,7 +69,7 @@ def peers(argv: list[str]) -> int:
         whole = unpack(file, Path(place) / "whole")
         split(whole, Path(place) / "split", str(args.over or 1))
         if args.over:
-            over(args, file, Path(place))
+            compare(args, file, Path(place))
             return 0
         for threads in args.threads:
             took = measured(file, Path(place), threads, args.repeats)

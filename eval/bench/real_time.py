@@ -9,7 +9,7 @@ from typing import Iterator, Sequence
 from tqdm import tqdm
 
 from config.cli import parse
-from config.keys import over, raw_values
+from config.keys import raw_values, with_defaults
 from config.presets import SMOLLM2
 from eval.bench import QUESTIONS, decoders_of, process_tree, request, speed
 from eval.tables import in_columns
@@ -25,7 +25,7 @@ HEAD = ("stages", "method", "tokens/s", "over ar", "first token, s", "memory, MB
 
 def real_time(argv: list[str]) -> int:
     """Execute `python -m scripts.bench real_time`; return its exit code."""
-    words = over(argv, {"max_new_tokens": "128", "ignore_eos": "true"}, SMOLLM2)
+    words = with_defaults(argv, {"max_new_tokens": "128", "ignore_eos": "true"}, SMOLLM2)
     parse(words, "python -m scripts.bench real_time")  # reports errors before anything starts
     preset, *keys = words
     options = raw_values(keys)
@@ -45,12 +45,12 @@ def real_time(argv: list[str]) -> int:
 def _by_turns(pipeline: Pipeline) -> dict[str, list[Answer]]:
     """Return the answers of each method, which alternate."""
     decoders = decoders_of(pipeline, METHODS)
-    decoders["ar"].whole(request(pipeline, QUESTIONS[0]))  # warms up
+    decoders["ar"].complete(request(pipeline, QUESTIONS[0]))  # warms up
     answers: dict[str, list[Answer]] = {method: [] for method in METHODS}
     for _ in range(TURNS):
         for method, decoder in decoders.items():
-            pipeline.unlearn()
-            answers[method] += [decoder.whole(request(pipeline, question)) for question in QUESTIONS[:ASKED]]
+            pipeline.reset_measurements()
+            answers[method] += [decoder.complete(request(pipeline, question)) for question in QUESTIONS[:ASKED]]
     return answers
 
 

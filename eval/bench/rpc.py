@@ -41,7 +41,7 @@ HEAD = ("", "tokens/s", "over llama.cpp")
 Parcel = Tuple[float, bytes]  # time of arrival, and content
 
 
-def over(args: Namespace, file: Path, place: Path) -> None:
+def compare(args: Namespace, file: Path, place: Path) -> None:
     """Print the table of a GGUF file over `args.over` processes; `place` holds its model as `whole` and `split`."""
     jobs: dict[str, Callable[[], float]] = {}
     words, wires = [f"model_dir={place / 'split'}"], "loopback"

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 
 from tqdm import tqdm
 
-from config.keys import over, raw_values
+from config.keys import raw_values, with_defaults
 from config.presets import SMOLLM2
 from eval.bench import decoders_of, request, speed
 from eval.tables import in_columns
@@ -40,7 +40,7 @@ ASKED = {  # a question -> the schema of its answer
 def schema(argv: list[str]) -> int:
     """Execute `python -m scripts.bench schema`; return its exit code, 1 if a text depends on the method."""
     usual = {"max_new_tokens": "160", "profile": "jetson-7b", "time": "virtual"}
-    preset, *options = over(argv, usual, SMOLLM2)
+    preset, *options = with_defaults(argv, usual, SMOLLM2)
     with Pipeline.open(preset, **raw_values(options)) as pipeline:
         plain = [request(pipeline, question) for question in ASKED]
         guided = [replace(one, grammar=pipeline.grammar(Guide.json_schema(wanted)))
@@ -63,5 +63,5 @@ def schema(argv: list[str]) -> int:
 
 
 def _answers(pipeline: Pipeline, decoder: Decoder, asked: Sequence[Request]) -> list[Answer]:
-    pipeline.unlearn(same=True)
-    return [decoder.whole(one) for one in asked]
+    pipeline.reset_measurements(same=True)
+    return [decoder.complete(one) for one in asked]

@@ -32,7 +32,7 @@ TABLE = (
     Published(16, 2, 3.70, 1.43))
 
 
-def right(stages: int, theory: float) -> float:
+def acceptance_rate(stages: int, theory: float) -> float:
     """Return the rate of correct guesses, 0 to 1, from the theoretical speed of a pipeline of `stages` stages."""
     return 1 - (stages / theory - 1) / (stages - 1)
 
@@ -54,7 +54,7 @@ def spd(words: Sequence[str]) -> int:
     print("simulated from published acceptance; over plain decoding\n")
     print("stages  right  theory  wall (paper)  in lock step  without  " + "  ".join(SITES))
     for line in TABLE:
-        chance = right(line.stages, line.theory)
+        chance = acceptance_rate(line.stages, line.theory)
         step = max(PLAIN / line.stages, LAYER * line.layers) + FIXED  # in lock step it waits for the slowest part
         locked = PLAIN * line.theory / line.stages / step
         theirs = replace(PROFILES["server"], model=PLAIN, level=LAYER * line.layers)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from eval.bench import number
 from launch.hosts.timing import random_stage
 from launch.memory import GB, free
-from launch.spec import usable
+from launch.spec import device_named
 from model.cache import TreeCache
 from model.llama import LlamaConfig
 
@@ -76,7 +76,7 @@ def read(argv: Sequence[str], forms: int) -> Namespace:
                         help=f"rows of a segment ({' '.join(map(str, ROWS))})")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
     args = parser.parse_args(argv)
-    device = usable(args.device, "--device ")
+    device = device_named(args.device, "--device ")
     if args.hidden % (2 * args.heads):
         raise ValueError(f"--hidden {args.hidden} is not possible with --heads {args.heads}: give a multiple of "
                          f"{2 * args.heads}, since positions turn pairs of numbers in each head")

@@ -17,7 +17,7 @@ import numpy as np
 from config.files import fits
 from config.keys import HELP, Checked, preset_of, read_keys
 from config.schema.fields import OBJECT, Kind, check, integer, list_of, number
-from config.schema.untrusted import LARGEST, parse_object, plain, read_bytes, shown
+from config.schema.untrusted import LARGEST, one_line, parse_object, read_bytes, short_repr
 from eval.dsi import cost_model, formulas
 from eval.dsi.cost_model import counted
 from eval.dsi.events import Forward, Plan, decode
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     every = list(chain(*groups.values()))
     lines = [line(*group) for group in groups.items()]
     lines += [problem for found in every for problem in found.problems]
-    print("\n".join(map(plain, [*lines, line("all", every)])))
+    print("\n".join(map(one_line, [*lines, line("all", every)])))
     return 1 if any(found.problems for found in every) else 0
 
 
@@ -117,7 +117,7 @@ def compared(case: Case, group: str) -> Found:
         raise ValueError(f"{named(case)} has no expected value: add one")
     tolerance = case.get("rel_tol", TOLERANCE)
     if not fits(tolerance, float) or tolerance < 0:
-        raise ValueError(f"{named(case)} has rel_tol={shown(tolerance)}: give a number of at least 0")
+        raise ValueError(f"{named(case)} has rel_tol={short_repr(tolerance)}: give a number of at least 0")
     problems, worst, rounded = [], 0.0, 0
     for name, expected, got in values:
         off = abs(got - expected)
@@ -136,7 +136,7 @@ def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
     if isinstance(expected, dict) and isinstance(got, dict):
         for key, value in expected.items():
             if key not in got:
-                raise ValueError(f"{named(case)} expects {shown(key)}, which is unknown: remove it")
+                raise ValueError(f"{named(case)} expects {short_repr(key)}, which is unknown: remove it")
             yield from pairs(value, got[key], f"{name}.{key}".lstrip("."), case)
     elif isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
         for index, (value, other) in enumerate(zip(expected, got)):
@@ -144,7 +144,7 @@ def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
     elif fits(expected, float) and not isinstance(got, (dict, list)):
         yield name, expected, float(got)
     else:
-        raise ValueError(f"{named(case)} expects {name}={shown(expected)}: give it the form of the result")
+        raise ValueError(f"{named(case)} expects {name}={short_repr(expected)}: give it the form of the result")
 
 
 def half_unit(value: float) -> float:
@@ -155,7 +155,7 @@ def half_unit(value: float) -> float:
 
 def named(case: Case) -> str:
     """Return the name of a case for a message."""
-    return f"the case {shown(case.get('id', '?'))}"
+    return f"the case {short_repr(case.get('id', '?'))}"
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------
@@ -269,13 +269,13 @@ def computed(case: Case, group: str) -> Results:
     if isinstance(kind, str) and kind in KINDS:
         return _call(KINDS[kind], case, "params")
     if kind != "analytic":
-        raise ValueError(f"{named(case)} has kind {shown(kind)}, which is unknown: give one of "
+        raise ValueError(f"{named(case)} has kind {short_repr(kind)}, which is unknown: give one of "
                          f"{', '.join([*KINDS, 'analytic'])}")
     quantity = str(case.get("quantity", "")).lower()
     found = [function for words, function in QUANTITIES.items() if words in quantity]
     if not found:
-        raise ValueError(f"{named(case)} has quantity {shown(case.get('quantity'))}, which is unknown: give a text "
-                         f"that contains one of {', '.join(QUANTITIES)}")
+        raise ValueError(f"{named(case)} has quantity {short_repr(case.get('quantity'))}, which is unknown: give a "
+                         f"text that contains one of {', '.join(QUANTITIES)}")
     inputs = case.get("inputs")
     if not isinstance(inputs, list):
         return _call(found[0], case, "inputs")

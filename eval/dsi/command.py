@@ -19,7 +19,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Sequence
 
-from config.keys import ASKS, check_name
+from config.keys import HELP_WORDS, check_name
 from launch.console import command
 
 COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "table", "online", "predict")  # modules
@@ -28,7 +28,7 @@ COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "ta
 @command
 def main(argv: Sequence[str]) -> int:
     name = "".join(argv[:1])
-    if name in ASKS:
+    if name in HELP_WORDS:
         print(__doc__)
         return 0
     check_name(name, COMMANDS, "command")

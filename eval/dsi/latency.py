@@ -95,7 +95,7 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], config: Tim
     for turn in range(1 + config.repeats):
         for prompt in prompts:
             for model, firsts, laters in zip(models, first, later):
-                words = model.words(prompt, model.cache(len(prompt) + new), sampler)
+                words = model.generate(prompt, model.cache(len(prompt) + new), sampler)
                 start = time.perf_counter()
                 next(words)
                 begun = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import Iterable, Iterator, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from config.files import fits, whole
+from config.files import fits, read_json_file
 from config.keys import read_keys
 from eval.dsi.events import Forward, Outcome, Plan, decode
 from eval.dsi.keys import COMMAND, Online
@@ -54,7 +54,7 @@ def texts_of(config: Online) -> Iterator[list[bool]]:
 
 def read_traces(path: str) -> list[list[bool]]:
     """Return the recorded matches of each non-empty text in a JSON file. Raise ValueError if it holds none."""
-    found = whole(path)
+    found = read_json_file(path)
     are_matches = fits(found, [[lambda value: value in (0, 1)]])
     if not are_matches or not any(found):
         raise ValueError(f"{path} holds no matches: give a JSON list with a list of 0 and 1 for each text, "

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from config.cli import flat, parse
 from config.files import write_json
-from config.keys import WHOLE, listed, over, preset_of, raw_values, unwritable
+from config.keys import WHOLE, listed, preset_of, raw_values, unwritable, with_defaults
 from config.methods import METHODS
 from config.presets import TOY
 from config.run_config import RunConfig
@@ -23,7 +23,7 @@ from eval.dsi.acceptance import rate
 from eval.dsi.formulas import Pipeline as Staged
 from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.keys import COMMAND
-from eval.keys import AsksSets
+from eval.keys import DataSetKeys
 from eval.metrics import NAN
 from eval.pair_keys import MeasureKeys
 from eval.pairs import open_model, record
@@ -50,13 +50,13 @@ time. closed form: from T, d, a and a hop, in the long run. Ratios are to measur
 
 
 @dataclass(frozen=True)
-class PredictConfig(AsksSets):
+class PredictConfig(DataSetKeys):
     """Predict the speed of methods, and measure it."""
 
-    REFUSED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time", "trace",
-               "hosts")
+    UNSUPPORTED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time",
+                   "trace", "hosts")
 
-    LISTS = {"methods": "chosen_methods", **AsksSets.LISTS}
+    LISTS = {"methods": "chosen_methods", **DataSetKeys.LISTS}
     EXAMPLES = f"""\
   {COMMAND} predict
   {COMMAND} predict profile=lan-1g slowdown=8 output=lan.json
@@ -102,7 +102,7 @@ def words(argv: Sequence[str]) -> list[str]:
                 **dict.fromkeys(("init_depth", "expand_depth"), str(int(lookahead) - 1))}
     if preset_of(argv) in ("", "toy") and raw.get("draft", "model") == "model":
         defaults["draft_dir"] = str(TOY / "draft_a")
-    return over(argv, defaults, "toy")
+    return with_defaults(argv, defaults, "toy")
 
 
 def _problems_of_chains(run: RunConfig) -> Iterator[str]:
@@ -151,7 +151,7 @@ def predicted(config: PredictConfig, method: str, requests: Sequence[Request]) -
     """Return the answers by a method in virtual time."""
     run = config.single(method, virtual=True)
     with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
-        return list(map(pipeline.decoder.whole, requests))
+        return list(map(pipeline.decoder.complete, requests))
 
 
 # --- by closed forms --------------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ def measured(config: PredictConfig, given: Sequence[str],
             with Pipeline.open(preset_of(given), **{**options, **own}, pipeline_type=methods[-1]) as pipeline:
                 decoders = {name: pipeline.decoder_for(config.single(name, virtual=False)) for name in methods}
                 for decoder in decoders.values():
-                    decoder.whole(warm)
+                    decoder.complete(warm)
                 for request, (name, decoder) in product(requests, decoders.items()):
-                    found[name].append(decoder.whole(request))
+                    found[name].append(decoder.complete(request))
                     bar.update()
     return found
 

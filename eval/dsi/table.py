@@ -21,7 +21,7 @@ from eval.dsi.keys import COMMAND, COUNT
 from eval.dsi.latency import Timed, check_context, paces, passes
 from eval.pair_keys import TARGET, TOY_DRAFTS
 from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
-from eval.recorded import keep, kept
+from eval.recorded import load, save
 from eval.tables import in_columns, number
 
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
@@ -155,7 +155,7 @@ def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, TableConfig, f"{COMMAND} table")
-    found = kept(config.output, config.settings, "is not a file of rows", "name another output=")
+    found = load(config.output, config.settings, "is not a file of rows", "name another output=")
     rows = {pair_of(row): row for row in found["rows"]} if found else {}
     missing = [pair for pair in config.pairs if pair not in rows]
     check_sets({pair.set for pair in missing}, config)
@@ -163,7 +163,7 @@ def main(argv: list[str]) -> int:
     for row in tqdm(made, desc="pairs", unit="pair", total=len(missing)):
         rows[pair_of(row)] = row
         if config.output:
-            keep(config.output, config.settings, {"rows": [*rows.values()]})
+            save(config.output, config.settings, {"rows": [*rows.values()]})
     print(table([rows[pair] for pair in config.pairs], config.num_target_servers))
     return 0
 

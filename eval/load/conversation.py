@@ -9,7 +9,7 @@ from itertools import cycle, islice
 
 from tqdm import tqdm
 
-from config.keys import over, raw_values
+from config.keys import raw_values, with_defaults
 from config.presets import TOY_PRESET
 from config.questions import bundled, by_turns
 from eval.bench import QUESTIONS, request
@@ -24,7 +24,7 @@ AROUND = 32  # approximate tokens of a turn's question and template
 def conversation(argv: list[str]) -> int:
     """Run the command `python -m scripts.bench conversation`; return its exit code, 1 if reuse changes a text."""
     usual = {"max_new_tokens": "48", "profile": "jetson-7b", "time": "virtual", "pipeline_type": "streaming"}
-    preset, *keys = over(argv, {**usual, "context": "0"}, TOY_PRESET)
+    preset, *keys = with_defaults(argv, {**usual, "context": "0"}, TOY_PRESET)
     options = raw_values(keys)
     given = options.pop("context")
     if not given.isdecimal():
@@ -33,7 +33,7 @@ def conversation(argv: list[str]) -> int:
         prompts, reused = _reusing(pipeline, int(given))
         again = [0, TURNS - 1] if int(given) else range(TURNS)
         decoder = pipeline.decoder_for(replace(pipeline.config, reuse=False))
-        fresh = {turn: decoder.whole(request(pipeline, prompts[turn]))
+        fresh = {turn: decoder.complete(request(pipeline, prompts[turn]))
                  for turn in tqdm(again, unit="turn", desc="reuse=false", leave=False)}
     timed = f"simulated, {options['profile']}" if options["time"] == "virtual" else "in real time"
     print(f"seconds to the first token of each turn ({timed}, {options['pipeline_type']})\n")

@@ -12,7 +12,7 @@ from config.methods import METHODS
 from config.run_config import RANGES as OF_RUNS
 from config.schema.untrusted import read_bytes
 from config.serve_config import ServeConfig
-from eval.keys import AsksSets, ComparesMethods, wrong_numbers
+from eval.keys import ComparesMethods, DataSetKeys, wrong_numbers
 
 RATES = Range(0.000001, 1_000_000)  # requests per second
 LATEST = 1e9  # seconds
@@ -25,8 +25,8 @@ FORM = "write seconds from the start, one number per line, in rising order"
 class LoadConfig(ComparesMethods):
     """A measurement of load. `python -m scripts.bench load --help` prints the comments."""
 
-    USUAL = {"max_requests": 16}
-    REFUSED = ("temperature", "prompt_ids", "question_file")
+    DEFAULTS = {"max_requests": 16}
+    UNSUPPORTED = ("temperature", "prompt_ids", "question_file")
     RANGES = {"requests": Range(1, 100_000)}
     EXAMPLES: ClassVar[str] = """\
   python -m scripts.bench load
@@ -93,7 +93,7 @@ def moments(path: str) -> list[float]:
 
 
 @dataclass(frozen=True)
-class ServeLoadConfig(ServeConfig, AsksSets):
+class ServeLoadConfig(ServeConfig, DataSetKeys):
     """A server, and its clients. `python -m scripts.bench server --help` prints the comments."""
 
     # Clients (comma-separated)
@@ -102,8 +102,8 @@ class ServeLoadConfig(ServeConfig, AsksSets):
     port: int = 0  # port of the server; 0: any free one
 
     RANGES = {**ServeConfig.RANGES, "minutes": Range(0.01, 100_000)}
-    USUAL = {**ServeConfig.USUAL, "questions": "2"}
-    REFUSED: ClassVar[Sequence[str]] = tuple(key for key in ServeConfig.REFUSED if key != "questions")
+    DEFAULTS = {**ServeConfig.DEFAULTS, "questions": "2"}
+    UNSUPPORTED: ClassVar[Sequence[str]] = tuple(key for key in ServeConfig.UNSUPPORTED if key != "questions")
     EXAMPLES = """\
   python -m scripts.bench server
   python -m scripts.bench server clients=16 minutes=10

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from tqdm import tqdm
 
 from config.files import check_folder
-from config.keys import listed, over, preset_of
+from config.keys import listed, preset_of, with_defaults
 from config.presets import TOY_PRESET
 from config.questions import by_turns
 from eval.bench import decoders_of
@@ -73,13 +73,13 @@ def load(argv: list[str]) -> int:
 def turns(argv: list[str]) -> int:
     """Run `python -m scripts.bench turns`: `load` with one method, by requests at once; return the exit code."""
     usual = {"rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
-    return load(over(argv, usual))
+    return load(with_defaults(argv, usual))
 
 
 def words(argv: Sequence[str]) -> list[str]:
     """Return the given words of a measurement of load, plus its defaults."""
     is_toy = preset_of(argv) in ("", TOY_PRESET)
-    return over(argv, {**DEFAULTS, **(OF_TOY if is_toy else {})}, TOY_PRESET)
+    return with_defaults(argv, {**DEFAULTS, **(OF_TOY if is_toy else {})}, TOY_PRESET)
 
 
 def measure(pipeline: Pipeline, own: LoadConfig) -> None:
@@ -123,7 +123,7 @@ def loads_of(own: LoadConfig) -> list[Load]:
 def requests_of(pipeline: Pipeline, own: LoadConfig, count: int, temperature: float) -> list[Request]:
     """Return `count` requests from the first turns of questions, from all sets in turn, repeated if there are fewer."""
     config = replace(own.run, temperature=temperature)
-    first_turns = by_turns(own.folder, own.chosen_sets, *config.span)
+    first_turns = by_turns(own.folder, own.chosen_sets, *config.question_range)
     questions = islice(cycle(first_turns), count)
     prompts = [pipeline.prompt_ids(question, config.template) for question in questions]
     return [pipeline.request(prompt, config, config.stop) for prompt in prompts]

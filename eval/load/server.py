@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from config.cli import parse
-from config.keys import over
+from config.keys import with_defaults
 from config.presets import TOY_PRESET
 from config.questions import by_turns
 from eval.bench import of_one, process_tree
@@ -104,10 +104,10 @@ class Asker:
 
 def server(argv: list[str]) -> int:
     """Run `python -m scripts.bench server`; return its exit code, 1 if a request failed or a text is incorrect."""
-    words = over(argv, DEFAULTS, TOY_PRESET)
+    words = with_defaults(argv, DEFAULTS, TOY_PRESET)
     config = parse(words, COMMAND, kind=ServeLoadConfig)
     run = config.run
-    prompts = by_turns(config.folder, config.chosen_sets, *run.span)
+    prompts = by_turns(config.folder, config.chosen_sets, *run.question_range)
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)

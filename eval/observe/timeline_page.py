@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Sequence
 
-from config.files import fits, whole, write
+from config.files import fits, read_json_file, write
 from eval.observe.timeline import Story
 from launch.console import command
 from pipeline.trace import merge, read
@@ -33,7 +33,7 @@ def page(folder: Path, first: int = 0, last: int | None = None) -> str:
     if not any("tokens" in span for span in spans):
         raise ValueError(f"{folder} holds no trace of a run: give the folder of trace=FOLDER, with its rank_N.jsonl")
     about = folder / "run.json"
-    run = whole(about) if about.is_file() else {"tokens": {}}
+    run = read_json_file(about) if about.is_file() else {"tokens": {}}
     if not fits(run, {"tokens": dict}):
         raise ValueError(f"{about} is not in the form that a run writes: delete it, then the page has no texts")
     try:

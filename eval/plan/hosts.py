@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from config.files import ROOM, fits, write
 from config.profiles import Profile
-from config.schema.untrusted import parse_json, plain
+from config.schema.untrusted import one_line, parse_json
 from eval.bench import cost
 from eval.plan.candidates import Candidate, typed
 from launch.hosts.board import Line, is_here, read_hosts
@@ -101,7 +101,7 @@ def _measured(line: Line, path: str, asked: dict[str, Any]) -> BoardTimes:
         except (OSError, ValueError):
             errors.seek(0)
             *_, last = "it printed nothing", *errors.read().strip().splitlines()
-            reason = plain(last).replace("flowspec: ", "")
+            reason = one_line(last).replace("flowspec: ", "")
     raise ValueError(f"{name} of {path} was not measured ({reason}): try {' '.join(ssh)} {name}, and copy the program "
                      "there with bash scripts/push.sh code=true")
 

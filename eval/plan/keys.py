@@ -9,11 +9,11 @@ from typing import Any, Iterator, Sequence
 
 from config.cli import headless, needs_head, no_head
 from config.drafts import FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
-from config.keys import NUMBER, Range, listed, over
+from config.keys import NUMBER, Range, listed, with_defaults
 from config.methods import METHODS
 from config.run_config import CHOICES as OF_RUNS
 from config.run_config import RunConfig
-from eval.keys import AsksSets
+from eval.keys import DataSetKeys
 
 COMMAND = "python -m scripts.plan"
 DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
@@ -22,11 +22,11 @@ OPEN = ("pipeline_type", "draft", "hosts", "questions")  # keys with the default
 
 
 @dataclass(frozen=True)
-class PlanConfig(AsksSets):
+class PlanConfig(DataSetKeys):
     """One plan. `--help` prints the comments, as for `RunConfig`."""
 
-    USUAL = {"draft": "model"}  # not the draft of a run; it makes draft_dir a valid key
-    REFUSED = ("pipeline_type", "draft", "verify", "tp", "replicas", "prompt_ids", "question_file", "stop",
+    DEFAULTS = {"draft": "model"}  # not the draft of a run; it makes draft_dir a valid key
+    UNSUPPORTED = ("pipeline_type", "draft", "verify", "tp", "replicas", "prompt_ids", "question_file", "stop",
                "ignore_eos", "answers", "time", "trace", "output")
     RANGES = {"boards": Range(1, 1024, {0: "the number of the cluster, or 4"}),
               "layer_gb": Range(0.000001, 1000, {0: "the figure of the profile"}),
@@ -142,4 +142,4 @@ def _sources(drafts: Sequence[str]) -> tuple[str, ...]:
 
 def words(argv: Sequence[str]) -> list[str]:
     """Return the given words of a plan, plus the default size of a record."""
-    return over(argv, DEFAULTS)
+    return with_defaults(argv, DEFAULTS)

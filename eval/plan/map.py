@@ -14,7 +14,7 @@ from typing import Any, Iterator, NamedTuple, Sequence
 from matplotlib.patches import Patch, Rectangle
 
 from config.files import check_output
-from config.keys import Checked, Range, over, read_keys
+from config.keys import Checked, Range, read_keys, with_defaults
 from config.methods import METHODS
 from config.presets import PRESETS, TOY_PRESET
 from config.profiles import PROFILES, Profile
@@ -86,7 +86,7 @@ class Cell(NamedTuple):
 
 def planner_map(argv: list[str]) -> int:
     """Run the command `python -m scripts.bench planner_map`; return its exit code."""
-    base, *keys = with_model(over(argv, {}, TOY_PRESET))
+    base, *keys = with_model(with_defaults(argv, {}, TOY_PRESET))
     config = read_keys([f"base={base}", *keys], MapConfig, "python -m scripts.bench planner_map")
     for ending in (".csv", ".png"):
         check_output(config.output + ending, "choose another output=")

@@ -182,10 +182,10 @@ def _run(config: PlanConfig, run: RunConfig, trace: str) -> Moments:
         for kind in config.kinds:
             decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind))
             since = time.monotonic()
-            decoder.whole(request)
+            decoder.complete(request)
             for network in decoder.draft.networks:
                 moments[network.source or kind] = since, time.monotonic()
-            plain.whole(request)
+            plain.complete(request)
     return moments
 
 
@@ -243,7 +243,7 @@ def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[
     assert pipeline.text is not None, "questions need a tokenizer"
     ends, sampler = frozenset(pipeline.text.end_ids), sampler_of(pipeline.config)
     requests = [Request(one.prompt, sampler, tokens, ends) for one in asked]
-    return list(map(pipeline.decoder.whole, requests))
+    return list(map(pipeline.decoder.complete, requests))
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:

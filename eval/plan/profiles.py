@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.cli import parse
-from config.keys import over, raw_values, read_keys
+from config.keys import raw_values, read_keys, with_defaults
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from eval.bench import speed
@@ -46,7 +46,7 @@ def profiles(argv: list[str]) -> int:
     """Run the command `python -m scripts.bench profiles`; return its exit code."""
     argv = with_model(argv)
     typed = raw_values(argv).get("profile")
-    asked = over(argv, {**ASKED, "profile": typed or "server"})
+    asked = with_defaults(argv, {**ASKED, "profile": typed or "server"})
     config = parse(words(asked), COMMAND, kind=PlanConfig)
     chosen = config.run.cluster
     rows = list(tried(config, {typed: chosen} if typed and chosen else PROFILES))

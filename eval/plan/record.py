@@ -21,7 +21,7 @@ from config.questions import by_turns
 from config.run_config import PENALTIES
 from config.schema.heads import BlockForm
 from eval.plan.keys import PlanConfig
-from eval.recorded import check_room, keep, kept, sampler_of, settings_of
+from eval.recorded import check_room, load, sampler_of, save, settings_of
 from eval.self_feeding import blocks, read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -84,7 +84,7 @@ def book_of(config: PlanConfig) -> Book:
     missing.
     """
     settings = settings_of(config, SETTINGS + DRAWING if config.run.temperature else SETTINGS)
-    found = kept(config.traces, settings, "holds no record of drafts", OTHER)
+    found = load(config.traces, settings, "holds no record of drafts", OTHER)
     if found:
         missing = set(config.kinds).difference(map(kind_of, found["networks"]))
         if missing:
@@ -93,7 +93,7 @@ def book_of(config: PlanConfig) -> Book:
     book = made(config)
     if config.traces:
         written = [one._asdict() for one in book.answers]
-        keep(config.traces, settings, {**book._asdict(), "answers": written})
+        save(config.traces, settings, {**book._asdict(), "answers": written})
     return book
 
 
@@ -108,7 +108,7 @@ def read_record(path: str) -> Book:
 
     Raises ValueError if the file is missing, or was changed since.
     """
-    found = kept(path, {}, "holds no record of drafts, or was changed", "let scripts.plan write it with traces=FILE")
+    found = load(path, {}, "holds no record of drafts, or was changed", "let scripts.plan write it with traces=FILE")
     if found is None:
         raise ValueError(f"there is no file {path}: let scripts.plan write it with traces={path}")
     return _book(found)
@@ -153,12 +153,12 @@ def made(config: PlanConfig) -> Book:
         assert pipeline.text is not None, "questions need a tokenizer"
         ends, sizes = frozenset(pipeline.text.end_ids), pipeline.spec.sizes
         readers = list(_readers(pipeline, config))
-        questions = by_turns(config.folder, config.chosen_sets, *run.span)
+        questions = by_turns(config.folder, config.chosen_sets, *run.question_range)
         prompts = [pipeline.prompt_ids(question, run.template) for question in questions]
         check_room(prompts, run.max_new_tokens, pipeline.spec.context)
         answers, sampler = [], sampler_of(run)
         for prompt in tqdm(prompts, desc="record", unit="answer", leave=False):
-            text = pipeline.decoder.whole(Request(prompt, sampler, run.max_new_tokens, ends)).token_ids
+            text = pipeline.decoder.complete(Request(prompt, sampler, run.max_new_tokens, ends)).token_ids
             guesses = {network.source: _table(decoder, network, prompt, text, sampler)
                        for decoder, network in readers}
             answers.append(Written(prompt, text, guesses))

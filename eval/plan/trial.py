@@ -140,7 +140,7 @@ class Bench:
                 network.open(len(one.prompt), one.guesses[network.source])
             text = one.text[:tokens]
             request = Request(one.prompt, self._sampler, len(text), self._ends)
-            answer = decoder.whole(request)
+            answer = decoder.complete(request)
             assert answer.token_ids == text, "the text of a trial is the recorded one"
             made.append(answer)
         busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}

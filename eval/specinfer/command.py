@@ -10,9 +10,9 @@ from typing import Sequence
 
 from config import questions
 from config.files import check_output
-from config.keys import ASKS, HELP, check_name, raw_values
+from config.keys import HELP, HELP_WORDS, check_name, raw_values
 from config.methods import METHODS
-from config.schema.untrusted import harmless, plain
+from config.schema.untrusted import escaped, one_line
 from eval.specinfer.flexflow import ANOTHER_OUTPUT, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
 from launch import console
@@ -32,15 +32,15 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
     config, answers = own.run, []
     prompts = [questions.Question(0, "", (config.prompt,))]
     if config.question_file:
-        prompts = questions.read(config.question_file, *config.span)
+        prompts = questions.read(config.question_file, *config.question_range)
     for number, question in enumerate(prompts):
         prompt, = question.turns
-        print(f"Prompt[{number}]: {harmless(prompt)}\n", flush=True)
+        print(f"Prompt[{number}]: {escaped(prompt)}\n", flush=True)
         try:
             result = answer_to(pipeline, Request(prompt),
-                               lambda piece: print(harmless(piece), end="", flush=True))
+                               lambda piece: print(escaped(piece), end="", flush=True))
         except ValueError as error:
-            say(f"Prompt[{number}] is skipped: {plain(str(error))}")
+            say(f"Prompt[{number}] is skipped: {one_line(str(error))}")
             continue
         keep(own.lines, result, ttft=METHODS[config.pipeline_type].draft == "none")
         answers.append(result.answer)
@@ -56,7 +56,7 @@ START = Command(MODULE, answer_all, SpecInferConfig)
 
 def program(name: str, argv: Sequence[str]) -> int:
     """Run one of SpecInfer's programs from start to end, and return its exit code."""
-    if name in ASKS:
+    if name in HELP_WORDS:
         print(__doc__)
         return 0
     check_name(name, PROGRAMS, "program of SpecInfer")
@@ -68,7 +68,7 @@ def program(name: str, argv: Sequence[str]) -> int:
     if path:
         check_output(path, ANOTHER_OUTPUT)
     if call.ignored:
-        say(plain(call.ignored))
+        say(one_line(call.ignored))
     say(f"equivalent command of this project: {call.command}")
     return run(START, call.words)
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
 
 from config.cli import CommandKeys
 from config.files import fits
-from config.files import whole as read_json
+from config.files import read_json_file as read_json
 from config.keys import integer, nearest, number, raw_values
 from config.presets import MODELS
 

@@ -20,7 +20,7 @@ from config.keys import written
 from config.presets import ROOT
 from config.run_config import RunConfig
 from config.schema.fields import integer
-from config.schema.untrusted import plain
+from config.schema.untrusted import one_line
 from launch.hosts.board import Board
 
 CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # these decide what a rank computes
@@ -98,14 +98,14 @@ def _json(form: Any) -> Clean:
 
 def _printable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {plain(key): _printable(entry) for key, entry in value.items()}
+        return {one_line(key): _printable(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_printable(entry) for entry in value]
-    return plain(value) if isinstance(value, str) else value
+    return one_line(value) if isinstance(value, str) else value
 
 
 def _line(raw: bytes) -> bytes:
-    return plain(raw.decode(errors="replace")).encode()
+    return one_line(raw.decode(errors="replace")).encode()
 
 
 def _form_of(pattern: bytes, what: str = "number") -> Clean:
@@ -162,7 +162,7 @@ def clean(key: str, raw: bytes) -> bytes:
         _, cleaned = _kind(key)
         return cleaned(raw)
     except Junk as junk:
-        raise Junk(f"{plain(key)}: {junk}") from None
+        raise Junk(f"{one_line(key)}: {junk}") from None
 
 
 # --- what must agree --------------------------------------------------------------------------------------------------

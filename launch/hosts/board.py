@@ -212,7 +212,7 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
         return None
     lines = read_hosts(config.hosts) if config.hosts else []
     rank = _rank(environment.get("NODE_RANK", ""), lines, config.hosts)
-    master, port = config.meeting
+    master, port = config.master_address
     master = master or environment.get("MASTER_ADDR", "") or (lines[0].address if lines else "")
     if not master:
         raise ValueError("where is rank 0? Give the address of its board in MASTER_ADDR, on all boards, or hosts=FILE")

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from config.cli import CommandKeys
 from config.run_config import RunConfig
-from config.schema.untrusted import plain
+from config.schema.untrusted import one_line
 from launch.console import say
 from launch.epochs import EPOCH, OPEN, Meeting, door_of
 from launch.hosts.agreement import Facts, Written, code_version, judge_facts, judge_ways, settings
@@ -61,7 +61,7 @@ class Rendezvous:
         os.environ["RANK"] = str(board.rank)
         if board.lines:
             os.environ["WORLD_SIZE"] = str(board.world)
-        interface = plain(board.interface) or "the interface that leads there"
+        interface = one_line(board.interface) or "the interface that leads there"
         say(f"this is {board.named(board.rank, self._host)}; the rendezvous of all ranks is "
             f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
             f"{board.wait:g} seconds (wait=)")
@@ -77,9 +77,9 @@ class Rendezvous:
             try:
                 prepared = prepare(config)
                 interface, address = self.board.network()
-                bell = Bell(address, self.board.rank)
+                bell = NumberDoor(address, self.board.rank)
                 ends.enter_context(bell)
-                own = held(keys, prepared.spec(self.board.rank))
+                own = facts_of(keys, prepared.spec(self.board.rank))
                 facts.update(own, address=address, interface=interface, port=bell.port)
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
@@ -196,7 +196,7 @@ class Rendezvous:
         time.sleep(LOOK)
 
 
-def held(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
+def facts_of(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
     """Return the facts of a rank that must agree with rank 0's: its code, part and settings."""
     found = {"dtype": str(spec.dtype).rpartition(".")[2]}
     if keys.run.drafting_ranks:
@@ -205,7 +205,7 @@ def held(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
             "settings": settings(keys, **found)}
 
 
-class Bell(BoardDoor):
+class NumberDoor(BoardDoor):
     """A door that sends this rank's number to everybody who connects."""
 
     def __init__(self, address: str, rank: int) -> None:
@@ -389,7 +389,7 @@ class Spare(Participant):
         for rank in self.board.lines[self.board.rank].stands_in(self.board.world):
             os.environ["RANK"] = str(rank)
             try:
-                facts = {"host": "", **held(keys, prepare(keys.run).spec(rank))}
+                facts = {"host": "", **facts_of(keys, prepare(keys.run).spec(rank))}
                 lacks[rank] = judge_facts({0: root, self.board.rank: facts}, self.board)
             except (ValueError, OSError) as error:
                 lacks[rank] = f"{error}; bash scripts/push.sh brings a spare the folders of a split"

@@ -20,12 +20,12 @@ from typing import Any, BinaryIO, Callable, Iterable, Sequence
 import torch.distributed as dist
 
 from config.files import fits
-from config.schema.untrusted import plain
+from config.schema.untrusted import one_line
 from launch.console import say
 from launch.hosts.agreement import COUNT_LIMIT, ENTRY_BYTES, MOST_RANKS, Junk, clean, owner_of, parse
 from pipeline.failure import PeerLost
 from pipeline.keys import Keys, encrypted
-from pipeline.sockets import BRIEF, BoardDoor, hang_up
+from pipeline.sockets import BRIEF, BoardDoor, shut_down
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
 LINE = 6 * ENTRY_BYTES + 1024  # the most bytes of a request: JSON writes a byte of an entry with at most six
@@ -64,10 +64,10 @@ class Entries:
                 try:
                     return self._put(writer, key, value.encode("latin-1"))
                 except UnicodeEncodeError:
-                    raise Junk(f"{plain(key)}: it is not bytes") from None
+                    raise Junk(f"{one_line(key)}: it is not bytes") from None
             if what == "add" and type(value) is int and abs(value) < COUNT_LIMIT:
                 return self._add(writer, key, value)
-        raise Junk(f"{plain(key)}: the operation is unknown")
+        raise Junk(f"{one_line(key)}: the operation is unknown")
 
     def own(self, *request: Any) -> Any:
         """Execute a request of rank 0, which has the store in its own process, and return the reply."""
@@ -82,9 +82,9 @@ class Entries:
         try:
             total = int(held) + amount
         except ValueError:
-            raise Junk(f"{plain(key)}: it is not a counter") from None
+            raise Junk(f"{one_line(key)}: it is not a counter") from None
         if abs(total) >= COUNT_LIMIT:
-            raise Junk(f"{plain(key)}: it grows too large")
+            raise Junk(f"{one_line(key)}: it grows too large")
         if amount:
             self._put(writer, key, b"%d" % total, shared=True)
         return total
@@ -95,7 +95,7 @@ class Entries:
         if owner is None and not shared:
             owner = self._owners.get(key, writer)
         if owner not in (None, writer):
-            raise Junk(f"{plain(key)}: it belongs to rank {owner}")
+            raise Junk(f"{one_line(key)}: it belongs to rank {owner}")
         entry = clean(key, raw)
         held = self._entries.get(key)
         more = len(entry) + (len(key) if held is None else -len(held))
@@ -145,7 +145,7 @@ class StoreServer(BoardDoor):
                 time.sleep(LOOK)
         seated = [seat.way for seat in self.seats.values()]
         for way in [*self._strangers, *seated]:
-            hang_up(way)
+            shut_down(way)
 
     def gone(self, patience: float = math.inf) -> list[int]:
         """Return the ranks that have disconnected, or were silent for more than `patience` seconds."""
@@ -188,7 +188,7 @@ class StoreServer(BoardDoor):
             raise Junk("it has no key of this cluster") from None
         if not greeting:
             return
-        rank = greeted(greeting)
+        rank = rank_of_greeting(greeting)
         if self.known and address not in self.known:
             raise Junk("without keys only boards of the hosts file and of the start are accepted")
         if not self._remove_stranger(connection):
@@ -216,7 +216,7 @@ class StoreServer(BoardDoor):
             if before is not None:
                 if self.patience is None or not before.is_gone(self.patience):
                     return before.address
-                hang_up(before.way)
+                shut_down(before.way)
             self.seats[rank] = seat
             return ""
 
@@ -225,7 +225,7 @@ def _send(connection: socket.socket, word: str, value: Any) -> None:
     connection.sendall(json.dumps([word, value]).encode() + b"\n")
 
 
-def greeted(line: bytes) -> int:
+def rank_of_greeting(line: bytes) -> int:
     """Return the rank that a greeting names; raises Junk."""
     said = parse(line)
     if not fits(said, (str, int)) or said[0] != GREETING:
@@ -261,7 +261,7 @@ class StoreClient:
             word, holder = self._swap([GREETING, rank])
         except socket.timeout:
             raise PeerLost(self._silence()) from None
-        return plain(str(holder)) if word == "taken" else ""
+        return one_line(str(holder)) if word == "taken" else ""
 
     def ask(self, what: str, key: str, value: Any) -> Any:
         """Return the reply to a request; raises RuntimeError if it is refused, and PeerLost if the store is gone."""
@@ -277,12 +277,12 @@ class StoreClient:
             if self._lost:
                 raise PeerLost(self._lost)
         if word != "ok":
-            raise RuntimeError(f"{self.names[0]} refuses this rank's entry: {plain(str(found))}")
+            raise RuntimeError(f"{self.names[0]} refuses this rank's entry: {one_line(str(found))}")
         return found
 
     def close(self) -> None:
         """Leave the seat."""
-        hang_up(self._way)
+        shut_down(self._way)
 
     def _swap(self, request: Sequence[Any]) -> Sequence[Any]:
         self._way.settimeout(self.patience)
@@ -327,7 +327,7 @@ class Store(dist.Store):
     def add(self, key: str, amount: int) -> int:
         total = self._ask("add", key, amount)
         if type(total) is not int:
-            raise PeerLost(f"the store returned no count: {plain(str(total))}")
+            raise PeerLost(f"the store returned no count: {one_line(str(total))}")
         return total
 
     def look(self, key: str) -> bytes | None:
@@ -336,7 +336,7 @@ class Store(dist.Store):
         try:
             return None if found is None else clean(key, str(found).encode("latin-1"))
         except ValueError as error:
-            raise PeerLost(f"the store holds junk: {plain(str(error))}") from None
+            raise PeerLost(f"the store holds junk: {one_line(str(error))}") from None
 
     def get(self, key: str) -> bytes:
         """Wait for an entry, and return it."""
@@ -350,6 +350,6 @@ class Store(dist.Store):
         end = time.monotonic() + STAY
         while not self.check(keys):
             if time.monotonic() > end:
-                raise PeerLost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost in the "
+                raise PeerLost(f"{one_line(keys[0])} has not come within {STAY} seconds: a board was lost in the "
                                "rendezvous, or has another version of torch")
             time.sleep(PAUSE)

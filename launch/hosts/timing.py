@@ -22,7 +22,7 @@ from torch import Tensor
 from config.files import fits
 from config.schema.untrusted import parse_json
 from launch.console import run
-from launch.spec import number_type, usable
+from launch.spec import device_named, number_type
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress, fuse, pack, probe
 from pipeline.failure import guarded
@@ -117,14 +117,14 @@ def random_weights(body: Slice) -> dict[str, Tensor]:
     return made
 
 
-def answered(asked: Any) -> dict[str, Any]:
+def measure(asked: Any) -> dict[str, Any]:
     """Return the requested times. Raises ValueError for an invalid request, or one that cannot be computed here."""
     if not fits(asked, ASKED):
         raise ValueError("the board received an unknown request: bring one version of the program to all boards, as "
                          "bash scripts/push.sh code=true does")
     torch.set_grad_enabled(False)
     torch.set_num_threads(asked["threads"] or os.cpu_count() or 1)
-    device = usable(asked["device"])
+    device = device_named(asked["device"])
     like = torch.empty(0, dtype=number_type(asked["dtype"], device), device=device)
     sizes = LlamaConfig.read(asked["config"])
     stage = random_stage(sizes, asked["layers"], like, asked["quant"], asked["context"])
@@ -143,7 +143,7 @@ def main(argv: Sequence[str]) -> int:
     over = threading.Event()
     beating = guarded("heartbeat", partial(_beat, over), lambda thread, error: None)
     try:
-        answer = answered(asked)
+        answer = measure(asked)
     finally:
         over.set()
         beating.join()

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from config.files import one_at_a_time, replace
 from config.schema.families import FAMILIES, published
 from config.schema.fields import CONFIG, check
-from config.schema.untrusted import read_json, shown
+from config.schema.untrusted import read_json, short_repr
 from model.llama import LlamaConfig
 from model.rotary import Rotary
 from model.weights.checkpoint import Form, sample, writing
@@ -52,9 +52,9 @@ class Architecture(NamedTuple):
     """An architecture of llama.cpp, as far as its files differ from LLaMA's."""
 
     kind: str  # the model_type
-    turned: bool = False  # the two dimensions of a rotary wave are adjacent, unlike in Hugging Face's weights
+    interleaved: bool = False  # the two dimensions of a rotary wave are adjacent, unlike in Hugging Face's weights
     fields: Mapping[str, str] = {}  # further FIELDS
-    says: Mapping[str, Any] = {}  # values of config.json that files leave out
+    defaults: Mapping[str, Any] = {}  # values of config.json that files leave out
     larger: int = 0  # layers of the only size in which hidden_size / heads scales attention, not head_dim
     bpe: bool = False  # its tokenizer is built here, as transformers does not read it
     pieces: bool = False  # its tokenizer is built here if it is SentencePiece's: transformers gets the merges wrong
@@ -62,22 +62,22 @@ class Architecture(NamedTuple):
 
 SPARSE = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
 ARCHITECTURES = {
-    "llama": Architecture("llama", turned=True),
+    "llama": Architecture("llama", interleaved=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture("qwen3_moe", fields=SPARSE, says={"norm_topk_prob": True}),
+    "qwen3moe": Architecture("qwen3_moe", fields=SPARSE, defaults={"norm_topk_prob": True}),
     "phi3": Architecture("phi3"),
     "gemma2": Architecture("gemma2", larger=46, pieces=True),
     "gemma3": Architecture("gemma3_text", larger=62, pieces=True),
     "olmo2": Architecture("olmo2", bpe=True),
-    "granite": Architecture("granite", turned=True, bpe=True),
+    "granite": Architecture("granite", interleaved=True, bpe=True),
     "glm4": Architecture("glm4", bpe=True),
-    "smollm3": Architecture("smollm3", turned=True, bpe=True),
+    "smollm3": Architecture("smollm3", interleaved=True, bpe=True),
     "gpt-oss": Architecture(
         "gpt_oss", fields={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
         bpe=True),
 }
-MIXTRAL = Architecture("mixtral", turned=True, fields={"num_local_experts": "expert_count"})
+MIXTRAL = Architecture("mixtral", interleaved=True, fields={"num_local_experts": "expert_count"})
 PIECES = {  # how a text is split before a tokenizer's merges, by the name in a file
     **dict.fromkeys(("llama-bpe", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), WORD % "{1,3}"),
     "qwen2": WORD % "",
@@ -137,7 +137,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} needs the package {error.name} to be read: type pip install gguf") from None
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} cannot be read ({shown(reason)[1:-1]}): {REMEDY}") from error
+        raise ValueError(f"{path} cannot be read ({short_repr(reason)[1:-1]}): {REMEDY}") from error
 
 
 class GgufFile:
@@ -177,7 +177,7 @@ class GgufFile:
         found = {name: self._model_value(key) for name, key in fields.items()}
         found.update((name, self._value(key)) for name, key in WORDS.items())
         known = {name: value for name, value in found.items() if value is not None}
-        config.update(known, **own.says)
+        config.update(known, **own.defaults)
         config["vocab_size"] = int(self._tensors["token_embd.weight"].shape[1])
         config["tie_word_embeddings"] = "output.weight" not in self._tensors
         if own.kind == "llama" and config.get("sliding_window"):
@@ -279,7 +279,7 @@ class GgufFile:
         weights = torch.from_numpy(dequantize(data, tensor.tensor_type).copy())
         if tuple(weights.shape) != form.shape:
             raise ValueError(f"{tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
-        if self._architecture.turned and any(part in name for part in TURNED):
+        if self._architecture.interleaved and any(part in name for part in TURNED):
             heads = weights.unflatten(0, (-1, self._sizes.head_dim // 2, 2))  # the two of a wave are adjacent
             weights = heads.transpose(1, 2).reshape(weights.shape)
         if self._sizes.family.one_more and weights.dim() == 1:  # a norm

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from config.schema.heads import VOCAB, block_problems, head_problems, is_block, read_block, read_dialect, verifier
-from config.schema.untrusted import shown
+from config.schema.untrusted import short_repr
 from model.drafts.draft import Read, Steps
 from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Head, MtpHead
 from model.drafts.network import LMHead, TreeDraft
@@ -182,8 +182,8 @@ def _check_target(source: Checkpoint, base: Mapping[str, Any], target: LlamaConf
     its, named = source.config, verifier(source.config)
     kinds, ours = named.get("architectures") or [], base.get("architectures") or []
     if kinds and ours and not set(kinds) & set(ours):
-        raise ValueError(f"the draft head in {source.folder} was trained for {shown(named.get('name_or_path'))}, a "
-                         f"{shown(kinds[0])}, but the model is a {ours[0]}; take the head that was trained for it")
+        raise ValueError(f"the draft head in {source.folder} was trained for {short_repr(named.get('name_or_path'))}, "
+                         f"a {short_repr(kinds[0])}, but the model is a {ours[0]}; take the head trained for it")
     hidden, vocab = its.get("hidden_size"), its.get("vocab_size")
     if third:  # with an embedding of its own, its size may differ from the target's
         hidden = its.get("target_hidden_size") or hidden

@@ -162,7 +162,7 @@ class Retokenized(Network):
 
     def _rewritten(self) -> list[tuple[int, float]]:
         """Return the drafted text in stable tokens of the target, as probable as the drafted tokens that end there."""
-        ids = encoded_behind(self._target, self._tail, self._text)
+        ids = encoded_after(self._target, self._tail, self._text)
         word = LAST_WORD.search(self._text)
         stable = word.start() if word else len(self._text) - 1 if len(self._drafted) >= LONG else 0
         chain, above = [], 0.0
@@ -177,7 +177,7 @@ class Retokenized(Network):
         return chain
 
 
-def encoded_behind(tokenizer: Any, tail: Sequence[int], text: str) -> list[int]:
+def encoded_after(tokenizer: Any, tail: Sequence[int], text: str) -> list[int]:
     """Return the tokens of a text after the tokens `tail`, or none if `tail` and they decode to another text.
 
     The text is encoded together with the text of `tail`, or alone if a token would cross the border, as in the middle

@@ -13,8 +13,8 @@ import os
 from heapq import nsmallest
 from typing import Callable, Iterable, List, NamedTuple, Sequence
 
-from config.files import ROOM, explained, fits, lines, make_private, open_lock, replace
-from config.schema.untrusted import Name, shown
+from config.files import ROOM, as_value_error, fits, lines, make_private, open_lock, replace
+from config.schema.untrusted import Name, short_repr
 from model.tree import TokenTree
 
 SUFFIX = "suffix"  # the source with guesses that depend on the length of a match
@@ -216,7 +216,7 @@ def load_texts(path: Name, vocabulary: int, limit: int) -> list[list[int]]:
     if not fits(head, {"vocabulary": int}):
         raise ValueError(f"line {number} of {path} does not name the size of a vocabulary: {AFRESH}")
     if head != {"vocabulary": vocabulary}:
-        raise ValueError(f"{path} holds answers of another vocabulary ({shown(head)}) than the model's, which has "
+        raise ValueError(f"{path} holds answers of another vocabulary ({short_repr(head)}) than the model's, which has "
                          f"{vocabulary} tokens: {AFRESH}")
 
     def is_token(value: object) -> bool:
@@ -237,7 +237,7 @@ def add_texts(path: Name, texts: Iterable[list[int]], vocabulary: int, limit: in
     does not damage it. The time grows with `limit`. Raises ValueError as `load_texts` does, or if the file cannot be
     written.
     """
-    with explained(path, ROOM), open_lock(f"{path}.lock") as lock:
+    with as_value_error(path, ROOM), open_lock(f"{path}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kept = _newest([*load_texts(path, vocabulary, limit), *texts], limit)
         make_private(path)

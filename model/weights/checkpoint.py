@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from config.schema.fields import read_config
-from config.schema.untrusted import is_name, read_json, reason, shown, stays_inside
+from config.schema.untrusted import is_name, read_json, reason, short_repr, stays_inside
 
 # safetensors' names of types; types that this torch does not have are omitted
 _TYPES = {
@@ -80,13 +80,14 @@ def _header(path: Path) -> dict[str, tuple[Form, int]]:
             if file.read(len(POINTER)) == POINTER:
                 raise ValueError(f"{path} is only a Git LFS pointer to the file: type git lfs pull there, or "
                                  "download the file itself") from None
-        raise ValueError(f"{path} is cut off, damaged or not in safetensors ({shown(str(error))}); {AGAIN}") from None
+        why = short_repr(str(error))
+        raise ValueError(f"{path} is cut off, damaged or not in safetensors ({why}); {AGAIN}") from None
     table.pop("__metadata__", None)
     entries = sorted(table.items(), key=lambda item: item[1]["data_offsets"])
     found = {}
     for name, entry in entries:
         if not is_name(name) or entry["dtype"] not in CODES:
-            raise ValueError(f"{path} holds {shown(name)} of type {shown(entry['dtype'])}, unsupported; {AGAIN}")
+            raise ValueError(f"{path} holds {short_repr(name)} of type {short_repr(entry['dtype'])}, unknown; {AGAIN}")
         form = Form(CODES[entry["dtype"]], tuple(entry["shape"]))
         found[name] = form, 8 + length + entry["data_offsets"][0]
     return found
@@ -110,14 +111,14 @@ def _load_bin(path: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # torch warns of what is refused below, or is harmless
             content = torch.load(str(path), **options)
     except Exception as error:  # an unpickler may raise anything for arbitrary bytes
-        raise ValueError(f"{path} cannot be read ({shown(reason(error))}); {AGAIN}") from None
+        raise ValueError(f"{path} cannot be read ({short_repr(reason(error))}); {AGAIN}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__} instead of tensors with names; {AGAIN}")
     tensors = {name: x for name, x in content.items() if isinstance(x, Tensor)}
     for name, x in tensors.items():
         plain = x.dtype in NAMES and x.layout == torch.strided and x.device.type == "cpu"
         if not plain or not is_name(name):
-            raise ValueError(f"{path} holds {shown(name)} in an unsupported form "
+            raise ValueError(f"{path} holds {short_repr(name)} in an unsupported form "
                              f"({x.dtype}, {x.layout}, {x.device}); {AGAIN}")
     return {name: x.detach() for name, x in tensors.items()}
 
@@ -129,8 +130,8 @@ def _weight_map(path: Path) -> dict[str, str]:
         raise ValueError(f"{path} has no weight_map from tensors to files; {AGAIN}")
     for name, shard in names.items():
         if not is_name(name) or not stays_inside(shard):
-            raise ValueError(f"{path} says that {shown(name)} is in {shown(shard)}, which is not a file of its "
-                             "folder; take a model that you trust")
+            raise ValueError(f"{path} says that {short_repr(name)} is in {short_repr(shard)}, which is not a file of "
+                             "its folder; take a model that you trust")
     return names
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from config.schema.fields import COUNT, list_of
-from config.schema.untrusted import shown
+from config.schema.untrusted import short_repr
 from model.weights.checkpoint import NAMES, Form
 
 Make = Callable[[Sequence[Tensor]], Tensor]
 Unfolding = Tuple[Form, Tuple[str, ...], Make]  # the form of a weight, the tensors to read, and their conversion
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
-BESIDE = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale",
+COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale",
           ".weight_zero_point")  # tensors that are read together with a weight, or not at all
 FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of MXFP4's codes; from 8 on they are negative
 BLOCK = list_of(COUNT, 2)  # rows and columns of a block
@@ -33,15 +33,15 @@ def check_method(config: Mapping[str, Any]) -> None:
         return
     method, bits = said.get("quant_method"), said.get("bits", 4)
     if method not in METHODS:
-        raise ValueError(f"config.json says quantization_config with quant_method={shown(method)}, which is not "
+        raise ValueError(f"config.json says quantization_config with quant_method={short_repr(method)}, which is not "
                          f"supported (only {', '.join(METHODS)}); take the model unquantized")
     possible = {"gptq": (4, 8), "awq": (4,)}.get(method, (bits,))
     if bits not in possible:
-        raise ValueError(f"config.json says {method} with bits={shown(bits)}, which is not supported (only 4, and 8 of "
-                         "gptq); take the model unquantized")
+        raise ValueError(f"config.json says {method} with bits={short_repr(bits)}, which is not supported (only 4, and "
+                         "8 of gptq); take the model unquantized")
     if method == "awq" and said.get("version", "gemm") != "gemm":
-        raise ValueError(f"config.json says awq with version={shown(said['version'])}, which is not supported (only "
-                         "'gemm'); take the model unquantized")
+        raise ValueError(f"config.json says awq with version={short_repr(said['version'])}, which is not supported "
+                         "(only 'gemm'); take the model unquantized")
 
 
 def packed(name: str, forms: Mapping[str, Form], config: Mapping[str, Any]) -> Unfolding | None:
@@ -128,8 +128,8 @@ def _sizes(forms: Mapping[str, Form], name: str, scale: str, given: Any) -> Sequ
     _shape(forms, scale, None, None, dtype=None)
     sizes = given or [-(-size // blocks) for size, blocks in zip(whole, shape)]
     if not BLOCK.fits(sizes) or len(sizes) != 2:
-        raise ValueError(f"config.json says weight_block_size={shown(sizes)}, which should be {BLOCK.words}; copy it "
-                         "again from the model")
+        raise ValueError(f"config.json says weight_block_size={short_repr(sizes)}, which should be {BLOCK.words}; copy "
+                         "it again from the model")
     fitting = (-(-size // block) for size, block in zip(whole, sizes))
     _shape(forms, scale, *fitting, dtype=None)
     return sizes

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
-from model.weights.packed import BESIDE, Make, check_method, mxfp4, packed
+from model.weights.packed import COMPANIONS, Make, check_method, mxfp4, packed
 
 BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # not weights: recomputed where needed
 WRAPPED = (  # names of the text's part of a multimodal model
@@ -55,7 +55,7 @@ class Unfolded(Checkpoint):
         quantized = bool(self.config.get("quantization_config"))
         for theirs in self._place:
             beside = BUFFER.search(theirs) or SEEING.search(theirs) or AHEAD.search(theirs)
-            if beside or quantized and theirs.endswith(BESIDE):
+            if beside or quantized and theirs.endswith(COMPANIONS):
                 continue
             name = theirs
             for pattern, ours in (*WRAPPED, *c.family.names):

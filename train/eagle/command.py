@@ -14,7 +14,7 @@ import torch
 
 from config.files import write_json
 from config.schema.heads import BlockForm, usual_layers
-from launch.spec import usable
+from launch.spec import device_named
 from model.drafts.eagle import borrows_embedding, fit_head
 from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, MtpHead, Trainable
 from model.llama import LlamaConfig
@@ -50,7 +50,7 @@ FEATURES = "features"  # folder with the base's features of each conversation
 
 def arithmetic(args: Namespace) -> tuple[torch.dtype, torch.device]:
     """Return the number type and the device of the command; auto is bfloat16 wherever that is faster."""
-    device = usable(args.device, "--device ")
+    device = device_named(args.device, "--device ")
     name = args.dtype
     if name == "auto":
         flags = CPU.read_text().split() if CPU.is_file() else ()

@@ -57,7 +57,7 @@ def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int)
     """
     rows, tokens, passes = [], 0, 0
     for prompt in tqdm(prompts, desc="drafting", unit="answer", leave=False):
-        answer = decoder.whole(Request(prompt, max_new_tokens=new, end=ends))
+        answer = decoder.complete(Request(prompt, max_new_tokens=new, end=ends))
         rows.append(answer_row(prompt, answer.token_ids))
         tokens += answer.new_tokens - 1
         passes += answer.target_passes

@@ -19,7 +19,7 @@ from config.files import write_json
 from eval.pair_keys import MeasureKeys
 from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import Array, merged_passes
-from launch.spec import usable
+from launch.spec import device_named
 from launch.split.write import TEXT_FILES
 from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
@@ -46,7 +46,7 @@ class Training:
 
     def __init__(self, args: Namespace) -> None:
         self.args = args
-        self.device = usable(args.device, "--device ")
+        self.device = device_named(args.device, "--device ")
         measured = MeasureKeys(dtype="float32", device=str(self.device))
         self.pair = open_pair(str(args.target), measured)
         room = self.pair.whole.config.context
