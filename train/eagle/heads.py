@@ -77,8 +77,7 @@ def describe(teacher: Teacher, vocab: int | None = None, dialect: str = "eagle3"
 
 
 def nested(config: Config, base: Config) -> Config:
-    """Return a `config.json` in the form of its dialect: speculators nests the sizes of the layers one level deeper,
-    and names the head's base."""
+    """Return a `config.json` in its dialect's form: speculators nests the sizes of the layers, and names the base."""
     if KIND not in config:
         return config
     known: Config = {"architectures": base.get("architectures"), "name_or_path": base.get("_name_or_path")}

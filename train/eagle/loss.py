@@ -85,8 +85,7 @@ class Wanted(NamedTuple):
 
 
 class Task:
-    """A head, its teacher, and the loss of EAGLE-1/2 (section 3.2 of EAGLE): SmoothL1 between features, soft
-    cross-entropy between their words."""
+    """A head, its teacher, and the loss of EAGLE-1/2 (section 3.2): SmoothL1 of features, cross-entropy of words."""
 
     behind = "by the head's own guesses before the place"  # the quantity by which its agreement is listed
     by_pass = False  # whether agreement is counted for each pass of the objective, or for DEPTHS
@@ -196,8 +195,7 @@ class Task:
 
     @torch.enable_grad()
     def learn(self, rows: Rows, seed: Sequence[int]) -> dict[str, float]:
-        """Add the gradients of a batch, row by row to save memory, and return its loss and agreement; `seed` determines
-        noise and starts."""
+        """Add a batch's gradients, row by row to save memory; return its figures. `seed` sets noise and starts."""
         size = sum(self.size(row) for row in rows)
         whole = 0.0
         right = total_words = 0

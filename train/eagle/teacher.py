@@ -37,8 +37,7 @@ class Teacher(Whole):
 
     @property
     def written(self) -> torch.dtype:
-        """The number type for the file of a trained head: that of the base's file, or bfloat16 if the base computes in
-        it."""
+        """The number type of a written head: that of the base's file, or bfloat16 if the base computes in it."""
         return self.dtype if self.dtype == torch.bfloat16 else self.stored
 
     def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:

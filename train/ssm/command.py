@@ -72,8 +72,7 @@ class Training:
         return fitting[:args.judged], fitting[args.judged:]
 
     def tune(self, name: str, source: Path, rows: Rows, steps: int) -> PreTrainedModel:
-        """Fine-tune the drafter in `source` on rows, write it into the folder `name` of OUT, and return it as read from
-        there, as the drafting code will see it."""
+        """Fine-tune the drafter in `source` on rows, write it to OUT/`name`, and read it as the drafting code will."""
         args, model = self.args, open_model(source, self.device)
         some = [row for row in rows if row.answers.any()]
         teacher = open_model(args.target, self.device) if args.distributions else None
