@@ -90,7 +90,7 @@ def styles_of(names: Sequence[str]) -> dict[str, Style]:
 
 
 @contextmanager
-def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1),
+def new_figure(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1),
           forms: Sequence[str] = (), **options: Any) -> Iterator[Any]:
     """Yield the axes of a figure, a grid of them if it has several `places`; then write the figure to a file, or to
     one for each of several `forms`."""
@@ -111,7 +111,7 @@ def bars(path: Path, series: Lines, places: Sequence[str], title: str, labels: L
     count = len(series) * len(places)
     width, few = 0.82 / len(series), count <= 16
     styles = styles_of([one.name for one in series])
-    with drawn(path, (max(6.0, 0.22 * count + 2.5), 3.8)) as axes:
+    with new_figure(path, (max(6.0, 0.22 * count + 2.5), 3.8)) as axes:
         for i, one in enumerate(series):
             x = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width
             style = styles[one.name]
@@ -144,7 +144,7 @@ def _head(axes: Any, title: str) -> None:
 def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels: Labels) -> None:
     """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
     styles = styles_of([one.name for one in series])
-    with drawn(path, LINE_SIZE) as axes:
+    with new_figure(path, LINE_SIZE) as axes:
         for one in series:
             style = styles[one.name]
             axes.errorbar(places, one.heights, yerr=one.whiskers, label=one.name,
@@ -201,7 +201,7 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
 def _progress(view: View, path: Path, where: str) -> bool:
     """Draw how the text grows: settled tokens by seconds, the mean over the turns of all answers."""
     styles = styles_of(list(view.rows))
-    with drawn(path, LINE_SIZE) as axes:
+    with new_figure(path, LINE_SIZE) as axes:
         for label, answers in view.means("answers").items():
             if any(turn for answer in answers for turn in answer["settled"]):
                 style = styles[label]
@@ -237,7 +237,7 @@ def _stages(view: View, path: Path, where: str) -> bool:
     columns = min(len(used), ABREAST)
     rows = math.ceil(len(used) / columns)
     size = 1.75 * columns + 1.2, 2.9 * rows
-    with drawn(path, size, (rows, columns), squeeze=False, sharey=True, layout="constrained") as grid:
+    with new_figure(path, size, (rows, columns), squeeze=False, sharey=True, layout="constrained") as grid:
         first, places = grid[0][0], grid.flatten()
         for axes, (label, ranks) in zip(places, used.items()):
             spent = {str(rank): own._asdict() for rank, own in ranks.items()}
@@ -261,7 +261,7 @@ def _account(view: View, path: Path, where: str) -> bool:
     seen = view.means("account")
     if not seen:
         return False
-    with drawn(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
+    with new_figure(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
         spent = {label: own._asdict() for label, own in seen.items()}
         ends = _stack(axes, spent, SPENT, 1e3)
         axes.bar_label(ends, fmt="%.0f", padding=3, fontsize=8)

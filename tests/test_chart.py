@@ -9,7 +9,7 @@ from PIL import Image
 
 from config.methods import METHODS
 from eval.plan import map as mapping
-from eval.plan.bench import EmulatedConfig, GridConfig, clusters, drawn, judged, plan_of, summary
+from eval.plan.bench import EmulatedConfig, GridConfig, clusters, compare_choice, plan_of, sampled, summary
 from eval.plan.map import ALONG, STAGES, Cell, MapConfig, cell, draw, planner_map, sites
 from eval.plots import styles_of
 from tests.test_plan import book, config_of
@@ -74,7 +74,7 @@ def test_a_map_is_written_as_a_table_and_a_picture(tmp_path, axes, capsys, monke
 def test_a_plan_is_judged_by_other_questions():
     config = config_of("methods=serial", "drafts=eagle", "max_new_tokens=12")
     site = clusters(1, seed=3)[0]
-    row = judged(replace(site, factors=(1.0,)), config,
+    row = compare_choice(replace(site, factors=(1.0,)), config,
                  book(answers=1, tokens=12), book(answers=2, tokens=12))
     assert row["chosen"]["pipeline_type"] in ("ar", "serial") and row["boards"] == 1
     assert 0 < row["reached"] <= 1 and row["best_speed"] >= row["plain_speed"] > 0
@@ -101,10 +101,10 @@ def test_every_method_has_a_look_of_its_own():
 
 def test_clusters_for_real_emulation_are_drawn_within_the_bounds_and_always_the_same():
     config = EmulatedConfig(seed=1, least=2)
-    found = drawn(config)
-    assert found == drawn(config) != drawn(replace(config, seed=2))
+    found = sampled(config)
+    assert found == sampled(config) != sampled(replace(config, seed=2))
     assert len(found) == 4
     assert all(2 <= len(site.factors) <= 4
                and site.model / len(site.factors) >= 30 for site in found)
     with pytest.raises(ValueError, match="of the clusters have 2 to 4 boards"):
-        drawn(replace(config, count=64))
+        sampled(replace(config, count=64))

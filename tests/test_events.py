@@ -42,7 +42,7 @@ def test_forwards_end_at_their_moments_and_one_that_is_given_up_never_does():
     long, first, beside = (Worker(Forward(ticks, ticks)) for ticks in (50, 3, 4))
 
     def stop_it() -> None:
-        workers.give_up(long)
+        workers.discard(long)
         workers.start(long, 2, workers.noted("in its place"))
     workers.compute(long, workers.noted("never"))
     workers.compute(first,
@@ -84,7 +84,7 @@ def test_a_forward_is_given_up_at_once_or_at_its_end(stops: bool, at: int, log: 
 
     def give_up() -> None:
         for _ in range(2):  # the second time changes nothing
-            workers.give_up(server)
+            workers.discard(server)
         assert (server.task is None) == stops
     workers.compute(server, workers.noted("unwanted"))
     workers.start(Worker(Forward(1, 1)), at, give_up)
@@ -95,7 +95,7 @@ def test_a_server_that_runs_on_is_free_at_once_where_its_forward_ends_at_that_mo
     workers = Workers(Forward(0, 0), stops=False)
     server = workers.servers[0]
     workers.compute(server, workers.noted("unwanted"))
-    workers.give_up(server)
+    workers.discard(server)
     assert server.task is None and workers.until_all_ended() == []
 
 

@@ -12,7 +12,7 @@ from eval.dsi.cases import proposition
 from eval.dsi.cost_model import Decoding, counted, moments
 from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.keys import Offline
-from eval.dsi.offline import drawn
+from eval.dsi.offline import sampled
 
 COSTS = (1.0, 0.3, 3)  # target, drafter, lookahead
 DECODINGS: dict[str, Decoding] = {
@@ -55,7 +55,7 @@ def test_drawn_texts_have_these_moments(name: str) -> None:
     exact, repeats = moments(DECODINGS[name], 0.7, 200), 4000
     lookahead = max(1, int(DECODINGS[name].lookahead.item()))
     asked = Offline(a=0.7, k=lookahead, S=200, random_seed=11, num_target_servers=0)
-    texts = islice(drawn(asked), repeats)
+    texts = islice(sampled(asked), repeats)
     costs = np.array([counted(DECODINGS[name], windows, 200).cost for windows in texts])
     if exact.deviation == 0:
         assert costs == pytest.approx(exact.mean[0])

@@ -11,7 +11,7 @@ import torch
 
 from model.text import Text
 from tests.test_text import bytelevel, copied, sentencepiece
-from train.command import begin
+from train.command import prepare
 from train.data import make_rows
 from train.eagle import lessons as made
 from train.eagle.lessons import LESSON_FILES, fingerprint, read_lessons
@@ -141,7 +141,7 @@ def test_lessons_of_anything_else_are_made_again(args, change, capsys):
 def test_halves_of_files_that_a_killed_training_left_are_removed_and_others_stay(tmp_path):
     for name in ("texts.json.12.part", "texts.json", "film.mp4.part", "other.json.7.part"):
         (tmp_path / name).touch()
-    begin(Namespace(device="cpu", threads=None), tmp_path, "", "texts.json", "training.json")
+    prepare(Namespace(device="cpu", threads=None), tmp_path, "", "texts.json", "training.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4.part", "other.json.7.part", "texts.json"]
 
 

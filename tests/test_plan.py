@@ -20,12 +20,12 @@ from eval.metrics import speed
 from eval.plan import command
 from eval.plan.advice import advice, limit, table
 from eval.plan.candidates import PLAIN_METHOD, Candidate, families, shares, splits, typed
-from eval.plan.hosts import answered, write_hosts
+from eval.plan.hosts import with_latencies, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.measure import Passed, fit, measured, times_as_long
 from eval.plan.plan import Plan, cluster, plan, planned
 from eval.plan.profiles import Row, compared, profiles, tried
-from eval.plan.record import SETTINGS, Book, Network, Written, book_of, made
+from eval.plan.record import SETTINGS, Book, Network, Written, book_of, make_record
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Trial
 from eval.recorded import OFF_TEXT, Recorded, save, settings_of
@@ -84,7 +84,7 @@ def everything(bench: Bench, methods: list[str], drafts: list[str]) -> list[Tria
 def recorded(temperature: int) -> tuple[PlanConfig, Book]:
     config = config_of("sets=gsm8k,humaneval", "questions=1", "max_new_tokens=24", "drafts=eagle,suffix,ssm",
                        f"temperature={temperature}")
-    return config, made(config)
+    return config, make_record(config)
 
 
 @pytest.mark.parametrize(("method", "draft", "temperature"), [
@@ -320,9 +320,9 @@ def test_a_board_that_does_not_answer_is_named_and_others_are_timed(tmp_path):
         listening.bind(("127.0.0.2", 0))
         port = listening.getsockname()[1]
         with pytest.raises(ValueError, match="127.0.0.2 of .* does not answer at port"):
-            answered(SITE, str(path), port)
+            with_latencies(SITE, str(path), port)
         listening.listen()
-        assert answered(SITE, str(path), port) == SITE, "an own address is no link"
+        assert with_latencies(SITE, str(path), port) == SITE, "an own address is no link"
 
 
 def test_the_times_of_a_stage_are_found_again_out_of_its_passes():

@@ -35,7 +35,7 @@ from train.data import Row, draw, make_row, read_conversations
 from train.eagle import command as train_eagle
 from train.eagle import heads
 from train.eagle.block import BlockTask, block_part
-from train.eagle.judge import answered, open_decoder
+from train.eagle.judge import evaluate, open_decoder
 from train.eagle.loss import Objective, Task, WordTask, own_part, part_at
 from train.eagle.options import parser
 from train.eagle.partial import PartialTask, partial_part, stage_ends
@@ -87,7 +87,7 @@ def base_and_talks(base, talks):
 def make_head(teacher, third, vocab=40):
     own = torch.arange(3, 3 + vocab) if third else None
     config = heads.describe(teacher, vocab if third else None)
-    return heads.begin(teacher, config, own, seed=1), config
+    return heads.new_head(teacher, config, own, seed=1), config
 
 
 def make_task(teacher, third, method):
@@ -210,7 +210,7 @@ def test_agreement_is_counted_by_the_guesses_that_the_head_stands_on(teacher, th
 
 def make_block_task(teacher, starts=100):
     config = heads.describe_block(teacher, BlockForm(teacher.inner, 4, 50), 2)
-    return BlockTask(teacher, heads.begin(teacher, config, None, seed=1), block_part(4, starts, 1))
+    return BlockTask(teacher, heads.new_head(teacher, config, None, seed=1), block_part(4, starts, 1))
 
 
 def drafted(task, ids, feature, tip):
@@ -306,7 +306,7 @@ def test_a_head_for_partial_features_goes_on_from_one_of_eagle3_and_drafts(base_
 def test_a_chain_is_learned_with_what_its_stages_would_have_reported(teacher, monkeypatch):
     monkeypatch.setattr(teacher, "inner", ())
     config = heads.describe_partial(teacher, CONFIG.vocab, stage_ends("3", 7))
-    head = heads.begin(teacher, config, torch.arange(CONFIG.vocab), seed=1)
+    head = heads.new_head(teacher, config, torch.arange(CONFIG.vocab), seed=1)
     task, row = PartialTask(teacher, head, partial_part(3, 100, 1)), make_rows()[0]
     ids = row.ids.long()
     _, inner, _ = teacher.read(ids)
@@ -498,7 +498,7 @@ def test_a_head_that_learnt_is_accepted_more_often(teacher, tmp_path):
     row = Row(ids, torch.arange(len(ids)) >= len(prompt))
     Course(plan, head, tmp_path / "training.pt").run(lambda step: task.learn([row], (0, step)))
     heads.write(head, config, tmp_path / "taught", torch.float64)
-    before, after = (answered(open_decoder(teacher, tmp_path / name, 100), [prompt], frozenset(), 40)
+    before, after = (evaluate(open_decoder(teacher, tmp_path / name, 100), [prompt], frozenset(), 40)
                      for name in ("new", "taught"))
     assert before[1] < after[1]
     assert task.agreement([row], [0])[0] > 0.9
@@ -558,7 +558,7 @@ def test_of_the_bundled_heads_one_drifts_and_one_does_not():
     for name in ("eagle", "eagle_deep"):
         decoder = open_decoder(teacher, ROOT / "toy" / name, 512)
         assert decoder.draft.drifts == (name == "eagle")
-        rows, _ = answered(decoder, prompts, frozenset(text.end_ids), 64)
+        rows, _ = evaluate(decoder, prompts, frozenset(text.end_ids), 64)
         right.append(Task(teacher, decoder.draft.network, Objective(1)).agreement(rows, [0, 8]))
     drifting, deep = right
     assert drifting[0] - drifting[1] > 0.1 > abs(deep[0] - deep[1])

@@ -23,7 +23,7 @@ from tests.checkpoints import same
 from tests.saved import here, save_tokenizer
 from train.course import Course
 from train.data import Row, answer_row
-from train.ssm.boost import learn, loss_of, ranks_of, still_left
+from train.ssm.boost import learn, loss_of, ranks_of, without_predicted
 from train.ssm.command import main
 from train.ssm.texts import prompts_of, texts_of
 from train.writer import Writer, open_model
@@ -140,7 +140,7 @@ def test_a_stretch_is_taken_out_when_every_token_of_it_is_right():
     ranked = [np.array([0, 0, 0, 1, 0]),
               np.array([2, 0, 1, 0])]
     rows = [Row(torch.arange(6), left_N) for left_N in left]
-    assert [found.answers.int().tolist() for found in still_left(rows, ranked, 2)] == [
+    assert [found.answers.int().tolist() for found in without_predicted(rows, ranked, 2)] == [
         [0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0]]
 
 

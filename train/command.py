@@ -41,7 +41,7 @@ class Options(argparse.ArgumentParser):
                 raise ValueError(f"{flag} {value} is out of range; give {least} to {most}")
 
 
-def begin(args: Namespace, folder: Path, remedy: str, *names: str) -> None:
+def prepare(args: Namespace, folder: Path, remedy: str, *names: str) -> None:
     """Prepare the device and the folder of the results. Remove partial files of these `names` there, which are left if
     the process was killed inside `config.files.replace`."""
     check_folder(folder, remedy)

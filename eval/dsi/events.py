@@ -158,7 +158,7 @@ class DSI:
         self.compute(min(self.free, key=lambda server: server.ticks), done)
         self.most = max(self.most, len(self.servers) - len(self.free))
 
-    def give_up(self, worker: Worker) -> None:
+    def discard(self, worker: Worker) -> None:
         """Discard the current result of a worker. It is idle now, or after its forward if it does not stop at once."""
         worker.done = None
         if worker.stops or worker.due == self.now:
@@ -201,7 +201,7 @@ class DSI:
             self._commits.append((self.now, self.settled - before))
         if not holds:  # no result under way is useful
             for worker in (self.drafter, *self.servers):
-                self.give_up(worker)
+                self.discard(worker)
             self.begin()
         elif self.settled < self.plan.tokens:
             self._schedule()

@@ -24,7 +24,7 @@ from eval.dsi import heatmap_costs as costs
 from eval.dsi.formulas import Array
 from eval.dsi.heatmap_costs import ALGORITHMS, MAPS, ONE_COPY, Bests, Map, grid
 from eval.dsi.keys import COMMAND, Heatmap
-from eval.plots import drawn
+from eval.plots import new_figure
 
 FORMS = ("png", "pdf")
 RARE = 0.005  # share of the cells: a tie in fewer of them is not listed
@@ -107,7 +107,7 @@ def _map(config: Heatmap, path: Path, title: str) -> Iterator[Axes]:
     """Open the axes of a map, with its title and the parameters of the costs; write the drawing to files at exit."""
     servers = config.num_target_servers
     about = f"simulated; accounting: {config.accounting}, target servers: {servers}, hop: {config.hop:g}"
-    with drawn(path, (6.4, 5.4), forms=FORMS, layout="constrained", dpi=160) as axes:
+    with new_figure(path, (6.4, 5.4), forms=FORMS, layout="constrained", dpi=160) as axes:
         axes.set_title(f"{title}\n", loc="left", fontsize=12)
         axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=9, color="0.3")
         axes.set_xlabel("Drafter latency (fraction of the target's)")

@@ -54,14 +54,14 @@ def results(config: Offline) -> Iterator[Result]:
         PLAIN: cost_model.si(*setting, 0),
         "SI": cost_model.si(*setting, config.k),
         "DSI": cost_model.dsi(*setting, config.k, config.accounting)}
-    texts = list(islice(drawn(config), config.num_repeats))
+    texts = list(islice(sampled(config), config.num_repeats))
     for name, decoding in algorithms.items():
         counts = [counted(decoding, windows, config.S) for windows in texts]
         exact = moments(decoding, config.a, config.S)
         yield Result(name, exact, *np.array(counts).T)
 
 
-def drawn(config: Offline) -> Iterator[Array]:
+def sampled(config: Offline) -> Iterator[Array]:
     """Yield, for one text after another, the correct drafts of its windows, as the published offline simulator does."""
     rng = np.random.RandomState(config.random_seed)
     while True:
@@ -94,7 +94,7 @@ def off(mean: float, deviation: float, costs: Array) -> str:
 
 def draw(found: Sequence[Result], config: Offline) -> None:
     """Draw histograms of costs and of iterations into a file. Raise ValueError if it cannot be written."""
-    from eval.plots import drawn as figure  # slow to import
+    from eval.plots import new_figure as figure  # slow to import
 
     size, places = (9, 3 * len(found)), (len(found), 2)
     with figure(config.picture, size, places, layout="constrained") as grid:

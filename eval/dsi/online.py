@@ -49,7 +49,7 @@ def texts_of(config: Online) -> Iterator[list[bool]]:
             yield list(islice(cycle(trace), config.S))
     chance = np.random.RandomState(config.random_seed)
     while True:
-        yield spread(drawn(config.a, config.maximum_correct_tokens, chance), config.S)
+        yield spread(sampled(config.a, config.maximum_correct_tokens, chance), config.S)
 
 
 def read_traces(path: str) -> list[list[bool]]:
@@ -62,7 +62,7 @@ def read_traces(path: str) -> list[list[bool]]:
     return [list(map(bool, text)) for text in found if text]
 
 
-def drawn(acceptance: float, most: int, chance: np.random.RandomState) -> Iterator[int]:
+def sampled(acceptance: float, most: int, chance: np.random.RandomState) -> Iterator[int]:
     """Yield numbers of accepted drafts in a row, at most `most`, without end.
 
     With a generator of the same seed, the simulator published with the paper on DSI samples the same numbers.

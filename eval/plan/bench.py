@@ -18,11 +18,11 @@ from config.presets import TOY_PRESET
 from config.profiles import Profile, write
 from eval.bench import speed
 from eval.plan.candidates import families, typed
-from eval.plan.hosts import alone
+from eval.plan.hosts import only_chosen
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.measure import answered
+from eval.plan.measure import answers_of
 from eval.plan.plan import planned
-from eval.plan.record import Book, made
+from eval.plan.record import Book, make_record
 from eval.plan.search import Search, choice, nearly_best, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.pipeline import Pipeline
@@ -167,14 +167,14 @@ def planner(argv: list[str]) -> int:
     grid = read_keys(argv, GridConfig, "python -m scripts.bench planner")
     config = plan_of(grid.questions, grid.tokens, grid.drafts)
     later = replace(config.run, questions=f"{grid.questions}:{grid.questions + grid.judges}")
-    books = made(config), made(replace(config, run=later))
+    books = make_record(config), make_record(replace(config, run=later))
     jobs = [(site, config, *books) for site in clusters(grid.clusters, grid.seed)]
-    rows = in_processes(grid.workers, judged, jobs, "cluster")
+    rows = in_processes(grid.workers, compare_choice, jobs, "cluster")
     print(summary(grid.collect(rows, "{reached:.3f} of the best, {above:.2f} x ar; {keys}")))
     return 0
 
 
-def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
+def compare_choice(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
     """Plan for a cluster with a record, and compare with the best for other questions, which may be more.
 
     Rivals are the finalists of this search, and of one with the same number of other questions. All of these evaluate.
@@ -210,15 +210,15 @@ def planner_emulated(argv: list[str]) -> int:
     """Run the command `python -m scripts.bench planner_emulated`; return its exit code."""
     config = read_keys(argv, EmulatedConfig, "python -m scripts.bench planner_emulated")
     plan = plan_of(1, config.tokens, config.drafts)
-    book = made(plan)
-    sites = tqdm(drawn(config), unit="cluster")
+    book = make_record(plan)
+    sites = tqdm(sampled(config), unit="cluster")
     rows = (emulated(config, plan, site, book) for site in sites)
     config.collect(rows, "{simulated:.3g} tokens/s simulated, {emulated:.3g} emulated with slowdown {slowdown:.3g}, "
                          "{reached:.3f}; {keys}")
     return 0
 
 
-def drawn(config: EmulatedConfig) -> list[Profile]:
+def sampled(config: EmulatedConfig) -> list[Profile]:
     """Return the clusters to emulate, in the order of the grid. Raise ValueError if there are too few."""
     sizes = range(config.least, config.boards + 1)
     fitting = [site for site in clusters(DRAWN, config.seed)
@@ -238,9 +238,9 @@ def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book
     slowdown = max(config.slowdown, LONG_LEVEL / site.level)
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
         path = f"{folder}/cluster.json"
-        write(path, alone(site, one))
+        write(path, only_chosen(site, one))
         run: dict[str, Any] = {"profile": path, "slowdown": slowdown, "timeout": 120}
         with Pipeline.open("toy", **one.keys, **run) as pipeline:
-            took = speed(answered(pipeline, book.answers, config.tokens)) * pipeline.config.slowdown
+            took = speed(answers_of(pipeline, book.answers, config.tokens)) * pipeline.config.slowdown
     speeds = {"simulated": chosen.speed, "emulated": took, "reached": took / chosen.speed}
     return {**facts(site), "chosen": one.keys, "slowdown": slowdown, **speeds}

@@ -12,7 +12,7 @@ from config.keys import preset_of, raw_values
 from config.profiles import write
 from eval.plan.advice import advice, table, to_do
 from eval.plan.candidates import Candidate, typed
-from eval.plan.hosts import alone, write_hosts
+from eval.plan.hosts import only_chosen, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
 from launch.auto import with_chosen
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         write_hosts(config.write_hosts, config.run.hosts, one)
         print(f"hosts: {config.write_hosts} lists the chosen boards, rank 0's first")
     if config.write_cluster:
-        write(config.write_cluster, alone(found.bench.site, one))
+        write(config.write_cluster, only_chosen(found.bench.site, one))
         print(f"cluster: profile={config.write_cluster} describes the chosen boards")
     if config.preset:
         write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, one), found)

@@ -44,7 +44,7 @@ def boards_of(path: str) -> list[Line]:
 
 # --- reachability -----------------------------------------------------------------------------------------------------
 
-def answered(site: Profile, path: str, port: int = PORT) -> Profile:
+def with_latencies(site: Profile, path: str, port: int = PORT) -> Profile:
     """Return the cluster with the latencies of rank 0's wires to the boards of a hosts file, if above the profile's.
 
     Raises ValueError for a board that does not answer.
@@ -171,7 +171,7 @@ def _round_trip(board: _Board, text: str) -> float:
 
 # --- only the chosen boards -------------------------------------------------------------------------------------------
 
-def alone(site: Profile, one: Candidate) -> Profile:
+def only_chosen(site: Profile, one: Candidate) -> Profile:
     """Return the cluster of rank 0's board and the chosen boards, which become its ranks from 1 on."""
     def of_these(values: Sequence[float]) -> tuple[float, ...]:
         return tuple(values[rank - 1] for rank in one.others if values)

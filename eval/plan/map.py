@@ -21,10 +21,10 @@ from config.profiles import PROFILES, Profile
 from eval.plan.bench import QUESTIONS, TOKENS, WORKERS, finalists, in_processes, plan_of
 from eval.plan.candidates import typed
 from eval.plan.keys import PlanConfig
-from eval.plan.record import Book, made
+from eval.plan.record import Book, make_record
 from eval.plan.search import choice, plain_of
 from eval.plan.trial import Bench
-from eval.plots import drawn
+from eval.plots import new_figure
 from eval.tables import save
 from launch.words import with_model
 
@@ -100,7 +100,7 @@ def planner_map(argv: list[str]) -> int:
 def planned(config: MapConfig) -> list[Cell]:
     """Plan for every cell, in several processes, and return the choices."""
     plan = plan_of(config.questions, config.tokens, config.drafts, config.base, config.profile)
-    book = made(plan)
+    book = make_record(plan)
     jobs = [(*where, plan, book) for where in sites(config)]
     return list(in_processes(config.workers, cell, jobs, "cell"))
 
@@ -141,7 +141,7 @@ def draw(config: MapConfig, cells: Sequence[Cell]) -> None:
     """Write the map, readable without colour: every method has a hatch, every cell shows its figures."""
     along = ALONG[config.axes]
     counts = Counter(one.method for one in cells)
-    with drawn(f"{config.output}.png", (7.6, 6.0), layout="constrained", dpi=160) as axes:
+    with new_figure(f"{config.output}.png", (7.6, 6.0), layout="constrained", dpi=160) as axes:
         for one in cells:
             x, y = STAGES.index(one.stage_ms), along.index(one.along)
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **_look(one.method)))

@@ -228,7 +228,7 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
     for one in tqdm(candidates, desc="check", unit="candidate", leave=False):
         try:
             with opened(config.single(**values(one.keys))) as pipeline:
-                rounds = [answered(pipeline, book.answers[:ANSWERS], TOKENS) for _ in range(ROUNDS)]
+                rounds = [answers_of(pipeline, book.answers[:ANSWERS], TOKENS) for _ in range(ROUNDS)]
         except (ValueError, PeerLost):
             if one.plain:
                 raise
@@ -238,7 +238,7 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
     return found
 
 
-def answered(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[Answer]:
+def answers_of(pipeline: Pipeline, asked: Sequence[Written], tokens: int) -> list[Answer]:
     """Return the answers to these questions, of at most `tokens` tokens each."""
     assert pipeline.text is not None, "questions need a tokenizer"
     ends, sampler = frozenset(pipeline.text.end_ids), sampler_of(pipeline.config)

@@ -9,7 +9,7 @@ from config.files import write_json
 from config.keys import listed
 from config.profiles import Profile
 from eval.plan.candidates import PLAIN_METHOD, Candidate, families
-from eval.plan.hosts import answered, boards_of
+from eval.plan.hosts import boards_of, with_latencies
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import check, measured
 from eval.plan.record import Book, book_of
@@ -50,7 +50,7 @@ def cluster(config: PlanConfig) -> Profile:
     """Return the cluster to plan for, with the boards that may take part, and their memory."""
     site, hosts = config.run.cluster or measured(config), config.run.hosts
     if hosts and config.run.profile != "none":  # without a profile the boards were measured
-        site = answered(site, hosts)
+        site = with_latencies(site, hosts)
     lines = boards_of(hosts) if hosts else []
     described = len(lines) or len(site.factors) or len(site.memory)
     sizes = len(listed(config.memory))
@@ -82,7 +82,7 @@ def planned(config: PlanConfig, site: Profile, book: Book) -> Plan:
     search = Search(bench, made)
     trials = search.run()
     if boards > 1:  # to print the speed of other numbers of boards, too
-        trials = search.beside(trials)
+        trials = search.with_other_sizes(trials)
     count = sum(map(len, made))
     return Plan(bench, choice(trials), trials, boards, count, search.tried)
 

@@ -18,7 +18,7 @@ from eval.bench import speed
 from eval.plan.bench import plan_of
 from eval.plan.candidates import Candidate, evenly, families
 from eval.plan.keys import PlanConfig, words
-from eval.plan.record import Written, book_of, made
+from eval.plan.record import Written, book_of, make_record
 from eval.plan.trial import Bench
 from eval.tables import in_columns, number
 from launch.words import with_model
@@ -126,7 +126,7 @@ def thrift(argv: list[str]) -> int:
     """Run the command `python -m scripts.bench thrift`; return its exit code."""
     read_keys(argv, ThriftConfig, "python -m scripts.bench thrift")
     plan = plan_of(2, LONG, DRAFT)
-    book = made(plan)
+    book = make_record(plan)
     rows: list[Sequence[str]] = []
     for name, site in tqdm(SITES.items(), unit="cluster"):
         bench = Bench(site, plan, book)

@@ -90,7 +90,7 @@ def book_of(config: PlanConfig) -> Book:
         if missing:
             raise ValueError(f"{config.traces} has no guesses of {', '.join(sorted(missing))}: {OTHER}")
         return _book(found)
-    book = made(config)
+    book = make_record(config)
     if config.traces:
         written = [one._asdict() for one in book.answers]
         save(config.traces, settings, {**book._asdict(), "answers": written})
@@ -143,7 +143,7 @@ def kind_of(network: str) -> str:
 
 # --- from the models --------------------------------------------------------------------------------------------------
 
-def made(config: PlanConfig) -> Book:
+def make_record(config: PlanConfig) -> Book:
     """Make a record with the models, all in this process.
 
     Questions are taken from the sets in turn, so that the first few are of all kinds.

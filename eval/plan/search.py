@@ -63,7 +63,7 @@ class Search:
         plain = self._best([one for one in self._fitting if one.plain], FEW, "plain")
         return self._ranked([*finalists, *plain[:2]], ALL, "finalists")
 
-    def beside(self, finalists: Sequence[Trial]) -> list[Trial]:
+    def with_other_sizes(self, finalists: Sequence[Trial]) -> list[Trial]:
         """Return these finalists, and the best candidate of the chosen method and draft over the most boards.
 
         If the choice itself uses the most boards, add the best over fewer, unless a finalist with guesses uses fewer.

@@ -33,7 +33,7 @@ def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[Row]:
 def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Path, target: Path) -> None:
     join(rank, plan, port)
     teacher = Teacher(Checkpoint(base_dir), torch.bfloat16, torch.device("cpu"))
-    task = Task(teacher, heads.begin(teacher, heads.describe(teacher), None, plan.seed), METHOD)
+    task = Task(teacher, heads.new_head(teacher, heads.describe(teacher), None, plan.seed), METHOD)
     rows, course = Rows(work, plan.seed), begin(plan, task.head, work, rank)
 
     def lesson(step: int) -> dict[str, float]:
@@ -70,7 +70,7 @@ def dialogues(work: Path, base_dir: Path, count: int) -> list[Row]:
 def _train_deep(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Path, target: Path) -> None:
     join(rank, plan, port)
     teacher = Teacher(Checkpoint(base_dir), torch.float32, torch.device("cpu"))
-    head = heads.begin(teacher, heads.describe(teacher), None, plan.seed)
+    head = heads.new_head(teacher, heads.describe(teacher), None, plan.seed)
     parts = [*teacher_parts(plan.steps - plan.own, noise=0.1, word_weight=0.1), own_part(plan.own)]
     tasks = [Task(teacher, head, part) for part in parts]
     needed = plan.steps * plan.batch * plan.processes + HELD_ROWS

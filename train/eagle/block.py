@@ -53,7 +53,7 @@ class BlockTask(Task):
     """Soft cross-entropy of the words of blocks; a pass is one place in all blocks, from the first guess on."""
 
     head: DFlashHead
-    behind = "by place in the block, from the first guess"
+    counted_by = "by place in the block, from the first guess"
     by_pass = True
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:

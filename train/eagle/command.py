@@ -21,12 +21,12 @@ from model.llama import LlamaConfig
 from model.text import chosen
 from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
-from train.command import begin, run
+from train.command import prepare, run
 from train.course import Course, Hyperparameters
 from train.data import Rows, batch_at
 from train.eagle import heads
 from train.eagle.block import BlockTask, block_part
-from train.eagle.judge import answered, open_decoder
+from train.eagle.judge import evaluate, open_decoder
 from train.eagle.lessons import LESSON_FILES, NEW_TOKENS, Lessons, read_lessons
 from train.eagle.loss import PASSES, Objective, Task, WordTask, own_part, part_at, teacher_parts
 from train.eagle.options import CHECKPOINT, check, parser
@@ -76,27 +76,27 @@ def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Conf
         mask = int(heads.counts(rows, teacher.config.vocab).argmin())
         form = BlockForm(teacher.inner, args.block, mask)
         config = heads.describe_block(teacher, form, args.layers)
-        return config, heads.begin(teacher, config, None, args.seed)
+        return config, heads.new_head(teacher, config, None, args.seed)
     if args.partial:
         return open_partial(args, teacher, rows)
     if args.given:
         source = Checkpoint(args.given)
-        return dict(source.config), heads.take(teacher, source)
+        return dict(source.config), heads.load_given(teacher, source)
     own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab) if args.eagle3 else None
     config = heads.describe(teacher, None if own is None else len(own), args.dialect or "eagle3")
-    return config, heads.begin(teacher, config, own, args.seed)
+    return config, heads.new_head(teacher, config, own, args.seed)
 
 
 def open_partial(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Trainable]:
     """Return a head for partial features, initialized with the layer and the words of the head of --from, if given."""
-    given = heads.take(teacher, Checkpoint(args.given)) if args.given else None
+    given = heads.load_given(teacher, Checkpoint(args.given)) if args.given else None
     if isinstance(given, Eagle3Head):
         own = heads.known_words(given)
     else:
         own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab)
     layers = stage_ends(args.partial, teacher.config.layers)
     config = heads.describe_partial(teacher, len(own), layers)
-    head = heads.begin(teacher, config, own, args.seed)
+    head = heads.new_head(teacher, config, own, args.seed)
     if given is not None:
         heads.inherit(head, given)
     return config, head
@@ -133,7 +133,7 @@ def open_course(args: Namespace, task: Task, parts: list[Objective]) -> Course:
     return Course(plan, task.head, args.out_dir / CHECKPOINT, terms)
 
 
-def look(args: Namespace) -> int:
+def check_base(args: Namespace) -> int:
     """Return the base's positions. Raise ValueError if it does not fit this kind of head, or the head of --from."""
     base = Checkpoint(args.model_dir)
     sizes = LlamaConfig.read(base.config)
@@ -160,8 +160,8 @@ def look(args: Namespace) -> int:
 def train(args: Namespace) -> None:
     """Run the whole training, which writes the head and the record of its accuracy into OUT_DIR."""
     check(args)
-    begin(args, args.out_dir, "choose another folder", "config.json", RECORD)
-    context = look(args)
+    prepare(args, args.out_dir, "choose another folder", "config.json", RECORD)
+    context = check_base(args)
     if args.own:
         args.data = make_own(args, *arithmetic(args))
     args.template = chosen(args.template, args.model_dir)
@@ -216,10 +216,10 @@ def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> Non
     if lessons.prompts:
         longest = min(task.teacher.config.context, args.length)
         decoder = open_decoder(task.teacher, args.out_dir, longest)
-        rows, length = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
+        rows, length = evaluate(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
         depths = task.depths
         agreement = task.agreement(rows, depths)
-        print(f"  held out, {task.behind:<46}" + " ".join(f"{depth:>5}" for depth in depths))
+        print(f"  held out, {task.counted_by:<46}" + " ".join(f"{depth:>5}" for depth in depths))
         print(f"  {BEST:<56}" + " ".join(f"{found:5.3f}" for found in agreement))
         print(f"  {'mean accepted length':<56}{length:5.2f}  (with the model's own token; {len(rows)} answers, "
               "trees of 60 nodes)")

@@ -119,7 +119,7 @@ def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
     return counts(rows, known).argsort(descending=True, stable=True)[:size].sort().values
 
 
-def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Trainable:
+def new_head(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Trainable:
     """Return a new head to train, in float32 (float64 if the base is), with the base's frozen embedding.
 
     The LM head of an EAGLE-3 head begins with the rows of the base's LM head for its words `own`.
@@ -176,7 +176,7 @@ def _learner(head: Trainable) -> Trainable:
     return head
 
 
-def take(teacher: Teacher, source: Checkpoint) -> Trainable:
+def load_given(teacher: Teacher, source: Checkpoint) -> Trainable:
     """Load a trained head of this base for further training, in the number type of a new one; its embedding is frozen.
     Raise ValueError if it does not fit."""
     base, dtype = teacher.source.config, _learning(teacher)

@@ -49,7 +49,7 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
 
 
 @torch.no_grad()
-def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> Answered:
+def evaluate(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> Answered:
     """Return the base's answers to these prompts, of at most `new` tokens, at temperature 0, and the accepted length.
 
     The mean accepted length is tokens per pass of the base, its own included (EAGLE's tau). The first token is not

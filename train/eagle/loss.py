@@ -77,7 +77,7 @@ class Wanted(NamedTuple):
     word_M: Tensor
     chance_MV: Tensor
 
-    def among(self, place_T: Tensor) -> tuple[Tensor, Wanted]:
+    def labels_at(self, place_T: Tensor) -> tuple[Tensor, Wanted]:
         """Return the indices of those of the tokens `place_T` that have labels, and these labels."""
         at_TM = place_T[:, None] == self.place_M
         found, chosen = at_TM.nonzero(as_tuple=True)
@@ -87,7 +87,7 @@ class Wanted(NamedTuple):
 class Task:
     """A head, its teacher, and the loss of EAGLE-1/2 (section 3.2): SmoothL1 of features, cross-entropy of words."""
 
-    behind = "by the head's own guesses before the place"  # the quantity by which its agreement is listed
+    counted_by = "by the head's own guesses before the place"  # the quantity by which its agreement is listed
     by_pass = False  # whether agreement is counted for each pass of the objective, or for DEPTHS
 
     def __init__(self, teacher: Teacher, head: Trainable, method: Objective) -> None:
@@ -104,7 +104,7 @@ class Task:
         """Return the share of a row in the divisor of a batch's loss."""
         return int(row.answers[2:].sum())
 
-    def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
+    def head_features(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
         """Return the features of the base that the head reads."""
         if isinstance(self.head, EagleHead):
             return last_ND
@@ -140,13 +140,13 @@ class Task:
             ids_N = row.ids.to(teacher.device, torch.long)
             last_ND, inner_ND, word_N = teacher.read(ids_N)
             wanted = self._wanted(row, last_ND, word_N)
-            feature_ND = self.given(last_ND, inner_ND).to(self.head.fc.weight.dtype)
+            feature_ND = self.head_features(last_ND, inner_ND).to(self.head.fc.weight.dtype)
             if self.method.noise:
                 feature_ND = feature_ND + self._noise(feature_ND, seed)
             starts_A = self.starts(row, seed).to(ids_N.device)
             marks = []
             for number, (pairs_T, out_TD) in enumerate(self.passes(ids_N, feature_ND, starts_A)):
-                chosen_M, labels = wanted.among(pairs_T[:len(out_TD)] + number + 1)
+                chosen_M, labels = wanted.labels_at(pairs_T[:len(out_TD)] + number + 1)
                 marks.append(self.judge(out_TD[chosen_M], labels))
             return marks
 

@@ -44,7 +44,7 @@ class PartialTask(WordTask):
     `under_way` is the number of guesses of a chain that were sent; None: each number in turn, from start to start.
     """
 
-    behind = "by the number of sent guesses of a chain"
+    counted_by = "by the number of sent guesses of a chain"
     by_pass = True
     under_way: int | None = None
 

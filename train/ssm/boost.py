@@ -70,7 +70,7 @@ def ranks_of(model: PreTrainedModel, rows: Rows) -> Iterator[Array]:
         yield from np.split(rank_T, ends[:-1])
 
 
-def still_left(rows: Rows, ranked: Iterable[Array], stretch: int) -> list[Row]:
+def without_predicted(rows: Rows, ranked: Iterable[Array], stretch: int) -> list[Row]:
     """Return the rows without the stretches of which the drafter predicts every token.
 
     `ranked` holds the ranks of the whole text at the end of each row, including stretches that were removed before.

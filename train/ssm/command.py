@@ -24,10 +24,10 @@ from launch.split.write import TEXT_FILES
 from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import read_sizes
-from train.command import begin, run
+from train.command import prepare, run
 from train.course import Course, Hyperparameters
 from train.data import Rows, answer_row, batch_at
-from train.ssm.boost import learn, ranks_of, still_left
+from train.ssm.boost import learn, ranks_of, without_predicted
 from train.ssm.options import check, layers_of, parser
 from train.ssm.texts import prompts_of, texts_of
 from train.terms import digest, mark, settings
@@ -99,7 +99,7 @@ class Training:
                 return
             name = f"ssm{number}"
             model = self.tune(name, source, left, self.args.steps)
-            left = still_left(left, ranks_of(model, rows), self.args.stretch)
+            left = without_predicted(left, ranks_of(model, rows), self.args.stretch)
             yield name, tokens
 
 
@@ -128,7 +128,7 @@ def train(args: Namespace) -> None:
     """Run the whole training, which writes drafters and the record of their accuracy into OUT."""
     check(args)
     kept = layers_of(args, read_sizes(Checkpoint(args.target)).layers)
-    begin(args, args.out, "choose another --out", RECORD)
+    prepare(args, args.out, "choose another --out", RECORD)
     args.template = template_of(args.template, args.target)
     if kept:
         keep_layers(args.target, kept, args.out / KEPT)
@@ -141,14 +141,14 @@ def train(args: Namespace) -> None:
     if args.single:
         steps = args.steps * len(args.drafts)
         training.tune("single", args.drafts[0], rows, steps)
-    figures = judged(training, list(left))
+    figures = evaluated(training, list(left))
     record = {"tokens_left": left, "texts": len(rows), "held_out_texts": len(training.held),
               "tokens_per_pass": figures, **training.terms}
     write_json(args.out / RECORD, record)
     show(record)
 
 
-def judged(training: Training, names: Sequence[str]) -> Figures:
+def evaluated(training: Training, names: Sequence[str]) -> Figures:
     """Return the tokens per pass by the original first drafter, by each tuned one, and by merged trees of several."""
     args, held = training.args, training.held
     texts = training.writer.write(held)
