@@ -51,7 +51,7 @@ class Recorded:
         stands = place < 0 or place < len(self.text) and self.text[place] == token
         return position if path != OFF_TEXT and stands else OFF_TEXT
 
-    def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def outputs(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the token that follows each path, as a column `[T, 1]` for `lm_head`, and no inner features."""
         said_T1 = torch.tensor([self.next(path) for path in paths],
                                dtype=torch.float64)[:, None]

@@ -114,11 +114,11 @@ def enter(*needed: str) -> None:
     if there and ENTERED not in os.environ:
         os.environ[ENTERED] = sys.executable
         os.execv(there[0], [os.fsencode(there[0]), *words])
-    say(lacks(lacking))
+    say(missing_package(lacking))
     sys.exit(EXIT_WRONG)
 
 
-def lacks(name: str) -> str:
+def missing_package(name: str) -> str:
     """Return the remedy if this Python lacks a package, else an empty string."""
     if not name or find_spec(name) is not None:
         return ""

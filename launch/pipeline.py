@@ -244,7 +244,7 @@ class Pipeline:
         """
         self.ring.reset_measurements()
         for draft in self.drafts.values():
-            draft.unlearn()
+            draft.reset_learning()
         self.rank.restart(same)
 
     def _generation(self, prompt: Prompt, options: dict[str, Any],

@@ -365,19 +365,18 @@ class Slice(nn.Module):
 
     def forward(self, x: Tensor, pos_T: Tensor, cache: Rows,
                 inner: dict[int, Tensor] | None = None,
-                go_on: Callable[[], bool] = lambda: True) -> Tensor | None:
+                still_needed: Callable[[], bool] = lambda: True) -> Tensor | None:
         """Return the hidden states `[T, D]` after the last layer, normed if that is the model's last one.
 
         `x` are tokens `[T]` for the first slice, else hidden states `[T, D]`; the rows were admitted to `cache`.
         `inner` is filled with the inputs of the layers that are its keys; the number of layers is the key of the last
-        one's output. The result is None if `go_on`, which is called before each layer, returns False, since the rows
-        are no longer needed.
+        one's output. `still_needed` is called before each layer; the result is None as soon as it returns False.
         """
         x_TD = self.embed(x, pos_T)
         tables = self.rotary, self.local_rotary
         main, local = (table.at(pos_T, x_TD) if table else None for table in tables)
         for place, (number, layer) in enumerate(self.layers.items()):
-            if not go_on():
+            if not still_needed():
                 return None
             if inner and int(number) in inner:
                 inner[int(number)] = x_TD

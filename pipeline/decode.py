@@ -129,7 +129,7 @@ class Decoding:
         self._begun: float | None = None  # time of the first step
         self._segments = 0  # number of segments sent before the last loss
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Reset the request after a loss: the stages are empty, so prompt and answer so far become unsent text."""
         self._steps.close()
         self._segments += self.target.segments
@@ -142,7 +142,7 @@ class Decoding:
         self.target, self.draft, self._steps = target, draft, steps
         draft.begin(self.request.sampler)
 
-    def go_on(self, read: Read | None = None) -> bool:
+    def advance(self, read: Read | None = None) -> bool:
         """Advance until the request waits or settles tokens; return whether it settled tokens or ended."""
         self.reading = None
         if self._begun is None:
@@ -430,14 +430,14 @@ class Decoder:
         lost, self.running = self.running, []
         for decoding in lost:
             self._return_draft(decoding.draft)
-            decoding.begin_again()
+            decoding.restart()
             self._start(decoding)
 
     def _turn(self, until: float | None) -> None:
         self._admit()
-        if self._go_on([decoding for decoding in self._not_reading() if decoding.target.ready()]):
+        if self._advance([decoding for decoding in self._not_reading() if decoding.target.ready()]):
             return
-        settled = self._go_on(self._not_reading())
+        settled = self._advance(self._not_reading())
         self.ring.depart()
         waiting = [decoding for decoding in self.running if decoding.reading is not None]
         if waiting:
@@ -483,9 +483,9 @@ class Decoder:
         decoding.start(target, draft, steps)
         self.running.append(decoding)
 
-    def _go_on(self, decodings: Sequence[Decoding]) -> bool:
+    def _advance(self, decodings: Sequence[Decoding]) -> bool:
         """Advance these requests; return whether one settled tokens or ended."""
-        news = [decoding.go_on() for decoding in decodings]
+        news = [decoding.advance() for decoding in decodings]
         if any(news):
             self._losses = 0
         self._end_finished()
@@ -498,7 +498,7 @@ class Decoder:
         seconds = self.ring.clock.now() - begin
         for decoding, output in zip(waiting, read):
             decoding.target.drafted(seconds)
-            decoding.go_on(output)
+            decoding.advance(output)
         self._end_finished()
 
     def _end_finished(self) -> None:

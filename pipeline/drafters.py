@@ -24,7 +24,7 @@ from pipeline.transport import Link, send_round
 class NotedTree(TokenTree):
     """A tree that records the proposals below its tip; its nodes are not sent."""
 
-    def go_on(self, tokens: Sequence[int]) -> None:
+    def advance(self, tokens: Sequence[int]) -> None:
         """Forget all guesses, and add new text."""
         self.forget()
         for token in tokens:
@@ -74,7 +74,7 @@ class Drafter:
         """Return the tree of this small model below the text, as it would be on rank 0."""
         if ask.sent:
             assert len(self._tree.trunk) == ask.sent, f"{len(self._tree.trunk)} tokens were received, not {ask.sent}"
-            self._tree.go_on(ask.tokens)
+            self._tree.advance(ask.tokens)
         else:
             self._draft.reset()
             self._draft.begin(ask.sampler)

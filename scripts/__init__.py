@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import Any
 
-from launch.console import NEEDED, enter, interrupt, lacks
+from launch.console import NEEDED, enter, interrupt, missing_package
 from pipeline.failure import SPACE, limited, shortage
 
 LIBRARIES = 1 << 30  # bytes of address space, with a margin, that torch and transformers take before a model is read
@@ -21,7 +21,7 @@ LIBRARIES = 1 << 30  # bytes of address space, with a margin, that torch and tra
 
 def _report(kind: Any, error: Any, trace: Any) -> None:
     lacking = (error.name or "").partition(".")[0] if issubclass(kind, ModuleNotFoundError) else ""
-    message = "stopped" if issubclass(kind, KeyboardInterrupt) else lacks(lacking) or shortage(error)
+    message = "stopped" if issubclass(kind, KeyboardInterrupt) else missing_package(lacking) or shortage(error)
     if not message:
         sys.__excepthook__(kind, error, trace)
         return

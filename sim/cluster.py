@@ -53,7 +53,7 @@ class Answers(Protocol):
     def after(self, path: int, token: int) -> int:
         """Return the number of the path with one more token."""
 
-    def said(self, paths: Sequence[int]) -> Said:
+    def outputs(self, paths: Sequence[int]) -> Said:
         """Return the target's outputs at the end of each path."""
 
 
@@ -118,7 +118,7 @@ class Cluster:
     def defer(self) -> Callable[[Sequence[int]], Said]:
         """Let segments return with path numbers `[T, 1]`; return the function that looks up the outputs of paths."""
         self._memory.deferred = True
-        return self._paths.said
+        return self._paths.outputs
 
     # --- rank 0 -------------------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class Memory:
         path_T = [known[node] for node in segment.nodes]
         if self.deferred:
             return replace(segment, x=torch.tensor(path_T)[:, None])
-        x_TD, inner = self._paths.said(path_T)
+        x_TD, inner = self._paths.outputs(path_T)
         return replace(segment, x=x_TD, inner=None if segment.inner is None else inner)
 
     def known(self, features: Features) -> Features:
@@ -262,7 +262,7 @@ class Memory:
         paths = self._path.get(features.request)
         if paths is None:
             return replace(features, nodes=[], x=features.x[:0])
-        x_TD, inner_TN = self._paths.said([paths[node] for node in features.nodes])
+        x_TD, inner_TN = self._paths.outputs([paths[node] for node in features.nodes])
         return replace(features, x=inner_TN[:, :features.layers * x_TD.shape[1]])
 
     def forget(self, request: int) -> None:

@@ -23,8 +23,8 @@ from sim.wires import Wire, note
 class SlowSlice:
     """A slice of the model that takes the time of a share of the emulated model's layers.
 
-    `share` is from 0 to 1. Between two layers of the emulated model `go_on` is called, as a real slice does between
-    its own layers; it returns whether the segment is still worth computing.
+    `share` is from 0 to 1. `still_needed` is called between two layers of the emulated model, as a real slice does
+    between its own layers; it returns whether the segment is still worth computing.
     """
 
     def __init__(self, part: Callable[..., Tensor | None], pace: Pace, share: float) -> None:
@@ -32,7 +32,7 @@ class SlowSlice:
         self._heat = Heat(pace.profile.heat)
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted, inner: dict[int, Tensor],
-                 go_on: Callable[[], bool] = lambda: True) -> Tensor | None:
+                 still_needed: Callable[[], bool] = lambda: True) -> Tensor | None:
         start, profile = self.pace.now(), self.pace.profile
         layers = max(1, round(self.share * profile.layers))
         context = sum(int(rows.max()) for rows in cache.split(pos_T))
@@ -40,7 +40,7 @@ class SlowSlice:
         out = self.part(x, pos_T, cache, inner)
         for layer in range(1, layers):
             self.pace.clock.sleep_until(start + seconds * layer / layers)
-            if not go_on():
+            if not still_needed():
                 return None
         self.pace.spend_until(start + seconds)
         return out

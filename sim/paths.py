@@ -38,7 +38,7 @@ class Paths:
         config = self._slices[0].config
         self._stores = [Store(config, len(part.layers), self._like) for part in self._slices]
         width = config.hidden * (1 + len(self._inner))
-        self._said = self._like.new_empty(FIRST, width)  # columns: last hidden states, then inner ones
+        self._outputs = self._like.new_empty(FIRST, width)  # columns: last hidden states, then inner ones
         self._numbers: dict[tuple[int, int], int] = {}  # parent path, token -> path
         self._tokens: list[int] = []  # last token of each path
         self._ways: list[np.ndarray] = []  # the prefixes of each path, itself included
@@ -48,7 +48,7 @@ class Paths:
     def full(self) -> bool:
         """Whether `clear` is due before the next request."""
         stored = sum(store.bytes for store in self._stores)
-        return stored + self._said.numel() * self._said.element_size() > MOST_BYTES
+        return stored + self._outputs.numel() * self._outputs.element_size() > MOST_BYTES
 
     def after(self, path: int, token: int) -> int:
         """Return the number of the path with one more token."""
@@ -62,12 +62,12 @@ class Paths:
         self._computed.append(False)
         return number
 
-    def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def outputs(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the last hidden states `[T, D]` at the end of each path, and the inner ones `[T, D * inner]`."""
         missing = [path for path in self._union(paths) if not self._computed[path]]
         if missing:
             self._compute(missing)
-        found = self._said[list(paths)]
+        found = self._outputs[list(paths)]
         width = self._slices[0].config.hidden
         return found[:, :width], found[:, width:]
 
@@ -99,12 +99,12 @@ class Paths:
         for part, store in zip(self._slices, self._stores):
             store.view = view
             x = part(x, pos_T, store, inner)
-        self._said[rows_T] = torch.cat([x, *inner.values()], -1)
+        self._outputs[rows_T] = torch.cat([x, *inner.values()], -1)
         for row in rows:
             self._computed[row] = True
 
     def _make_room(self, rows: int) -> None:
-        self._said = _grown(self._said, 0, rows)
+        self._outputs = _grown(self._outputs, 0, rows)
         for store in self._stores:
             store.make_room(rows)
 

@@ -110,9 +110,9 @@ def test_a_python_that_has_the_packages_is_used_whatever_environments_there_are(
 
 def test_a_package_of_the_server_that_is_not_there_is_reported_with_the_command_that_installs_it(monkeypatch, capsys):
     monkeypatch.setattr(environment, "find_spec", lambda name: None)
-    assert "has no fastapi: type bash run_server.sh once" in environment.lacks("fastapi")
-    assert "has no torch: type bash run_pipe.sh once" in environment.lacks("torch")
-    assert environment.lacks("") == ""
+    assert "has no fastapi: type bash run_server.sh once" in environment.missing_package("fastapi")
+    assert "has no torch: type bash run_pipe.sh once" in environment.missing_package("torch")
+    assert environment.missing_package("") == ""
 
 
 @pytest.mark.parametrize("name", ["check_clients", "check_legacy", "check_setup", "netem", "netns_cluster", "push"])

@@ -175,8 +175,8 @@ def test_one_pass_is_read_for_each_tip_and_after_a_hit_deeper_guesses_have_margi
     second = tree.add(first, 8, -2.0)
     tree.settle(7)
     draft.settle(tree)
-    assert draft.heard(tree, second, 3)
-    assert not draft.heard(tree, second, 3) and draft.wants(tree, tree.tip)
+    assert draft.unrequested(tree, second, 3)
+    assert not draft.unrequested(tree, second, 3) and draft.wants(tree, tree.tip)
 
 
 # Errors

@@ -143,7 +143,7 @@ def test_a_record_says_the_next_token_on_a_text_and_nothing_beside_it():
     assert numbers == [0, 1, 2, 3]
     wrong = known.after(numbers[2], 5)
     assert wrong == OFF_TEXT == known.after(wrong, 3)
-    said, inner = known.said(numbers[1:])
+    said, inner = known.outputs(numbers[1:])
     assert said.shape == (3, 1) and inner.shape == (3, 0)
     assert known.lm_head(said).argmax(-1).tolist() == [1, 2, 3]
 

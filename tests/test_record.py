@@ -84,7 +84,7 @@ def test_a_block_is_recorded_and_replayed_as_it_guesses(temperature):
             node, found = tree.tip, [guesses]
             for token in text[known:known + 4]:
                 node = tree.add(node, token, -1.0)
-                found.append(draft.heard(tree, node, 3))
+                found.append(draft.unrequested(tree, node, 3))
             said.append(found)
         for ours, theirs in zip(*said):
             assert [token for token, _ in ours] == [token for token, _ in theirs]

@@ -45,13 +45,13 @@ def test_what_is_said_of_a_path_is_what_the_whole_model_computes_and_is_the_same
     numbers = []
     for token in text:
         numbers.append(known.after(numbers[-1] if numbers else known.root, token))
-    last, inner = known.said(numbers)
+    last, inner = known.outputs(numbers)
     sibling = known.after(numbers[1], 30)
-    known.said([known.after(sibling, 4), sibling])
-    again, _ = known.said(numbers)
+    known.outputs([known.after(sibling, 4), sibling])
+    again, _ = known.outputs(numbers)
     assert torch.equal(again, last) and inner.shape == (4, 2 * CONFIG.hidden)
     for path, tokens in ((numbers, text), ([sibling], [5, 7, 30])):
-        hidden, _ = known.said([path[-1]])
+        hidden, _ = known.outputs([path[-1]])
         torch.testing.assert_close(TINY.lm_head(hidden)[0], TINY.logits(tokens)[-1])
 
 
@@ -61,7 +61,7 @@ def test_memory_grows_with_the_paths_and_is_given_back():
         for other in range(30):
             known.after(path, other)
         path = known.after(path, token)
-    [row], _ = known.said([path])
+    [row], _ = known.outputs([path])
     torch.testing.assert_close(TINY.lm_head(row),
                                TINY.logits(list(range(40)))[-1])
     known.clear()

@@ -144,7 +144,7 @@ def empty_slice(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
 class ShardedSlice:
     """A member's slice with its weights, as a stage calls it: inputs and outputs are all rows.
 
-    `go_on` is not called, since members would notice a dead segment at different layers.
+    `still_needed` is not called, since members would notice a dead segment at different layers.
     """
 
     def __init__(self, body: Slice, comm: Comm) -> None:
@@ -155,7 +155,7 @@ class ShardedSlice:
             body.layers[number] = TPLayer(layer, comm, opens=int(number) == self._first)
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted, inner: dict[int, Tensor] | None = None,
-                 go_on: Callable[[], bool] = lambda: True) -> Tensor:
+                 still_needed: Callable[[], bool] = lambda: True) -> Tensor:
         self.comm.open(len(x), cache.settled)
         out_TD = self.comm.gather(self.body(x, pos_T, cache, inner))
         if inner:

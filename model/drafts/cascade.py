@@ -52,7 +52,7 @@ class Cascade(Network):
     def wants(self, tree: TokenTree, node: int) -> bool:
         return self.larger.wants(tree, node)
 
-    def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
+    def unrequested(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
         return self._heard.pop(node, None)
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Expansion:
@@ -93,7 +93,7 @@ class Cascade(Network):
 
     def _smaller_guesses(self, tree: TokenTree, node: int) -> Steps[Guesses]:
         """Return the smaller model's guesses after a node, which it first reads if necessary, with unread ancestors."""
-        heard = self.smaller.heard(tree, node, 1)
+        heard = self.smaller.unrequested(tree, node, 1)
         if heard is not None:
             self._chained[node] = heard
         if node in self._chained:

@@ -79,9 +79,9 @@ class Block(TreeDraft):
         self._given = set()
         positions = [tip.pos + 1 + place for place in range(rows - 1)]
         self._said = [] if tree.law else self.predict(self._logits, positions, width)
-        return [self.heard(tree, node, width) or [] for node in nodes]
+        return [self.unrequested(tree, node, width) or [] for node in nodes]
 
-    def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
+    def unrequested(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
         position: int = tree.nodes[node].pos
         row: int = position - self._begun
         if self._begun < 0 or row not in range(len(self._logits)) or node in self._given:

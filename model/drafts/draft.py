@@ -123,7 +123,7 @@ class Draft:
     def forget(self) -> None:
         """Forget the request's own state, but not that of the parts."""
 
-    def unlearn(self) -> None:
+    def reset_learning(self) -> None:
         """Forget everything learned from earlier requests."""
 
 

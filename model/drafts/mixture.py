@@ -69,8 +69,8 @@ class Mixture(Draft):
         twin._blend = self._blend
         return twin
 
-    def unlearn(self) -> None:
-        self._blend.unlearn()
+    def reset_learning(self) -> None:
+        self._blend.reset_learning()
 
     def begin(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -272,7 +272,7 @@ class Mixture(Draft):
             _, node = heapq.heappop(heap)
             if node not in tree.nodes or tree.nodes[node].pos + 1 >= tree.limit:
                 continue
-            found = {network.source: network.heard(tree, node, growth.width) for network in far}
+            found = {network.source: network.unrequested(tree, node, growth.width) for network in far}
             said = {source: guesses for source, guesses in found.items() if guesses is not None}
             if said and self._predict(tree, node, said, growth.width):
                 heard += 1
@@ -349,9 +349,9 @@ class Blend:
     """
 
     def __init__(self) -> None:
-        self.unlearn()
+        self.reset_learning()
 
-    def unlearn(self) -> None:
+    def reset_learning(self) -> None:
         """Return to the initial weights and calibration."""
         self._sums: dict[Bucket, dict[str, float]] = {}  # responsibilities by source
         self._worth: dict[tuple[Bucket, int], PlattScaling] = {}

@@ -56,7 +56,7 @@ class Network(Draft):
         """
         raise NotImplementedError
 
-    def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
+    def unrequested(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
         """Return guesses after a node that it was not requested to read, or None if there are no new ones."""
         return None
 

@@ -94,9 +94,9 @@ class Retokenized(Network):
         if not self._ended:
             yield from self._draft()
             self._chain = self._rewritten()
-        return [self.heard(tree, node, width) or [] for node in nodes]
+        return [self.unrequested(tree, node, width) or [] for node in nodes]
 
-    def heard(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
+    def unrequested(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
         end, place = self._end(tree)
         if node != end or place >= len(self._chain):  # also before it has begun
             return None
