@@ -100,7 +100,7 @@ def test_who_sends_nothing_or_half_a_head_is_closed_and_a_long_answer_is_not(app
 
 def test_of_too_many_the_one_whose_client_is_silent_the_longest_is_closed(app, monkeypatch):
     monkeypatch.setattr(connections, "HEAD", 600)
-    monkeypatch.setattr(running, "room", lambda config: (4, 16))
+    monkeypatch.setattr(running, "connection_limits", lambda config: (4, 16))
     with listening(app) as connect:
         held = connect(REQUEST % b"held")
         assert app.begun.wait(60)

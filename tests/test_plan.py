@@ -285,7 +285,7 @@ def test_the_memory_that_a_hosts_file_gives_counts_for_a_plan(tmp_path, monkeypa
     hosts = tmp_path / "hosts.txt"
     usual = config_of("methods=ar")
     config = replace(usual, run=replace(usual.run, hosts=str(hosts)))
-    monkeypatch.setattr("eval.plan.plan.answered", lambda site, path: replace(SITE, factors=()))
+    monkeypatch.setattr("eval.plan.plan.with_latencies", lambda site, path: replace(SITE, factors=()))
     hosts.write_text("b0\nb1 memory=4.5\nb2 memory=9\nb3 memory=0.5\nb4 memory=9 spare\n")
     site = cluster(config)
     assert site.memory == (4.5, 9.0, 0.5)

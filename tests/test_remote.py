@@ -83,7 +83,7 @@ def test_a_board_beats_while_it_measures(monkeypatch, capsys):
         assert wait_until(lambda: beats.append(capsys.readouterr().out) or any(beats), 30)
         return {"passes": []}
 
-    monkeypatch.setattr(timing, "answered", answered)
+    monkeypatch.setattr(timing, "measure", answered)
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}\nand a line that times the wire\n"))
     assert run(timing.main, []) == 0
     *others, answer, empty = capsys.readouterr().out.splitlines()

@@ -304,7 +304,7 @@ def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_ev
     half = {"type": "http.request", "body": body[:9], "more_body": True}
     gone = {"type": "http.disconnect"}
     assert asyncio.run(ask(half, gone))[0]["status"] == CLIENT_GONE
-    monkeypatch.setattr("serve.app.SLOW", 0.01)
+    monkeypatch.setattr("serve.app.BODY_SECONDS", 0.01)
     assert asyncio.run(ask(half, None))[0]["status"] == 408
     monkeypatch.undo()
     cancelled = server.engine.figures.requests.labels("cancelled")._value.get

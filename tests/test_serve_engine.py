@@ -119,7 +119,7 @@ def test_an_answer_goes_on_while_a_prompt_is_read(engine, monkeypatch):
 
     going = asked(engine, Heard(max_new_tokens=200))[0]
     assert isinstance(going.events.get(timeout=600), Piece)
-    monkeypatch.setattr("serve.engine.fitting_ids", slow)
+    monkeypatch.setattr("serve.engine.checked_prompt_ids", slow)
     read = asked(engine, Heard())[0]
     assert isinstance(going.all()[-1], Ended)
     ended.set()
