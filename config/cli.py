@@ -16,7 +16,7 @@ from config.keys import HELP, Checked, Option, key_lines, listed, nearest, opene
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.profiles import is_file
-from config.run_config import RENAMED, RunConfig, is_template_file
+from config.run_config import RunConfig, is_template_file
 from config.schema.untrusted import read_json
 
 Keys = TypeVar("Keys", bound="CommandKeys")
@@ -278,9 +278,6 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     for word in words:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: write one preset, before all keys")
-        key = word.partition("=")[0]
-        if key in RENAMED and key not in keys:
-            raise ValueError(f"the key {key} no longer exists: write {RENAMED[key]}")
     found = parsed(words, keys, PATHS)
     found.update(_folders(found))
     if "ssm" in found:

@@ -95,16 +95,6 @@ MEASURED = 16  # rows per segment until the best number is measured
 RECOVERY = {"false": 0.0, "true": 60.0}  # seconds for each word
 RUN = 4  # default of the guesses that pipeinfer sends at once
 USUAL_RANKS = 4  # default of the ranks that share all layers, or that hold replicas
-RENAMED = {  # former keys, and what to write instead
-    "chat_template": "template=FILE",
-    "recover_seconds": "recover=SECONDS",
-    "opt_threshold": "policy=opt:X",
-    "run_pipeinfer": "lookahead=N",
-    "question_begin": "questions=BEGIN:END",
-    "question_end": "questions=END, or questions=BEGIN:END",
-    "tp_shares": "tp=2,1,1, a speed for each rank",
-    "revision": "model=NAME@REVISION",
-}
 
 
 def is_template_file(template: str) -> bool:

@@ -460,9 +460,8 @@ class Decoder:
     def _start(self, decoding: Decoding) -> None:
         """Start a request, after the tokens that it shares with a text in the stages."""
         request, cfg = decoding.request, self.cfg
-        options = TargetOptions(self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority,
-                                request.logprobs)
-        target = self.ring.open(decoding.tree, request.sampler, options)
+        target = self.ring.open(decoding.tree, request.sampler, TargetOptions(
+            self.draft.inner, cfg.prunes, cfg.thrifty, cfg.plain_seconds, request.priority, request.logprobs))
         prefix, length = None, 0
         if self.reuses and not request.echo:
             prefix, length = self._longest(decoding.tree.tokens)

@@ -108,8 +108,7 @@ ACCEPTANCES = [0.0, 0.35, 0.8, 0.97, 1.0]
 
 @pytest.mark.parametrize("acceptance", ACCEPTANCES)
 @pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
-def test_texts_cost_in_the_mean_what_is_computed_exactly(
-        target: int, drafter: int, lookahead: int, acceptance: float):
+def test_texts_cost_in_the_mean_what_is_computed_exactly(target: int, drafter: int, lookahead: int, acceptance: float):
     tokens, texts = 40, 50
     for method, decoding in (("DSI", dsi(target, drafter, lookahead)),
                              ("SI", si(target, drafter, lookahead))):
@@ -140,8 +139,7 @@ PREEMPTION = [  # T, d, k; a; tokens; and the times in T of another simulation, 
 
 
 @pytest.mark.parametrize(("sizes", "acceptance", "tokens", "known"), PREEMPTION)
-def test_without_preemption_one_server_more_makes_up_for_it(
-        sizes: tuple, acceptance: float, tokens: int, known: tuple):
+def test_without_preemption_one_server_more_makes_up_for_it(sizes: tuple, acceptance: float, tokens: int, known: tuple):
     def times(stops: bool, more: int) -> np.ndarray:
         asked = replace(plan(*sizes, tokens, more), stops=stops)
         return np.array([decode("DSI", replace(asked, seed=seed), chances(acceptance, tokens, seed)).ticks / sizes[0]

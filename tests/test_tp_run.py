@@ -175,7 +175,6 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     ("tp2", ["stages=0+2+2"], "is split as tp=2, not as stages=0+2+2: leave stages out"),
     ("tp2", ["tp=1,x"], "tp=1,x is not possible: give 0 for the number of the split, a number of ranks"),
     ("tp2", ["tp=1,0"], "tp=1,0 is not possible: give a number from 0.001 to 1000 for each rank"),
-    ("tp2", ["tp_shares=1,1"], "the key tp_shares no longer exists: write tp=2,1,1"),
 ])
 def test_what_does_not_fit_a_split_is_refused_in_a_sentence(saved, capsys, form, words, message):
     assert here(f"model_dir={saved / form}", "prompt_ids=5", *words) == 2

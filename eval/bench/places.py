@@ -185,8 +185,7 @@ class Boards(Place):
         environment = {**os.environ, "NODE_RANK": str(rank), "PYTHON": sys.executable}
         with open(self.folder / f"board_{rank}.log", "ab") as log:
             command = [*space, "bash", str(ROOT / "run_jetson.sh"), *words]
-            return subprocess.Popen(command, env=environment,
-                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------
