@@ -120,7 +120,7 @@ def test_a_request_whose_pipeline_is_lost_is_taken_back_once():
         raise PeerLost("rank 1 was lost")
 
     decoder = SimpleNamespace(add=lambda task: None, remove=lost, turn=lambda: lost("turn"))
-    settled = Settled(SimpleNamespace(tree=None, settled=[], over=False), decoder, waits=True)
+    settled = Settled(SimpleNamespace(tree=None, settled=[], ended=False), decoder, waits=True)
     with pytest.raises(PeerLost):
         next(settled)
     settled.close()

@@ -67,7 +67,7 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "opt": Family("OPTForCausalLM", qkv_bias=True, bias=True, rotary=False, rms=False,
                   gated=False, tied=True, names=OPT),
     "smollm3": Family("SmolLM3ForCausalLM", tied=True, defaults={"no_rope_layer_interval": 4}),
-    "phi3": Family("Phi3ForCausalLM", defaults={"partial_rotary_factor": ANY}),
+    "phi3": Family("Phi3ForCausalLM", allowed={"partial_rotary_factor": ANY}),
     "olmo2": Family("Olmo2ForCausalLM", before=False, after=True, wide_norms=True, names=AFTER),
     "granite": Family("GraniteForCausalLM"),
     "glm": Family("GlmForCausalLM", neighbours=True, allowed={"partial_rotary_factor": ANY, "attention_bias": ANY},
@@ -153,7 +153,7 @@ def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
         ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
         ("rope_scaling", unknown, ({},))]
     family = FAMILIES.get(given["model_type"])
-    allowed = {**SUPPORTED, **(family.defaults if family else {}), "word_embed_proj_dim": given.get("hidden_size")}
+    allowed = {**SUPPORTED, **(family.allowed if family else {}), "word_embed_proj_dim": given.get("hidden_size")}
     checks += [(name, given.get(name), (only, None)) for name, only in allowed.items() if only is not ANY]
     for name, got, fine in checks:
         if got not in fine:
