@@ -144,7 +144,7 @@ class RunConfig(Checked):
     ignore_eos: bool = False  # continue after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none
 
-    # The tree of methods that draft whole trees, and of continuous after a miss
+    # The tree of methods that draft whole trees, of pearl, and of continuous after a miss
     policy: str = "auto"  # eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: the method's own
     expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, level by level: children of each guess of the level before
     init_total_token: int = 80  # guesses in the tree

@@ -243,7 +243,7 @@ class Evaluation:
                 token: int, other: int) -> float:
         """Return the target's margin after the tokens `before`, from the prefill of a new request."""
         recorder = Recorder(**vars(self._sampler(key)))
-        _, stream = self.decoders[key.contender].decode(Request(before, recorder, 1))
+        _, stream = self.decoders[key.contender].stream(Request(before, recorder, 1))
         with closing(stream):  # type: ignore[type-var]
             next(stream)
         return recorder.margin(len(before), token, other)

@@ -110,7 +110,7 @@ def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Te
 def read_text(decoder: Decoder, text: Sequence[int]) -> TokenTree:
     """Return a tree with this text and the target's next token as its trunk, and with the target's features."""
     reader = Decoder(decoder.ring, decoder.draft, autoregressive, decoder.cfg, Limits(decoder.max_length))
-    _, stream = reader.decode(Request(text, Sampler(), ROOM))
+    _, stream = reader.stream(Request(text, Sampler(), ROOM))
     with closing(stream):  # type: ignore[type-var]
         next(stream)
     return stream.tree

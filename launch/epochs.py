@@ -1,4 +1,4 @@
-"""How ranks connect, and connect again after a loss: in epochs, each with connections of its own.
+"""Connections of ranks, in epochs: a new one after each loss, each with connections of its own.
 
 Rank 0 opens an epoch. All ranks come to it, restarted ones included, and connect once all are there. The module knows
 nothing about messages. What a rank writes about an epoch carries the epoch's number, so that it cannot be mistaken.

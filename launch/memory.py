@@ -1,4 +1,4 @@
-"""Memory checks before loading: what the ranks of a machine need, what is free, and what would fit into too little.
+"""Memory checks before loading: what the ranks of a machine need, what is free, and what to reduce if it is too little.
 
 Only the headers of weight files are read. Sizes follow from the configuration; the workspace is an upper estimate.
 """

@@ -357,7 +357,7 @@ class Decoder:
         self._epoch = ring.epoch  # in which the running requests started
         self._losses = 0  # number of losses since a token settled
 
-    def decode(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
+    def stream(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
         """Return the answer, and the stream of settled tokens that fills it; the request starts at the first read.
 
         Raises ValueError for a prompt that leaves no room for an answer in the context.
@@ -373,13 +373,13 @@ class Decoder:
 
     def submit(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
         """Do as `decode`, but start the request at once, or as soon as a place is free."""
-        answer, settled = self.decode(request, waits)
+        answer, settled = self.stream(request, waits)
         settled.begin()
         return answer, settled
 
     def complete(self, request: Request) -> Answer:
         """Return the finished answer of a request."""
-        answer, stream = self.decode(request)
+        answer, stream = self.stream(request)
         for _ in stream:
             pass
         return answer

@@ -124,7 +124,7 @@ class Reset:
 
 @dataclass
 class Start:
-    """The begin of a request with the first `length` tokens of the request `source`, which the stages hold.
+    """The beginning of a request with the first `length` tokens of the request `source`, which the stages hold.
 
     The last of these tokens is the node `last` of `source`, and the node `tip` of the new request.
     """

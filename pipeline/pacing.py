@@ -81,7 +81,7 @@ class FirstStage:
         self._seconds: dict[int, float] = {}  # rows -> the shortest measured time
         self._under_way: deque[Occupancy] = deque()  # the oldest first
         self._left = 0.0  # time at which the newest returned segment left the stage
-        self._way: float | None = None  # recent seconds of a round trip
+        self._round_trip: float | None = None  # recent seconds of a round trip
 
     def send(self, nodes: list[int], now: float) -> None:
         """Record a segment that was sent."""
@@ -97,8 +97,8 @@ class FirstStage:
         estimate_was_late = segment.ends > now
         seconds = now - (segment.sent if estimate_was_late else segment.begins)
         if rows:
-            way = seconds if self._way is None else self._way
-            self._way = way + NEWS * (seconds - way)
+            way = seconds if self._round_trip is None else self._round_trip
+            self._round_trip = way + NEWS * (seconds - way)
         if rows == len(segment.nodes):
             took = seconds * self._share
             known = self._seconds.get(rows, took)
@@ -123,9 +123,9 @@ class FirstStage:
     @property
     def due(self) -> float:
         """Time at which the oldest segment should come back; infinite if it is unknown, or if none is in flight."""
-        if not self._under_way or self._way is None:
+        if not self._under_way or self._round_trip is None:
             return math.inf
-        return self._under_way[0].begins + self._way
+        return self._under_way[0].begins + self._round_trip
 
     @property
     def ready_at(self) -> float:

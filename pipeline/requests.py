@@ -33,7 +33,7 @@ def no_recovery(loss: PeerLost) -> None:
 
 @dataclass
 class Returned:
-    """A segment that came back and is not judged yet. It refers to no target, so there is no reference cycle."""
+    """A segment that came back and is not judged yet. It holds no reference to its target, which would be a cycle."""
 
     segment: Segment
     x_TD: Tensor
@@ -52,7 +52,7 @@ class RequestTarget(Target):
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments in flight
         self._returned: deque[Returned] = deque()
         self._prompt = self._settled = len(tree.trunk)  # lengths of the prompt, and of the text at the last prune
-        self._gone = 0  # number of guesses sent before the last prune that left none alive
+        self._gone = 0  # value of `tree.guessed` at the last prune that left no guess alive
         self.wakes: float | None = None  # time at which the strategy advances without a message
         self.ended = False  # whether the request sends nothing any more
         self.closed = False  # whether every stage has forgotten the request
@@ -226,7 +226,7 @@ class RequestTarget(Target):
                 known.partial = feature_N
 
     def reset(self, request: int) -> None:
-        """Close the request: the Reset with this request number came back."""
+        """Close the request: the Reset of `request` came back, of which a target with replicas has several."""
         self.closed = True
         self._flying.clear()
         self.ring.forget(self.request)

@@ -33,7 +33,7 @@ class Target(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Number of this request's segments that were sent and are not verified yet."""
+        """Number of this request's segments whose answers are not in the tree yet."""
 
     @property
     def has_room(self) -> bool:

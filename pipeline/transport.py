@@ -163,7 +163,7 @@ class Receiver:
 
 
 class LocalLink(Receiver):
-    """A link of a rank that is a thread; `fail` also ends the waiting of threads at `tables`."""
+    """A link of a rank that is a thread; `fail` also wakes threads that wait for a sum at `tables` (tp/group.py)."""
 
     takes = 0.1e-3  # seconds from `send` until the next rank wakes up
 

@@ -21,7 +21,7 @@ def text():
 def answers(strategy, **wishes):
     """The answer and the pieces in which it came, with guesses that settle many tokens at once."""
     with pipeline(TINY, 2, strategy, Oracle(PROMPT + text())) as decoder:
-        answer, stream = decoder.decode(Request(PROMPT, Sampler(1.0, seed=2), **wishes))
+        answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=2), **wishes))
         pieces = list(stream)
         assert not any(stage.caches for stage in decoder.stages)
     assert [token for piece in pieces for token in piece] == answer.token_ids
@@ -56,7 +56,7 @@ def test_there_are_never_more_tokens_than_wished(strategy, new):
 def test_the_context_ends_an_answer_too(strategy):
     long = TINY.text(PROMPT, 1, Sampler()) * 193  # with the prompt three tokens short of the context of 200
     with pipeline(TINY, 2, strategy, TINY.eagle()) as decoder:
-        answer, stream = decoder.decode(Request(PROMPT + long, max_new_tokens=60))
+        answer, stream = decoder.stream(Request(PROMPT + long, max_new_tokens=60))
         assert len([token for piece in stream for token in piece]) == 3
         assert answer.prompt_tokens + answer.new_tokens == decoder.max_length
 
@@ -64,7 +64,7 @@ def test_the_context_ends_an_answer_too(strategy):
 def test_a_prompt_that_fills_the_context_is_refused():
     with pipeline(TINY, 1, "naive", TINY.eagle()) as decoder:
         with pytest.raises(ValueError, match="shorten the prompt or raise max_length"):
-            decoder.decode(Request([1] * 200))
+            decoder.stream(Request([1] * 200))
 
 
 def test_accepted_length_counts_the_targets_own_token_and_not_the_prefill():
@@ -77,7 +77,7 @@ def test_accepted_length_counts_the_targets_own_token_and_not_the_prefill():
 
 def test_accepted_lengths_are_those_of_each_pass_behind_the_prefill():
     with pipeline(TINY, 2, "serial", Oracle(PROMPT + text())) as decoder:
-        answer, stream = decoder.decode(Request(PROMPT, Sampler(1.0, seed=2), max_new_tokens=20))
+        answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=2), max_new_tokens=20))
         _, *pieces = map(len, stream)
     assert answer.accepted_lengths == pieces and len(pieces) == answer.target_passes
     rates = answer.acceptance_by_position
@@ -106,7 +106,7 @@ def test_the_prefill_ends_with_the_first_token_and_decoding_with_the_last():
 
     with pipeline(TINY, 2, "autoregressive") as decoder:
         decoder.ring.clock, decoder.strategy = clock, timed
-        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=20))
+        answer, stream = decoder.stream(Request(PROMPT, max_new_tokens=20))
         assert len(list(stream)) == 20
     assert (answer.prefill_seconds, answer.decode_seconds) == (3.0, 9.5)
     assert answer.tokens_per_second == pytest.approx(20 / 12.5)

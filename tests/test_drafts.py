@@ -64,7 +64,7 @@ class Watcher:
 def test_inner_features_are_the_inputs_of_three_layers_wherever_these_lie(stages):
     draft = Watcher(DEEP.eagle3().network)
     with pipeline(DEEP, stages, "pruned", draft) as decoder:
-        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=8))
+        answer, stream = decoder.stream(Request(PROMPT, max_new_tokens=8))
         text = PROMPT + [token for new in stream for token in new]
     want = dict.fromkeys(usual_layers(8))
     cache = CONFIG.cache(8, len(text), DEEP.lm_head.weight)
@@ -93,7 +93,7 @@ def test_segments_carry_inner_features_only_for_a_head_that_needs_them(kind, wid
         return link
 
     with pipeline(DEEP, 2, "continuous", getattr(DEEP, kind)(), wrap=watch) as decoder:
-        for _ in decoder.decode(Request(PROMPT, max_new_tokens=8))[1]:
+        for _ in decoder.stream(Request(PROMPT, max_new_tokens=8))[1]:
             pass
     assert {x is not None for x in sent} == {wide}
     if wide:
@@ -106,7 +106,7 @@ def test_segments_carry_inner_features_only_for_a_head_that_needs_them(kind, wid
 @pytest.mark.parametrize("strategy, stages", [*zip(SPECULATIVE, cycle([3, 1]))])
 def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
     with pipeline(DEEP, stages, strategy, DEEP.twin()) as decoder:
-        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=NEW))
+        answer, stream = decoder.stream(Request(PROMPT, max_new_tokens=NEW))
         assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, Sampler())
     # How far continuous guesses ahead depends on the speed of its target, so this is not tested here.
     assert strategy == "continuous" or answer.target_passes <= 6, "some guesses were wrong"
@@ -160,7 +160,7 @@ def test_two_heads_and_a_model_share_one_tree_and_it_is_known_who_proposed_what(
     second.source = "second"
     draft = Both(first, second, model)
     with pipeline(DEEP, 2, strategy, draft) as decoder:
-        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=NEW))
+        answer, stream = decoder.stream(Request(PROMPT, max_new_tokens=NEW))
         assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, Sampler())
     assert draft.proposers == {"eagle", "second", "model"}
     assert answer.target_passes < NEW - 1, "no guess was used"
@@ -187,10 +187,10 @@ def test_a_draft_whose_logits_are_not_finite_is_reported_and_the_pipeline_lives_
     draft.network.embed_tokens.weight.data[PROMPT[-1]] = bad
     with pipeline(DEEP, 2, "continuous", draft) as decoder:
         with refused("the draft's logits are not finite (NaN or infinity); its weights are damaged or were trained"):
-            for _ in decoder.decode(Request(PROMPT, max_new_tokens=8))[1]:
+            for _ in decoder.stream(Request(PROMPT, max_new_tokens=8))[1]:
                 pass
         draft.lm_head = lambda out: torch.zeros(len(out), CONFIG.vocab, dtype=out.dtype)
-        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=8))
+        answer, stream = decoder.stream(Request(PROMPT, max_new_tokens=8))
         assert [token for new in stream for token in new] == DEEP.text(PROMPT, 8, Sampler())
 
 

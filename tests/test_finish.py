@@ -52,7 +52,7 @@ def test_an_answer_says_why_it_ended(strategy):
     with pipeline(TINY, 2, strategy, TINY.eagle()) as decoder:
         assert decoder.max_length == 200
         for prompt, wishes, reason in ENDS:
-            answer, stream = decoder.decode(Request((PROMPT * 49)[:prompt], **wishes))
+            answer, stream = decoder.stream(Request((PROMPT * 49)[:prompt], **wishes))
             assert answer.finish_reason == ""
             for _ in stream:
                 pass

@@ -134,7 +134,7 @@ def test_what_is_forced_saves_passes_without_any_draft():
     passes = {}
     for forced in (True, False):
         with pipeline(TINY, 2, "continuous") as decoder:
-            answer, stream = decoder.decode(request(GUIDES[4]))
+            answer, stream = decoder.stream(request(GUIDES[4]))
             if not forced:
                 stream.tree.law.follower.forced = lambda tree, node: ()
             for _ in stream:

@@ -86,7 +86,7 @@ def test_prunes_of_one_request_may_arrive_in_the_next(strategy):
 def test_requests_follow_one_another_and_may_be_given_up_in_mid_air(strategy):
     with pipeline(TINY, 2, strategy, TINY.eagle()) as decoder:
         for left in (0, 1, 3):
-            _, stream = decoder.decode(Request(PROMPT, SAMPLER, NEW))
+            _, stream = decoder.stream(Request(PROMPT, SAMPLER, NEW))
             for _ in range(left):
                 next(stream)
             stream.close()
@@ -98,7 +98,7 @@ def test_requests_follow_one_another_and_may_be_given_up_in_mid_air(strategy):
 def test_a_mixture_forgets_a_request_that_is_given_up(names):
     with pipeline(TINY, 2, "streaming", TINY.mixture(*names)) as decoder:
         for left in (0, 1, 3):
-            _, stream = decoder.decode(Request(PROMPT, SAMPLER, NEW))
+            _, stream = decoder.stream(Request(PROMPT, SAMPLER, NEW))
             for _ in range(left):
                 next(stream)
             stream.close()
@@ -108,7 +108,7 @@ def test_a_mixture_forgets_a_request_that_is_given_up(names):
 def _widest(strategy, wrap):
     """The most slots that a stage's KV cache held while a text was written."""
     with pipeline(TINY, 2, strategy, Oracle(PROMPT + text()), wrap=wrap) as decoder:
-        _, stream = decoder.decode(Request(PROMPT, SAMPLER, NEW))
+        _, stream = decoder.stream(Request(PROMPT, SAMPLER, NEW))
         widest = 0
         for _ in stream:
             sizes = [len(cache.nodes) for stage in decoder.stages for cache in stage.caches.values()]

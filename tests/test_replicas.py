@@ -136,7 +136,7 @@ def test_without_prunes_nothing_changes(strategy):
 def test_requests_follow_one_another_and_may_be_given_up_in_mid_air():
     with replicas(3, draft=TINY.mixture("twin"), lookahead=1) as decoder:
         for left in (0, 1, 3):
-            _, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], SHORT))
+            _, stream = decoder.stream(Request(PROMPT, SAMPLERS[1.0], SHORT))
             for _ in range(left):
                 next(stream)
             stream.close()
@@ -149,7 +149,7 @@ def test_an_answer_of_one_token_and_an_end_token_among_unverified_guesses():
         assert write(decoder, PROMPT, 1, SAMPLERS[0.0]) == text_at(0.0)[:1]
         text = text_at(1.0)
         end = text[9]
-        answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], SHORT, end=frozenset([end])))
+        answer, stream = decoder.stream(Request(PROMPT, SAMPLERS[1.0], SHORT, end=frozenset([end])))
         assert [token for new in stream for token in new] == text[:text.index(end) + 1]
         assert answer.finish_reason == "stop"
 
@@ -217,7 +217,7 @@ def virtual(seconds, guess, lookahead, servers, wrong):
 def takes(new, verification, guess, lookahead, servers, wrong):
     """The seconds of `new` tokens at temperature 1, and the most verifications that were under way at once."""
     decoder = virtual(lambda: verification, guess, lookahead, servers, wrong)
-    answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], new))
+    answer, stream = decoder.stream(Request(PROMPT, SAMPLERS[1.0], new))
     assert [token for tokens in stream for token in tokens] == text_at(1.0, NEW)[:new]
     return answer.prefill_seconds + answer.decode_seconds, decoder.ring.most
 

@@ -53,7 +53,7 @@ def test_every_strategy_writes_the_reference_text_with_several_drafters(strategy
 @pytest.mark.parametrize("rule, stages", [*zip(RULES, (1, 4, 2), strict=True)])
 def test_at_temperature_0_every_rule_writes_the_reference_text(rule, stages):
     with pipeline(TINY, stages, "serial", TINY.drafters(0.02, 0.03), SHAPED) as decoder:
-        answer, stream = decoder.decode(Request(PROMPT, Sampler(rule=rule), NEW))
+        answer, stream = decoder.stream(Request(PROMPT, Sampler(rule=rule), NEW))
         assert [token for new in stream for token in new] == reference(0.0)
     assert answer.mean_accepted_length > 1.5 and set(answer.sources) == {"ssm1", "ssm2"}
 
@@ -73,7 +73,7 @@ def test_a_text_depends_on_its_seed_and_not_on_the_stages_or_on_who_asked_before
 @pytest.mark.parametrize("rule", ["mss", "eagle1"])
 def test_two_equal_drafters_of_the_target_itself_are_always_right(rule):
     with pipeline(TINY, 2, "serial", TINY.drafters(0.0, 0.0), SHAPED) as decoder:
-        answer, stream = decoder.decode(Request(PROMPT, Sampler(1.0, seed=4, rule=rule), 21))
+        answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=4, rule=rule), 21))
         assert sum(len(new) for new in stream) == 21
     assert answer.mean_accepted_length == 5, "four guesses and the target's own token in each pass"
 

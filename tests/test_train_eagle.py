@@ -490,7 +490,7 @@ def test_a_head_that_learnt_is_accepted_more_often(teacher, tmp_path):
     (tmp_path / "taught").mkdir()
     heads.write(head, config, tmp_path / "new", torch.float64)
     prompt = [5, 9, 20, 33]
-    text, stream = open_decoder(teacher, tmp_path / "new", 100).decode(Request(prompt, max_new_tokens=40))
+    text, stream = open_decoder(teacher, tmp_path / "new", 100).stream(Request(prompt, max_new_tokens=40))
     list(stream)
     ids = torch.tensor(prompt + text.token_ids).int()
     task = Task(teacher, head, Objective(2, word_weight=1.0))

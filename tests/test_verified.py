@@ -34,7 +34,7 @@ def decode(networks, widths, sampler):
     shaped = TREE.init.shaped(expanded(",".join(map(str, widths))))
     cfg = TREE.__class__(init=shaped, chunk=TREE.chunk)
     with pipeline(TINY, 2, "serial", Mixture(networks, None), cfg) as decoder:
-        answer, stream = decoder.decode(Request(PROMPT, sampler, NEW))
+        answer, stream = decoder.stream(Request(PROMPT, sampler, NEW))
         for _ in stream:
             pass
     return answer.token_ids, answer.target_passes

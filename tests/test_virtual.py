@@ -138,7 +138,7 @@ def test_rest_ends_with_a_message_or_at_its_moment():
 
 def answers(pipeline: Pipeline, temperature: float) -> list[tuple[list[int], float]]:
     prompt = pipeline.text.prompt_ids([QUESTION], "vicuna")
-    answer, stream = pipeline.decoder.decode(Request(prompt, Sampler(temperature, seed=3), 12))
+    answer, stream = pipeline.decoder.stream(Request(prompt, Sampler(temperature, seed=3), 12))
     list(stream)
     return [(answer.token_ids, answer.prefill_seconds + answer.decode_seconds)]
 
@@ -165,7 +165,7 @@ def test_plain_decoding_takes_what_the_profile_says_and_no_more():
     """Every token of `ar` goes once over four stages, five wires and the verdict."""
     with Pipeline.open("toy", pipeline_type="ar", time="virtual", profile="jetson-7b") as pipeline:
         [(ids, _)] = answers(pipeline, 0)
-        answer, stream = pipeline.decoder.decode(Request([1, 5, 9], Sampler(), 3))
+        answer, stream = pipeline.decoder.stream(Request([1, 5, 9], Sampler(), 3))
         list(stream)
     profile = PROFILES["jetson-7b"]
     stages = sum(4 * profile.stage(0.25, 1, context) for context in (3, 4))

@@ -277,7 +277,7 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
 
 
 def write(decoder: Decoder, prompt: list[int], new: int, sampler: Sampler = Sampler()) -> list[int]:
-    answer, stream = decoder.decode(Request(prompt, sampler, new))
+    answer, stream = decoder.stream(Request(prompt, sampler, new))
     for _ in stream:
         pass
     return answer.token_ids

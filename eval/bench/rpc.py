@@ -120,7 +120,7 @@ def _output(name: str, command: Sequence[str]) -> str:
     return made.stdout
 
 
-# --- a wire in front of a server at loopback, for programs without emulated wires -------------------------------------
+# --- a wire in front of a server on loopback, for programs without emulated wires -------------------------------------
 
 @contextmanager
 def wire(port: int, profile: Profile) -> Iterator[int]:

@@ -48,7 +48,7 @@ class PlanConfig(DataSetKeys):
 
     # Possible choices (comma-separated)
     splits: str = "any"  # any; first: over the first boards, which need no file of boards; given: as split
-    methods: str = ""  # methods; empty: all but pipeinfer, pearl, ssd and spd
+    methods: str = ""  # methods; empty: all that have no planned=False in config/methods.py
     drafts: str = ""  # drafts, as for the key draft; empty: all that are available
 
     # Record
