@@ -218,7 +218,7 @@ class Pipeline:
         `prompt_logprobs=True` also those of the prompt. `guide` is a grammar that the answer follows
         (`model.grammar.Guide`, as `Guide.json_schema({"type": "object"})`).
         """
-        return self._generation(prompt, options, self.decoder.decode)
+        return self._generation(prompt, options, self.decoder.stream)
 
     def submit(self, prompt: Prompt, waits: bool = True, **options: Any) -> Generation:
         """Like `stream`, for an answer that begins at once, or as soon as there is a place for it.
