@@ -34,7 +34,7 @@ class Network(Draft):
     source = ""  # its name among the drafts of a tree
     number = 0  # its number among the drafts of a tree, which separates their random streams
     by_level = False  # whether it can also grow a tree level by level
-    far = False  # whether it may also guess after nodes that it was not requested to read (see `heard`)
+    far = False  # whether it may also guess after nodes that it was not requested to read (see `unrequested`)
     blind = False  # whether it guesses without the noise with which the target's tokens are chosen
 
     @property
