@@ -111,7 +111,7 @@ class Profile:
         return share * whole_model / 1e3
 
     def draft(self, asked: Sequence[int]) -> float:
-        """Return the seconds of a level; `asked` are rows per request. Those beyond the largest, or `free`, add time."""
+        """Return the seconds of a level; `asked` are rows by request. Those beyond the largest, or `free`, add time."""
         beyond = sum(asked) - max(self.free, *asked)
         costlier = 1 + self.row / self.model * max(0, beyond)
         return costlier * self.level / 1e3 if any(asked) else 0.0
