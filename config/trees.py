@@ -14,7 +14,7 @@ MOST_GUESSES = 65536  # guesses in a tree
 WIDTHS = re.compile(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*")
 FIXED = ("static", "expansion")  # policies with a shape that does not depend on the guesses
 GAIN = 0.5  # of a level of policy=opt, until the best value is measured
-LEAST_SCORE = -8.0  # log-probability of a path below which streaming does not drafthing
+LEAST_SCORE = -8.0  # log-probability of a path below which streaming drafts nothing
 Shape = Tuple[Tuple[int, ...], ...]  # for each level, the number of children of each node of the level before, in order
 
 # EAGLE-1's tree of 25 guesses; a node's likeliest child is first. Nodes that a level does not list have no children.
