@@ -156,7 +156,7 @@ class TokenTree:
         self.passes += count
 
     def cut(self, size: int | None = None, chunk: int | None = None) -> list[int]:
-        """Return the next nodes to send: at most `chunk` rows of unsent text, then the best guesses, up to `size` in all.
+        """Return the next nodes to send: at most `chunk` rows of unsent text, then best guesses, up to `size` in all.
 
         Text that needs several chunks is cut into nearly equal ones, since all wait for the largest; guesses follow the
         last one. Parents come before their children: a score never exceeds the parent's, and ties go to the older node.
