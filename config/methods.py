@@ -22,7 +22,7 @@ class Method:
     about: str
     tree: str = "grown"  # none; round: drafted and verified whole; whole: drafted whole; chain; grown: at any time
     sizes: tuple[str, ...] = ()
-    look: tuple[str, str] = ("white", "")  # color and hatch on maps
+    look: tuple[str, str] = ("white", "")  # colour and hatch on maps
     measured: bool = False  # whether it has many segments under way, with a size that is measured by default
     falls_back: bool = False  # whether it decodes plainly where that is measured to be faster than guessing
     planned: bool = True  # whether plans try it by default
@@ -54,7 +54,7 @@ METHODS = {
         "pearl", "ring", "eagle", "PEARL, AMUSD: drafts a chain further while its first part is verified",
         tree="chain", look=("#e3b5a4", ".."), planned=False),
     "ssd": Method(
-        "ssd", "ring", "eagle", "SSD (Saguaro): while a tree is verified, grow below all its possible outcomes",
+        "ssd", "ring", "eagle", "SSD (Saguaro): while a tree is verified, grow below its likely outcomes",
         sizes=("stream_rows", "init_depth"), look=("#a98467", "oo"), measured=True, planned=False),
     "streaming": Method(
         "streaming", "ring", "eagle", "the best guesses of the whole tree, sent when the first stage becomes free",

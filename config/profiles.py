@@ -56,7 +56,7 @@ class Profile:
     experts: int = 0  # experts of a layer
     chosen: int = 0  # experts of a layer that compute a row
     weights: float = 0.0  # GB: of all layers; 0: unknown
-    factors: tuple[float, ...] = ()  # of the boards of ranks 1, 2, ...: by which the times of their layers grow
+    factors: tuple[float, ...] = ()  # of the boards of ranks 1, 2, ...: multiples of the time of a layer
     memory: tuple[float, ...] = ()  # GB: of the boards of ranks 1, 2, ...; empty: unknown
     levels: tuple[Level, ...] = ()  # milliseconds of a level for drafts that differ from `level`
     links: tuple[Link, ...] = ()  # wires that differ; each is the same both ways
@@ -111,7 +111,7 @@ class Profile:
         return share * whole_model / 1e3
 
     def draft(self, asked: Sequence[int]) -> float:
-        """Return the seconds of a level for `asked` rows per request; those above one request's and `free` add some."""
+        """Return the seconds of a level; `asked` are rows by request. Those beyond the largest, or `free`, add time."""
         beyond = sum(asked) - max(self.free, *asked)
         costlier = 1 + self.row / self.model * max(0, beyond)
         return costlier * self.level / 1e3 if any(asked) else 0.0

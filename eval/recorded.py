@@ -100,7 +100,7 @@ def _content(folder: str) -> str:
 
 
 def save(path: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    """Write content that was recorded with these settings into a file that `kept` reads."""
+    """Write content that was recorded with these settings into a file that `load` reads."""
     found = {"keys": settings, **content}
     write_json(path, {**found, "sha256": _digest(found)}, indent=None)
 
@@ -108,7 +108,7 @@ def save(path: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> 
 def load(path: str, settings: Mapping[str, Any], what: str, other: str) -> Any:
     """Return the content of a file that was recorded with these settings; None if it does not exist.
 
-    Raise ValueError, with the remedy `other`, for a file with other settings, or one that `keep` did not write; `what`
+    Raise ValueError, with the remedy `other`, for a file with other settings, or one that `save` did not write; `what`
     is the predicate of the latter's message.
     """
     if not path or not Path(path).is_file():

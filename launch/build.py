@@ -1,6 +1,6 @@
 """Build the parts of a rank from its specification: its stage, or rank 0's ring, LM head, draft and decoders.
 
-It knows nothing about processes or rank numbers. Builders keep no state.
+It knows nothing about processes or rank numbers. Builders change nothing but what they return.
 """
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _warn_if_unfolded(spec: RankSpec, module: torch.nn.Module) -> None:
 
 
 def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
-    """Build the sums of partial results of ranks that share a stage; an emulated cluster delays them."""
+    """Build the collective operations of ranks that share a stage; an emulated cluster delays them."""
     comm = COMMS[spec.config.comm](group, spec.sizes.hidden)
     cluster = spec.config.cluster
     if cluster is None:

@@ -70,7 +70,7 @@ def to_int8(x_KTE: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_int8(held: Sequence[Tensor], room: Sequence[Tensor]) -> list[Tensor]:
-    """Convert keys and values to the type of the buffers `room`, which have at least as many heads, in place there."""
+    """Convert keys and values to the type of `room`, buffers of at least as many heads; return the filled parts."""
     wide = [into[:len(x)].copy_(x) for into, x in zip(room, held)]
     for x, scale in zip(wide, held[2:]):
         x *= scale

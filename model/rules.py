@@ -64,8 +64,8 @@ def naive(law: Law, proposals: Drawn, chance: Chance) -> int:
 def mss(law: Law, proposals: Drawn, chance: Chance) -> int:
     """Apply multi-step speculative sampling (SpecInfer, algorithm 2) to independently drawn proposals, in any order.
 
-    Equal tokens are separate proposals, whether of one drafter or of two. After a rejected proposal, the residual
-    replaces the target's law, in which the rejected token has no probability.
+    Equal tokens are separate proposals, whether of one drafter or of two. After a rejected proposal, the target's law
+    is replaced by the residual, in which the rejected token has no probability.
     """
     left = list(proposals)
     while left:

@@ -69,7 +69,7 @@ class TokenTree:
         self.passes = -len(self.trunk)
 
     def again(self, prompt: int, length: int, law: Any = None) -> TokenTree:
-        """Return a tree of the first `length` tokens for a target without any; counts continue, and `law` is new."""
+        """Return a tree of the first `length` tokens for a target that holds none; counts continue, `law` is new."""
         tree = TokenTree(self.tokens[:length], self.limit, self._ids, self.best_first, law)
         tree.guessed = self.guessed
         tree.foreseen = [position for position in self.foreseen if position < length]
@@ -156,11 +156,11 @@ class TokenTree:
         self.passes += count
 
     def cut(self, size: int | None = None, chunk: int | None = None) -> list[int]:
-        """Return the next nodes to send: at most `chunk` rows of unsent text, then the best guesses, up to `size` rows.
+        """Return the next nodes to send: at most `chunk` rows of unsent text, then best guesses, up to `size` in all.
 
-        Text that needs several chunks is cut into nearly equal ones, since all wait for the largest. Parents come
-        before their children: a score never exceeds the parent's, and ties go to the older node. In the order of ids,
-        if the tree is not cut best first, they do, too.
+        Text that needs several chunks is cut into nearly equal ones, since all wait for the largest; guesses follow the
+        last one. Parents come before their children: a score never exceeds the parent's, and ties go to the older node.
+        A tree that is not cut best first is cut in the order of ids, in which parents come first, too.
         """
         assert chunk is None or chunk > 0, f"a chunk of {chunk} rows"
         left = len(self.unsent)

@@ -1,6 +1,6 @@
 """The decoder turns requests into streams of settled tokens; several requests share one ring in turn.
 
-It knows nothing about text, since prompts and answers are token ids, and nothing about drafting. A request advances
+It knows nothing about text, since prompts and answers are token ids, nor about how guesses are made. A request advances
 by the steps of its strategy, and waits when the strategy yields `WAIT` or a draft's `Reading`. An abandoned request is
 removed from every stage. A request may begin with a text that the stages still hold: texts of ended requests stay in
 unused places, and the least recently used one is evicted first.
@@ -29,7 +29,7 @@ from pipeline.requests import RequestTarget, Ring
 from pipeline.strategies import Progress, Strategy
 from pipeline.trace import OFF
 
-TRIES = 5  # maximum number of losses without a settled token between them; then requests are given up
+TRIES = 5  # maximum number of losses without a settled token between them; at the next one PeerLost is raised
 LEAST = 16  # minimum number of shared tokens for which a text is reused
 FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # lists in the trace span of a growth
 
@@ -335,7 +335,7 @@ class Limits(NamedTuple):
 
     length: int  # maximum number of tokens of prompt and answer together
     places: int = 1  # maximum number of running requests
-    reuses: bool = False  # whether a request begins with a text that it shares with another
+    reuses: bool = False  # whether a request begins with tokens that it shares with another's text
 
 
 class Decoder:

@@ -19,7 +19,7 @@ from pipeline.trace import Meter
 GB = 1e9
 LOSS_KEY = "heartbeat/lost"  # key of the first loss in the store, a sentence
 BEAT = 0.5  # seconds between two beats
-END = 1 << 40  # added to the beats of a rank that ends regularly
+END = 1 << 40  # added to the beats of a rank that ends in order
 Failure = Callable[[str, BaseException], None]  # is called with a thread's name and the error that ended it
 
 

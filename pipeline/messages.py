@@ -87,7 +87,7 @@ class Batch:
 
 @dataclass
 class Features:
-    """Inner features of rows in flight: the inputs `x`, `[T, layers * D]`, of this number of inner layers."""
+    """Inner features of rows in flight: `x` `[T, layers * D]` are the inputs of the first `layers` inner layers."""
 
     request: int
     layers: int
@@ -143,9 +143,9 @@ class Stop:
 
 @dataclass
 class Ask:
-    """Request `number` of rank 0 for a tree of this shape below the text; `tokens` is the text after the first `sent`.
+    """Rank 0's order `number`: draft a tree of this shape below the text; `tokens` is the text after the first `sent`.
 
-    With `sent` = 0 a new generation begins, of at most `limit` tokens, sampled by `sampler` (without its penalties).
+    With `sent` = 0 a new request begins, of at most `limit` tokens, chosen by `sampler` (without its penalties).
     """
 
     number: int

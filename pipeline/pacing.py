@@ -201,7 +201,7 @@ class StageTimes:
         return _interpolated(self._slowest, rows)
 
     def seconds_per_row(self, rows: int) -> float:
-        """Return the seconds that one row more than `rows` rows takes in all stages and on all wires together."""
+        """Return the seconds of one more row, beyond `rows` rows, in all stages and on all wires together."""
         self._update()
         place = min(max(bisect_right(POINTS, rows), 1), len(POINTS) - 1)
         (first, before), (last, behind) = self._whole[place - 1:place + 1]

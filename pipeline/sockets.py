@@ -179,7 +179,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def shut_down(connection: socket.socket) -> None:
-    """Shut a connection down, which wakes waiting threads at both ends; an encrypted one stays encrypted."""
+    """Shut a connection down, without ending its encryption first; this wakes waiting threads at both ends."""
     with suppress(OSError):  # it may be closed already
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 

@@ -228,7 +228,7 @@ class Engine(RequestLoop):
             ring.ping()
 
     def _hand_out(self, job: AnswerJob, pipeline: Pipeline) -> None:
-        """Report a snapshot if the job is watched, at most every `GLANCE` seconds; then report what has settled."""
+        """Report a snapshot to a watcher, at most one per `SNAPSHOT_INTERVAL`; then report what has settled."""
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= SNAPSHOT_INTERVAL:
             job.seen = now

@@ -116,7 +116,7 @@ def prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
 
 
 def checked_prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
-    """Return the ids as `ids_of` does; raise Refused for a prompt that leaves no room for a token of the answer.
+    """Return the ids as `prompt_ids` does; raise Refused for a prompt that leaves no room for a token of the answer.
 
     Also compile the grammar of the answer for the pipeline, which may take a second.
     """

@@ -1,7 +1,7 @@
 """The collective operations of a group: sums over its members as in Megatron-LM, or as in Galaxy.
 
-They know nothing about layers. A block of a layer begins with `enter`, then column-parallel products; it ends with a
-row-parallel product, which `leave` computes and sums over the members. `scatter` begins a slice, `gather` ends it.
+They know nothing about layers. A block begins with `enter_block`, then column-parallel products; it ends with a
+row-parallel product, which `leave_block` computes and sums over members. `scatter` begins a slice, `gather` ends it.
 
 Shapes: T rows of a segment, t rows that a member keeps between blocks, D model, N a member's share of another width.
 """
@@ -37,7 +37,7 @@ class Products:
 class Comm:
     """The collective operations as in Megatron-LM: members keep all rows, and each block ends with an all-reduce."""
 
-    gathers = False  # whether `enter` may return `Products`
+    gathers = False  # whether `enter_block` may return `Products`
     tiled = False  # whether members keep only their own rows of the present segment, and exchange rows in tiles
 
     def __init__(self, group: Group, hidden: int) -> None:

@@ -79,7 +79,7 @@ class Placement:
         return [self.group(leader) for leader in self.leaders]
 
     def peers(self, rank: int) -> list[Peers]:
-        """Return the peers of each link of a rank, without those of `fan` and `asked`."""
+        """Return the peers of each link of a rank, without those of `fan` and `small_model_peers`."""
         if self.drafter(rank) is not None:
             return [_pair(self.root)]
         leader = self.group(rank)[0]

@@ -135,7 +135,7 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     if experts:  # transformers 5 always names their number num_local_experts
         given[experts[0]] = given.get(experts[0]) or given.get("num_local_experts")
     _refuse_others(given, rotary)
-    if given["model_type"] == "opt":  # its config has another name for the one and no field for the other
+    if given["model_type"] == "opt":  # it calls the first ffn_dim, and has no field for the second
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
     sparse = (*experts, "num_experts_per_tok") if experts else ()
     turning = ROTARY[given["rope_type"]]

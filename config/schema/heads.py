@@ -71,7 +71,7 @@ class BlockForm:
 
 
 def usual_layers(layers: int) -> tuple[int, ...]:
-    """Return the layers with inputs that a head reads by default; empty if the target has too few layers."""
+    """Return the layers of which a head reads the inputs by default; empty if the target has too few layers."""
     return (2, layers // 2, layers - 3) if layers >= 7 else ()
 
 
@@ -83,7 +83,7 @@ def read_dialect(config: Mapping[str, Any], layers: int) -> Dialect:
 
 
 def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Return the layers with inputs that a head reads; the input of layer 2 is the output of layer 1.
+    """Return the layers of which a head reads the inputs; the input of layer 2 is the output of layer 1.
 
     A list that equals the default one, counted either way, means the default. Otherwise `COUNTED` decides, and then
     the writer of the file: vLLM and speculators count inputs, SGLang, SpecForge and all others outputs.

@@ -115,7 +115,7 @@ class DSI:
     verifications wait, and the newest goes first. A server that has finished gets a waiting verification before its
     answer is compared. Answers are compared strictly in the order of positions. The answer after a verification's last
     draft decides on the first draft of the next one. A token that is settled before its draft exists begins a new
-    epoch, too. If no answer for the next position is under way, fewer than k drafts are verified at once.
+    epoch, too. If no answer for the next position is under way, even fewer than k drafts are verified.
     """
 
     def __init__(self, plan: Plan, right: Sequence[bool]) -> None:

@@ -177,7 +177,7 @@ def planner(argv: list[str]) -> int:
 def compare_choice(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
     """Plan for a cluster with a record, and compare with the best for other questions, which may be more.
 
-    Rivals are the finalists of this search, and of one with the same number of other questions. All of these evaluate.
+    Rivals are the finalists of this search, and of one with as many other questions. All other questions evaluate.
     """
     as_many = others._replace(answers=others.answers[:len(mine.answers)])
     found = finalists(Bench(site, config, mine), site.layers)

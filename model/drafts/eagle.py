@@ -28,7 +28,7 @@ from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
 from model.weights.unfold import AHEAD
 
 OWN_EMBEDDING = "embed_tokens.weight"
-UNROLLED = 4  # a head trained with this many passes, including that over the target's features, does not drift
+UNROLLED = 4  # a head trained with at least this many passes, that over the target's features included, does not drift
 TRIED, LEAST = 32, 0.1  # guesses by which a head is judged, and the least acceptable share of correct ones
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's; which of the target's tokens the draft has
 OF_LAYER = re.compile(r"^(self_attn|mlp|input_layernorm|post_attention_layernorm)\.")  # in an MtpHead's decoder layer

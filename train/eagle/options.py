@@ -51,7 +51,7 @@ def parser() -> Options:
                         "answers, and write them to OUT_DIR/own.jsonl")
     made.bounds["--own"] = (2, 1 << 40)
     add("--keep-features", action="store_true", help="keep the model's features of each conversation in "
-        "OUT_DIR/features until the training ends (about 8 bytes per token and unit of size), to compute them once")
+        "OUT_DIR/features until the training ends (about 8 bytes per token and hidden unit), to compute them once")
     add("--eagle3", action="store_true", help="train an EAGLE-3 head (the model needs 7 layers); default: EAGLE-1/2")
     made.number("--block", (BLOCK_SIZES[0], BLOCK_SIZES[-1]), None, "train a DFlash head (7 layers, too), with blocks "
                 "of N tokens, including the one before the guesses; it has one part, of --epochs")
