@@ -85,8 +85,8 @@ class WorkerConfig(ServeConfig):
     port: int = 21002  # port to listen on; 0: any free one
 
     EXAMPLES = """\
-  python -m serve.fastchat controller=http://127.0.0.1:21001
-  python -m serve.fastchat vicuna-7b controller=http://10.0.0.1:21001 host=10.0.0.2 open=true"""
+  python3 -m serve.fastchat controller=http://127.0.0.1:21001
+  python3 -m serve.fastchat vicuna-7b controller=http://10.0.0.1:21001 host=10.0.0.2 open=true"""
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -5,5 +5,5 @@ import sys
 
 from launch.console import NEEDED, enter
 
-if sys.argv[:1] == ["-m"]:  # python -m eval.report
+if sys.argv[:1] == ["-m"]:  # python3 -m eval.report
     enter(*NEEDED)

@@ -1,7 +1,7 @@
 """The evaluation of methods on data sets at several temperatures, with tables and plots at the end.
 
-Usage: python -m scripts.evaluate PROTOCOL [PRESET] [key=value ...], which run_eval.sh and others call; --help shows all
-keys, docs/evaluation.md describes the output.
+Usage: python3 -m scripts.evaluate PROTOCOL [PRESET] [key=value ...], which run_eval.sh and others call; --help lists
+all keys, docs/evaluation.md describes the output.
 """
 from __future__ import annotations
 

@@ -84,9 +84,9 @@ class TablesConfig(MeasureKeys):
     """
 
     EXAMPLES: ClassVar[str] = """\
-  python -m scripts.bench specinfer
-  python -m scripts.bench specinfer draft=toy/draft_b sets=humaneval,qa num_examples=20
-  python -m scripts.bench specinfer target=DIR draft=DIR temperature=0.8 expansion=k,1,1,1"""
+  python3 -m scripts.bench specinfer
+  python3 -m scripts.bench specinfer draft=toy/draft_b sets=humaneval,qa num_examples=20
+  python3 -m scripts.bench specinfer target=DIR draft=DIR temperature=0.8 expansion=k,1,1,1"""
 
     # The models that are compared
     target: str = TARGET  # folder of the target, a model in Hugging Face form

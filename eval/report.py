@@ -2,7 +2,7 @@
 
 It uses the existing answers, and lists the missing ones.
 
-Usage: python -m eval.report DIR
+Usage: python3 -m eval.report DIR
 """
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def checked(argv: Words) -> list[str]:
     """Return the words without method and draft, which a plan reads itself; ValueError if no plan is possible."""
     raw = raw_values(argv)
     if is_one_rank(raw.get("hosts", "")):
-        raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
+        raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python3 -m scripts.plan "
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
     for key, value in raw.items():
         if key in LEFT or f"{key}={value}" in UNPLANNED:

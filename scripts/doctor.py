@@ -1,6 +1,6 @@
 """Check what this machine lacks to run FlowSpec, and print a line for each item: "ok: ..." or "missing: ...; do ...".
 
-Usage: python -m scripts.doctor [PRESET] [key=value ...]. The exit code is 0 if everything that is required is present.
+Usage: python3 -m scripts.doctor [PRESET] [key=value ...]. The exit code is 0 if everything that is required is present.
 
 It looks at Python, torch with gloo, one small kernel on each device, an all-reduce in this process and between two,
 the network interface that ranks would use, disk, memory, and the packages; without torch also at what a first start
@@ -103,7 +103,7 @@ def first_start() -> Iterator[Finding]:
     else:
         pip = _pip()
         old = tuple(map(int, re.findall(r"\d+", pip)[:2])) < OLDEST_PIP
-        yield Finding(f"pip {pip}", "upgrade it in the environment: python -m pip install --upgrade pip" if old else "")
+        yield Finding(f"pip {pip}", "upgrade it there: python3 -m pip install --upgrade pip" if old else "")
     if not os.access(ROOT, os.W_OK):
         yield Finding(f"{ROOT} may not be written by you, so .venv cannot be made there",
                       "let its owner start once, or clone the project into a folder of your own")
@@ -286,7 +286,7 @@ def examine(words: Sequence[str] = ()) -> Iterator[Finding]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python3 -m scripts.doctor", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="word", help="words of a run with a draft head, as model_dir=DIR")
     words = parser.parse_args(argv).words

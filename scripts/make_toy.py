@@ -108,9 +108,9 @@ Training continues from its last checkpoint in --work; remove that folder to beg
 With --family opt, also written family=opt, the steps make a small OPT and a drafter for it, without heads, in --out;
 --work may be that of an earlier run.
 
-  python -m scripts.make_toy                   everything
-  python -m scripts.make_toy family=opt --out my_opt
-  python -m scripts.make_toy head questions    these two, from what --work and --out hold
+  python3 -m scripts.make_toy                   everything
+  python3 -m scripts.make_toy family=opt --out my_opt
+  python3 -m scripts.make_toy head questions    these two, from what --work and --out hold
 """
 
 
@@ -138,7 +138,7 @@ def run(family: str, steps: Sequence[str], work: Path, out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.make_toy", description=__doc__, epilog=EPILOG,
+    parser = argparse.ArgumentParser(prog="python3 -m scripts.make_toy", description=__doc__, epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="STEP", help=f"one or several of: {' '.join(STEPS)}")
     parser.add_argument("--work", type=Path, default=Path(".toy_work"),

@@ -5,5 +5,5 @@ import sys
 
 from launch.console import NEEDED, SERVED, enter
 
-if sys.argv[:1] == ["-m"]:  # python -m serve.fastchat
+if sys.argv[:1] == ["-m"]:  # python3 -m serve.fastchat
     enter(*NEEDED, *SERVED)

@@ -1,4 +1,4 @@
-"""A FastChat worker: `python -m serve.fastchat controller=URL` adds the pipeline to a controller as a model.
+"""A FastChat worker: `python3 -m serve.fastchat controller=URL` adds the pipeline to a controller as a model.
 
 The worker reports itself and the length of its queue to the controller. Prompts come through the controller, already
 wrapped in their template. A stream is JSON objects with the whole text so far, each followed by a zero byte. The worker
@@ -29,7 +29,7 @@ from serve.protocol import Completion, Facts, Refused
 from serve.running import Listener
 from serve.text_chunks import Piece
 
-COMMAND = "python -m serve.fastchat"
+COMMAND = "python3 -m serve.fastchat"
 RETRY = 5.0  # seconds after which a controller that did not answer is tried again
 LOOK = 1.0  # seconds between two looks at a pipeline that is not ready
 PATIENCE = 5.0  # seconds for a response of the controller

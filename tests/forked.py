@@ -126,7 +126,7 @@ class Child:
 
 
 def _be_program(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Be `python -m WORDS`, as if it had just been started."""
+    """Be `python3 -m WORDS`, as if it had just been started."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -208,7 +208,7 @@ def board(words: Sequence[str], **options: Any) -> Any:
 
 def _be_server(words: Sequence[str], environment: dict[str, str], pipes: Sequence[Connection],
                shown: Sequence[Connection]) -> None:
-    """Be what forks the ranks: `python -m launch.processes SOCKET RANKS MODULE`, where this process has the socket."""
+    """Be what forks the ranks: `python3 -m launch.processes SOCKET RANKS MODULE`, where this process has the socket."""
     for number, file in enumerate(shown, 1):
         os.dup2(file.fileno(), number)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,4 +1,4 @@
-"""A rank that only ends, without torch: `python -m tests.rank WHAT ...`, one WHAT for each rank.
+"""A rank that only ends, without torch: `python3 -m tests.rank WHAT ...`, one WHAT for each rank.
 
 WHAT is `wait` (for an interrupt, which ends it with 130), `deaf` (to all that is polite), a number (to end with this
 code), or `kill:NUMBER` (by this signal). All wait until each of them is there.

@@ -100,7 +100,7 @@ def test_an_environment_that_lacks_packages_too_is_asked_once(clone):
 def test_what_needs_no_packages_runs_in_the_python_that_was_typed(clone, command):
     clone.environment(".venv", OTHER)
     ran = clone.run(command, "--help")
-    assert ran.returncode == 0 and ran.stdout.startswith(f"usage: python -m {command}"), ran.stderr
+    assert ran.returncode == 0 and ran.stdout.startswith(f"usage: python3 -m {command}"), ran.stderr
 
 
 def test_a_python_that_has_the_packages_is_used_whatever_environments_there_are(monkeypatch):

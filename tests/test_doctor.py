@@ -49,7 +49,7 @@ def test_the_help_tells_what_is_looked_at(capsys):
     with pytest.raises(SystemExit, match="0"):
         doctor.main(["--help"])
     shown = capsys.readouterr().out
-    assert "python -m scripts.doctor" in shown and "all-reduce" in shown
+    assert "python3 -m scripts.doctor" in shown and "all-reduce" in shown
 
 
 @pytest.mark.parametrize(("findings", "code", "end"), [
@@ -86,7 +86,7 @@ def test_what_a_first_start_needs_is_looked_at(first, monkeypatch, tmp_path):
     assert first() == ["ok: pip 23.0.1+dfsg", f"ok: 5.0 GiB of disk free in {tmp_path} for the environment",
                        "ok: 5.0 GiB of disk free in /tmp for downloads"]
     monkeypatch.setattr(doctor, "_pip", lambda: "20.0.2")
-    assert first()[0] == "missing: pip 20.0.2; do upgrade it in the environment: python -m pip install --upgrade pip"
+    assert first()[0] == "missing: pip 20.0.2; do upgrade it there: python3 -m pip install --upgrade pip"
     monkeypatch.setitem(sys.modules, "ensurepip", None)  # as Debian's Python has none
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ensurepip" else object())
     assert "cannot make an environment; do install its venv module (on Debian and Ubuntu: sudo apt" in first()[0]

@@ -35,7 +35,7 @@ TOOLS = ("cat", "cksum", "dirname", "env", "mkdir", "uname")
 LISTS = ("requirements.txt", "serve/requirements.txt", "tests/requirements.txt")
 FIRST = "|".join(map(re.escape, ("bash", "sudo", "source", "until", *PYTHONS, *FOREIGN)))
 BEGINS = rf"\s*(?:[A-Z_]+=\S+ )*(?:{FIRST}) "
-USAGE = re.compile(r"\[|\bCOMMAND\b|\.NAME\b|^python -m dsi$")  # of commands that stand for others, or that are others'
+USAGE = re.compile(r"\[|\bCOMMAND\b|\.NAME\b|^python3 -m dsi$")  # of commands that stand for others, or of others
 OWN = re.compile(r"check_\w+|push|make_keys|netem|netns_cluster")  # scripts that read their words themselves
 STUB = f"""#!{shutil.which("bash")}
 name="${{0##*/}}"

@@ -1,4 +1,4 @@
-"""`python -m scripts.simulate` as it is typed: interrupted, read by somebody who has had enough, misspelled."""
+"""`python3 -m scripts.simulate` as it is typed: interrupted, read by somebody who has had enough, misspelled."""
 from __future__ import annotations
 
 import signal

@@ -9,7 +9,7 @@ from config.keys import help_of, options, read_keys
 from eval.dsi.formulas import least_lookahead, servers_needed
 from eval.dsi.keys import Offline, Online, Simulation
 
-COMMAND = "python -m scripts.simulate any"
+COMMAND = "python3 -m scripts.simulate any"
 
 
 def test_nothing_said_means_the_values_of_the_paper() -> None:

@@ -17,7 +17,7 @@ class Options(argparse.ArgumentParser):
     """The argument parser of a command, with bounds for its numbers."""
 
     def __init__(self, name: str, about: str, examples: str) -> None:
-        super().__init__(prog=f"python -m scripts.{name}", description=about, epilog=examples,
+        super().__init__(prog=f"python3 -m scripts.{name}", description=about, epilog=examples,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
         self.bounds: dict[str, tuple[float, float]] = {}
 

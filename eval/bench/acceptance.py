@@ -15,7 +15,7 @@ TREE = {"init_total_token": "59", "init_depth": "5", "width": "10", "min_probabi
 
 
 def acceptance(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench acceptance`; return its exit code."""
+    """Execute `python3 -m scripts.bench acceptance`; return its exit code."""
     asked = with_defaults(argv, {"pipeline_type": "serial", "max_new_tokens": "128", **TREE}, TOY_PRESET)
     return run(Command("scripts.bench acceptance", answer_tasks), asked)
 

@@ -66,7 +66,7 @@ class Accident(NamedTuple):
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 def accidents(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench accidents`; return its exit code, 1 if an answer was lost or changed."""
+    """Execute `python3 -m scripts.bench accidents`; return its exit code, 1 if an answer was lost or changed."""
     preset, *words = with_defaults(argv, {**USUAL, **OWN}, TOY_PRESET)
     options = raw_values(words)
     places = options.pop("places").split(",")

@@ -36,7 +36,7 @@ Speeds = Dict[Case, float]
 
 
 def clocks(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench clocks`; return its exit code."""
+    """Execute `python3 -m scripts.bench clocks`; return its exit code."""
     preset, *words = with_defaults(argv, {"max_new_tokens": "48", "profile": "jetson-7b"}, TOY_PRESET)
     options = raw_values(words)
     if {"time", "trace"} & options.keys():

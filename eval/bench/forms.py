@@ -28,7 +28,7 @@ FORMS = [Form(dtype, kind) for dtype in DTYPES for kind in ("none", *KINDS)]
 
 
 def stages(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench stages`."""
+    """Execute `python3 -m scripts.bench stages`."""
     args = read(argv, len(FORMS))
     torch.set_grad_enabled(False)
     forms = [form for form in FORMS if args.device != "cpu" or form.dtype != torch.float16]

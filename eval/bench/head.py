@@ -30,8 +30,8 @@ COLUMNS = ("form", "MB", "1 row, ms", "16 rows, ms", "same token likeliest")
 
 
 def head(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench head`."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench head")
+    """Execute `python3 -m scripts.bench head`."""
+    parser = argparse.ArgumentParser(prog="python3 -m scripts.bench head")
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model in Hugging Face form")
     parser.add_argument("--tokens", type=number, default=2000, metavar="N", help="tokens of text to read (2000)")
     parser.add_argument("--repeats", type=number, default=20, metavar="N", help="verdicts per figure (20)")

@@ -35,8 +35,8 @@ HEAD = ("width, form", "rows", "ms a layer", "kernels", "dispatch", "Python")
 
 
 def layers(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench layers`."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench layers")
+    """Execute `python3 -m scripts.bench layers`."""
+    parser = argparse.ArgumentParser(prog="python3 -m scripts.bench layers")
     parser.add_argument("--widths", type=int, choices=WIDTHS, nargs="+", default=[*WIDTHS], metavar="N",
                         help=f"of the layers: {', '.join(map(str, WIDTHS))} (all)")
     parser.add_argument("--repeats", type=number, default=20, metavar="N", help="segments per figure (20)")

@@ -51,8 +51,8 @@ class Figures(NamedTuple):
 
 
 def long(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench long`."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench long")
+    """Execute `python3 -m scripts.bench long`."""
+    parser = argparse.ArgumentParser(prog="python3 -m scripts.bench long")
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model in Hugging Face form")
     parser.add_argument("--positions", type=number, nargs="+", default=[8192, 32768], metavar="N",
                         help="tokens of the texts to read (8192 32768)")

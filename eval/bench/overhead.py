@@ -28,7 +28,7 @@ Forward = Callable[..., Any]
 
 
 def overhead(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench overhead`; return its exit code."""
+    """Execute `python3 -m scripts.bench overhead`; return its exit code."""
     defaults = {"max_new_tokens": "64"}
     launches = "RANK" not in os.environ  # else this is one of the ranks, which was given the folder of the traces
     if launches:

@@ -42,8 +42,8 @@ Took = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by name, rows of the pro
 
 
 def peers(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench peers`."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench peers")
+    """Execute `python3 -m scripts.bench peers`."""
+    parser = argparse.ArgumentParser(prog="python3 -m scripts.bench peers")
     parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
     parser.add_argument("--shapes", choices=("own", "7b"), default="own",
                         help="7b: random weights of a 7B model's shapes, two layers or one for each process (own)")

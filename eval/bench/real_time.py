@@ -24,9 +24,9 @@ HEAD = ("stages", "method", "tokens/s", "over ar", "first token, s", "memory, MB
 
 
 def real_time(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench real_time`; return its exit code."""
+    """Execute `python3 -m scripts.bench real_time`; return its exit code."""
     words = with_defaults(argv, {"max_new_tokens": "128", "ignore_eos": "true"}, SMOLLM2)
-    parse(words, "python -m scripts.bench real_time")  # reports errors before anything starts
+    parse(words, "python3 -m scripts.bench real_time")  # reports errors before anything starts
     preset, *keys = words
     options = raw_values(keys)
     if {"stages", "profile", "pipeline_type"} & options.keys():

@@ -38,7 +38,7 @@ ASKED = {  # a question -> the schema of its answer
 
 
 def schema(argv: list[str]) -> int:
-    """Execute `python -m scripts.bench schema`; return its exit code, 1 if a text depends on the method."""
+    """Execute `python3 -m scripts.bench schema`; return its exit code, 1 if a text depends on the method."""
     usual = {"max_new_tokens": "160", "profile": "jetson-7b", "time": "virtual"}
     preset, *options = with_defaults(argv, usual, SMOLLM2)
     with Pipeline.open(preset, **raw_values(options)) as pipeline:

@@ -50,7 +50,7 @@ def over_plain(site: Profile, stages: int, chance: float) -> float:
 def spd(words: Sequence[str]) -> int:
     """Print the authors' speeds next to those of the model of costs."""
     if words:
-        raise ValueError(f"{words[0]} is unknown, since spd has no arguments: type python -m scripts.bench spd")
+        raise ValueError(f"{words[0]} is unknown, since spd has no arguments: type python3 -m scripts.bench spd")
     print("simulated from published acceptance; over plain decoding\n")
     print("stages  right  theory  wall (paper)  in lock step  without  " + "  ".join(SITES))
     for line in TABLE:

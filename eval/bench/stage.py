@@ -69,7 +69,7 @@ def size_of(module: torch.nn.Module) -> int:
 
 def read(argv: Sequence[str], forms: int) -> Namespace:
     """Return the sizes of a stage, held in this many forms. Raise ValueError if it does not fit this machine."""
-    parser = argparse.ArgumentParser(usage="python -m scripts.bench stages [--help] [--NAME VALUE ...]")
+    parser = argparse.ArgumentParser(usage="python3 -m scripts.bench stages [--help] [--NAME VALUE ...]")
     for name, (default, about) in SIZES.items():
         parser.add_argument(f"--{name}", type=number, metavar="N", default=default, help=f"{about} ({default})")
     parser.add_argument("--rows", type=number, nargs="+", metavar="N", default=ROWS,

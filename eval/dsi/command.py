@@ -1,6 +1,6 @@
 """Compare speculative decoding methods by formulas, events and measurements, as the DSI paper does (docs/dsi.md).
 
-Usage: python -m scripts.simulate COMMAND [key=value ...]
+Usage: python3 -m scripts.simulate COMMAND [key=value ...]
 
 cases FILE  recompute the reference cases of a file, from the paper's offline simulator and analysis, and count those
             that agree

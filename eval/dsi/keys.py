@@ -8,7 +8,7 @@ from config.keys import Checked, Range
 from config.run_config import COUNT
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 
-COMMAND = "python -m scripts.simulate"
+COMMAND = "python3 -m scripts.simulate"
 COST = Range(0.000000001, 1_000_000_000)
 MOST_TOKENS = 20_000_000  # total tokens of all texts, which are kept in memory until the end
 

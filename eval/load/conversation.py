@@ -22,7 +22,7 @@ AROUND = 32  # approximate tokens of a turn's question and template
 
 
 def conversation(argv: list[str]) -> int:
-    """Run the command `python -m scripts.bench conversation`; return its exit code, 1 if reuse changes a text."""
+    """Run the command `python3 -m scripts.bench conversation`; return its exit code, 1 if reuse changes a text."""
     usual = {"max_new_tokens": "48", "profile": "jetson-7b", "time": "virtual", "pipeline_type": "streaming"}
     preset, *keys = with_defaults(argv, {**usual, "context": "0"}, TOY_PRESET)
     options = raw_values(keys)

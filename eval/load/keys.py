@@ -23,17 +23,17 @@ FORM = "write seconds from the start, one number per line, in rising order"
 
 @dataclass(frozen=True)
 class LoadConfig(ComparesMethods):
-    """A measurement of load. `python -m scripts.bench load --help` prints the comments."""
+    """A measurement of load. `python3 -m scripts.bench load --help` prints the comments."""
 
     DEFAULTS = {"max_requests": 16}
     UNSUPPORTED = ("temperature", "prompt_ids", "question_file")
     RANGES = {"requests": Range(1, 100_000)}
     EXAMPLES: ClassVar[str] = """\
-  python -m scripts.bench load
-  python -m scripts.bench load profile=server rates=1,4,16 temperatures=0,1 results=server
-  python -m scripts.bench load arrivals=moments.txt methods=ar,streaming
-  python -m scripts.bench load rates= at_once=1,2,4,8,16
-  python -m scripts.bench load rates= at_once=4 time=real requests=8 methods=ar,streaming"""
+  python3 -m scripts.bench load
+  python3 -m scripts.bench load profile=server rates=1,4,16 temperatures=0,1 results=server
+  python3 -m scripts.bench load arrivals=moments.txt methods=ar,streaming
+  python3 -m scripts.bench load rates= at_once=1,2,4,8,16
+  python3 -m scripts.bench load rates= at_once=4 time=real requests=8 methods=ar,streaming"""
 
     # Comparison (comma-separated)
     methods: str = "ar,serial,continuous,streaming"  # methods to serve with, each with max_requests requests at once
@@ -94,7 +94,7 @@ def moments(path: str) -> list[float]:
 
 @dataclass(frozen=True)
 class ServeLoadConfig(ServeConfig, DataSetKeys):
-    """A server, and its clients. `python -m scripts.bench server --help` prints the comments."""
+    """A server, and its clients. `python3 -m scripts.bench server --help` prints the comments."""
 
     # Clients (comma-separated)
     clients: str = "1,2,4,8"  # numbers of concurrent clients, measured separately; each sends requests in sequence
@@ -105,9 +105,9 @@ class ServeLoadConfig(ServeConfig, DataSetKeys):
     DEFAULTS = {**ServeConfig.DEFAULTS, "questions": "2"}
     UNSUPPORTED: ClassVar[Sequence[str]] = tuple(key for key in ServeConfig.UNSUPPORTED if key != "questions")
     EXAMPLES = """\
-  python -m scripts.bench server
-  python -m scripts.bench server clients=16 minutes=10
-  python -m scripts.bench server profile=jetson-7b max_requests=8 reuse=false"""
+  python3 -m scripts.bench server
+  python3 -m scripts.bench server clients=16 minutes=10
+  python3 -m scripts.bench server profile=jetson-7b max_requests=8 reuse=false"""
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

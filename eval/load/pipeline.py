@@ -66,12 +66,12 @@ class Load(NamedTuple):
 
 
 def load(argv: list[str]) -> int:
-    """Run the command `python -m scripts.bench load`; return its exit code."""
+    """Run the command `python3 -m scripts.bench load`; return its exit code."""
     return run(Command("scripts.bench load", measure, LoadConfig), words(argv))
 
 
 def turns(argv: list[str]) -> int:
-    """Run `python -m scripts.bench turns`: `load` with one method, by requests at once; return the exit code."""
+    """Run `python3 -m scripts.bench turns`: `load` with one method, by requests at once; return the exit code."""
     usual = {"rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
     return load(with_defaults(argv, usual))
 

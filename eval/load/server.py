@@ -30,7 +30,7 @@ from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.tables import in_columns, number
 from launch.console import EXIT_LOST, say
 
-COMMAND = "python -m scripts.bench server"
+COMMAND = "python3 -m scripts.bench server"
 DEFAULTS = {"max_new_tokens": "64"}
 HEADING = ("clients", "answers", "errors", "unequal", "tokens/s", "ttft", "ttft_p95", "answer", "answer_p95",
            "server_mib", "ranks_mib", "files", "threads")
@@ -103,7 +103,7 @@ class Asker:
 
 
 def server(argv: list[str]) -> int:
-    """Run `python -m scripts.bench server`; return its exit code, 1 if a request failed or a text is incorrect."""
+    """Run `python3 -m scripts.bench server`; return its exit code, 1 if a request failed or a text is incorrect."""
     words = with_defaults(argv, DEFAULTS, TOY_PRESET)
     config = parse(words, COMMAND, kind=ServeLoadConfig)
     run = config.run

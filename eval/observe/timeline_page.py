@@ -1,6 +1,6 @@
 """A page that shows a run: each segment on its way through the ranks, and the token tree at each moment.
 
-Usage: python -m scripts.timeline TRACE_DIR [-o PAGE.html] [--requests FIRST:LAST]
+Usage: python3 -m scripts.timeline TRACE_DIR [-o PAGE.html] [--requests FIRST:LAST]
 
 TRACE_DIR is the folder that a run with trace=TRACE_DIR wrote; if it ran on several hosts, first put the rank_N.jsonl
 files of all of them into one folder. The page contains all that it needs and opens in any browser. The Chrome trace
@@ -62,7 +62,7 @@ def _range(text: str) -> tuple[int, int | None]:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python3 -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", metavar="TRACE_DIR", type=Path, help="folder that a run with trace=TRACE_DIR wrote")
     parser.add_argument("-o", metavar="PAGE.html", dest="out", type=Path, help="default: TRACE_DIR/timeline.html")
     parser.add_argument("--requests", metavar="FIRST:LAST", default=f"0:{SHOWN_REQUESTS}",

@@ -163,8 +163,8 @@ def facts(site: Profile) -> Row:
 # --- evaluated by other questions -------------------------------------------------------------------------------------
 
 def planner(argv: list[str]) -> int:
-    """Run the command `python -m scripts.bench planner`; return its exit code."""
-    grid = read_keys(argv, GridConfig, "python -m scripts.bench planner")
+    """Run the command `python3 -m scripts.bench planner`; return its exit code."""
+    grid = read_keys(argv, GridConfig, "python3 -m scripts.bench planner")
     config = plan_of(grid.questions, grid.tokens, grid.drafts)
     later = replace(config.run, questions=f"{grid.questions}:{grid.questions + grid.judges}")
     books = make_record(config), make_record(replace(config, run=later))
@@ -207,8 +207,8 @@ def summary(rows: Sequence[Row]) -> str:
 # --- in real emulation ------------------------------------------------------------------------------------------------
 
 def planner_emulated(argv: list[str]) -> int:
-    """Run the command `python -m scripts.bench planner_emulated`; return its exit code."""
-    config = read_keys(argv, EmulatedConfig, "python -m scripts.bench planner_emulated")
+    """Run the command `python3 -m scripts.bench planner_emulated`; return its exit code."""
+    config = read_keys(argv, EmulatedConfig, "python3 -m scripts.bench planner_emulated")
     plan = plan_of(1, config.tokens, config.drafts)
     book = make_record(plan)
     sites = tqdm(sampled(config), unit="cluster")

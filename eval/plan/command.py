@@ -1,6 +1,6 @@
 """Choose method, split and draft for given devices, by simulation from a record, before any file is split or copied.
 
-Usage: python -m scripts.plan [PRESET] [profile=NAME|profile=FILE.json|measure=true] [key=value ...]; --help shows all
+Usage: python3 -m scripts.plan [PRESET] [profile=NAME|profile=FILE.json|measure=true] [key=value ...]; --help shows all
 keys, docs/planner.md describes the output.
 """
 from __future__ import annotations

@@ -15,7 +15,7 @@ from config.run_config import CHOICES as OF_RUNS
 from config.run_config import RunConfig
 from eval.keys import DataSetKeys
 
-COMMAND = "python -m scripts.plan"
+COMMAND = "python3 -m scripts.plan"
 DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
 NETWORKS = ("eagle", "model", "ssm")  # kinds of networks that a plan considers by default
 OPEN = ("pipeline_type", "draft", "hosts", "questions")  # keys with the defaults of a run in a single run of a plan
@@ -34,10 +34,10 @@ class PlanConfig(DataSetKeys):
     CHOICES = {"splits": ("any", "first", "given")}
     WRITES = ("measured", "traces", "preset", "write_hosts", "write_cluster")
     EXAMPLES = """\
-  python -m scripts.plan profile=jetson-7b
-  python -m scripts.plan profile=boards.json memory=8 preset=ours.json
-  python -m scripts.plan toy measure=true measured=here.json
-  python -m scripts.plan profile=jetson-7b boards=64 methods=ar,serial,streaming drafts=eagle,eagle+suffix"""
+  python3 -m scripts.plan profile=jetson-7b
+  python3 -m scripts.plan profile=boards.json memory=8 preset=ours.json
+  python3 -m scripts.plan toy measure=true measured=here.json
+  python3 -m scripts.plan profile=jetson-7b boards=64 methods=ar,serial,streaming drafts=eagle,eagle+suffix"""
 
     # The cluster to plan for, from profile or from a measurement
     boards: int = 0  # boards that may hold layers, besides rank 0's; 0: the number in the profile, or 4

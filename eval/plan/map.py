@@ -46,8 +46,8 @@ class MapConfig(Checked):
     RANGES = {"boards": Range(1, 64), "questions": QUESTIONS, "tokens": TOKENS, "workers": WORKERS}
     CHOICES = {"base": tuple(PRESETS), "axes": tuple(ALONG), "profile": tuple(PROFILES)}
     EXAMPLES = """\
-  python -m scripts.bench planner_map
-  python -m scripts.bench planner_map smollm2 axes=latency boards=8 output=maps/eight"""
+  python3 -m scripts.bench planner_map
+  python3 -m scripts.bench planner_map smollm2 axes=latency boards=8 output=maps/eight"""
 
     # The grid
     base: str = TOY_PRESET  # preset with the model and the drafts; given as the first word
@@ -85,9 +85,9 @@ class Cell(NamedTuple):
 
 
 def planner_map(argv: list[str]) -> int:
-    """Run the command `python -m scripts.bench planner_map`; return its exit code."""
+    """Run the command `python3 -m scripts.bench planner_map`; return its exit code."""
     base, *keys = with_model(with_defaults(argv, {}, TOY_PRESET))
-    config = read_keys([f"base={base}", *keys], MapConfig, "python -m scripts.bench planner_map")
+    config = read_keys([f"base={base}", *keys], MapConfig, "python3 -m scripts.bench planner_map")
     for ending in (".csv", ".png"):
         check_output(config.output + ending, "choose another output=")
     cells = planned(config)

@@ -23,7 +23,7 @@ from eval.plan.trial import Bench
 from eval.tables import in_columns, number
 from launch.words import with_model
 
-COMMAND = "python -m scripts.bench profiles"
+COMMAND = "python3 -m scripts.bench profiles"
 ASKED = {"methods": "ar,naive,serial,pruned,pipedec,continuous,streaming", "max_new_tokens": "128"}
 BOARDS = (1.0,) * 4
 OURS = "streaming"
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def profiles(argv: list[str]) -> int:
-    """Run the command `python -m scripts.bench profiles`; return its exit code."""
+    """Run the command `python3 -m scripts.bench profiles`; return its exit code."""
     argv = with_model(argv)
     typed = raw_values(argv).get("profile")
     asked = with_defaults(argv, {**ASKED, "profile": typed or "server"})
@@ -123,8 +123,8 @@ class ThriftConfig:
 
 
 def thrift(argv: list[str]) -> int:
-    """Run the command `python -m scripts.bench thrift`; return its exit code."""
-    read_keys(argv, ThriftConfig, "python -m scripts.bench thrift")
+    """Run the command `python3 -m scripts.bench thrift`; return its exit code."""
+    read_keys(argv, ThriftConfig, "python3 -m scripts.bench thrift")
     plan = plan_of(2, LONG, DRAFT)
     book = make_record(plan)
     rows: list[Sequence[str]] = []

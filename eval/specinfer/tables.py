@@ -19,7 +19,7 @@ from eval.tokens_per_pass import Array, among_best, among_drawn, by_mss, passes,
 from model.rules import laws
 from model.sample import Sampler
 
-COMMAND = "python -m scripts.bench specinfer"
+COMMAND = "python3 -m scripts.bench specinfer"
 ALL = "all"
 GREEDY, BEST, DRAWN, MSS = "greedy", "best", "drawn", "mss"
 ABOUT = {
@@ -69,7 +69,7 @@ def published(table: int) -> dict[str, dict[str, Sequence[float]]]:
 
 
 def specinfer(argv: list[str]) -> int:
-    """Run the command `python -m scripts.bench specinfer`; return its exit code."""
+    """Run the command `python3 -m scripts.bench specinfer`; return its exit code."""
     config = read_keys(argv, TablesConfig, COMMAND)
     target = open_model(config.target, config)
     drafter = open_model(config.draft, config, target)

@@ -1,6 +1,6 @@
 """The time of a stage by rows and context; as a program on a board, the time of layers there, for a plan.
 
-`python -m launch.hosts.timing` reads a line of JSON from standard input that specifies the layers, and replies with a
+`python3 -m launch.hosts.timing` reads a line of JSON from standard input that specifies the layers, and replies with a
 line of JSON; until then it prints an empty line every second, as a heartbeat. The weights are random, since they do not
 change the time of a pass; so a board needs no part of the model. Every further line is answered by an empty one at
 once, which is how the wire is timed.
@@ -139,7 +139,7 @@ def _beat(over: threading.Event) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Answer the request on standard input, and then every further line."""
-    asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
+    asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python3 -m scripts.plan")
     over = threading.Event()
     beating = guarded("heartbeat", partial(_beat, over), lambda thread, error: None)
     try:

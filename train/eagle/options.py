@@ -17,11 +17,11 @@ from train.eagle.loss import STARTS
 ABOUT = "Train an EAGLE draft head for a model, on conversations similar to those it will answer."
 EXAMPLE = """\
 examples:
-  python -m scripts.train_eagle toy/llama my_head --data talks.jsonl
-  python -m scripts.train_eagle models/smollm2 my_head --own 20000 --eagle3 --draft-vocab 8192 --keep-features
-  python -m scripts.train_eagle toy/llama my_blocks --data talks.jsonl --block 8
-  python -m scripts.train_eagle models/vicuna-7b my_head3 --data talks.jsonl --eagle3 --device cuda
-  python -m scripts.train_eagle models/vicuna-7b repaired --data talks.jsonl --from models/EAGLE-Vicuna-7B --device cuda
+  python3 -m scripts.train_eagle toy/llama my_head --data talks.jsonl
+  python3 -m scripts.train_eagle models/smollm2 my_head --own 20000 --eagle3 --draft-vocab 8192 --keep-features
+  python3 -m scripts.train_eagle toy/llama my_blocks --data talks.jsonl --block 8
+  python3 -m scripts.train_eagle models/vicuna-7b my_head3 --data talks.jsonl --eagle3 --device cuda
+  python3 -m scripts.train_eagle models/vicuna-7b fixed --data talks.jsonl --from models/EAGLE-Vicuna-7B --device cuda
 
   then: bash run_pipe.sh base_dir=toy/llama eagle_dir=my_head stages=0+2+2+2+2
 

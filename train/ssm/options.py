@@ -1,4 +1,4 @@
-"""The options of `python -m scripts.train_ssm`, and their checks before any long computation.
+"""The options of `python3 -m scripts.train_ssm`, and their checks before any long computation.
 
 This module knows nothing about models.
 """
@@ -15,11 +15,11 @@ from train.command import Options
 ABOUT = "Fine-tune drafters for a target one after another, each on the mistakes of the previous ones (boost-tuning)."
 EXAMPLE = """\
 examples:
-  python -m scripts.train_ssm toy/llama toy/draft_a toy/draft_a toy/draft_a --out my_ssms
-  python -m scripts.train_ssm toy/llama toy/draft_a toy/draft_b --out my_ssms --data questions.jsonl --single
-  python -m scripts.train_ssm models/vicuna-7b models/llama-68m --out my_ssms --data prompts.json --device cuda
+  python3 -m scripts.train_ssm toy/llama toy/draft_a toy/draft_a toy/draft_a --out my_ssms
+  python3 -m scripts.train_ssm toy/llama toy/draft_a toy/draft_b --out my_ssms --data questions.jsonl --single
+  python3 -m scripts.train_ssm models/vicuna-7b models/llama-68m --out my_ssms --data prompts.json --device cuda
 
-  python -m scripts.train_ssm models/smollm2-135m --layers 0,1,2,3,28,29 --out my_ssms --data prompts.json
+  python3 -m scripts.train_ssm models/smollm2-135m --layers 0,1,2,3,28,29 --out my_ssms --data prompts.json
 
   then: bash run_pipe.sh pipeline_type=specinfer ssm=my_ssms/ssm1,my_ssms/ssm2
 
