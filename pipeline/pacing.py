@@ -32,7 +32,7 @@ from pipeline.messages import Segment, Visit
 
 SLACK = 0.1  # of a segment's time in the stage: the next segment may be sent this much earlier
 NEWS = 0.25  # the weight of a new measurement
-FADING = 1.02  # factor of the shortest measured time, of a segment or a level, at each new measurement
+FADING = 1.005  # factor of the shortest measured time, of a segment, a level or a wire, at each new measurement
 STEP = (0.5, 2.0)  # limits of the factor by which a new time changes those for other numbers of rows
 POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of rows at which curves of all stages are summed
 GOOD = math.log(0.1)  # minimum worth of a guess beyond the rows of one request
