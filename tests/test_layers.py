@@ -12,6 +12,7 @@ import sys
 import tokenize
 from collections import Counter
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence
 
@@ -52,6 +53,7 @@ VAGUE = {"utils", "util", "common", "base", "manager", "handler"}
 RANK = re.compile(r"(^|[._])rank(\(\))?$")
 ROLE = re.compile(r"(^|\.)_?is_(draft|first|last|main|master)(_stage|_rank|_process)?$")
 QUAINT = re.compile(r"\b(told|anew|whoever|thereof|foretold|dearest|held\W+to\W+be|in\W+vain|of\W+late)\b", re.I)
+RIDDLES = re.compile(r"\b(none's|whom|obey(s|ed)?|hears|foresees?|taught|shall|so\W+many)\b", re.I)  # except in tests
 OTHER_TEXTS = ("tests/test_docs.py", "tests/test_layers.py", "toy/corpus/")  # with these words, or their own English
 FOREIGN_PATH = re.compile(r"(?<![\w.}/-])/(home/|root/|work\b)")
 
@@ -216,7 +218,8 @@ def names_a_machine(source: Source) -> Iterator[str]:
 
 def is_quaint(source: Source) -> Iterator[str]:
     if source.path.endswith((".py", ".sh")) and not source.path.startswith(OTHER_TEXTS):
-        for found in QUAINT.finditer(source.text.replace("_", " ")):
+        patterns = [QUAINT] if source.parts[0] == "tests" else [QUAINT, RIDDLES]
+        for found in chain.from_iterable(each.finditer(source.text.replace("_", " ")) for each in patterns):
             line = source.text.count("\n", 0, found.start()) + 1
             yield f"line {line} says {found[0]!r}: write ordinary technical English"
 
@@ -371,6 +374,7 @@ BROKEN = [
     (is_dense, "pipeline/stage.py", "x = 1\n" * 30 + f"x = {'1 + ' * LINE}1"),
     (names_a_machine, "docs/any.md", "cd /" + "work/main"),
     (is_quaint, "pipeline/stage.py", "def _told():\n    # tried in\n    # vain\n"),
+    (is_quaint, "pipeline/stage.py", "# a stage hears of it"),
     (names_a_machine, "run_pipe.sh", "cache=/" + "home/me/models"),
 ]
 SOUND = [
