@@ -139,7 +139,7 @@ class RunConfig(Checked):
     frequency_penalty: float = 0.0  # the same, for each occurrence of the token in the answer
     logit_bias: str = ""  # token ids and the bias of each one's logit, as 306:-100,626:2.5; empty: none
     seed: int = 0  # of the noise; with the same seed every method writes the same text
-    verify: str = "match"  # rule for guesses: match, naive, mss (SpecInfer), eagle1; texts differ, distributions do not
+    verify: str = "match"  # rule for guesses: match, naive, mss (SpecInfer) or eagle1; all keep the distribution
     max_new_tokens: int = 256  # tokens, at most
     ignore_eos: bool = False  # continue after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none

@@ -71,7 +71,7 @@ class DataSetKeys(CommandKeys):
 
     # Which questions are answered
     sets: str = SETS  # the data sets; questions= applies to each
-    data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json, or a file of categories; empty: the bundled
+    data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json, or a file; empty: the bundled
 
     @property
     def folder(self) -> str:
