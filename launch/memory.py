@@ -197,7 +197,7 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bo
     """
     for device in {spec.device for spec in mine}:
         there = [spec for spec in specs if spec.device == device]
-        ranks = "rank" if len(there) == 1 else "ranks"
+        ranks, verb = ("rank", "needs") if len(there) == 1 else ("ranks", "need")
         left = free(device)
         has = f"{left / GB:.2f} GB free"
         for spec in there:
@@ -209,7 +209,7 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bo
             names = ", ".join(str(spec.part.rank) for spec in there[:NAMED])
             if there[NAMED:]:
                 names += f" and {len(there[NAMED:])} more"
-            raise ValueError(f"{ranks} {names} need {total} of memory on {device}, which has {has}: "
+            raise ValueError(f"{ranks} {names} {verb} {total} of memory on {device}, which has {has}: "
                              f"{advice(there, left)}")
 
 

@@ -106,7 +106,7 @@ class Engine(RequestLoop):
         if self.state.status != "ready" or silence <= self._patience:
             return self.state
         return Health("silent", f"the ring has not answered for {silence:.0f} s: a rank hangs, although it reports "
-                                "that it is alive, or a segment takes longer than timeout= allows")
+                                "that it is alive: restart the server; or a segment takes that long: raise timeout=")
 
     def check_healthy(self) -> None:
         """Raise Refused unless the pipeline can answer now."""

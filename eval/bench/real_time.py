@@ -66,4 +66,4 @@ def _memory(process: int) -> float:
     """Return the megabytes of a process; shared memory is divided among its processes."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     taken = next(line for line in lines if line.startswith("Pss:"))
-    return int(taken.split()[1]) / 1024
+    return int(taken.split()[1]) * 1024 / 1e6
