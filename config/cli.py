@@ -139,7 +139,7 @@ class CommandKeys(Checked):
 
     @property
     def known_methods(self) -> tuple[str, ...]:
-        """The known methods among them."""
+        """The chosen methods that exist."""
         return tuple(name for name in self.chosen_methods if name in METHODS)
 
     @property

@@ -26,7 +26,7 @@ class Job:
 
     report: Callable[[Any], None]  # called on the pipeline's thread
     generation: Generation | None = None  # set when the job begins
-    over = False
+    ended = False
 
     def __init__(self, prompt: Prompt, options: Mapping[str, Any]) -> None:
         self.prompt, self.options = prompt, options
@@ -73,7 +73,7 @@ class RequestLoop:
     def cancel(self, jobs: Sequence[Any]) -> None:
         """Cancel jobs that nobody reads any more; finished jobs stay as they are."""
         for job in jobs:
-            if not job.over:
+            if not job.ended:
                 self._inbox.put(partial(self._give_up, job))
 
     def call(self, function: Callable[[Pipeline], Result]) -> Future[Result]:
@@ -145,7 +145,7 @@ class RequestLoop:
 
     def _take_in(self, job: Any, pipeline: Pipeline) -> None:
         """Begin a job; it waits in the pipeline if no place is free."""
-        if job.over:
+        if job.ended:
             return
         try:
             job.generation = job.begin(pipeline)
@@ -181,11 +181,11 @@ class RequestLoop:
     def _end(self, job: Any, end: Any) -> None:
         """Mark a job as finished and free its place; only the first call for a job has an effect."""
         with self._counting:
-            over, job.over = job.over, True
+            ended, job.ended = job.ended, True
             self.jobs.discard(job)
             if job in self._running:
                 self._running.remove(job)
-        if not over:
+        if not ended:
             self._report_end(job, end)
 
     def _report_end(self, job: Any, end: Any) -> None:

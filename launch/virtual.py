@@ -15,7 +15,7 @@ from launch.trace import join_traces
 from launch.wiring import Rank, Wires
 from model.llama import Slice
 from sim.clock import EVEN_FROM, VirtualClock
-from sim.cluster import NO_OWN_TIME, Cluster, DrafterWay, Overhead
+from sim.cluster import NO_OVERHEAD, Cluster, DrafterWay, Overhead
 from sim.paths import Paths
 from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
@@ -23,7 +23,7 @@ from tp.shares import Joined
 
 
 @contextmanager
-def as_virtual(prepared: Prepared, own: Overhead = NO_OWN_TIME) -> Iterator[Rank]:
+def as_virtual(prepared: Prepared, own: Overhead = NO_OVERHEAD) -> Iterator[Rank]:
     """Yield rank 0, linked to simulated stages; `own` is Python's own time in addition to the profile's times."""
     profile, placement = prepared.config.cluster, prepared.placement
     clock = VirtualClock(EVEN_FROM)

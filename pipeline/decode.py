@@ -318,7 +318,7 @@ class Prefix:
     nodes: Sequence[int]
     tokens: Sequence[int]
     draft: Draft
-    over: bool  # whether the request has ended: then its caches are reused, else copied
+    ended: bool  # whether the request has ended: then its caches are reused, else copied
 
     def shared(self, tokens: Sequence[int]) -> int:
         """Return how many of these tokens need not be read again.
@@ -465,7 +465,7 @@ class Decoder:
         prefix, length = None, 0
         if self.reuses and not request.echo:
             prefix, length = self._longest(decoding.tree.tokens)
-        if prefix and prefix.over:
+        if prefix and prefix.ended:
             self._prefixes.remove(prefix)
             draft = prefix.draft
             draft.keep(length)
@@ -515,7 +515,7 @@ class Decoder:
         if decoding.reading is None:  # a draft that rested has not read all of the text
             at_once(decoding.draft.catch_up(decoding.tree), self.passes)
         decoding.draft.keep(min(len(nodes), decoding.draft.held))
-        prefix = Prefix(decoding.target.request, nodes, tokens, decoding.draft, over=True)
+        prefix = Prefix(decoding.target.request, nodes, tokens, decoding.draft, ended=True)
         self._prefixes.append(prefix)
 
     # --- texts that the stages hold -----------------------------------------------------------------------------------
@@ -533,7 +533,7 @@ class Decoder:
             prompt = decoding.target.held_prompt
             if prompt and decoding.reading is None:
                 tokens = decoding.tree.tokens[:len(prompt)]
-                yield Prefix(decoding.target.request, prompt, tokens, decoding.draft, over=False)
+                yield Prefix(decoding.target.request, prompt, tokens, decoding.draft, ended=False)
 
     def forget(self) -> None:
         """Remove the texts of ended requests from all stages."""

@@ -399,18 +399,18 @@ class DraftGate:
         self._since: float | None = None
         self._level: float | None = None
 
-    def waits_for(self, promise: float, likely: float, behind: float) -> bool:
+    def waits_for(self, promise: float, likely: float, stage_seconds: float) -> bool:
         """Return whether a segment of `likely` expected tokens should wait for a level of `promise` expected tokens.
 
-        If it waits, it leaves later by the level's time. Otherwise the level leaves `behind` seconds after it, a
-        segment's time in a stage. Levels that are drafted in those seconds would leave with it; they are delayed, too.
+        If it waits, it leaves later by the level's time. Otherwise the level leaves after it, by a segment's time in a
+        stage. Levels that are drafted in these `stage_seconds` would leave with it; they are delayed, too.
         """
         level = self._level or 0.0
-        beside = int(behind / level) if level else 0
+        levels = int(stage_seconds / level) if level else 0
         chance = min(promise, SURE)
-        # the expected tokens of those levels: the sum of chance ** n for n from 2 to beside
-        later = (chance ** 2 - chance ** (beside + 1)) / (1 - chance) if beside > 1 else 0.0
-        return promise * (behind - level) > (likely + later) * level
+        # the expected tokens of those levels: the sum of chance ** n for n from 2 to `levels`
+        later = (chance ** 2 - chance ** (levels + 1)) / (1 - chance) if levels > 1 else 0.0
+        return promise * (stage_seconds - level) > (likely + later) * level
 
     def settled(self, tokens: int, now: float) -> None:
         """Add settled tokens."""

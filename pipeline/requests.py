@@ -113,8 +113,8 @@ class RequestTarget(Target):
             return False
         guesses = map(math.exp, worths(self, weighed=False))
         likely = len(self.tree.unsent) + sum(guesses)
-        behind = self.ring.pacing.times.slowest(len(self.tree.waiting) + 1)
-        return self.ring.pacing.gate.waits_for(promise, likely, behind)
+        stage_seconds = self.ring.pacing.times.slowest(len(self.tree.waiting) + 1)
+        return self.ring.pacing.gate.waits_for(promise, likely, stage_seconds)
 
     def pays(self, promise: float) -> bool:
         self._finish_level()

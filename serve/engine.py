@@ -179,7 +179,7 @@ class Engine(RequestLoop):
 
     def _read(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Read a prompt, on the thread of the prompts, and have the job wait for a place."""
-        if job.over:
+        if job.ended:
             return
         try:
             job.ids = checked_prompt_ids(job.choice, pipeline)
@@ -193,7 +193,7 @@ class Engine(RequestLoop):
     def _admit(self, pipeline: Pipeline) -> None:
         """End jobs that have waited too long, and begin waiting ones while there are places, in order of arrival."""
         self._expire()
-        self._waiting = [job for job in self._waiting if not job.over]
+        self._waiting = [job for job in self._waiting if not job.ended]
         while self._waiting and len(self._running) < self.limits.places:
             super()._take_in(self._waiting.pop(0), pipeline)
         self._ping(pipeline.ring)

@@ -33,7 +33,7 @@ class Overhead:
     segment: float = 0.0  # for each segment in a stage
 
 
-NO_OWN_TIME = Overhead()
+NO_OVERHEAD = Overhead()
 Arrive = Callable[[Message, float], None]  # is called with a message and the time
 Said = Tuple[Tensor, Tensor]  # last hidden states [T, D] at the ends of paths, and inner features [T, D * inner]
 
@@ -65,7 +65,7 @@ class Cluster:
     """
 
     def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: Answers,
-                 traces: Sequence[NoTrace], own: Overhead = NO_OWN_TIME) -> None:
+                 traces: Sequence[NoTrace], own: Overhead = NO_OVERHEAD) -> None:
         self.profile, self._clock, self._own = profile, clock, own
         self._alone = len(traces) == 1
         self._events: list[tuple[float, int, Callable[[float], None]]] = []

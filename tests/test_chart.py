@@ -75,7 +75,7 @@ def test_a_plan_is_judged_by_other_questions():
     config = config_of("methods=serial", "drafts=eagle", "max_new_tokens=12")
     site = clusters(1, seed=3)[0]
     row = compare_choice(replace(site, factors=(1.0,)), config,
-                 book(answers=1, tokens=12), book(answers=2, tokens=12))
+                         book(answers=1, tokens=12), book(answers=2, tokens=12))
     assert row["chosen"]["pipeline_type"] in ("ar", "serial") and row["boards"] == 1
     assert 0 < row["reached"] <= 1 and row["best_speed"] >= row["plain_speed"] > 0
     assert summary([row, row]).startswith("2 clusters: the choice reaches ")

@@ -94,7 +94,7 @@ def test_a_rule_that_judges_drawn_guesses_follows_the_grammar(rule):
     with pipeline(TINY, 2, "serial", TINY.drafters(0.02, 0.1), SHAPED) as decoder:
         for seed in range(4):
             assert valid(kind, decoder.complete(request(guide(kind),
-                                                     Sampler(1.0, seed=seed, rule=rule))).token_ids)
+                                                        Sampler(1.0, seed=seed, rule=rule))).token_ids)
 
 
 def test_penalties_and_stop_texts_stand_beside_a_grammar():

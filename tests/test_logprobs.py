@@ -48,7 +48,7 @@ def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prom
 def test_replicas_tell_the_same():
     with replicas(3, draft=TINY.mixture("twin"), lookahead=2) as decoder:
         answer = decoder.complete(Request(PROMPT, Sampler(0.9, seed=3),
-                                       20, likeliest=MOST, echo=True))
+                                          20, likeliest=MOST, echo=True))
     rows_TV = whole(PROMPT + answer.token_ids)
     compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
     compare(answer.prompt_logprobs, rows_TV, PROMPT[1:])
@@ -58,7 +58,7 @@ def test_an_end_in_the_middle_of_a_path_tells_no_more_than_the_answer_has():
     text = TINY.text(PROMPT, 12, Sampler())
     with pipeline(TINY, 2, "serial", TINY.twin()) as decoder:
         answer = decoder.complete(Request(PROMPT, Sampler(), 40,
-                                       end=frozenset([text[7]]), likeliest=0))
+                                          end=frozenset([text[7]]), likeliest=0))
     assert answer.token_ids == text[:text.index(text[7]) + 1]
     assert [one.token for one in answer.logprobs] == answer.token_ids
     assert answer.logprobs[0].likeliest == []

@@ -49,7 +49,7 @@ def test_decoding_alone_is_the_tokens_behind_the_first_by_the_seconds_after_it()
                answer(question=2, tokens=(6,), seconds=(4.0,), ttft=[1.5]),
                answer(question=3, tokens=(1,), seconds=(0.5,), ttft=[0.5])]
     assert metrics.sample(answers, metrics.decoding_amounts).tolist() == [[28, 3.5],
-                                                                  [5, 2.5], [0, 0]]
+                                                                          [5, 2.5], [0, 0]]
     assert metrics.decoding_speed([answers]).value == 33 / 6
     assert metrics.decoding_speed([answers[:1], answers[1:2], answers[2:]]).value == (28 / 3.5 + 5 / 2.5) / 2
     assert math.isnan(metrics.decoding_speed([answers[2:]]).value)

@@ -32,7 +32,7 @@ def spell():
 def rows(reference, prompt, count):
     """The text of this seed behind a prompt, and what the whole model says of each token of both, `[T, V]`."""
     words = reference.generate(prompt, reference.cache(len(prompt) + count + 1),
-                            Sampler(TEMPERATURE, seed=SEED))
+                               Sampler(TEMPERATURE, seed=SEED))
     ids = [next(words) for _ in range(count)]
     logits_TV = reference.logits(prompt + ids, reference.cache(len(prompt) + count), len(prompt) + count)
     return ids, logits_TV.log_softmax(-1)

@@ -167,7 +167,7 @@ class Story(NamedTuple):
 
 
 def answer_under_accidents(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Sequence[int],
-           chance: Random) -> Story:
+                           chance: Random) -> Story:
     """Answer the questions with these numbers, at once, while these accidents happen."""
     settled = [time.monotonic()]  # times at which tokens came
     tokens, lost = -1, False

@@ -23,7 +23,7 @@ from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.sample import Sampler
 from pipeline.trace import read
-from sim.cluster import NO_OWN_TIME, Overhead
+from sim.cluster import NO_OVERHEAD, Overhead
 
 METHODS = ("ar", "naive", "continuous", "streaming")
 TEMPERATURES = (0.0, 1.0)
@@ -52,7 +52,7 @@ def clocks(argv: list[str]) -> int:
           f"{1e3 * own.message:.2f} ms a message, {1e3 * own.segment:.2f} ms a segment")
     print("  tokens/s            emulated   simulated   with Python's time   simulated / emulated")
     simulated = []
-    for each in (NO_OWN_TIME, own):
+    for each in (NO_OVERHEAD, own):
         with as_virtual(prepare(config), own=each) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
             simulated.append(_speeds(pipeline, "virtual"))
     for (temperature, method), real in emulated.items():
@@ -98,7 +98,7 @@ def own_times(spans: Sequence[Span], profile: Profile) -> Overhead:
         if following < len(sends):
             turns.append(sends[following] - begin - profile.verdict / 1e3)
     return Overhead(*(max(0.0, median(each))
-                 for each in (turns, messages, segments)))
+                      for each in (turns, messages, segments)))
 
 
 def _moments(spans: Sequence[Span], name: str) -> dict[Place, tuple[float, float]]:

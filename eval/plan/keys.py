@@ -16,7 +16,7 @@ from config.run_config import RunConfig
 from eval.keys import DataSetKeys
 
 COMMAND = "python3 -m scripts.plan"
-DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
+PLAN_DEFAULTS = {"max_new_tokens": "48", "questions": "2"}
 NETWORKS = ("eagle", "model", "ssm")  # kinds of networks that a plan considers by default
 OPEN = ("pipeline_type", "draft", "hosts", "questions")  # keys with the defaults of a run in a single run of a plan
 
@@ -27,7 +27,7 @@ class PlanConfig(DataSetKeys):
 
     DEFAULTS = {"draft": "model"}  # not the draft of a run; it makes draft_dir a valid key
     UNSUPPORTED = ("pipeline_type", "draft", "verify", "tp", "replicas", "prompt_ids", "question_file", "stop",
-               "ignore_eos", "answers", "time", "trace", "output")
+                   "ignore_eos", "answers", "time", "trace", "output")
     RANGES = {"boards": Range(1, 1024, {0: "the number of the cluster, or 4"}),
               "layer_gb": Range(0.000001, 1000, {0: "the figure of the profile"}),
               "check": Range(1, 64, {0: "none"})}
@@ -142,4 +142,4 @@ def _sources(drafts: Sequence[str]) -> tuple[str, ...]:
 
 def words(argv: Sequence[str]) -> list[str]:
     """Return the given words of a plan, plus the default size of a record."""
-    return with_defaults(argv, DEFAULTS)
+    return with_defaults(argv, PLAN_DEFAULTS)

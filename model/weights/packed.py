@@ -20,7 +20,7 @@ Make = Callable[[Sequence[Tensor]], Tensor]
 Unfolding = Tuple[Form, Tuple[str, ...], Make]  # the form of a weight, the tensors to read, and their conversion
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale",
-          ".weight_zero_point")  # tensors that are read together with a weight, or not at all
+              ".weight_zero_point")  # tensors that are read together with a weight, or not at all
 FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of MXFP4's codes; from 8 on they are negative
 BLOCK = list_of(COUNT, 2)  # rows and columns of a block
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # places of eight adjacent columns in a word of AWQ
