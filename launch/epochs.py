@@ -18,14 +18,23 @@ LOOK = 0.02  # seconds between two checks of which ranks have come
 EPOCH, OPEN = "epoch", "open"  # keys in the store: the newest epoch; the newest to which all ranks have come
 
 
+def ignore_meeting() -> None:
+    """Do nothing when all ranks have met."""
+
+
+def expect_all() -> str:
+    """Return no reason why a rank will not come."""
+    return ""
+
+
 class Meeting(NamedTuple):
     """How a rank meets the others."""
 
     store: Any  # shared by all ranks
     door: Callable[[int], Door]  # opens the rank's own door in an epoch
     names: Sequence[str] = ()  # of all ranks, if they are on several hosts
-    met: Callable[[], object] = str  # called once all ranks have come to an epoch
-    attend: Callable[[], str] = str  # called while rank 0 waits: returns why a rank will not come, or an empty string
+    met: Callable[[], None] = ignore_meeting  # called once all ranks have come to an epoch
+    attend: Callable[[], str] = expect_all  # while rank 0 waits: returns why a rank will not come, or an empty string
     patience: float = math.inf  # seconds within which all must come to the first epoch
 
 

@@ -53,6 +53,15 @@ class Wires:
             act(link)
 
 
+def unknown_load() -> list[float]:
+    """Return no load of any rank: nobody measures it."""
+    return []
+
+
+def keep_nothing() -> None:
+    """Forget nothing: a small model's rank keeps no requests."""
+
+
 class Rank(NamedTuple):
     """A rank that is connected to the others."""
 
@@ -60,14 +69,14 @@ class Rank(NamedTuple):
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-    busy: Callable[[], list[float]] = list  # the share of its last seconds in which each rank worked, if known
+    busy: Callable[[], list[float]] = unknown_load  # the share of its last seconds in which each rank worked, if known
     restart: Callable[[bool], object] = lambda same: None  # restarts virtual time, for the same question or another
     rejoin: Callable[[PeerLost], None] = no_recovery  # returns when all are connected again after a loss, or raises
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
         work: Callable[[], None]
-        forget: Callable[[], object] = int
+        forget: Callable[[], object] = keep_nothing
         if self.spec.drafter is not None:
             drafter = build_drafter(self.spec, self.trace, self.clock)
             work = partial(run_drafter, drafter, self.wires.link)

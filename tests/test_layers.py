@@ -1,54 +1,29 @@
-"""The shape of the code: floors, sizes and names, checked by `ast` over every file of the project.
+"""The shape of the code: floors, statements and names, checked by `ast` over every file of the project.
 
 A rule is a function from a file to its problems. Each rule also meets a source that breaks it, so that it can fail.
 """
 from __future__ import annotations
 
 import ast
-import io
 import re
-import subprocess
 import sys
 import tokenize
 from collections import Counter
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterable, Iterator
 
 import graphlib
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3,
-          "sim": 4, "launch": 5, "eval": 6, "serve": 6,
-          "eval/dsi": 7, "eval/load": 7, "eval/plan": 7, "eval/specinfer": 7, "train": 7, "toy/corpus": 6,
-          "scripts": 8, "toy": 8, "split_and_save_models": 8}
+from tests.sources import FLOORS, NOT_SOURCE, ROOT, Source, measured_files, python_files, room_of, tracked
+
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
-BUDGET = {  # lines of Python that a room may have: lower it when the room has shrunk, raise it for a new capability
-    "config": 2814,
-    "model": 6519,
-    "pipeline": 4121,
-    "tp": 888,
-    "sim": 1146,
-    "launch": 6389,
-    "eval": 5745,
-    "serve": 2671,
-    "eval/dsi": 2653,
-    "eval/load": 747,
-    "eval/plan": 2433,
-    "eval/specinfer": 718,
-    "train": 2362,
-    "toy/corpus": 1581,
-    "scripts": 743,
-    "toy": 437,
-    "split_and_save_models": 100,
-}
-FUNCTION, ARGUMENTS = 40, 6
+ARGUMENTS = 6
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
 DENSE = 0.02  # of the lines of code, those that may have more tokens than LINE
-TOKENS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 VAGUE = {"utils", "util", "common", "base", "manager", "handler"}
 RANK = re.compile(r"(^|[._])rank(\(\))?$")
 ROLE = re.compile(r"(^|\.)_?is_(draft|first|last|main|master)(_stage|_rank|_process)?$")
@@ -58,62 +33,7 @@ OTHER_TEXTS = ("tests/test_docs.py", "tests/test_layers.py", "toy/corpus/")  # w
 FOREIGN_PATH = re.compile(r"(?<![\w.}/-])/(home/|root/|work\b)")
 
 
-class Source(NamedTuple):
-    """One Python file: where it stands in the repository, and what it says."""
-
-    path: str
-    text: str
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return Path(self.path).with_suffix("").parts
-
-    @property
-    def floor(self) -> int | None:
-        """None for tests, which may import anything."""
-        return FLOORS.get(room_of(self.parts))
-
-    @property
-    def nodes(self) -> Sequence[ast.AST]:
-        """Every node of its syntax tree."""
-        return _nodes(self.text)
-
-
-def room_of(parts: Sequence[str]) -> str:
-    """The room of a file or of an imported module, by the parts of its name."""
-    nested = "/".join(parts[:2])
-    return nested if nested in FLOORS else parts[0]
-
-
 Rule = Callable[[Source], Iterator[str]]
-
-
-@lru_cache(maxsize=None)
-def _nodes(text: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(text)))
-
-
-@lru_cache(maxsize=None)
-def _tokens(text: str) -> list[tokenize.TokenInfo]:
-    found = tokenize.generate_tokens(io.StringIO(text).readline)
-    return [token for token in found if token.type in (*TOKENS, tokenize.NEWLINE)]
-
-
-@lru_cache(maxsize=None)
-def tracked() -> tuple[str, ...]:
-    """The project's files: what git knows or would add; outside of git, all but hidden folders."""
-    git = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True,
-                         capture_output=True)
-    names = git.stdout.splitlines() if git.returncode == 0 else [
-        path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")]
-    return tuple(name for name in names if (ROOT / name).is_file() and not name.startswith(".venv/"))
-
-
-@lru_cache(maxsize=None)
-def sources() -> list[Source]:
-    """Every Python file of the project."""
-    return [Source(name, (ROOT / name).read_text(encoding="utf-8")) for name in tracked()
-            if name.endswith(".py") and not any(part.startswith(".") for part in Path(name).parts)]
 
 
 def imports(source: Source) -> Iterator[str]:
@@ -128,14 +48,13 @@ def imports(source: Source) -> Iterator[str]:
 
 def climbs(source: Source) -> Iterator[str]:
     """Imports of a floor that is not below the file's own; the commands and the toy's recipe may share theirs."""
-    room = room_of(source.parts)
     if source.floor is None and source.parts[0] != "tests":
         yield f"is in no room of a floor: name its folder in {Path(__file__).name}"
     for name in imports(source):
         other = room_of(name.split("."))
         if name.startswith("."):
             yield f"imports {name} by its place: write the whole name"
-        elif source.floor is not None and other in FLOORS and other != room:
+        elif source.floor is not None and other in FLOORS and other != source.room:
             if FLOORS[other] >= source.floor and source.floor < TOP:
                 yield f"imports {name}, which is not on a lower floor"
         elif source.floor == 0 and other not in sys.stdlib_module_names and other != "config":
@@ -156,14 +75,6 @@ def uses_tensors(source: Source) -> Iterator[str]:
                     if name.split(".")[0] in ("torch", "numpy"))
 
 
-def sprawls(source: Source) -> Iterator[str]:
-    for node in source.nodes:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length > FUNCTION:
-                yield f"{node.name} has {length} lines, more than {FUNCTION}"
-
-
 def asks_much(source: Source) -> Iterator[str]:
     for node in source.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -174,20 +85,12 @@ def asks_much(source: Source) -> Iterator[str]:
                 yield f"{node.name} has {count} arguments, more than {ARGUMENTS}"
 
 
-def lines_by_room() -> Counter[str]:
-    """How many lines of Python each room has."""
-    counted: Counter[str] = Counter()
-    for source in sources():
-        counted[room_of(source.parts)] += len(source.text.splitlines())
-    return counted
-
-
 def is_vague(source: Source) -> Iterator[str]:
     yield from (f"is called {part}: name what it is" for part in source.parts if VAGUE & set(part.split("_")))
 
 
 def asks_for_a_role(source: Source) -> Iterator[str]:
-    if source.path == "launch/run.py" or source.parts[0] in ("tests", "toy"):
+    if source.path == "launch/run.py" or source.parts[0] in NOT_SOURCE:
         return  # toy's recipe trains data-parallel: its ranks have no roles in a pipeline
     for node in source.nodes:
         if isinstance(node, ast.Compare):
@@ -224,27 +127,22 @@ def is_quaint(source: Source) -> Iterator[str]:
             yield f"line {line} says {found[0]!r}: write ordinary technical English"
 
 
-def tokens(source: Source) -> list[tokenize.TokenInfo]:
-    """The tokens of the code, and the ends of its statements; neither of tests nor of the bundled models' recipe."""
-    return [] if source.parts[0] in ("tests", "toy") else _tokens(source.text)
-
-
 def statements(source: Source) -> Iterator[tuple[int, int]]:
     """The line and the number of tokens of each statement that is no table of its module."""
-    held: list[tokenize.TokenInfo] = []
-    for token in tokens(source):
-        held.append(token)
+    statement: list[tokenize.TokenInfo] = []
+    for token in source.tokens:
+        statement.append(token)
         if token.type == tokenize.NEWLINE:
-            first = held[0]
+            first = statement[0]
             is_table = first.start[1] == 0 and first.string.isupper()
             if not is_table:
-                yield first.start[0], len(held) - 1
-            held = []
+                yield first.start[0], len(statement) - 1
+            statement = []
 
 
 def lines(source: Source) -> Counter[int]:
     """How many tokens each line of code has; a text over several lines counts for none."""
-    code = [token for token in tokens(source) if token.type in TOKENS]
+    code = [token for token in source.tokens if token.type != tokenize.NEWLINE]
     return Counter(token.start[0] for token in code if token.start[0] == token.end[0])
 
 
@@ -253,7 +151,7 @@ def says_much(source: Source) -> Iterator[str]:
     yield from (f"line {line} begins a statement of {count} tokens" for line, count in worst if count > STATEMENT)
 
 
-def dense(files: list[Source]) -> tuple[float, list[str]]:
+def dense(files: Iterable[Source]) -> tuple[float, list[str]]:
     """The share of lines with more tokens than LINE, and the ten worst."""
     counts = [(count, f"{source.path}:{line}") for source in files for line, count in lines(source).items()]
     many = sorted((entry for entry in counts if entry[0] > LINE), reverse=True)
@@ -266,24 +164,24 @@ def is_dense(source: Source) -> Iterator[str]:
         yield f"has {share:.1%} lines of more than {LINE} tokens: {', '.join(worst)}"
 
 
-def problems(rule: Rule, files: list[Source]) -> list[str]:
+def problems(rule: Rule, files: Iterable[Source]) -> list[str]:
     return [f"{source.path} {problem}" for source in files for problem in rule(source)]
 
 
 def test_a_file_imports_only_from_lower_floors_and_config_only_the_standard_library() -> None:
-    assert problems(climbs, sources()) == []
+    assert problems(climbs, python_files()) == []
 
 
 def test_model_knows_one_device_and_nothing_of_torch_distributed() -> None:
-    assert problems(distributes, sources()) == []
+    assert problems(distributes, python_files()) == []
 
 
 def test_the_tree_knows_no_tensors() -> None:
-    assert problems(uses_tensors, sources()) == []
+    assert problems(uses_tensors, python_files()) == []
 
 
 def test_no_file_imports_in_circles() -> None:
-    known = {".".join(source.parts): source for source in sources()}
+    known = {".".join(source.parts): source for source in python_files()}
     graph = {name: set(imports(source)) & set(known) for name, source in known.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
@@ -292,32 +190,20 @@ def test_every_laboratory_is_there() -> None:
     assert [room for room in LABORATORIES if not (ROOT / room).is_dir()] == []
 
 
-def test_functions_have_at_most_40_lines() -> None:
-    assert problems(sprawls, sources()) == []
-
-
-def test_no_room_outgrows_its_budget() -> None:
-    counted = lines_by_room()
-    rows = [f"{room:<24}{counted[room]:>7}{most:>8}" for room, most in BUDGET.items()]
-    print("\n".join([f"{'room':<24}{'lines':>7}{'budget':>8}", *rows]))
-    assert set(BUDGET) == set(FLOORS)
-    assert [room for room, most in BUDGET.items() if counted[room] > most] == []
-
-
 def test_functions_have_at_most_6_arguments() -> None:
-    assert problems(asks_much, sources()) == []
+    assert problems(asks_much, python_files()) == []
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
-    assert problems(is_vague, sources()) == []
+    assert problems(is_vague, python_files()) == []
 
 
 def test_only_the_composition_root_asks_for_a_rank_or_a_role() -> None:
-    assert problems(asks_for_a_role, sources()) == []
+    assert problems(asks_for_a_role, python_files()) == []
 
 
 def test_what_boards_run_is_written_in_python_3_8() -> None:
-    assert problems(needs_new_python, sources()) == []
+    assert problems(needs_new_python, python_files()) == []
 
 
 @lru_cache(maxsize=None)
@@ -337,13 +223,13 @@ def test_code_is_written_in_ordinary_english() -> None:
 
 
 def test_no_statement_has_more_than_120_tokens() -> None:
-    found = problems(says_much, sources())
+    found = problems(says_much, measured_files())
     worst = sorted(found, key=lambda problem: -int(problem.split()[-2]))[:10]
     assert found == [], "name what stands in the middle:\n" + "\n".join(worst)
 
 
 def test_few_lines_hold_more_than_25_tokens() -> None:
-    share, worst = dense(sources())
+    share, worst = dense(measured_files())
     assert share <= DENSE, f"{share:.2%} of the lines are dense, first of all\n" + "\n".join(worst)
 
 
@@ -358,7 +244,6 @@ BROKEN = [
     (distributes, "model/llama.py", "from torch import distributed as d"),
     (distributes, "model/llama.py", "import torch\ntorch.distributed.barrier()"),
     (uses_tensors, "model/tree.py", "from torch import Tensor"),
-    (sprawls, "model/tree.py", "def f():\n" + "    x = 1\n" * FUNCTION),
     (asks_much, "model/tree.py", "class A:\n    def f(self, a, b, c, d, *e, f, g): ..."),
     (is_vague, "model/tensor_utils.py", ""),
     (is_vague, "pipeline/common/wire.py", ""),

@@ -25,8 +25,8 @@ import train
 from config import cli, keys
 from config.presets import ROOT
 from eval import results_index
+from tests.sources import FLOORS
 from tests.test_docs import DOCS, blocks
-from tests.test_layers import FLOORS
 
 PAGES = [*DOCS, ROOT / "toy" / "README.md"]
 PYTHONS = ("python", "python3", ".venv/bin/python", "board/bin/python", "board/bin/pip", ".venv/bin/hf")

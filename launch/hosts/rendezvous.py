@@ -47,6 +47,11 @@ SILENT = "{} fell silent during the rendezvous: check its board and network, the
 Judge = Callable[[Written], str]  # returns the first problem as a message, or an empty string
 
 
+def no_objection(written: Written) -> str:
+    """Accept what all ranks have written: a spare leaves the judgement to rank 0."""
+    return ""
+
+
 class Rendezvous:
     """One rank's side of the rendezvous. After `attend`, `names` has each rank as messages name it."""
 
@@ -360,7 +365,7 @@ class Spare(Participant):
     """A board that waits until another one is lost and does not return at once, and then becomes that rank."""
 
     def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
-        written = self._agree("facts", self.board.world, str)
+        written = self._agree("facts", self.board.world, no_objection)
         lacks = self._lacking(keys, written[0])
         _, address = self.board.network()
         by_name = {str(rank): reason for rank, reason in lacks.items()}
