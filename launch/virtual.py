@@ -15,7 +15,7 @@ from launch.trace import join_traces
 from launch.wiring import Rank, Wires
 from model.llama import Slice
 from sim.clock import EVEN_FROM, VirtualClock
-from sim.cluster import NO_OVERHEAD, Cluster, DrafterWay, Overhead
+from sim.cluster import Cluster, DrafterWay
 from sim.paths import Paths
 from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
@@ -23,8 +23,8 @@ from tp.shares import Joined
 
 
 @contextmanager
-def as_virtual(prepared: Prepared, own: Overhead = NO_OVERHEAD) -> Iterator[Rank]:
-    """Yield rank 0, linked to simulated stages; `own` is Python's own time in addition to the profile's times."""
+def as_virtual(prepared: Prepared) -> Iterator[Rank]:
+    """Yield rank 0, linked to simulated stages."""
     profile, placement = prepared.config.cluster, prepared.placement
     clock = VirtualClock(EVEN_FROM)
     clocks = {rank: VirtualClock(EVEN_FROM) for rank in placement.small_model_ranks}  # they draft in parallel
@@ -36,11 +36,11 @@ def as_virtual(prepared: Prepared, own: Overhead = NO_OVERHEAD) -> Iterator[Rank
         spec.prepare_torch()
         stages = groups[1:] or groups
         copy = stages[:len(stages) // spec.copies]  # the stages of one copy
-        works = [_work(group, profile, own) for group in copy]
+        works = [_work(group, profile) for group in copy]
         first = copy[0][0]
         paths = Paths([_whole(group) for group in copy], first.part.inner, first.like)
         led = [traces[rank] for rank in placement.leaders]
-        cluster = Cluster(profile, clock, [works] * spec.copies, paths, led, own)
+        cluster = Cluster(profile, clock, [works] * spec.copies, paths, led)
         alone = ThreadGroup(Table(1), 0)
         drafters: list[Any] = []
         for rank, its_clock in clocks.items():
@@ -71,7 +71,7 @@ def _whole(group: Sequence[RankSpec]) -> Slice:
     return load_layers(leader, Joined([part.weights for part in parts], leader.sizes, leader.part.shares))
 
 
-def _work(group: Sequence[RankSpec], profile: Profile, own: Overhead) -> Work:
+def _work(group: Sequence[RankSpec], profile: Profile) -> Work:
     spec = group[0]
     first, last = spec.part.layers
     kept = len(spec.part.own_inner)
@@ -79,4 +79,4 @@ def _work(group: Sequence[RankSpec], profile: Profile, own: Overhead) -> Work:
     share, largest = (last - first) / spec.sizes.layers, max(speeds) / sum(speeds)
     tiles = spec.config.comm == "galaxy"
     held = Held([member.part.rank for member in group], share, kept, largest, tiles, spec.reports)
-    return work_of(profile, held, own.segment)
+    return work_of(profile, held)

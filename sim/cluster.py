@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Callable, Protocol, Sequence, Tuple
@@ -23,17 +23,6 @@ from sim.clock import VirtualClock
 from sim.stages import VirtualStage, Work
 from sim.wires import Wire, note
 
-
-@dataclass(frozen=True)
-class Overhead:
-    """Seconds that the program takes in addition to the times of a profile."""
-
-    turn: float = 0.0  # on rank 0 for each received message
-    message: float = 0.0  # for each message on a wire
-    segment: float = 0.0  # for each segment in a stage
-
-
-NO_OVERHEAD = Overhead()
 Arrive = Callable[[Message, float], None]  # is called with a message and the time
 Said = Tuple[Tensor, Tensor]  # last hidden states [T, D] at the ends of paths, and inner features [T, D * inner]
 
@@ -65,8 +54,8 @@ class Cluster:
     """
 
     def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: Answers,
-                 traces: Sequence[NoTrace], own: Overhead = NO_OVERHEAD) -> None:
-        self.profile, self._clock, self._own = profile, clock, own
+                 traces: Sequence[NoTrace]) -> None:
+        self.profile, self._clock = profile, clock
         self._alone = len(traces) == 1
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
@@ -140,7 +129,6 @@ class Cluster:
     def recv(self) -> Message:
         self.rest(float("inf"))
         msg = self._inbox.popleft()
-        self._clock.sleep_until(self._clock.now() + self._own.turn)
         if segments := segments_of(msg):
             return joined([self._memory.answered(segment) for segment in segments])
         if isinstance(msg, Features):
@@ -185,7 +173,7 @@ class Cluster:
     def _onward(self, arrive: Arrive, trace: NoTrace, wire: Wire) -> Arrive:
         """Return a function that sends messages over a wire to `arrive`; `trace` is the sender's."""
         def send(msg: Message, now: float) -> None:
-            arrival = now if self._alone else wire.arrival(msg, now) + self._own.message
+            arrival = now if self._alone else wire.arrival(msg, now)
             self._note(trace, msg, now, arrival)
             self.at(arrival, partial(arrive, msg))
 

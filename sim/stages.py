@@ -60,8 +60,8 @@ class Held(NamedTuple):
     reports: bool = False  # whether those inputs are reported to rank 0 at once
 
 
-def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
-    """Return the work of a stage on a segment; `extra` seconds are added to the time of the profile."""
+def work_of(profile: Profile, held: Held) -> Work:
+    """Return the work of a stage on a segment."""
     board = slowest(profile, held.ranks)
     layers = held.share * profile.layers
     members, leader = len(held.ranks), held.ranks[0]
@@ -69,7 +69,7 @@ def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
         heat = Heat(board.heat)
 
         def alone(rows: int, text: int) -> float:
-            return heat.takes(extra + board.stage(held.share, rows, text))
+            return heat.takes(board.stage(held.share, rows, text))
 
         return Work(alone, max(1, round(layers)), held.kept, held.reports, leader, heat.cool)
     times = Times(board, held.largest, members)
@@ -77,7 +77,7 @@ def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
     def together(rows: int, text: int) -> float:
         tiled = held.tiles and rows >= TILE * members
         heard = board.latency / 1e3 + board.transfer(rows * board.row_bytes)
-        return extra + heard + layers * times.layer(tiled, rows, text)
+        return heard + layers * times.layer(tiled, rows, text)
 
     return Work(together, 1, held.kept, held.reports, leader)
 

@@ -1,19 +1,14 @@
 """Measure methods under load: latencies of requests that arrive at random or recorded times, and tokens/s by the number
 of requests at once.
 
-`eval/load/arrivals.py` serves the requests. In virtual time nothing sleeps. In a turn of the decoder all requests that
-can continue do so once. Rank 0's own time in a turn is the CPU time of this thread, without models (LM head, networks
-of drafts) and without the simulated cluster.
+`eval/load/arrivals.py` serves the requests. In virtual time nothing sleeps.
 """
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import cycle, islice, product
 from pathlib import Path
-from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, NamedTuple, Sequence
-from unittest.mock import patch
+from typing import Any, Dict, Hashable, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -29,14 +24,12 @@ from eval.plots import Series, lines
 from eval.tables import in_columns, number, save
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Request
 
 DEFAULTS = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
 OF_TOY = {"draft": "eagle+suffix"}
 PLOTTED = {"latency": "seconds of a request, median", "latency_p95": "seconds of a request, 95th percentile",
            "ttft": "seconds to the first token, median", "tokens_per_second": "tokens/s of all requests"}
-LINK = ("send", "recv", "rest", "broadcast")
-NETWORK = ("guess", "predict")  # calls of a network besides the passes
 Row = Dict[str, Any]
 
 
@@ -54,7 +47,7 @@ TABLES = {
                   ("temperature", "method", "places", "rate", "requests", *Figures._fields, "kind", "profile")),
     "at_once": Table("requests at once", "requests under way at once", "at_once",
                      ("temperature", "method", "at_once", "requests", "tokens_per_second", "over_one", "latency",
-                      "ttft", "turns", "own_ms", "kind", "profile"))}
+                      "ttft", "kind", "profile"))}
 
 
 class Load(NamedTuple):
@@ -68,12 +61,6 @@ class Load(NamedTuple):
 def load(argv: list[str]) -> int:
     """Run the command `python3 -m scripts.bench load`; return its exit code."""
     return run(Command("scripts.bench load", measure, LoadConfig), words(argv))
-
-
-def turns(argv: list[str]) -> int:
-    """Run `python3 -m scripts.bench turns`: `load` with one method, by requests at once; return the exit code."""
-    usual = {"rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
-    return load(with_defaults(argv, usual))
 
 
 def words(argv: Sequence[str]) -> list[str]:
@@ -96,8 +83,7 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
         places = int(one.value) if one.varied == "at_once" else own.places(method)
         due = [moment * own.run.slowdown for moment in one.moments]
         requests = asked[temperature][:len(due) or own.requests]
-        with own_time(decoders[method], own.run.virtual) as in_turns:
-            served = serve(decoders[method], requests, places, due)
+        served = serve(decoders[method], requests, places, due)
         wrong = unequal(served, texts[temperature])
         if wrong and own.run.virtual:
             raise ValueError(f"{wrong} of {len(served)} texts by {method} differ from those of the first method, which "
@@ -105,7 +91,7 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
         found = figures(served, own.run.slowdown)._asdict()
         rows.append({"temperature": temperature, "method": method, one.varied: one.value,
                      "places": places, "unequal": wrong, "requests": len(served),
-                     "kind": own.run.kind, "profile": own.run.profile, **found, **in_turns})
+                     "kind": own.run.kind, "profile": own.run.profile, **found})
     _report(own, rows)
 
 
@@ -170,53 +156,3 @@ def _write(folder: Path, varied: str, where: str, rows: Sequence[Row]) -> None:
         path = folder / f"{table.file}-{column}-t{temperature:g}.png"
         series = [Series(name, values[name]) for name in values]
         lines(path, series, places, f"{label}, temperature {temperature:g} ({where})", (table.axis, label))
-
-
-# --- rank 0's own time ------------------------------------------------------------------------------------------------
-
-class Stopwatch:
-    """A counter of the CPU time of calls; a call within another counts once."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.calls = 0
-        self._inside = False
-
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls `call` and adds its time."""
-        def timed(*args: Any, **options: Any) -> Any:
-            if self._inside:
-                return call(*args, **options)
-            self._inside, begin = True, time.thread_time()
-            self.calls += 1
-            try:
-                return call(*args, **options)
-            finally:
-                self.seconds += time.thread_time() - begin
-                self._inside = False
-        return timed
-
-    @contextmanager
-    def on(self, places: Iterable[tuple[Any, str]]) -> Iterator[None]:
-        """Time these functions, each given as an object or a class and a name of its attribute, inside a `with`."""
-        with ExitStack() as watched:
-            for place, name in places:
-                watched.enter_context(patch.object(place, name, self.around(getattr(place, name))))
-            yield
-
-
-@contextmanager
-def own_time(decoder: Decoder, counted: bool) -> Iterator[dict[str, float]]:
-    """Yield a dictionary that finally holds the number of turns and rank 0's own ms per turn; NaN unless `counted`."""
-    found = {"turns": NAN, "own_ms": NAN}
-    if not counted:
-        yield found
-        return
-    ring, models, turns = decoder.ring, Stopwatch(), Stopwatch()
-    networks = {type(network) for network in decoder.draft.networks}
-    places = [(ring, "lm_head"), (decoder, "passes")]
-    places += [*product(ring.links, LINK), *product(networks, NETWORK)]
-    with models.on(places), turns.on([(decoder, "turn")]):
-        yield found
-    own = turns.seconds - models.seconds
-    found.update(turns=turns.calls, own_ms=1e3 * own / turns.calls)

@@ -1,11 +1,10 @@
-"""Evaluate plans for random clusters: compare with the best plans for other questions, and with real emulation."""
+"""Evaluate plans for random clusters: compare with the best plans for other questions."""
 from __future__ import annotations
 
 import math
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterable, Iterator, Sequence
+from typing import Any, Dict, Sequence
 
 import numpy as np
 import torch
@@ -15,93 +14,40 @@ from config.cli import parse
 from config.files import write_json
 from config.keys import Checked, Range, read_keys
 from config.presets import TOY_PRESET
-from config.profiles import Profile, write
-from eval.bench import speed
+from config.profiles import Profile
 from eval.plan.candidates import families, typed
-from eval.plan.hosts import only_chosen
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.measure import answers_of
-from eval.plan.plan import planned
 from eval.plan.record import Book, make_record
 from eval.plan.search import Search, choice, nearly_best, plain_of
 from eval.plan.trial import Bench, Trial
-from launch.pipeline import Pipeline
 
 Row = Dict[str, Any]  # a cluster and its figures
-DRAWN = 64  # random clusters to choose those for emulation from
 LAYERS, ROW_BYTES = 32, 8192
 STAGE, LEVEL, LATENCY = (5, 400), (1, 40), (0.05, 20)  # ms
 RATE = (10, 10_000)  # Mbit/s
 SLOWEST = 4.0  # largest factor of the time of a board in an uneven cluster
-LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # least ms in real emulation, as this machine may not keep up with shorter ones
-WORKERS, TOKENS = Range(1, 256), Range(8, 512)
 QUESTIONS = Range(1, 19)  # of each set, which has 20
-ABOUT = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g}, level {level_ms:.3g}, latency "
-         "{latency_ms:.3g}, {mbps:.4g} Mbit/s, {kind}: ")
+LINE = ("{cluster}: {boards} boards, stage {stage_ms:.3g} ms, row {row_ms:.2g}, level {level_ms:.3g}, latency "
+        "{latency_ms:.3g}, {mbps:.4g} Mbit/s, {kind}: {reached:.3f} of the best, {above:.2f} x ar; {keys}")
 
 
 @dataclass(frozen=True)
-class Drawn(Checked):
-    """The keys of commands for random clusters."""
+class GridConfig(Checked):
+    """Plan for many random clusters with some questions, and evaluate with others, all in virtual time."""
 
     PATHS = WRITES = ("output",)
-    RANGES = {"seed": Range(0, 1 << 32), "tokens": TOKENS}
+    RANGES = {"seed": Range(0, 1 << 32), "tokens": Range(8, 512), "clusters": Range(1, 10_000),
+              "workers": Range(1, 256), "questions": QUESTIONS, "judges": QUESTIONS}
 
     # Random clusters and plans for them
     seed: int = 0  # seed of the clusters
+    clusters: int = 64  # number of clusters
     tokens: int = 24  # most tokens of each answer
     drafts: str = "suffix,eagle,eagle+suffix"  # drafts that may be chosen; specinfer has its own
-    output: str = ""  # JSON file for the figures of every cluster; empty: none
-
-    def collect(self, rows: Iterable[Row], result: str) -> list[Row]:
-        """Print a line for each row once it is ready, write all into the file, and return them."""
-        found = []
-        for row in rows:
-            found.append(row)
-            even = "even" if row["even"] else "uneven"
-            line = ABOUT + result
-            tqdm.write(line.format(**row, kind=even, keys=typed(row["chosen"])))
-            if self.output:
-                write_json(self.output, {"keys": vars(self), "clusters": found})
-        return found
-
-
-@dataclass(frozen=True)
-class GridConfig(Drawn):
-    """Plan for many random clusters with some questions, and evaluate with others, all in virtual time."""
-
-    RANGES = {**Drawn.RANGES, "clusters": Range(1, 10_000), "workers": WORKERS,
-              "questions": QUESTIONS, "judges": QUESTIONS}
-
-    # The grid
-    clusters: int = 64  # number of clusters
     questions: int = 4  # recorded questions of each of the six bundled sets
     judges: int = 8  # other questions of each set for the evaluation
     workers: int = 2  # processes
-
-
-@dataclass(frozen=True)
-class EmulatedConfig(Drawn):
-    """Plan for some of the random clusters, and compare tokens per second in virtual time and in real time.
-
-    Six questions are answered. In real time each rank is a process, in slow motion, so that this machine can keep up
-    with the cluster.
-    """
-
-    RANGES = {**Drawn.RANGES, "count": Range(1, DRAWN), "slowdown": Range(0.001, 1000),
-              "least": Range(1, 8), "boards": Range(1, 8)}
-
-    # Emulation
-    count: int = 4  # number of clusters, chosen from those of planner
-    least: int = 1  # least boards of a cluster
-    boards: int = 4  # most boards of a cluster
-    slowdown: float = 4.0  # factor of all modelled times; larger where levels are short
-
-
-def plan_of(questions: int, tokens: int, drafts: str, preset: str = TOY_PRESET, profile: str = "server") -> PlanConfig:
-    """Return the keys of a plan with a preset's models, with this many questions of each set and tokens per answer."""
-    keys = (f"profile={profile}", f"questions={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
-    return parse(words([preset, *keys]), COMMAND, kind=PlanConfig)
+    output: str = ""  # JSON file for the figures of every cluster; empty: none
 
 
 def finalists(bench: Bench, layers: int) -> list[Trial]:
@@ -109,14 +55,6 @@ def finalists(bench: Bench, layers: int) -> list[Trial]:
     config = bench.config
     found = families(bench.site, layers, config.chosen_methods, config.chosen_drafts)
     return Search(bench, found, shown=False).run()
-
-
-def in_processes(workers: int, make: Callable[..., Any], jobs: Iterable[Any], unit: str) -> Iterator[Any]:
-    """Yield the result of a function for the arguments of each job, from this many processes of one thread each."""
-    with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        tasks = [pool.submit(make, *job) for job in jobs]
-        for task in tqdm(tasks, unit=unit):
-            yield task.result()
 
 
 # --- the clusters -----------------------------------------------------------------------------------------------------
@@ -165,12 +103,23 @@ def facts(site: Profile) -> Row:
 def planner(argv: list[str]) -> int:
     """Run the command `python3 -m scripts.bench planner`; return its exit code."""
     grid = read_keys(argv, GridConfig, "python3 -m scripts.bench planner")
-    config = plan_of(grid.questions, grid.tokens, grid.drafts)
+    keys = (f"questions={grid.questions}", f"max_new_tokens={grid.tokens}", f"drafts={grid.drafts}")
+    config = parse(words([TOY_PRESET, "profile=server", *keys]), COMMAND, kind=PlanConfig)
+
     later = replace(config.run, questions=f"{grid.questions}:{grid.questions + grid.judges}")
     books = make_record(config), make_record(replace(config, run=later))
-    jobs = [(site, config, *books) for site in clusters(grid.clusters, grid.seed)]
-    rows = in_processes(grid.workers, compare_choice, jobs, "cluster")
-    print(summary(grid.collect(rows, "{reached:.3f} of the best, {above:.2f} x ar; {keys}")))
+
+    rows: list[Row] = []
+    with ProcessPoolExecutor(grid.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        tasks = [pool.submit(compare_choice, site, config, *books) for site in clusters(grid.clusters, grid.seed)]
+        for task in tqdm(tasks, unit="cluster"):
+            row = task.result()
+            rows.append(row)
+
+            tqdm.write(LINE.format(**row, kind="even" if row["even"] else "uneven", keys=typed(row["chosen"])))
+            if grid.output:
+                write_json(grid.output, {"keys": vars(grid), "clusters": rows})
+    print(summary(rows))
     return 0
 
 
@@ -202,45 +151,3 @@ def summary(rows: Sequence[Row]) -> str:
             f"{np.median(reached):.3f} in the median, {reached.min():.3f} at least, 0.97 or more in "
             f"{(reached >= 0.97).sum()}; of plain decoding {above.min():.3f} at least, {np.median(above):.2f} in the "
             "median")
-
-
-# --- in real emulation ------------------------------------------------------------------------------------------------
-
-def planner_emulated(argv: list[str]) -> int:
-    """Run the command `python3 -m scripts.bench planner_emulated`; return its exit code."""
-    config = read_keys(argv, EmulatedConfig, "python3 -m scripts.bench planner_emulated")
-    plan = plan_of(1, config.tokens, config.drafts)
-    book = make_record(plan)
-    sites = tqdm(sampled(config), unit="cluster")
-    rows = (emulated(config, plan, site, book) for site in sites)
-    config.collect(rows, "{simulated:.3g} tokens/s simulated, {emulated:.3g} emulated with slowdown {slowdown:.3g}, "
-                         "{reached:.3f}; {keys}")
-    return 0
-
-
-def sampled(config: EmulatedConfig) -> list[Profile]:
-    """Return the clusters to emulate, in the order of the grid. Raise ValueError if there are too few."""
-    sizes = range(config.least, config.boards + 1)
-    fitting = [site for site in clusters(DRAWN, config.seed)
-               if len(site.factors) in sizes and site.model / len(site.factors) >= LONG_STAGE]
-    if len(fitting) < config.count:
-        raise ValueError(f"only {len(fitting)} of the clusters have {config.least} to {config.boards} boards and "
-                         f"stages of at least {LONG_STAGE:g} ms: give a smaller count, or other bounds")
-    random = np.random.default_rng(0)
-    places = random.choice(len(fitting), config.count, replace=False)
-    return [fitting[place] for place in sorted(places.tolist())]
-
-
-def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book) -> Row:
-    """Plan for one cluster, and return the speeds of the choice in virtual time and in real time."""
-    chosen = planned(plan, site, book).chosen
-    one = chosen.candidate
-    slowdown = max(config.slowdown, LONG_LEVEL / site.level)
-    with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
-        path = f"{folder}/cluster.json"
-        write(path, only_chosen(site, one))
-        run: dict[str, Any] = {"profile": path, "slowdown": slowdown, "timeout": 120}
-        with Pipeline.open("toy", **one.keys, **run) as pipeline:
-            took = speed(answers_of(pipeline, book.answers, config.tokens)) * pipeline.config.slowdown
-    speeds = {"simulated": chosen.speed, "emulated": took, "reached": took / chosen.speed}
-    return {**facts(site), "chosen": one.keys, "slowdown": slowdown, **speeds}
