@@ -15,7 +15,7 @@ from itertools import islice, takewhile
 from typing import Any, Callable, ContextManager, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar, Union
 
 from config.trees import Growth, TreeConfig
-from model.drafts.draft import Draft, Passes, Pays, Read, Reading, Steps, always
+from model.drafts.draft import Draft, Passes, Read, Reading, Steps, WorthDrafting, always
 from model.drafts.forced import ForcedDraft
 from model.drafts.network import at_once, read_all
 from model.grammar import Grammar
@@ -278,10 +278,10 @@ class RequestDraft(Draft):
     def refresh(self) -> None:
         self._draft.refresh()
 
-    def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
         if self._target.guesses:
             with self._span(tree):
-                return (yield from self._draft.grow(tree, growth, pays))
+                return (yield from self._draft.grow(tree, growth, worth_drafting))
         if tree.tip == self._tip:
             return False
         self._tip = tree.tip

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from config.trees import Growth
-from model.drafts.draft import Draft, Passes, Pays, Steps, always
+from model.drafts.draft import Draft, Passes, Steps, WorthDrafting, always
 from model.drafts.network import at_once, read_all
 from model.sample import Sampler
 from model.tree import Proposal, TokenTree
@@ -152,7 +152,7 @@ class RemoteDraft(Draft):
     def keep(self, length: int) -> None:
         self.reset()
 
-    def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
         """Add the trees of all small models below the tip, with the shape of `growth`.
 
         An unsent prompt goes to the target first, so that the pipeline reads it meanwhile; until then nothing is added.

@@ -215,7 +215,7 @@ class ReplicaTarget(RequestTarget):
 
     @property
     def _may_send(self) -> bool:
-        return False  # so that `rest` waits for messages only
+        return False  # so that `wait_until_free` waits for messages only
 
     def take(self, segment: Segment, message: int) -> None:
         copy = self._copies[segment.request]

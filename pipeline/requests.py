@@ -107,20 +107,20 @@ class RequestTarget(Target):
             return size
         return self.ring.pacing.rows.share(self, running, size)
 
-    def waits_for(self, promise: float) -> bool:
+    def worth_waiting(self, expected_tokens: float) -> bool:
         self._finish_level()
         if not self.options.thrifty or len(self.tree.trunk) <= self._prompt + 1:  # a network still reads the prompt
             return False
-        guesses = map(math.exp, worths(self, weighed=False))
-        likely = len(self.tree.unsent) + sum(guesses)
+        expected_guesses = sum(map(math.exp, worths(self, weighed=False)))
+        segment_tokens = len(self.tree.unsent) + expected_guesses
         stage_seconds = self.ring.pacing.times.slowest(len(self.tree.waiting) + 1)
-        return self.ring.pacing.gate.waits_for(promise, likely, stage_seconds)
+        return self.ring.pacing.gate.is_worth_waiting(expected_tokens, segment_tokens, stage_seconds)
 
-    def pays(self, promise: float) -> bool:
+    def worth_drafting(self, expected_tokens: float) -> bool:
         self._finish_level()
         pacing = self.ring.pacing
-        pays = pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now())
-        return pays or not self.options.thrifty
+        is_worth = pacing.gate.is_worth_drafting(expected_tokens, pacing.first_stage.due_at, self.ring.clock.now())
+        return is_worth or not self.options.thrifty
 
     @property
     def guesses(self) -> bool:
@@ -143,7 +143,7 @@ class RequestTarget(Target):
         self.segments += 1
         self.ring.put(self._segment(self.request, nodes))
 
-    def rest(self) -> Progress:
+    def wait_until_free(self) -> Progress:
         pending = self.tree.pending
         assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):

@@ -49,11 +49,11 @@ class Target(Protocol):
     def ready(self) -> bool:
         """Process arrived messages; return whether a segment has come back, so that `wait` would not wait."""
 
-    def pays(self, promise: float) -> bool:
-        """Return whether drafting a level of guesses, with `promise` expected tokens, is worth its time."""
+    def worth_drafting(self, expected_tokens: float) -> bool:
+        """Return whether drafting a level of guesses, with `expected_tokens`, is worth its time."""
 
-    def waits_for(self, promise: float) -> bool:
-        """Return whether unsent nodes should wait, to leave with a new level of `promise` expected tokens."""
+    def worth_waiting(self, expected_tokens: float) -> bool:
+        """Return whether unsent nodes should wait, to leave with a new level of `expected_tokens`."""
 
     def send(self, nodes: Sequence[int]) -> None:
         """Send these nodes of the tree without waiting."""
@@ -64,7 +64,7 @@ class Target(Protocol):
         Call it with `yield from`: at each `WAIT` the decoder serves other requests.
         """
 
-    def rest(self) -> Progress:
+    def wait_until_free(self) -> Progress:
         """Yield until a segment has come back or, if there are nodes to send, until the first stage is free."""
 
     def prune(self) -> None:
@@ -230,12 +230,12 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
                 target.prune()
                 draft.refresh()
                 yield new
-        elif len(tree.unsent) == 1 and target.free and (yield from draft.grow(tree, cfg.stream, target.waits_for)):
+        elif len(tree.unsent) == 1 and target.free and (yield from draft.grow(tree, cfg.stream, target.worth_waiting)):
             pass  # guesses that leave with a bare tip do not wait behind it
         elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
             target.send(segment)
-        elif not (yield from draft.grow(tree, cfg.stream, target.pays)):
-            yield from target.rest()
+        elif not (yield from draft.grow(tree, cfg.stream, target.worth_drafting)):
+            yield from target.wait_until_free()
 
 
 def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
@@ -249,7 +249,7 @@ def spd(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
         elif target.free and (segment := tree.cut(1, cfg.chunk)):
             target.send(segment)
         elif tree.pending or not target.has_room or not (yield from draft.grow(tree, cfg.coupled)):
-            yield from target.rest()
+            yield from target.wait_until_free()
 
 
 def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
@@ -266,7 +266,7 @@ def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
             enough = cfg.lookahead
         elif not (yield from draft.grow(tree, cfg.coupled)):
             enough = 1  # there are no more guesses to wait for
-            yield from target.rest()
+            yield from target.wait_until_free()
 
 
 STRATEGIES: dict[str, Strategy] = {strategy.__name__: strategy for strategy in (

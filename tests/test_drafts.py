@@ -42,7 +42,7 @@ class Watcher:
     def __init__(self, head):
         self.head, self.seen = head, {}
 
-    def grow(self, tree, growth, *pays):
+    def grow(self, tree, growth, *worth_drafting):
         yield from ()
         self.seen.update({node.pos: node.hidden
                           for node in tree.nodes.values() if node.hidden is not None})
@@ -132,7 +132,7 @@ class Both:
     def consumed(self):
         return min(draft.consumed for draft in self.drafts)
 
-    def grow(self, tree, growth, *pays):
+    def grow(self, tree, growth, *worth_drafting):
         self.tree = tree
         grew = []
         for draft in self.drafts:

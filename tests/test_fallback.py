@@ -15,7 +15,7 @@ from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from pipeline import pacing
 from pipeline.decode import Request
-from pipeline.pacing import LOSS, REST, TRIAL, Fallback
+from pipeline.pacing import MAX_TOKENS_BEHIND, MIN_RATE_TOKENS, REST_TOKENS, Fallback
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -44,7 +44,7 @@ def test_what_guessing_loses_is_bounded_however_slow_it_is(guessing):
     ways, seconds = settle(opened(), 1000, guessing)
     trials = sum(now and not before for before, now in zip([False, *ways], ways))
     assert trials <= 5
-    assert seconds <= 1000 + trials * (LOSS + guessing)
+    assert seconds <= 1000 + trials * (MAX_TOKENS_BEHIND + guessing)
 
 
 def test_guessing_that_is_quicker_goes_on_through_some_misses():
@@ -58,23 +58,23 @@ def test_guessing_that_is_quicker_goes_on_through_some_misses():
 
 def test_each_rest_is_twice_as_long_until_guessing_has_gone_well_for_a_while():
     fallback = opened()
-    ways, now = settle(fallback, 3 * REST, 2.0)
+    ways, now = settle(fallback, 3 * REST_TOKENS, 2.0)
     assert ways.count(True) == 6 and fallback.guesses
-    _, now = settle(fallback, 2 * REST, 0.5, start=now)
-    ways, _ = settle(fallback, REST, 2.0, start=now)
+    _, now = settle(fallback, 2 * REST_TOKENS, 0.5, start=now)
+    ways, _ = settle(fallback, REST_TOKENS, 2.0, start=now)
     assert ways.count(True) == 3 and fallback.guesses
 
 
 def test_guessing_that_is_hardly_slower_hardly_rests():
-    ways, _ = settle(opened(), REST, 1.02)
-    assert 0.7 * REST < ways.count(True) < REST
+    ways, _ = settle(opened(), REST_TOKENS, 1.02)
+    assert 0.7 * REST_TOKENS < ways.count(True) < REST_TOKENS
 
 
 def test_a_machine_on_which_everything_gets_slower_guesses_again_at_once():
     fallback = opened()
     _, now = settle(fallback, 40, 0.8)
     ways, now = settle(fallback, 100, 1.6, plain=4.0, start=now)
-    assert ways.count(False) == TRIAL
+    assert ways.count(False) == MIN_RATE_TOKENS
     assert fallback.guesses
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_weighed_before_plain_decoding_was_measured_nor_across_reques
 @pytest.mark.parametrize("strategy", ["continuous", "streaming"])
 @pytest.mark.parametrize("plain", [1e-12, 1e12])
 def test_the_text_is_the_same_with_guesses_or_without(strategy, plain, monkeypatch):
-    monkeypatch.setattr(pacing, "TRIAL", 1000)  # so that what this machine measures does not end the rest
+    monkeypatch.setattr(pacing, "MIN_RATE_TOKENS", 1000)  # so that what this machine measures does not end the rest
     text = TINY.text(PROMPT, 60, Sampler())
     with pipeline(TINY, 3, strategy, Oracle([*PROMPT, *text]),
                   replace(TREE, plain_seconds=plain)) as decoder:
@@ -101,7 +101,7 @@ def test_the_text_is_the_same_with_guesses_or_without(strategy, plain, monkeypat
 
 @pytest.mark.parametrize("strategy", ["continuous", "streaming"])
 def test_a_rest_asks_no_network_and_copies_behind_a_long_match(strategy, monkeypatch):
-    monkeypatch.setattr(pacing, "TRIAL", 1000)
+    monkeypatch.setattr(pacing, "MIN_RATE_TOKENS", 1000)
     text = TINY.text(PROMPT, 60, Sampler())
     network, asked = TINY.twin(), []
     expand = network.expand

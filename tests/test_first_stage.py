@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pipeline.pacing import FADING, SLACK, FirstStage
+from pipeline.pacing import EARLY_SHARE, SHORTEST_TIME_GROWTH, FirstStage
 
 
 def taught(seconds, share=0.25):
@@ -40,7 +40,7 @@ def test_a_segment_takes_its_share_of_the_time_after_which_such_a_one_came_back(
     stage.back(2, 18.0)
     stage.send([3, 4], 20.0)
     assert stage.free_at == pytest.approx(22.0)
-    assert stage.ready_at == pytest.approx(22.0 - SLACK * 2.0)
+    assert stage.ready_at == pytest.approx(22.0 - EARLY_SHARE * 2.0)
 
 
 def test_segments_follow_each_other_through_the_stage():
@@ -67,7 +67,7 @@ def test_the_shortest_time_counts_and_fades_so_that_a_slower_pipeline_is_believe
     stage = taught({2: 1.0})
     stage.send([1, 2], 5000.0)
     stage.back(2, 5080.0)  # in which something else kept it
-    assert busy(stage, 2, 6000.0) == pytest.approx(FADING)
+    assert busy(stage, 2, 6000.0) == pytest.approx(SHORTEST_TIME_GROWTH)
     stage.send([1, 2], 7000.0)
     stage.back(2, 7002.0)
     assert busy(stage, 2, 8000.0) == pytest.approx(0.5)

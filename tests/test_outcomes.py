@@ -67,8 +67,8 @@ def traffic(strategy):
         return link
 
     class Noted(Oracle):
-        def grow(self, tree, growth, *pays):
-            grew = yield from super().grow(tree, growth, *pays)
+        def grow(self, tree, growth, *worth_drafting):
+            grew = yield from super().grow(tree, growth, *worth_drafting)
             events.append(("grow", grew))
             return grew
 

@@ -164,7 +164,7 @@ class Known:
     def __init__(self, clock, seconds, wrong, text):
         self.clock, self.seconds, self.wrong, self.text = clock, seconds, wrong, text
 
-    def grow(self, tree, growth, *pays):
+    def grow(self, tree, growth, *worth_drafting):
         yield from ()
         node = max(tree.live, default=tree.tip)
         position = tree.nodes[node].pos + 1

@@ -75,7 +75,7 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self._draft, name)
 
-    def grow(self, tree, growth, *pays):
+    def grow(self, tree, growth, *worth_drafting):
         grew = yield from self._draft.grow(tree, growth)
         if not grew:
             drawn = {number: [(source, token, law.tobytes()) for source, token, law in node.drawn]

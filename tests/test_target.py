@@ -124,7 +124,7 @@ def test_a_rest_ends_when_the_first_stage_is_free_if_there_is_something_to_send(
     target.send(tree.cut())
     assert not target.free
     tree.add(tree.tip, 5, -1.0)
-    rests = target.rest()
+    rests = target.wait_until_free()
     assert next(rests) is WAIT
     ring.listen()
     assert list(rests) == [] and target.free and not target.ready()
@@ -135,7 +135,7 @@ def test_a_rest_ends_with_a_message_that_comes_before(ring, link):
     tree, target = opened(ring, [1])
     target.send(tree.cut())
     tree.add(tree.tip, 5, -1.0)
-    rests = target.rest()
+    rests = target.wait_until_free()
     next(rests)
     link.back(10.5)
     ring.listen()
@@ -145,7 +145,7 @@ def test_a_rest_ends_with_a_message_that_comes_before(ring, link):
 def test_who_has_nothing_to_send_rests_until_a_message_comes(ring, link):
     tree, target = opened(ring, [1])
     target.send(tree.cut())
-    rests = target.rest()
+    rests = target.wait_until_free()
     next(rests)
     link.clock.sleep_until(15.0)
     assert target.free and next(rests) is WAIT
@@ -158,7 +158,7 @@ def test_a_request_with_nothing_under_way_rests_until_the_segments_of_others_hav
     (other, busy), (_, target) = opened(ring, [1]), opened(ring, [2])
     busy.send(other.cut())
     ring.depart()
-    rests = target.rest()
+    rests = target.wait_until_free()
     assert next(rests) is WAIT
     link.back(11.5)
     ring.listen()
@@ -217,7 +217,7 @@ def test_a_request_that_is_given_up_in_its_rest_ends_at_its_reset(ring, link):
     tree, target = opened(ring, [1])
     target.send(tree.cut())
     tree.add(tree.tip, 5, -1.0)
-    rests = target.rest()
+    rests = target.wait_until_free()
     next(rests)
     link.clock.sleep_until(30.0)
     link.back(30.0, rows=[])

@@ -10,7 +10,15 @@ from config.profiles import Profile
 from eval.plan.candidates import Candidate
 from model.tree import TokenTree
 from pipeline.messages import Visit
-from pipeline.pacing import FADING, LAST, NEWS, DraftGate, FirstStage, RowAllocator, StageTimes
+from pipeline.pacing import (
+    NEW_WEIGHT,
+    RATE_SECONDS,
+    SHORTEST_TIME_GROWTH,
+    DraftGate,
+    FirstStage,
+    RowAllocator,
+    StageTimes,
+)
 from sim.clock import Heat
 from tests.test_budget import Asking
 from tests.test_plan import SITE, bench_of, book
@@ -43,7 +51,7 @@ def test_a_stage_that_gets_slower_does_so_for_all_rows_and_the_newest_times_coun
     times = times_of((1, 1.0), (16, 2.0))
     for _ in range(20):
         times.learn([Visit(1, 3.0)], 3.0)
-    left = (1 - NEWS) ** 20
+    left = (1 - NEW_WEIGHT) ** 20
     assert times.slowest(1) == pytest.approx(3.0 - 2.0 * left)
     assert times.slowest(16) == pytest.approx(2 * times.slowest(1))
 
@@ -54,7 +62,7 @@ def test_wires_count_by_the_shortest_times_and_of_fewer_rows_by_those_of_more():
                         (1, 0.5), (4, 9.0), (9, 4.0)):
         times.learn([Visit(rows, 1.0)] * 3, 3.0 + wires)
     assert times.slowest(9) == 1.0
-    assert times.seconds_per_row(2) == pytest.approx((FADING * 2.0 - 0.5) / 3)
+    assert times.seconds_per_row(2) == pytest.approx((SHORTEST_TIME_GROWTH * 2.0 - 0.5) / 3)
     assert times.seconds_per_row(8) == 0.0
     times.learn([Visit(20, 1.0), Visit(7, 1.0), Visit(7, 1.0)], 99.0)
     assert times.seconds_per_row(16) == 0.0, "what was pruned on its way says nothing of wires"
@@ -97,12 +105,12 @@ def test_a_guess_goes_along_if_it_gains_more_than_the_rows_beside_it_lose():
 
 def test_the_next_answer_is_due_after_the_time_that_the_last_segments_were_on_their_way():
     stage = FirstStage(0.5)
-    assert stage.due == math.inf
+    assert stage.due_at == math.inf
     stage.send([1], 0.0)
-    assert stage.due == math.inf
+    assert stage.due_at == math.inf
     stage.back(1, 4.0)
     stage.send([2], 10.0)
-    assert stage.due == 14.0
+    assert stage.due_at == 14.0
 
 
 @pytest.mark.parametrize("promise, due, pays", [(.1, 6.0, True),
@@ -110,11 +118,11 @@ def test_the_next_answer_is_due_after_the_time_that_the_last_segments_were_on_th
                                                 (4.1, 0.0, False), (.01, math.inf, True)])
 def test_a_level_pays_that_is_done_before_the_next_answer_or_promises_more_than_waits_for_it(promise, due, pays):
     gate = DraftGate()
-    assert gate.pays(0.0, 0.0, 0.0), "nothing is known yet"
+    assert gate.is_worth_drafting(0.0, 0.0, 0.0), "nothing is known yet"
     gate.drafted(2.0)
     gate.settled(0, 0.0)
     gate.settled(2, 1.0)  # two tokens a second
-    assert gate.pays(promise, due, 3.0) is pays
+    assert gate.is_worth_drafting(promise, due, 3.0) is pays
 
 
 def test_what_was_settled_long_ago_counts_little():
@@ -122,8 +130,8 @@ def test_what_was_settled_long_ago_counts_little():
     gate.drafted(1.0)
     gate.settled(0, 0.0)
     gate.settled(100, 1.0)
-    gate.settled(0, 1.0 + 5 * LAST)
-    assert gate.pays(5.0, 0.0, 20.0)
+    gate.settled(0, 1.0 + 5 * RATE_SECONDS)
+    assert gate.is_worth_drafting(5.0, 0.0, 20.0)
 
 
 def speeds(site: Profile, right: float) -> list[float]:

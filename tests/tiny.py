@@ -198,7 +198,7 @@ class Oracle:
     def another(self) -> Oracle:
         return Oracle(self.tokens, self.vocab)
 
-    def grow(self, tree: Any, growth: Growth, *pays: Any) -> Steps[bool]:
+    def grow(self, tree: Any, growth: Growth, *worth_drafting: Any) -> Steps[bool]:
         yield from ()
         frontier = [node for node in self._frontier if node in tree.live] or [tree.tip]
         node = tree.nodes[frontier[0]]

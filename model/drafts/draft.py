@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Guesses = Sequence[Tuple[int, float]]  # token and probability
-Pays = Callable[[float], bool]  # whether there is time for a level, given the number of tokens that it promises
+WorthDrafting = Callable[[float], bool]  # whether there is time for a level of this many expected tokens
 
 
 class Reading(NamedTuple):
@@ -44,7 +44,7 @@ Steps = Generator[Any, Any, Result]  # yields a Reading, and is sent a Read
 Passes = Callable[[Sequence[Reading]], List[Read]]
 
 
-def always(promise: float) -> bool:
+def always(expected_tokens: float) -> bool:
     """Return True: there is time for any level."""
     return True
 
@@ -96,10 +96,10 @@ class Draft:
         for mine, theirs in zip(self.parts, other.parts):
             mine.copy(theirs, length)
 
-    def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
         """Add one level of guesses; return False if none is worth drafting, or none can be drafted yet.
 
-        Best-first growth first calls `pays` with the number of tokens that the level promises. Use `yield from`, so
+        Best-first growth first calls `worth_drafting` with the expected tokens of the level. Use `yield from`, so
         that the caller of the strategy can let networks read for several requests at once.
         """
         yield from ()

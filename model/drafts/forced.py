@@ -8,7 +8,7 @@ from heapq import nlargest
 from itertools import islice
 
 from config.trees import Growth
-from model.drafts.draft import Draft, Pays, Steps, always
+from model.drafts.draft import Draft, Steps, WorthDrafting, always
 from model.tree import TokenTree
 
 FORCED = "grammar"  # the source's name
@@ -21,9 +21,9 @@ class ForcedDraft(Draft):
     def __init__(self, draft: Draft) -> None:
         self._draft, self.parts = draft, (draft,)
 
-    def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
         grown = self._force(tree, growth)
-        grown |= yield from self._draft.grow(tree, growth, pays)
+        grown |= yield from self._draft.grow(tree, growth, worth_drafting)
         return grown
 
     def offer_sure(self, tree: TokenTree, growth: Growth) -> bool:

@@ -15,7 +15,7 @@ from typing import Iterator, Mapping, Sequence, Tuple
 import torch
 
 from config.trees import Growth
-from model.drafts.draft import Draft, Guesses, Pays, Steps, always
+from model.drafts.draft import Draft, Guesses, Steps, WorthDrafting, always
 from model.drafts.network import Network
 from model.drafts.suffix import NOTHING, SUFFIX, Match, Suffix
 from model.sample import Sampler
@@ -89,11 +89,11 @@ class Mixture(Draft):
             self._suffix.reset()
         self._tree = None
 
-    def grow(self, tree: TokenTree, growth: Growth, pays: Pays = always) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting = always) -> Steps[bool]:
         """Grow best first over all sources, or level by level for a shape or a single network."""
         if growth.shape or not (growth.anywhere or self._mixes):
             return (yield from self._grow_by_level(tree, growth))
-        return (yield from self._grow_best_first(tree, growth, pays))
+        return (yield from self._grow_best_first(tree, growth, worth_drafting))
 
     def _grow_by_level(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
         """Add a level to each network's own tree; the trees are merged into one (SpecInfer, section 3)."""
@@ -102,15 +102,15 @@ class Mixture(Draft):
             grown |= yield from network.grow(tree, growth)
         return grown
 
-    def _grow_best_first(self, tree: TokenTree, growth: Growth, pays: Pays) -> Steps[bool]:
-        """Read the likeliest nodes anywhere, if `pays` accepts the tokens that they promise, and offer the guesses."""
+    def _grow_best_first(self, tree: TokenTree, growth: Growth, worth_drafting: WorthDrafting) -> Steps[bool]:
+        """Read the likeliest nodes anywhere, if their level is worth its time, and offer the guesses."""
         moved = self._move(tree)
         if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
             return False
         if moved:  # there is room again for guesses that were not among the best before
             self._offer(tree, list(self._predictions), growth)
         nodes = self._choose(tree, growth)
-        if nodes and not pays(self._promise(tree, nodes)):
+        if nodes and not worth_drafting(self._expected_tokens(tree, nodes)):
             return False
         read = yield from self._expand(tree, nodes, growth.width)
         if not read:
@@ -177,7 +177,7 @@ class Mixture(Draft):
         best = heapq.nsmallest(growth.width, worthy, key=lambda node: (-scores[node], node))
         return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
 
-    def _promise(self, tree: TokenTree, nodes: Sequence[int]) -> float:
+    def _expected_tokens(self, tree: TokenTree, nodes: Sequence[int]) -> float:
         """Return the expected number of additional correct guesses if these nodes are read."""
         tip = tree.nodes[tree.tip].score
         scores = [tree.nodes[node].score for node in nodes]
