@@ -193,9 +193,9 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
 def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
     """Load the draft head of the specification, or that in rank 0's folder; raises ValueError if there is none."""
     part = spec.part
-    folder = Path(spec.head) if spec.head else part.eagle
-    if folder is None:
+    if not spec.head and not part.eagle:
         raise ValueError(no_head(spec.config))
+    source = Checkpoint(spec.head) if spec.head else part.open_head()
 
     def embed() -> Tensor:
         name = HEAD if spec.sizes.tied else EMBED
@@ -203,17 +203,17 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
             raise ValueError(f"{part.folder} lacks the embedding, which its draft head needs: split the model again")
         return part.weights.read(name)
 
-    head = load_head(Checkpoint(folder), part.config, embed, spec.dtype, spec.device)
+    head = load_head(source, part.config, embed, spec.dtype, spec.device)
     if head.inner and head.inner != part.inner:
-        raise ValueError(f"the head in {folder} reads layers {list(head.inner)}, but the stages of this split pass on "
-                         f"{list(part.inner)}: split the model again with --eagle {folder}")
+        raise ValueError(f"the head in {source.folder} reads layers {list(head.inner)}, but the stages of this split "
+                         f"pass on {list(part.inner)}: split the model again with --eagle {source.folder}")
     compress(head, spec.draft_quant(), spec.dtype)
     if isinstance(head, DFlashHead):
         return Block(head, lm_head, spec.slots)
     fuse(head)
     pack(head)
     kind = PartialDraft if isinstance(head, Eagle3Head) and head.dialect.partial else Eagle
-    return kind(head, lm_head, spec.slots, Fit(str(folder), say))
+    return kind(head, lm_head, spec.slots, Fit(str(source.folder), say))
 
 
 def _draft_of(maker: str, kinds: Sequence[str], spec: RankSpec, lm_head: LMHead) -> list[TreeDraft]:

@@ -167,7 +167,7 @@ class Pipeline:
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
         ring.meter, ring.reconnect = rank.wires.meter, rank.rejoin
         try:
-            pipeline = Pipeline(rank, ring, open_text(spec.config, spec.part.folder), lm_head, remote_draft)
+            pipeline = Pipeline(rank, ring, open_text(spec.config, spec.part), lm_head, remote_draft)
             pipeline.draft_of(spec)
             ring.start()
             remote_draft.start()

@@ -204,10 +204,11 @@ def _check_files(config: RunConfig) -> None:
     check_output(config.output, other)
 
 
-def open_text(config: RunConfig, folder: Path) -> Text | None:
+def open_text(config: RunConfig, part: Part) -> Text | None:
     """Return the tokenizer of rank 0, tried on a prompt; None if prompts are token ids."""
     if config.prompt_ids:
         return None
-    text = Text(folder, config.chat_template)
+    part.verify_texts()
+    text = Text(part.folder, config.chat_template)
     text.prompt_ids([config.prompt or "?"], config.template)
     return text

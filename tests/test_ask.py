@@ -12,6 +12,7 @@ from config import files
 from config.files import read_json_file
 from config.presets import ROOT
 from launch.spec import device_named
+from launch.split.write import store
 from tests.checkpoints import refused
 from tests.saved import here
 
@@ -136,9 +137,9 @@ def test_a_chat_template_that_fails_ends_the_start_before_weights_are_read(ask, 
     path.write_text(json.dumps({**read_json_file(path), "chat_template": "{{ raise_exception('no') }}"}))
     manifest = own / "stage_0" / "manifest.json"
     monkeypatch.setattr("launch.pipeline.build_draft", lambda *_: pytest.fail("weights are read"))
-    if manifest.is_file():  # the file's size stands there
+    if manifest.is_file():
         content = read_json_file(manifest)
-        content["files"]["tokenizer_config.json"]["bytes"] = path.stat().st_size
+        content["files"]["tokenizer_config.json"] = store(path, path.read_bytes())
         manifest.write_text(json.dumps(content))
     assert here(f"model_dir={own}", "prompt=abc", "template=own") == 2
     assert "the chat template of the tokenizer in" in capsys.readouterr().err

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from launch.pipeline import Pipeline
 from launch.split.write import check, split
 from model.weights.parts import Part
+from pipeline.failure import PeerLost
 from split_and_save_models import main
-from tests.checkpoints import refused, save_llama
+from tests.checkpoints import refused, save_head, save_llama, tensors_of
 
 
 @pytest.fixture
@@ -116,6 +118,43 @@ def test_a_changed_byte_is_found_by_the_hashes(out, capsys):
     Part(out / "stage_2")
     assert main(["--check", str(out)]) == 2
     assert "has changed since it was written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("with_head", [False, True], ids=["stage", "head"])
+def test_a_damaged_weight_is_named_when_it_is_read_and_a_split_of_older_code_is_still_used(out, tmp_path, with_head):
+    save_head(tmp_path / "eagle")
+    split(tmp_path / "base", out, "0+1+2", tmp_path / "eagle", progress=False)
+    folder = out / ("stage_0" if with_head else "stage_2")
+    path = folder / ("eagle/model.safetensors" if with_head else "model.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+    def read() -> None:
+        part = Part(folder)
+        tensors_of(part.open_head() if with_head else part.weights)
+
+    with refused(f"{path} is damaged: ") as error:
+        read()
+    assert "has changed since it was written; copy this folder again" in str(error.value)
+    manifest = folder / "manifest.json"
+    content = json.loads(manifest.read_text())
+    for entry in content["files"].values():
+        entry.pop("checksums", None)
+    manifest.write_text(json.dumps(content))
+    read()
+
+
+def test_a_pipeline_over_a_damaged_split_is_refused_before_it_answers(out, tmp_path):
+    keys = f"model_dir={out}", "prompt_ids=1,2", "draft=suffix", "processes=false"
+    with Pipeline.open("", **dict(key.split("=") for key in keys)) as pipeline:
+        assert pipeline.generate([1, 2]).answer.token_ids
+    path = out / "stage_2" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises((PeerLost, ValueError), match=f"{path} is damaged"):
+        Pipeline.open("", **dict(key.split("=") for key in keys))
 
 
 def test_ranks_of_different_splits_are_refused_by_the_check(out, tmp_path):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from model.drafts.eagle import fit_head
 from model.weights import checkpoint
-from model.weights.checkpoint import Checkpoint, Form, writing
+from model.weights.checkpoint import WORD, WORDS, Checkpoint, Form, checksum, writing
 from model.weights.parts import EMBED, HEAD, assign, check_model, plan_stages
 from model.weights.split import balance, is_split_as, parse_stages
 from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
@@ -69,10 +69,27 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
         for name, tensor in tensors.items():
             file.write(name, tensor)
     data = (tmp_path / "model.safetensors").read_bytes()
-    assert file.entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    sums = {name: checksum(bytearray(x.contiguous().reshape(-1).view(torch.uint8).tolist()))
+            for name, x in tensors.items()}
+    assert file.entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "checksums": sums}
     assert same(load_file(tmp_path / "model.safetensors"), tensors)
     (tmp_path / "config.json").write_text("{}")
     assert same(tensors_of(Checkpoint(tmp_path)), tensors)
+
+
+def test_a_checksum_finds_every_changed_bit_and_pages_in_another_order():
+    page = WORD * WORDS
+    data = bytearray(i * i % 251 for i in range(3 * page + 5))
+    whole, damaged = checksum(data), []
+    for at in (0, 1, page - 1, page, 2 * page + 77, 3 * page, len(data) - 1):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            damaged.append(changed)
+    first, second, rest = data[:page], data[page:2 * page], data[2 * page:]
+    damaged += [second + first + rest, bytearray(page) + second + rest, first + first + rest, data[:-1]]
+    assert whole not in map(checksum, damaged)
+    assert whole == checksum(bytearray(data)), "the same bytes have the same checksum"
 
 
 def test_a_writer_that_is_interrupted_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -28,8 +28,11 @@ from model.weights.parts import (
     FLOATS,
     FORMAT,
     HEAD,
+    HEAD_CONFIG,
+    HEAD_WEIGHTS,
     MANIFEST,
     VERSION,
+    WEIGHTS,
     Part,
     assign,
     check_model,
@@ -43,8 +46,6 @@ from tp.shares import ShardedSource, held
 
 INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # types of a head's maps between vocabularies
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
-WEIGHTS = "model.safetensors"
-HEAD_WEIGHTS, HEAD_CONFIG = f"eagle/{WEIGHTS}", "eagle/config.json"  # of the draft head
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
 Tick = Callable[[int], Any]  # receives the number of bytes that were written
 

@@ -27,6 +27,8 @@ EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # held with the first and the last layer
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 MANIFEST, FORMAT, VERSION = "manifest.json", "flowspec-split", 1
+WEIGHTS = "model.safetensors"
+HEAD_WEIGHTS, HEAD_CONFIG = f"eagle/{WEIGHTS}", "eagle/config.json"  # of the draft head
 BLOCK = 1 << 24  # bytes hashed at once
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # types of plain weights
 QUANTIZED = (torch.int8, torch.uint8)  # types of weights with a scale
@@ -39,7 +41,8 @@ FIELDS = {  # of a manifest
     "shares": list_of(number(1e-9, 1e9), most=1024),
     "inner": LAYERS,
     "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda files: fits(files, dict)
-                  and all(map(stays_inside, files)) and fits([*files.values()], [ENTRY])),
+                  and all(map(stays_inside, files)) and fits([*files.values()], [ENTRY])
+                  and all(fits(entry.get("checksums", {}), {int}) for entry in files.values())),
 }
 NEEDED = ("rank", "stages", "layers", "split_id", "files")
 
@@ -195,7 +198,7 @@ class Part:
             found = path.stat().st_size if path.is_file() else 0
             if found != size:
                 raise ValueError(f"{path} has {found} bytes, but its manifest says {size}; {again}")
-        self.weights = Checkpoint(self.folder)
+        self.weights = Checkpoint(self.folder, self._checksums.get(WEIGHTS))
         self._check_tensors(again)
         for name in self.files:
             if Path(name).name == "config.json":  # an edited one would silently change what is computed
@@ -215,6 +218,7 @@ class Part:
         self._inner: list[int] | None = manifest.get("inner")
         entries = manifest["files"].items()
         self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries}
+        self._checksums = {name: entry.get("checksums") for name, entry in entries}  # of tensors; older splits: none
         places = placements(self.stages, len(self.shares))
         ranks = range(len(places))
         self.world = len(places)
@@ -270,13 +274,22 @@ class Part:
 
     @property
     def eagle(self) -> Path | None:
-        """The folder of the EAGLE head, if this rank has one; `Checkpoint(part.eagle)` reads it."""
-        return self.folder / "eagle" if "eagle/config.json" in self.files else None
+        """The folder of the EAGLE head, if this rank has one; `open_head` opens it."""
+        return self.folder / "eagle" if HEAD_CONFIG in self.files else None
 
-    def verify(self) -> None:
-        """Compare every byte with the manifest's hashes. Raises ValueError for a changed file."""
-        for name in self.files:
+    def open_head(self) -> Checkpoint:
+        """Open the EAGLE head, which this rank has."""
+        assert self.eagle, f"{self.folder} has no head"
+        return Checkpoint(self.eagle, self._checksums.get(HEAD_WEIGHTS))
+
+    def verify(self, names: Iterable[str] | None = None) -> None:
+        """Compare every byte of the named files, or of all, with their hashes; raises ValueError for a changed one."""
+        for name in self.files if names is None else names:
             self._compare(name, "delete it and split again")
+
+    def verify_texts(self) -> None:
+        """Like `verify`, for all files but weights, which are compared when they are read."""
+        self.verify(name for name in self.files if name not in (WEIGHTS, HEAD_WEIGHTS))
 
     def _compare(self, name: str, again: str) -> None:
         """Raise ValueError if a file has changed since it was written."""
