@@ -27,7 +27,7 @@ from pipeline.messages import (
     reports_of,
     segments_of,
 )
-from pipeline.trace import OFF, REAL, NoTrace
+from pipeline.trace import OFF, REAL, Clock, NoTrace
 from pipeline.transport import StageLink
 
 
@@ -35,8 +35,10 @@ class Stage:
     """A stage that computes segments with the slice `part`; `new_cache` creates the cache of a request.
 
     To a segment that needs inner features it adds the inputs of the slice's `inner_layers`; with `reports` it also
-    sends them to rank 0 at once. `requests` caches are allocated at the start.
+    sends them to rank 0 at once. `requests` caches are allocated at the start. Visits and spans have times of `clock`.
     """
+
+    clock: Clock = REAL
 
     def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,
                  inner_layers: Sequence[int] = (), requests: int = 1, reports: bool = False) -> None:
@@ -62,14 +64,24 @@ class Stage:
         if isinstance(msg, Prune):
             self._prune(msg)
             return None
+        segments = self.accept(msg)
+        return joined(self.compute(segments, news)) if segments else msg
+
+    def accept(self, msg: Message) -> list[Segment]:
+        """Apply a message other than a prune, except for its computation; return its segments with their live rows."""
         self._newest = max(self._newest, newest(msg))
-        if segments := segments_of(msg):
-            return joined(self._forward([self.living(segment) for segment in segments], news))
+
         if isinstance(msg, Start):
             self._start(msg)
         if isinstance(msg, Reset):
             self._close(msg)
-        return msg
+
+        return [self.living(segment) for segment in segments_of(msg)]
+
+    def leaving(self, msg: Message) -> Message:
+        """Return an applied message as it leaves: without the rows that died meanwhile."""
+        segments = segments_of(msg)
+        return joined([self.living(segment) for segment in segments]) if segments else msg
 
     def living(self, segment: Segment) -> Segment:
         """Return the live rows of a segment."""
@@ -124,14 +136,15 @@ class Stage:
         waits for the first segment, since earlier requests may need the spare cache.
         """
         if prune.request in self.caches:
-            with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):
-                cache = self.caches[prune.request]
-                cache.prune(prune.tip, prune.parent, prune.keep, prune.horizon)
+            begin = self.clock.now()
+            cache = self.caches[prune.request]
+            cache.prune(prune.tip, prune.parent, prune.keep, prune.horizon)
+            self.trace.note("prune", begin, self.clock.now(), tip=prune.tip, keep=len(prune.keep))
         elif prune.request > self._newest:
             known = self._early.get(prune.request, prune)
             self._early[prune.request] = max(known, prune, key=lambda each: each.horizon)
 
-    def _forward(self, segments: list[Segment], news: Callable[[], Prune | None]) -> list[Segment]:
+    def compute(self, segments: list[Segment], news: Callable[[], Prune | None] = lambda: None) -> list[Segment]:
         """Run the layers for these segments; empty ones are passed on, since rank 0 counts segments.
 
         If all rows die meanwhile, the segments are given up between two layers.
@@ -165,20 +178,23 @@ class Stage:
         before_T = upload(torch.cat([segment.x for segment in segments]), self.device)
         inner = [segment.inner for segment in segments if segment.inner is not None]
         inputs: dict[int, Tensor] = dict.fromkeys(self.inner_layers, before_T) if inner else {}
-        begin = REAL.now()
-        with self.trace.span("forward", nodes=joined(segments).nodes):
-            with torch.inference_mode():  # saves a seventh of the time between kernels
-                x_TD = self.part(before_T, pos_T, caches, inputs, alive)
-            if x_TD is None:
-                return {segment.request: segment.take([]) for segment in segments}
-            if x_TD.is_cuda:  # wait for the kernels, as sending would: the visit must include their time
-                torch.cuda.current_stream(x_TD.device).synchronize()
-            parts = x_TD.split(counts)
-            features = [None] * len(segments)
-            if inner:
-                earlier = upload(torch.cat(inner).to(x_TD.dtype), self.device)
-                features = torch.cat([earlier, *inputs.values()], -1).split(counts)
-        visit = Visit(sum(counts), REAL.now() - begin)
+
+        begin = self.clock.now()
+        with torch.inference_mode():  # saves a seventh of the time between kernels
+            x_TD = self.part(before_T, pos_T, caches, inputs, alive)
+        if x_TD is not None and x_TD.is_cuda:  # wait for the kernels, as sending would: the visit must include their time
+            torch.cuda.current_stream(x_TD.device).synchronize()
+        end = self.clock.now()
+        self.trace.note("forward", begin, end, nodes=joined(segments).nodes)
+
+        if x_TD is None:
+            return {segment.request: segment.take([]) for segment in segments}
+        parts = x_TD.split(counts)
+        features = [None] * len(segments)
+        if inner:
+            earlier = upload(torch.cat(inner).to(x_TD.dtype), self.device)
+            features = torch.cat([earlier, *inputs.values()], -1).split(counts)
+        visit = Visit(sum(counts), end - begin)
         return {segment.request: replace(segment, x=part, inner=feature, visits=(*segment.visits, visit))
                 for segment, part, feature in zip(segments, parts, features)}
 
@@ -192,9 +208,8 @@ def run_stage(stage: Stage, link: StageLink) -> None:
         result = stage.apply(msg, link.urgent)
         while (prune := link.urgent()) is not None:
             stage.apply(prune)
-        if result is not None and (segments := segments_of(result)):
-            result = joined([stage.living(segment) for segment in segments])
         if result is not None:
+            result = stage.leaving(result)
             with stage.trace.span("send", **facts_of(result)):
                 link.send(result)
             for features in stage.reports_of(result):

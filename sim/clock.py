@@ -17,13 +17,17 @@ EVEN_FROM = 2.0 ** 18
 
 
 class VirtualClock(Clock):
-    """A clock that advances only when it is set, in seconds from `begin`."""
+    """A clock that stands still until it is set, in seconds from `begin`."""
 
     def __init__(self, begin: float = 0.0) -> None:
         self._now = begin
 
     def now(self) -> float:
         return self._now
+
+    def set(self, now: float) -> None:
+        """Set the clock, also back."""
+        self._now = now
 
     def even(self) -> None:
         """Advance to the next whole second, at least to `EVEN_FROM`."""

@@ -1,34 +1,24 @@
-"""A stage in virtual time: it computes nothing, but knows what it would hold, drop and compute, and when.
+"""A stage in virtual time: `pipeline/stage.py`'s own, with caches of no layers, and events at the times that it takes.
 
-It applies messages as `pipeline/stage.py` does: a prune at once, the others in order. Dead rows cost no time, and a
-segment without live rows is given up between two layers.
+Dead rows cost no time, and a segment without live rows is given up between two layers.
 """
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Callable, NamedTuple, Sequence
 
 import torch
+from torch import Tensor
 
 from config.profiles import Profile
-from model.cache import Survivors
-from pipeline.messages import (
-    Message,
-    Prune,
-    Reset,
-    Segment,
-    Start,
-    Visit,
-    facts_of,
-    joined,
-    newest,
-    reports_of,
-    segments_of,
-)
+from model.cache import Admitted, TreeCache
+from pipeline.messages import Message, Prune, Segment, facts_of, joined
+from pipeline.stage import Stage
 from pipeline.trace import NoTrace
-from sim.clock import Heat
+from sim.clock import Heat, VirtualClock
 from sim.groups import Times, slowest
 from tp.comm import TILE
 
@@ -60,6 +50,11 @@ class Held(NamedTuple):
     reports: bool = False  # whether those inputs are reported to rank 0 at once
 
 
+def no_layers() -> TreeCache:
+    """Return a cache that holds no keys and values."""
+    return TreeCache((0, 1, sys.maxsize, 1), torch.float32, "cpu")
+
+
 def work_of(profile: Profile, held: Held) -> Work:
     """Return the work of a stage on a segment."""
     board = slowest(profile, held.ranks)
@@ -83,101 +78,89 @@ def work_of(profile: Profile, held: Held) -> Work:
 
 
 class VirtualStage:
-    """One stage; `send` passes on a message at a given time, `report` sends one to rank 0."""
+    """A `Stage` in modelled time; `send` passes on a message at a given time, `report` sends one to rank 0.
+
+    A prune is applied when it arrives. Segments are computed at the end of their time, since a prune may shorten it.
+    """
 
     def __init__(self, at: At, work: Work, send: Send, report: Send, trace: NoTrace) -> None:
-        self._at, self._cost = at, work
+        self._at, self._work = at, work
         self._send, self._report, self._trace = send, report, trace
+        self.stage = Stage(self._slice, no_layers, trace, range(work.kept), reports=work.reports)
+        self._clock = self.stage.clock = VirtualClock()
         self._queue: deque[Message] = deque()
-        self._survivors: dict[int, Survivors] = {}  # by open request
-        self._newest = -1  # the highest request number of all segments, Starts and Resets so far
-        self._work: list[Segment] = []  # segments in computation
-        self._since = self._until = 0.0  # times at which their computation begins and ends
-        self._idle = 0.0  # time at which the stage began to wait
+        self._computing: list[Segment] = []
+        self._started_at = self._ends_at = 0.0  # times of the computation
+        self._idle_since = 0.0  # time at which the stage began to wait
 
     def hear(self, msg: Message, now: float) -> None:
         """Accept a message at its arrival."""
         self._trace.note("recv", now, now, **facts_of(msg))
+
         if isinstance(msg, Prune):
-            self._prune(msg, now)
+            self._clock.set(now)
+            self.stage.apply(msg)
+            if self._computing and not self._alive():
+                self._give_up(now)
         else:
             self._queue.append(msg)
-            if not self._work:
-                self._next(now)
+            self._work_on(now)
 
-    def _prune(self, prune: Prune, now: float) -> None:
-        if prune.request not in self._survivors and prune.request <= self._newest:
-            return
-        known = self._survivors.get(prune.request, Survivors())
-        self._survivors[prune.request] = known.newer(prune.survivors)
-        self._trace.note("prune", now, now, tip=prune.tip, keep=len(prune.keep))
-        if self._work and not any(self._living(segment).nodes for segment in self._work):
-            self._give_up(now)
+    def _alive(self) -> bool:
+        """Return whether a row in computation is alive."""
+        return any(self.stage.living(segment).nodes for segment in self._computing)
 
     def _give_up(self, now: float) -> None:
         """End the computation after the current layer."""
-        whole = self._until - self._since
-        layers = self._cost.layers
-        passed = math.ceil((now - self._since) / whole * layers) if whole else 0
-        done = min(max(1, passed), layers)
-        early = self._since + whole * done / layers
-        if early < self._until:
-            self._until = early
-            self._at(early, self._end)
+        seconds, layers = self._ends_at - self._started_at, self._work.layers
+        passed = math.ceil((now - self._started_at) / seconds * layers) if seconds else 0
+        early = self._started_at + seconds * min(max(1, passed), layers) / layers
 
-    def _living(self, segment: Segment) -> Segment:
-        """Return the live rows of a segment."""
-        survivors = self._survivors.setdefault(segment.request, Survivors())
-        return segment.take(survivors.alive(segment.nodes))
+        if early < self._ends_at:
+            self._ends_at = early
+            self._at(early, self._finish)
 
-    def _next(self, now: float) -> None:
-        while self._queue and not self._work:
+    def _work_on(self, now: float) -> None:
+        """Apply messages up to the next one that takes time."""
+        while self._queue and not self._computing:
             msg = self._queue.popleft()
-            segments = segments_of(msg)
-            self._newest = max(self._newest, newest(msg))
-            if isinstance(msg, Start):
-                self._survivors.setdefault(msg.request, Survivors())
-            if isinstance(msg, Reset):
-                self._survivors.pop(msg.request, None)
-            living = [self._living(segment) for segment in segments]
-            if any(segment.nodes for segment in living):
-                self._begin(living, now)
+            self._clock.set(now)
+            segments = self.stage.accept(msg)
+            if any(segment.nodes for segment in segments):
+                self._start(segments, now)
             else:
-                self._pass_on(joined(living) if living else msg, now)
+                self._pass_on(joined(segments) if segments else msg, now)
 
-    def _begin(self, segments: list[Segment], now: float) -> None:
-        self._trace.note("wait", self._idle, now)
-        self._work, self._since = segments, now
+    def _start(self, segments: list[Segment], now: float) -> None:
+        self._trace.note("wait", self._idle_since, now)
         computed = [segment for segment in segments if segment.nodes]
         rows = sum(len(segment.nodes) for segment in computed)
         text = sum(max(segment.pos) for segment in computed)
-        self._until = now + self._cost.seconds(rows, text)
-        self._at(self._until, self._end)
 
-    def _end(self, now: float) -> None:
-        segments = self._work
-        if not segments or now != self._until:  # they were given up earlier
+        self._computing = segments
+        self._started_at, self._ends_at = now, now + self._work.seconds(rows, text)
+        self._at(self._ends_at, self._finish)
+
+    def _finish(self, now: float) -> None:
+        if not self._computing or now != self._ends_at:  # they were given up earlier
             return
-        self._work, self._idle = [], now
-        nodes = joined(segments).nodes
-        self._trace.note("forward", self._since, now, nodes=nodes)
-        visit = Visit(len(nodes), now - self._since)
-        computed = joined([self._computed(segment, visit) for segment in map(self._living, segments)])
-        self._pass_on(computed, now)
-        if self._cost.reports:
-            for features in reports_of(computed):
-                self._report(features, now)
-        self._next(now)
+        self._clock.set(self._started_at)
+        computed = self.stage.compute(self._computing)
+        self._computing, self._idle_since = [], now
 
-    def _computed(self, segment: Segment, visit: Visit) -> Segment:
-        """Return the segment as it leaves; one column replaces the hidden states, which no stage reads."""
-        if not segment.nodes:
-            return segment
-        rows, inner = len(segment.nodes), segment.inner
-        if inner is not None:
-            inner = inner.new_empty(rows, inner.shape[1] + self._cost.kept)
-        visits = (*segment.visits, visit)
-        return replace(segment, x=torch.empty(rows, 1), inner=inner, visits=visits)
+        result = self.stage.leaving(joined(computed))
+        self._pass_on(result, now)
+        for features in self.stage.reports_of(result):
+            self._report(features, now)
+        self._work_on(now)
+
+    def _slice(self, x: Tensor, pos_T: Tensor, cache: Admitted, inputs: dict[int, Tensor],
+               alive: Callable[[], bool]) -> Tensor | None:
+        """Take the modelled time; return one column in place of hidden states, which no stage reads."""
+        self._clock.set(self._ends_at)
+        x_T1 = torch.empty(len(x), 1)
+        inputs.update(dict.fromkeys(inputs, x_T1))
+        return x_T1 if self._alive() else None
 
     def _pass_on(self, msg: Message, now: float) -> None:
         self._trace.note("send", now, now, **facts_of(msg))

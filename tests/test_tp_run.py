@@ -124,8 +124,8 @@ class Diary:
         self.obeyed.append(msg)
         return None if isinstance(msg, Prune) else msg
 
-    def living(self, segment):
-        return segment
+    def leaving(self, msg):
+        return msg
 
     def reports_of(self, msg):
         return []

@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle
+from typing import Callable
 
 import pytest
 import torch
@@ -16,13 +17,14 @@ from launch.pipeline import Pipeline
 from launch.run import run
 from model.sample import Sampler
 from pipeline.decode import Request
-from pipeline.messages import Prune, Segment
+from pipeline.messages import Message, Prune, Reset, Segment, Start, newest
+from pipeline.stage import Stage
 from pipeline.trace import OFF, read
 from pipeline.transport import Link
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Paths
-from sim.stages import Work
+from sim.stages import VirtualStage, Work
 from sim.wires import Wire
 from tests.tiny import CONFIG, TINY
 
@@ -132,6 +134,41 @@ def test_rest_ends_with_a_message_or_at_its_moment():
     assert clock.now() == 0.002 and not link.ready
     link.rest(1.0)
     assert clock.now() == pytest.approx(0.006) and link.ready
+
+
+def messages() -> list[Message]:
+    """What may come to a stage: text, guesses of which some die, prunes ahead of their requests, texts that stay."""
+    guesses = Segment(0, [3, 4, 5], [2, 2, 4],
+                      [3, 3, 4], 0, torch.tensor([8, 9, 10]))
+    ahead = Prune(1, tip=22, parent=21, horizon=23, keep=[])
+    after = Segment(2, [31, 32, 33], [30, 31, 31],
+                    [2, 3, 3], 1, torch.tensor([11, 12, 13]))
+    return [segment(0, 3), guesses, Prune(0, 4, 2, 6, [5]), ahead, segment(20, 3, 1),
+            segment(6, 1), Reset(0, 2), Start(2, 30, 0, 1, 2), Reset(1), Prune(1, 23, 22, 24, []),
+            after, Prune(2, 32, 31, 34, []), Reset(7), Reset(2)]
+
+
+def test_a_stage_in_virtual_time_passes_on_and_holds_what_a_real_stage_does():
+    passed: list[Message] = []
+    virtual = VirtualStage(lambda moment, event: due.append((moment, event)), Work(lambda rows, text: 0.004, 4),
+                           lambda msg, now: passed.append(msg), lambda msg, now: None, OFF)
+    real = Stage(TINY.slice(0, 4), lambda: CONFIG.cache(4, 64, TINY.lm_head.weight))
+    due: list[tuple[float, Callable[[float], None]]] = []
+    for now, message in enumerate(messages()):
+        result = real.apply(message)
+        virtual.hear(message, now)
+        while due:
+            moment, event = due.pop(0)
+            event(moment)
+        if result is not None:
+            theirs = passed.pop()
+            assert type(theirs) is type(result) and newest(theirs) == newest(result)
+            assert getattr(theirs, "nodes", []) == getattr(result, "nodes", [])
+        assert not passed
+
+        held = [{number: (cache.settled, cache.nodes) for number, cache in stage.caches.items()}
+                for stage in (virtual.stage, real)]
+        assert held[0] == held[1]
 
 
 # --- whole pipelines --------------------------------------------------------------------------------------------------
