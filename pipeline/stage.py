@@ -182,7 +182,7 @@ class Stage:
         begin = self.clock.now()
         with torch.inference_mode():  # saves a seventh of the time between kernels
             x_TD = self.part(before_T, pos_T, caches, inputs, alive)
-        if x_TD is not None and x_TD.is_cuda:  # wait for the kernels, as sending would: the visit must include their time
+        if x_TD is not None and x_TD.is_cuda:  # wait for the kernels, as sending would: the visit includes their time
             torch.cuda.current_stream(x_TD.device).synchronize()
         end = self.clock.now()
         self.trace.note("forward", begin, end, nodes=joined(segments).nodes)
