@@ -17,9 +17,9 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 19_737,
     "model": 51_353,
-    "pipeline": 28_495,
+    "pipeline": 28_573,
     "tp": 5_974,
-    "sim": 8_100,
+    "sim": 7_935,
     "launch": 44_670,
     "eval": 40_710,
     "serve": 19_152,
