@@ -1,12 +1,9 @@
 """Measurements: the time of Python itself, the accuracy of drafts, the cost of number types and quantized weights.
 
-Usage: python3 -m scripts.bench overhead|real_time|accidents|load|server|conversation|acceptance
-                               [PRESET] [key=value ...]
-       python3 -m scripts.bench specinfer [key=value ...]
+Usage: python3 -m scripts.bench overhead|real_time|accidents|load|acceptance|profiles [PRESET] [key=value ...]
        python3 -m scripts.bench stages|layers [--help]
        python3 -m scripts.bench peers FILE.gguf [--help]
-       python3 -m scripts.bench planner [key=value ...]
-       python3 -m scripts.bench profiles [PRESET] [key=value ...]
+       python3 -m scripts.bench planner|specinfer [key=value ...]
 
 Without a PRESET the bundled model is measured, by real_time SmolLM2.
 
@@ -16,10 +13,6 @@ real_time   methods on this machine as it is, alternately in 1, 2 and 4 stages: 
             to the first token, and the memory of all processes
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by arrivals per
             second, at random or recorded times, and by the number of concurrent requests (see --help)
-server      the same for a server that receives requests over HTTP for some minutes; whether each text equals that of
-            its request alone; and the memory, open files and threads of the server's processes (see --help)
-conversation  ten turns: the time to the first token of each, with and without reuse=true; context=8000: an agent's
-            conversation, with about this many tokens in the tenth prompt
 acceptance  the mean accepted length, the target's own token included, on questions of the six sets with EAGLE-2's tree:
             60 nodes with the root, six levels, ten children
 accidents   accidents (100) at random times, by method, for one and four answers at once: a rank is killed or stopped,
@@ -55,8 +48,6 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "layers": "eval.bench.layers:layers",
     "peers": "eval.bench.peers:peers",
     "load": "eval.load.pipeline:load",
-    "server": "eval.load.server:server",
-    "conversation": "eval.load.conversation:conversation",
     "specinfer": "eval.specinfer.tables:specinfer",
     "planner": "eval.plan.bench:planner",
     "profiles": "eval.plan.profiles:profiles",

@@ -1,11 +1,16 @@
 """Measurements of layers: the parts of a layer have their times, and every form has the same weights."""
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+
 import pytest
 import torch
 
-from eval.bench import layers
+from eval.bench import layers, process_tree
 from eval.bench.stage import Form, build, read
+from tests.saved import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +38,12 @@ def test_a_stage_in_another_form_is_made_of_the_same_weights():
     plain, *others = (stage.segment(1).float() for stage in build(read(sizes, len(forms)), forms).values())
     for other in others:
         assert float((other - plain).norm() / plain.norm()) < 0.3
+
+
+def test_the_processes_of_a_run_are_its_own_and_their_children():
+    shells = "sh -c 'sleep 60; true' & wait"
+    with subprocess.Popen(["sh", "-c", shells], start_new_session=True) as process:
+        try:
+            assert wait_until(lambda: len(process_tree(process.pid)) == 3, 10)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)

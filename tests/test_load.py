@@ -164,19 +164,6 @@ def test_a_load_is_shown_as_a_table_and_written_as_csv_and_plots(small, tmp_path
     assert (tmp_path / "out" / "load-latency-t0.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_conversation_is_written_alike_whether_ranks_hold_what_was_said_or_read_it_again(saved, monkeypatch, capsys):
-    monkeypatch.setattr("eval.load.conversation.TURNS", 3)
-    assert bench.main(["conversation", f"model_dir={saved / '0+2+2'}", "template=none", "dtype=float64",
-                       "draft=eagle", "max_new_tokens=4"]) == 0
-    said = capsys.readouterr().out
-    assert said.endswith("the texts are the same\n")
-    rows = [line.split()
-            for line in said.splitlines() if line.strip()[:1].isdigit()]
-    assert [turn for turn, *_ in rows] == ["1", "2", "3"]
-    assert rows[0][4] == "0" < rows[1][4]
-    assert [float(again) > float(held) for _, _, again, held, _ in rows] == [False, True, True]
-
-
 @pytest.mark.parametrize("words, message", [
     (["rates=0"], "rates=0: 0 is not possible"), (["at_once=1.5"], "1.5 is not possible"),
     (["methods=ar,dsi"], "dsi is unknown, or needs a pipeline of its own"), (["rates="], "there is no load to measure"),

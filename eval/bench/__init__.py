@@ -6,7 +6,6 @@ calls, and the processes of a run.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import time
 from dataclasses import replace
@@ -18,7 +17,6 @@ from tqdm import tqdm
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer, Decoder, Request
 
-MIB = 1024.0  # KiB
 LARGEST = 1 << 40  # larger than any size that memory allows
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
@@ -94,10 +92,3 @@ def status(process: int | str) -> dict[str, int]:
     """Return Linux's numbers for a process, or for this one (`self`), by name; sizes are in KiB."""
     text = Path(f"/proc/{process}/status").read_text()
     return {name: int(count) for name, count in re.findall(r"(\w+):[ \t]+(\d+)", text)}
-
-
-def of_one(process: int) -> tuple[float, int, int]:
-    """Return the MiB of memory, the open files and the threads of a process."""
-    numbers = status(process)
-    files = len(os.listdir(f"/proc/{process}/fd"))
-    return numbers["VmRSS"] / MIB, files, numbers["Threads"]

@@ -1,1 +1,1 @@
-"""Measure a pipeline or a server under load from several requests: latencies and tokens/s."""
+"""Measure a pipeline under load from several requests: latencies and tokens/s."""

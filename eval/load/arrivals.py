@@ -10,7 +10,7 @@ from typing import Hashable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from eval.metrics import NAN, quantile
+from eval.metrics import quantile
 from pipeline.decode import Coroutine, Decoder, Request, Until, concurrent
 
 TAIL = 0.95
@@ -24,8 +24,7 @@ class Served(NamedTuple):
     first: float  # time at which its first token was settled
     ended: float  # time at which its last token was settled
     tokens: int
-    text: Hashable  # or the token ids
-    error: str = ""  # message of a failure
+    text: Hashable  # the token ids
 
 
 class Figures(NamedTuple):
@@ -81,8 +80,6 @@ def _client(decoder: Decoder, start: float, number: int,
 
 def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
     """Return the figures of a load, from first arrival to last token; `scale` seconds are one modelled second."""
-    if not served:
-        return Figures(NAN, NAN, NAN, NAN, NAN)
     latencies = [(each.ended - each.arrived) / scale for each in served]
     waits = [(each.first - each.arrived) / scale for each in served]
     seconds = max(each.ended for each in served) - min(each.arrived for each in served)

@@ -1,22 +1,20 @@
-"""The keys of measurements of load: requests at given times, or a constant number at once, and clients of a server.
+"""The keys of measurements of load: requests at given times, or a constant number at once.
 
 This module knows nothing about how load is measured.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import ClassVar, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Iterator
 
 from config.keys import NUMBER, WHOLE, Range, listed, number
 from config.methods import METHODS
 from config.run_config import RANGES as OF_RUNS
 from config.schema.untrusted import read_bytes
-from config.serve_config import ServeConfig
-from eval.keys import ComparesMethods, DataSetKeys, wrong_numbers
+from eval.keys import ComparesMethods, wrong_numbers
 
 RATES = Range(0.000001, 1_000_000)  # requests per second
 LATEST = 1e9  # seconds
-CLIENTS = Range(1, 1000)
 ANOTHER = "name another with arrivals="
 FORM = "write seconds from the start, one number per line, in rising order"
 
@@ -90,39 +88,3 @@ def moments(path: str) -> list[float]:
     if not found:
         raise ValueError(f"{path} has no times: {FORM}")
     return found
-
-
-@dataclass(frozen=True)
-class ServeLoadConfig(ServeConfig, DataSetKeys):
-    """A server, and its clients. `python3 -m scripts.bench server --help` prints the comments."""
-
-    # Clients (comma-separated)
-    clients: str = "1,2,4,8"  # numbers of concurrent clients, measured separately; each sends requests in sequence
-    minutes: float = 1.0  # time in which each number of clients begins requests
-    port: int = 0  # port of the server; 0: any free one
-
-    RANGES = {**ServeConfig.RANGES, "minutes": Range(0.01, 100_000)}
-    DEFAULTS = {**ServeConfig.DEFAULTS, "questions": "2"}
-    UNSUPPORTED: ClassVar[Sequence[str]] = tuple(key for key in ServeConfig.UNSUPPORTED if key != "questions")
-    EXAMPLES = """\
-  python3 -m scripts.bench server
-  python3 -m scripts.bench server clients=16 minutes=10
-  python3 -m scripts.bench server profile=jetson-7b max_requests=8 reuse=false"""
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        yield from wrong_numbers("clients", self.clients, CLIENTS, WHOLE)
-        if not self.counts:
-            yield "clients is empty: give at least one number"
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The numbers of clients."""
-        return tuple(map(int, listed(self.clients)))
-
-
-def of_the_server(words: Sequence[str]) -> list[str]:
-    """Return the words of a measurement that are keys of its server."""
-    own = {"questions", *(option.name for option in fields(ServeLoadConfig))}
-    of_server = {option.name for option in fields(ServeConfig)} - {"port"}
-    return [word for word in words if word.partition("=")[0] not in own - of_server]
