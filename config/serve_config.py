@@ -10,14 +10,11 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
-from urllib.parse import urlsplit
 
 from config.cli import CommandKeys
 from config.keys import Range, listed
 
 ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
-URL = re.compile(r"https?://[^\s/]+")
-ANY = ("0.0.0.0", "::", "")  # all addresses of this machine
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,6 @@ class ServeConfig(CommandKeys):
         wrong = [origin for origin in self.origins if not ORIGIN.fullmatch(origin)]
         if wrong:
             yield f"cors={self.cors} has {wrong[0]}, which is not an origin: write http://NAME or http://NAME:PORT"
-        yield from self._exposed()
-
-    def _exposed(self) -> Iterator[str]:
         if not self.api_key and not self.open and not is_loopback(self.host):
             yield f"host={self.host} can be reached by other machines: add api_key=SECRET, or open=true if everybody " \
                   "there may send requests, or leave host out"
@@ -70,46 +64,6 @@ class ServeConfig(CommandKeys):
     def origins(self) -> tuple[str, ...]:
         """The origins of the key `cors`."""
         return listed(self.cors)
-
-
-@dataclass(frozen=True)
-class WorkerConfig(ServeConfig):
-    """The keys of a FastChat worker: the same pipeline, which receives requests through a controller."""
-
-    # FastChat
-    controller: str = ""  # address of the controller, as http://127.0.0.1:21001
-    worker: str = ""  # address at which a controller reaches this worker; empty: http://HOST:PORT as configured
-
-    # The server
-    open: bool = False  # accept requests of any machine that reaches host, since FastChat's protocol has no key
-    port: int = 21002  # port to listen on; 0: any free one
-
-    EXAMPLES = """\
-  python3 -m serve.fastchat controller=http://127.0.0.1:21001
-  python3 -m serve.fastchat vicuna-7b controller=http://10.0.0.1:21001 host=10.0.0.2 open=true"""
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if not URL.fullmatch(self.controller):
-            yield f"controller={self.controller} is not an address of a controller: write http://NAME:PORT"
-        if self.worker and not URL.fullmatch(self.worker):
-            yield f"worker={self.worker} is not an address: write http://NAME:PORT"
-        if self.api_key:
-            yield "api_key does not exist in FastChat: leave it out, and choose a host that only trusted machines reach"
-        if self.run.uses_jinja:
-            yield f"template={self.run.template} cannot be passed to FastChat, which wraps prompts itself: use " \
-                  "template=vicuna, template=llama-2 or template=none"
-
-    def _exposed(self) -> Iterator[str]:
-        if not is_loopback(self.host) and not self.open:
-            yield f"host={self.host} can be reached by other machines, and FastChat's protocol has no key: add " \
-                  "open=true if the network is yours, or leave host out"
-        if self.host in ANY and not self.worker:
-            yield f"host={self.host} is not an address for a controller to connect to: add worker=http://NAME:PORT"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*super().names, urlsplit(self.worker).hostname or "")
 
 
 def is_loopback(host: str) -> bool:

@@ -24,7 +24,7 @@ AT_ONCE = 1  # second within which repeated Ctrl-C counts once
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("board/bin/python", ".venv/bin/python")
 NEEDED = ("torch", "numpy", "transformers", "safetensors", "sentencepiece", "fastchat", "jinja2", "tqdm")
-SERVED = ("fastapi", "httpx", "uvicorn", "pydantic", "prometheus_client")  # needed by the server in addition
+SERVED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")  # needed by the server in addition
 FREE = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no packages
 ENTERED = "FLOWSPEC_ENTERED"  # in the environment of a restarted command, which is restarted only once
 

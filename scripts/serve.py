@@ -10,14 +10,11 @@ import sys
 from typing import Sequence
 
 from config.keys import raw_values
-from config.serve_config import ServeConfig
 from launch import console
 from launch.run import TOKENIZERS_ONLY
 from serve import running
-from serve.app import Server
 from serve.engine import Engine
 
-COMMAND = "bash run_server.sh"
 KEY = "FLOWSPEC_API_KEY"
 
 
@@ -29,7 +26,7 @@ def keyed(argv: Sequence[str]) -> list[str]:
 
 def build(argv: Sequence[str]) -> tuple[Engine, running.Listener]:
     """Build the engine and the listener for these words; neither of them runs yet."""
-    return running.build(keyed(argv), COMMAND, ServeConfig, Server)
+    return running.build(keyed(argv))
 
 
 def serve(argv: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
 """One HTTP request while it is answered: its jobs, the events they report, and the body or stream made of these.
 
-Each protocol has its own subclass of `AnswerForm`: see `completions`, `responses`, `anthropic` and `fastchat`.
+Each protocol has its own subclass of `AnswerForm`: see `completions`, `responses` and `anthropic`.
 """
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware import Middleware
@@ -34,12 +34,33 @@ CLIENT_GONE = 499  # HTTP status for a client that has left; nobody receives it
 BODY_SECONDS = 60.0  # seconds within which a body must arrive
 
 
-class Service:
-    """The endpoints of a server of one model: method names by path, and error handlers by exception or status."""
+async def _refuse(request: Request, error: Refused) -> Response:
+    return refusal(error, request.url.path)
 
-    GETS: Mapping[str, str] = {}
-    POSTS: Mapping[str, str] = {}
-    ERRORS: Mapping[Any, Callable[[Request, Any], Any]] = {}
+
+async def _not_served(request: Request, error: NotServed) -> Response:
+    path = request.url.path
+    refused = Refused(f"{request.method} {path} is not served: {error.detail}", code="not_served",
+                      status=error.status_code)
+    return refusal(refused, path, **error.headers or {})
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return refusal(Refused("the server has failed: see its output", code="failed", status=500), request.url.path)
+
+
+class Server:
+    """The endpoints of OpenAI's and Anthropic's protocols, and a chat page."""
+
+    GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
+            "/v1/models/{name:path}": "one_model"}
+    ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[AnswerForm]]] = {  # body, translation into it, answer
+        "/v1/chat/completions": (Chat, dict, ChatAnswer),
+        "/v1/completions": (Completion, dict, CompletionAnswer),
+        "/v1/responses": (Chat, responses.as_chat, responses.ResponseAnswer),
+        anthropic.PATH: (Chat, anthropic.as_chat, anthropic.MessageAnswer)}
+    POSTS = {**dict.fromkeys(ANSWERS, "reply"), f"{anthropic.PATH}/count_tokens": "count", "/tokenize": "tokenize"}
+    ERRORS: Mapping[Any, Any] = {Refused: _refuse, NotServed: _not_served, Exception: _failed}
 
     def __init__(self, engine: Engine, config: ServeConfig, model: str) -> None:
         self.engine, self.config, self.model = engine, config, model
@@ -60,87 +81,7 @@ class Service:
         return app
 
     def begun(self, url: str) -> None:
-        """Handle the start of the server, which now listens at this address."""
-        raise NotImplementedError
-
-    async def read(self, request: Request, kind: type[Any], renamed: Renamed = dict) -> Any:
-        """Return the body of a request, parsed by `read_body`; the configuration limits its megabytes."""
-        try:
-            data = await asyncio.wait_for(self._body(request), BODY_SECONDS)
-        except asyncio.TimeoutError:
-            raise Refused(f"the body did not arrive within {BODY_SECONDS:g} s: send it faster", code="body_too_slow",
-                          status=408) from None
-        except ClientDisconnect:
-            raise Refused("the client left before its body had arrived", status=CLIENT_GONE) from None
-        return read_body(data, kind, renamed)
-
-    async def _body(self, request: Request) -> bytes:
-        megabytes, data = self.config.body_mb, bytearray()
-        async for piece in request.stream():
-            data += piece
-            if len(data) > int(megabytes * 1e6):
-                raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
-        return bytes(data)
-
-    async def answer(self, request: Request, body: Body, form: type[AnswerForm]) -> Response:
-        """Return the answer to a body, whole or as a stream; it is no longer computed once the client leaves."""
-        answer = form(self.engine, body, body.choices(self.config.run), self.model)
-        with ExitStack() as held:
-            held.enter_context(closing(answer))
-            if not body.stream:
-                return as_json(await unless_gone(request, answer.whole()))
-            first = await unless_gone(request, answer.next())
-            held.pop_all()  # the stream closes it
-        return EventStream(answer, first)
-
-    async def ids(self, body: Body) -> list[int]:
-        """Return the token ids of a body's only prompt."""
-        [choice] = body.asked(self.config.run)
-
-        async def read() -> list[int]:
-            engine = self.engine
-            begun = engine.call(lambda pipeline: engine.prompts.submit(prompt_ids, choice, pipeline))
-            reading = await asyncio.wrap_future(begun)
-            return await asyncio.wrap_future(reading)
-
-        self.engine.check_ready()
-        try:
-            return await asyncio.wait_for(read(), self.config.queue_seconds)
-        except ValueError as error:
-            raise Refused(str(error), choice.field) from None
-        except asyncio.TimeoutError:
-            raise Refused("the pipeline is busy: try later", code="waited_too_long", status=429, retry=10) from None
-
-
-async def _refuse(request: Request, error: Refused) -> Response:
-    return refusal(error, request.url.path)
-
-
-async def _not_served(request: Request, error: NotServed) -> Response:
-    path = request.url.path
-    refused = Refused(f"{request.method} {path} is not served: {error.detail}", code="not_served",
-                      status=error.status_code)
-    return refusal(refused, path, **error.headers or {})
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(Refused("the server has failed: see its output", code="failed", status=500), request.url.path)
-
-
-class Server(Service):
-    """The endpoints of OpenAI's and Anthropic's protocols, and a chat page."""
-
-    GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
-            "/v1/models/{name:path}": "one_model"}
-    ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[AnswerForm]]] = {  # body, translation into it, answer
-        "/v1/chat/completions": (Chat, dict, ChatAnswer),
-        "/v1/completions": (Completion, dict, CompletionAnswer),
-        "/v1/responses": (Chat, responses.as_chat, responses.ResponseAnswer),
-        anthropic.PATH: (Chat, anthropic.as_chat, anthropic.MessageAnswer)}
-    POSTS = {**dict.fromkeys(ANSWERS, "reply"), f"{anthropic.PATH}/count_tokens": "count", "/tokenize": "tokenize"}
-    ERRORS = {Refused: _refuse, NotServed: _not_served, Exception: _failed}
-
-    def begun(self, url: str) -> None:
+        """Print the address at which the server now listens."""
         print(f"flowspec: {url}/v1", flush=True)
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
@@ -189,6 +130,56 @@ class Server(Service):
         """Return the number of tokens in the prompt of a body of /v1/messages."""
         body = await self.read(request, Chat, lambda given: anthropic.as_chat({"max_tokens": 1, **given}))
         return as_json({"input_tokens": len(await self.ids(body))})
+
+    # --- bodies -------------------------------------------------------------------------------------------------------
+
+    async def read(self, request: Request, kind: type[Any], renamed: Renamed = dict) -> Any:
+        """Return the body of a request, parsed by `read_body`; the configuration limits its megabytes."""
+        try:
+            data = await asyncio.wait_for(self._body(request), BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise Refused(f"the body did not arrive within {BODY_SECONDS:g} s: send it faster", code="body_too_slow",
+                          status=408) from None
+        except ClientDisconnect:
+            raise Refused("the client left before its body had arrived", status=CLIENT_GONE) from None
+        return read_body(data, kind, renamed)
+
+    async def _body(self, request: Request) -> bytes:
+        megabytes, data = self.config.body_mb, bytearray()
+        async for piece in request.stream():
+            data += piece
+            if len(data) > int(megabytes * 1e6):
+                raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+        return bytes(data)
+
+    async def answer(self, request: Request, body: Body, form: type[AnswerForm]) -> Response:
+        """Return the answer to a body, whole or as a stream; it is no longer computed once the client leaves."""
+        answer = form(self.engine, body, body.choices(self.config.run), self.model)
+        with ExitStack() as held:
+            held.enter_context(closing(answer))
+            if not body.stream:
+                return as_json(await unless_gone(request, answer.whole()))
+            first = await unless_gone(request, answer.next())
+            held.pop_all()  # the stream closes it
+        return EventStream(answer, first)
+
+    async def ids(self, body: Body) -> list[int]:
+        """Return the token ids of a body's only prompt."""
+        [choice] = body.asked(self.config.run)
+
+        async def read() -> list[int]:
+            engine = self.engine
+            begun = engine.call(lambda pipeline: engine.prompts.submit(prompt_ids, choice, pipeline))
+            reading = await asyncio.wrap_future(begun)
+            return await asyncio.wrap_future(reading)
+
+        self.engine.check_ready()
+        try:
+            return await asyncio.wait_for(read(), self.config.queue_seconds)
+        except ValueError as error:
+            raise Refused(str(error), choice.field) from None
+        except asyncio.TimeoutError:
+            raise Refused("the pipeline is busy: try later", code="waited_too_long", status=429, retry=10) from None
 
 
 class EventStream(StreamingResponse):

@@ -1,6 +1,4 @@
 """A server from its arguments to its exit code: the engine on its own thread, and a listener of uvicorn.
-
-This module knows nothing about what is served.
 """
 from __future__ import annotations
 
@@ -23,10 +21,11 @@ from launch.console import EXIT_INTERRUPTED, EXIT_LOST, die, interrupt, say
 from launch.pipeline import Pipeline
 from launch.processes import POLL_SECONDS, kill_all
 from launch.words import resolve
-from serve.app import Service
+from serve.app import Server
 from serve.connections import Connection, LoopErrorHandler, connection_limits
 from serve.engine import Engine, Limits
 
+COMMAND = "bash run_server.sh"
 PATIENCE = 10.0  # seconds for the pipeline to close
 LEAVE = 3  # seconds for answers under way once the server shuts down
 REPORT = 5  # seconds more to send the error of the shutdown to the other clients
@@ -80,14 +79,13 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def build(argv: Sequence[str], command: str, kind: type[ServeConfig],
-          service: type[Service]) -> tuple[Engine, Listener]:
+def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     """Return the engine and the listener for these arguments; neither runs yet.
 
     Arguments that are not the server's own go to the pipeline. The model's name is `model_name` if given, else that of
     its folder if given, else that of the preset.
     """
-    resolved = resolve(argv, kind, command)
+    resolved = resolve(argv, ServeConfig, COMMAND)
     resolved.report()
     config, run = resolved.keys, resolved.keys.run
     preset = preset_of(resolved.words)
@@ -100,7 +98,7 @@ def build(argv: Sequence[str], command: str, kind: type[ServeConfig],
     engine = Engine(partial(Pipeline.open, preset, **keys), limits)
     typed = raw_values(argv)
     folder = Path(typed.get("model_dir") or typed.get("base_dir") or "").name
-    served = service(engine, config, config.model_name or folder or preset_of(argv) or preset)
+    served = Server(engine, config, config.model_name or folder or preset_of(argv) or preset)
     return engine, Listener(served.app, config, served.begun, engine.stop)
 
 

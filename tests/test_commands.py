@@ -24,7 +24,7 @@ COMMANDS = {  # of which each has commands
     "evaluate": evaluate.main,
     "spec_infer": spec_infer.main,
 }
-MODULES = ["scripts.generate", "scripts.plan", "eval.report", "serve.fastchat", "split_and_save_models.py"]
+MODULES = ["scripts.generate", "scripts.plan", "eval.report", "split_and_save_models.py"]
 BASE = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}"
 # Says what it was started with, and goes on like the Python that was typed, which has no packages.
 OTHER = f"""#!/bin/sh

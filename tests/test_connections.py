@@ -9,13 +9,12 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from config.serve_config import ServeConfig, WorkerConfig
+from config.serve_config import ServeConfig
 from serve import connections, running
 from serve.app import Server
 from serve.auth import Framing
 from serve.connections import LoopErrorHandler, connection_limits
 from serve.engine import Engine, Health, Limits
-from serve.fastchat import Worker
 from serve.running import Listener
 
 REQUEST = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -178,11 +177,9 @@ def test_a_request_whose_body_has_two_ends_is_refused_and_nothing_behind_it_is_r
     assert said.count(b"HTTP/1.1") == 1 and said.startswith(b"HTTP/1.1 400") and b'"code": "framing"' in said
 
 
-@pytest.mark.parametrize(("kind", "config"), [
-    (Server, ServeConfig.of(cors="*")), (Worker, WorkerConfig.of(controller="http://127.0.0.1:1"))])
-def test_server_and_worker_refuse_it_before_anything_else_answers(kind, config):
+def test_the_server_refuses_it_before_anything_else_answers():
     asked = [(b"origin", b"http://a.example"), (b"access-control-request-method", b"GET")]
-    status, headers = response(kind(None, config, "toy").app, "OPTIONS", headers=TWO_ENDS + asked)
+    status, headers = response(Server(None, ServeConfig.of(cors="*"), "toy").app, "OPTIONS", headers=TWO_ENDS + asked)
     assert (status, headers[b"connection"]) == (400, b"close")
 
 
