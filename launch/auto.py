@@ -126,18 +126,14 @@ def _place(asked: Words, argv: Words, config: RunConfig) -> Path:
     paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*"))]
     states = ((path, path.stat()) for path in paths if path.is_file())
     files = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
-    times = str(config.cluster) if config.cluster else machine()
-    return cached("auto", [sorted(asked), times, code_version(), files])
-
-
-def cached(kind: str, about: Any) -> Path:
-    """Return the file of this kind in the user's cache, named by a hash of what its content is about."""
-    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    times = str(config.cluster) if config.cluster else _machine()
+    about = json.dumps([sorted(asked), times, code_version(), files])
+    digest = hashlib.sha256(about.encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "flowspec" / f"{kind}-{digest}.json"
+    return Path(cache) / "flowspec" / f"auto-{digest}.json"
 
 
-def machine() -> list[str]:
+def _machine() -> list[str]:
     """Return the properties of this machine on which its times depend."""
     cores = len(os.sched_getaffinity(0))
     return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]

@@ -25,7 +25,6 @@ from launch.build import (
     sampler_of,
 )
 from launch.console import say
-from launch.hint import hint
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows, sized
 from launch.ranks import rank_0
@@ -157,8 +156,6 @@ class Pipeline:
     def of_rank_0(rank: Rank) -> Pipeline:
         """Return the pipeline of a connected rank 0, once every stage is ready."""
         spec, trace = rank.spec, rank.trace
-        if gain := hint(spec):
-            say(gain)
         links = rank.wires.links
         if len(spec.part.stages) == 1 and not spec.config.virtual:
             # rank 0 holds the whole model, or shares its layers: there is no ring
