@@ -86,7 +86,7 @@ def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_
     settled(words)
     monkeypatch.setattr(auto, "code_version", lambda: "other")
     settled(words)
-    monkeypatch.setattr(auto, "machine", lambda: ["other"])
+    monkeypatch.setattr(auto, "_machine", lambda: ["other"])
     settled(words)
     settled([*words, "profile=wifi"])
     settled([*words, "profile=wifi"])
