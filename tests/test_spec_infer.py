@@ -1,4 +1,4 @@
-"""SpecInfer's commands, files and Python API: what each flag means here, what is refused, and the texts that come."""
+"""SpecInfer's commands and files: what each flag means here, what is refused, and the texts that come."""
 from __future__ import annotations
 
 import json
@@ -8,12 +8,11 @@ from dataclasses import asdict
 
 import pytest
 
-import eval.specinfer.flexflow as ff
 from config.cli import flat, parse
 from config.keys import raw_values
 from config.presets import ROOT, TOY
 from config.run_config import RunConfig
-from eval.specinfer.command import main
+from eval.specinfer.command import main, profile_lines
 from eval.specinfer.parse import FLAGS, IGNORED, NAMES, OPTIONS, Parser, SpecInferConfig, flags_of, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
@@ -234,12 +233,11 @@ def test_of_two_options_with_one_flag_the_later_counts():
 
 def test_the_lines_of_an_answer():
     answer = Answer(2, [7, 8], prefill_seconds=0.5, decode_seconds=1.25, target_passes=3)
-    result = ff.GenerationResult(1000000, "a", "abc",
-                                 [1, 5], [1, 5, 7, 8], answer)
-    assert result.lines(ttft=False) == (
-        "[Profile] guid(1000000) llm_decoding_steps(3) latency(1750000.000)\ntoken IDs: 1,5,7,8\nabc\n")
-    assert result.lines(ttft=True).startswith(
-        "[Profile] guid(1000000) llm_decoding_steps(3) latency(1750000.000) ttft(500000.000)\n")
+    figures = "[Profile] guid(1000000) llm_decoding_steps(3) latency(1750000.000)"
+    ids_and_text = "\ntoken IDs: 1,5,7,8\nabc\n"
+    assert profile_lines(1000000, answer, [1, 5, 7, 8], "abc", ttft=False) == f"{figures}{ids_and_text}"
+    with_ttft = profile_lines(1000000, answer, [1, 5, 7, 8], "abc", ttft=True)
+    assert with_ttft == f"{figures} ttft(500000.000){ids_and_text}"
 
 
 def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path, prompts, capfd):
@@ -284,74 +282,3 @@ def test_without_any_flag_the_bundled_models_answer_a_question_of_their_own(capf
     assert main(["spec_infer", "max_new_tokens=8", *QUICK]) == 0
     shown = capfd.readouterr().out
     assert shown.startswith("Prompt[0]: Tell me a short story") and "of ssm1" in shown
-
-
-# --- the Python API ---------------------------------------------------------------------------------------------------
-
-@pytest.fixture
-def llm(saved, tmp_path):
-    llm = ff.LLM(str(saved / "0+2+2"), output_file=str(tmp_path / "out"))
-    ff.init({"fusion": False, "llm_model": "of the program"})
-    llm.compile(max_seq_length=24, keys=dict(word.split("=") for word in (*QUICK, "ignore_eos=true")))
-    return llm
-
-
-def test_lengths_are_those_of_the_original(llm, tmp_path):
-    with llm:
-        one = llm.generate("abc", max_new_tokens=4)
-        both = llm.generate(["abc", ff.Request("abcd", max_new_tokens=2)], max_length=10)
-        longest = llm.generate("abc")
-        for wrong, message in (({"max_length": 24}, "24 tokens do not fit into max_seq_length=24: compile"),
-                               ({"max_length": 3}, "max_length=3 leaves no room after a prompt of 3 tokens")):
-            with refused(message):
-                llm.generate("abc", **wrong)
-        with refused("7 is not a prompt: give a text, or a list of texts"):
-            llm.generate([7])
-    assert [len(result.output_tokens) - len(result.input_tokens) for result in (one, *both, longest)] == [4, 7, 2, 20]
-    assert one.input_text == "abc" and one.output_text.startswith("abc")
-    assert longest.output_tokens[:7] == one.output_tokens == [*one.input_tokens, *one.answer.token_ids]
-    found = LINES.findall((tmp_path / "out").read_text())
-    assert [int(entry[0]) for entry in found] == [result.guid
-                                                  for result in (one, *both, longest)]
-    assert all(entry[3] for entry in found), "incremental decoding tells the time to the first token"
-
-
-def test_small_models_guess_what_the_model_says_anyhow(saved, llm):
-    with llm:
-        plain = llm.generate("abc", max_new_tokens=9)
-    guessing = ff.LLM(str(saved / "0+2+2"))
-    ssm = ff.SSM(str(saved / "base"))
-    ssm.compile(ff.GenerationConfig(), max_tokens_per_batch=128)
-    guessing.compile(ff.GenerationConfig(), max_seq_length=24, ssms=[ssm], keys={
-        "processes": False, "dtype": "float64", "ignore_eos": True})
-    with guessing:
-        guessed = guessing.generate("abc", max_new_tokens=9)
-    assert guessed.output_tokens == plain.output_tokens and guessed.output_text == plain.output_text
-    assert guessed.answer.target_passes < plain.answer.target_passes
-
-
-def test_how_tokens_are_chosen_and_what_is_ignored_is_settled_by_compile(saved):
-    llm = ff.LLM(str(saved / "0+2+2"), data_type=ff.DataType.DT_FLOAT)
-    with refused("the model is not compiled: call compile first"):
-        llm.generate("abc")
-    with pytest.warns(UserWarning, match="have no meaning here: -max-requests-per-batch 4"):
-        llm.compile(ff.GenerationConfig(do_sample=True, topk=5), max_requests_per_batch=4)
-    found = {"temperature": "0.9", "top_p": "0.8", "top_k": "5", "dtype": "float32", "max_length": "256"}
-    assert {key: llm.keys[key] for key in found} == found
-    llm.compile(ff.GenerationConfig(temperature=0.5))
-    assert not {"temperature", "top_k"} & llm.keys.keys()
-    with refused("unknown option max_seq_len: did you mean max_seq_length?"):
-        llm.compile(max_seq_len=4)
-    with refused("unknown option memory: did you mean memory_per_gpu?"):
-        ff.init(memory=4)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_program_of_the_page_runs(monkeypatch, capsys):
-    page = (ROOT / "docs" / "moving.md").read_text(encoding="utf-8")
-    code, = re.findall(r"```python\n(.*?)```", page, re.S)
-    start = Pipeline.open
-    monkeypatch.setattr(Pipeline, "open", lambda preset, **keys: start(preset, **keys, processes=False))
-    exec(code, {})
-    shown = capsys.readouterr().out
-    assert "def add(a, b):" in shown and "The baker" in shown

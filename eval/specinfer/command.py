@@ -9,19 +9,44 @@ from functools import partial
 from typing import Sequence
 
 from config import questions
-from config.files import check_output
+from config.files import append, check_output
 from config.keys import HELP, HELP_WORDS, check_name, raw_values
 from config.methods import METHODS
 from config.schema.untrusted import escaped, one_line
-from eval.specinfer.flexflow import ANOTHER_OUTPUT, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
 from launch import console
 from launch.ask import table
 from launch.console import EXIT_WRONG, say
 from launch.pipeline import Pipeline
 from launch.run import Command, run
+from pipeline.decode import Answer
 
 MODULE = "scripts.spec_infer start"  # runs one rank
+ANOTHER_OUTPUT = "choose another output file"
+FIRST_GUID = 1_000_000  # ids of requests are numbered as in the original
+MICROSECONDS = 1e6  # per second
+
+
+def profile_lines(guid: int, answer: Answer, token_ids: Sequence[int], text: str, ttft: bool) -> str:
+    """Return SpecInfer's output for a request: figures in microseconds, token ids, and text, both with the prompt.
+
+    With `ttft` it has the time to the first token, as in incremental decoding.
+    """
+    latency = answer.seconds * MICROSECONDS
+    figures = f"guid({guid}) llm_decoding_steps({answer.target_passes}) latency({latency:.3f})"
+    if ttft:
+        figures += f" ttft({answer.prefill_seconds * MICROSECONDS:.3f})"
+
+    ids = ",".join(map(str, token_ids))
+    return f"[Profile] {figures}\ntoken IDs: {ids}\n{text}\n"
+
+
+def print_answer(pipeline: Pipeline, prompt_ids: Sequence[int]) -> Answer:
+    """Answer a prompt, and print each piece once it is settled."""
+    generation = pipeline.stream(prompt_ids)
+    for piece in generation:
+        print(escaped(piece), end="", flush=True)
+    return generation.answer
 
 
 def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
@@ -29,22 +54,33 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
 
     A prompt that cannot be answered is reported and skipped; the exit code is then EXIT_WRONG.
     """
-    config, answers = own.run, []
+    config = own.run
+    answers: list[Answer] = []
+    ttft = METHODS[config.pipeline_type].draft == "none"
+
     prompts = [questions.Question(0, "", (config.prompt,))]
     if config.question_file:
         prompts = questions.read(config.question_file, *config.question_range)
+
     for number, question in enumerate(prompts):
         prompt, = question.turns
         print(f"Prompt[{number}]: {escaped(prompt)}\n", flush=True)
         try:
-            result = answer_to(pipeline, Request(prompt),
-                               lambda piece: print(escaped(piece), end="", flush=True))
+            prompt_ids = pipeline.prompt_ids(prompt, config.template)
+            answer = print_answer(pipeline, prompt_ids)
         except ValueError as error:
             say(f"Prompt[{number}] is skipped: {one_line(str(error))}")
             continue
-        keep(own.lines, result, ttft=METHODS[config.pipeline_type].draft == "none")
-        answers.append(result.answer)
-        print(f"\n\n{table([result.answer])}\n", flush=True)
+
+        if own.lines:
+            assert pipeline.text is not None, "a text was encoded"
+            token_ids = [*prompt_ids, *answer.token_ids]
+            text = pipeline.text.decode(token_ids)
+            guid = FIRST_GUID + len(answers)
+            append(own.lines, profile_lines(guid, answer, token_ids, text, ttft), ANOTHER_OUTPUT)
+        answers.append(answer)
+        print(f"\n\n{table([answer])}\n", flush=True)
+
     if len(answers) > 1:
         print(f"All {len(answers)} answers\n\n{table(answers)}")
     if len(answers) < len(prompts):

@@ -75,7 +75,7 @@ IGNORED = """
     llm-verify-latency-ms request-per-second qps trace emission-file-path enable-streaming-cache spec-infer-old-version
     greedy-schedule equal-schedule slo-attainment-early-termination""".split()
 NAMES = [name for flag in FLAGS for name in flag.names.split()]
-RENAMED = {  # options of the Python API, each with the different name of its flag
+RENAMED = {  # options of its Python programs, each with the different name of its flag
     "cache_path": "cache-folder", "full_precision": "use-full-precision", "max_seq_length": "max-sequence-length",
     "num_gpus": "ll:gpu", "memory_per_gpu": "ll:fsize", "zero_copy_memory_per_node": "ll:zsize", "num_cpus": "ll:cpu",
     "legion_utility_processors": "ll:util", "use_4bit_quantization": "4bit-quantization",
@@ -186,7 +186,7 @@ def options_in(path: str) -> Mapping[str, Any]:
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
-    """Return the flags for options of the Python API; if two options share a flag, the later one applies.
+    """Return the flags for options of its Python programs; if two options share a flag, the later one applies.
 
     Raises ValueError for an unknown option.
     """
