@@ -293,7 +293,7 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def _folders(found: Values) -> dict[str, str]:
-    """Split a draft with folders, such as cascade:DIR,DIR or model:DIR+suffix, into `draft` and the keys of folders."""
+    """Split a draft with folders, such as ssm:DIR,DIR or model:DIR+suffix, into `draft` and the keys of folders."""
     named: dict[str, str] = {}
     draft = found.get("draft", "")
     for part in draft.split("+"):

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 HEAD_KEY, MODEL_KEY, MODELS_KEY = "eagle_dir", "draft_dir", "ssm"  # a head of the model; one small model; several
 HEADS = ("eagle", "dflash", "spd")  # the kinds of a head
-FOLDERS = {**dict.fromkeys(HEADS, HEAD_KEY), "model": MODEL_KEY, "ssm": MODELS_KEY, "cascade": MODELS_KEY}
+FOLDERS = {**dict.fromkeys(HEADS, HEAD_KEY), "model": MODEL_KEY, "ssm": MODELS_KEY}
 ALONE = tuple(name for name, key in FOLDERS.items() if key != MODELS_KEY)  # sources with a single folder
 DRAFTS = (  # values of the key `draft`: single sources, and the useful sums
-    "eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm", "cascade",
-    "cascade+suffix", "dflash", "dflash+suffix", "spd", "spd+suffix", "none")
+    "eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm",
+    "dflash", "dflash+suffix", "spd", "spd+suffix", "none")
 
 
 def reads(draft: str) -> set[str]:

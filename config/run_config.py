@@ -112,9 +112,9 @@ class RunConfig(Checked):
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
-    draft: str = "eagle"  # the head: eagle, dflash, spd; model, ssm, cascade, suffix (copies); eagle+suffix; none
+    draft: str = "eagle"  # the head: eagle, dflash, spd; model, ssm, suffix (copies); eagle+suffix; none
     draft_dir: str = ""  # folder of a small whole model, for drafts with model; best with the target's vocabulary
-    ssm: str = ""  # folders of small models, DIR,DIR, of specinfer, ssm, cascade; empty: rank 0's draft
+    ssm: str = ""  # folders of small models, DIR,DIR, of specinfer, ssm; empty: rank 0's draft
     ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: in turn on rank 0
     answers: str = ""  # file of prompts and answers, from which suffix also copies in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ next to config/
@@ -408,10 +408,6 @@ def _misfits(c: RunConfig) -> Iterator[str]:
 def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
     if c.ssm and not c.small_models:
         yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
-    if "cascade" in c.sources and len(c.small_models) < 2:
-        yield f"draft={c.draft} needs several small models, the smallest first: add ssm=DIR,DIR, or take draft=model"
-    if "cascade" in c.sources and c.ssm_ranks:
-        yield f"ssm_ranks=true is for models that draft at once, but those of draft={c.draft} take turns: leave it out"
     if not c.ssm_ranks:
         return
     if not c.small_models:

@@ -20,7 +20,6 @@ from config.trees import FIXED
 from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
-from model.drafts.cascade import row
 from model.drafts.dflash import Block
 from model.drafts.draft import Draft, NoDraft, Passes
 from model.drafts.eagle import Eagle, Fit, load_head
@@ -324,7 +323,6 @@ DRAFTS: dict[str, Callable[[RankSpec, LMHead], Sequence[Network]]] = {
     "eagle": partial(_draft_of, "EAGLE or DFlash", ("eagle", "dflash")),
     "dflash": partial(_draft_of, "DFlash", ("dflash",)),
     "spd": partial(_draft_of, "SPD", ("spd",)),
-    "cascade": lambda spec, lm_head: [row(_numbered_all(spec))],
     "model": lambda spec, lm_head: [_model_draft(spec)],
     "ssm": lambda spec, lm_head: _numbered_all(spec),
 }

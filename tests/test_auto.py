@@ -207,7 +207,7 @@ def test_the_plan_hears_what_the_choice_depends_on_and_keeps_a_split_that_was_na
     (["draft_dir=x"], {"pipeline_type": "serial", "draft": "model"}, ["draft_dir=x"]),
     (["draft_dir=x"], {"pipeline_type": "serial", "draft": "eagle"}, []),
     (["ssm=a,b"], {"pipeline_type": "specinfer"}, ["ssm=a,b"]),
-    (["ssm=a,b"], {"pipeline_type": "streaming", "draft": "cascade+suffix"}, ["ssm=a,b"]),
+    (["ssm=a,b"], {"pipeline_type": "streaming", "draft": "ssm"}, ["ssm=a,b"]),
     (["ssm=a,b"], {"pipeline_type": "ar"}, []),
     (["stages=0+2", "pipeline_type=auto"], {"pipeline_type": "ar", "stages": "0+1+1"}, [])])
 def test_folders_of_drafts_that_were_not_chosen_are_left_out(typed, chosen, left):

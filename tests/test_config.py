@@ -217,6 +217,14 @@ def test_the_examples_of_the_help_are_accepted() -> None:
         parse([word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)])
 
 
+def test_folders_may_stand_in_the_name_of_the_draft() -> None:
+    assert parse(["draft=model:small"]) == parse(["draft=model", "draft_dir=small"])
+    assert parse(["draft=eagle:head+suffix"]) == parse(["draft=eagle+suffix", "eagle_dir=head"])
+    assert parse(["draft=ssm:a,b"]) == parse(["draft=ssm", "ssm=a,b"])
+    with pytest.raises(ValueError, match="ssm:a,b and ssm=c both name folders: give one of them"):
+        parse(["draft=ssm:a,b", "ssm=c"])
+
+
 def test_the_strategies_receive_values_for_the_tree() -> None:
     assert RunConfig().tree == TreeConfig()
     tree = RunConfig(init_total_token=60, subseq_token=-1, ablate="none_expand", init_topk_pipedec=8,

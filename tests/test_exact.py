@@ -19,8 +19,7 @@ NEW = 18
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3),
             1.0: Sampler(1.0, seed=4)}
 AGAIN = [7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3]
-MIXTURES = ["eagle", "drifting", "twin", "suffix", "eagle+twin+suffix", "cascade", "row+suffix", "other",
-            "eagle+other+suffix"]
+MIXTURES = ["eagle", "drifting", "twin", "suffix", "eagle+twin+suffix", "other", "eagle+other+suffix"]
 
 
 def at_each_temperature(*settings):

@@ -61,7 +61,7 @@ TWO = [((5, 17, 40, 3, 28), 12, 0.0, 0, 1.0, None), ((5, 17, 40, 9, 50, 2), 12, 
 
 
 @pytest.mark.parametrize("model, names, strategy", [
-    (DEEP, "block", "streaming"), (DEEP, "block", "continuous"), (TINY, "cascade", "streaming"),
+    (DEEP, "block", "streaming"), (DEEP, "block", "continuous"),
     (TINY, "other+suffix", "continuous")])
 def test_drafts_that_guess_several_levels_at_once_draft_for_several_requests(model, names, strategy):
     with pipeline(model, 2, strategy, model.mixture(*names.split("+"))) as decoder:

@@ -207,3 +207,12 @@ def test_another_vocabulary_is_noticed_said_in_one_line_and_changes_no_text(tmp_
         assert line.endswith("that model's guesses are decoded, and encoded again in the tokens of the target")
     assert here(*asked, "draft=ssm", f"ssm={small}") == 2
     assert "take one with the same tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["static", "opt", "expansion"])
+def test_a_chain_of_another_tokenizer_grows_no_tree_level_by_level(tmp_path, capsys, policy):
+    save_model(tmp_path / "base")
+    small = wider(tmp_path / "small")
+    words = f"base_dir={tmp_path / 'base'}", "stages=1", "prompt=what is it?", f"draft=model:{small}"
+    assert here(*words, "pipeline_type=serial", f"policy={policy}") == 2
+    assert f"policy={policy} grows trees level by level" in capsys.readouterr().err

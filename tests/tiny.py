@@ -15,7 +15,6 @@ from torch import Tensor
 from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
 from config.schema.heads import BlockForm, Dialect, read_dialect, usual_layers
-from model.drafts.cascade import row
 from model.drafts.dflash import Block
 from model.drafts.draft import Draft, NoDraft, Steps
 from model.drafts.eagle import Eagle
@@ -127,13 +126,6 @@ class Tiny:
         cache = self.config.cache(self.config.layers, CAPACITY, self.lm_head.weight)
         return ModelDraft(model, self.lm_head, cache)
 
-    def cascade(self, *noises: float) -> Network:
-        """Models in a row: the first one drafts, each further one verifies."""
-        models = [self.twin(noise) for noise in noises]
-        for number, model in enumerate(models, 1):
-            model.source = f"ssm{number}"
-        return row(models)
-
     def other(self, noise: float = 0.02) -> Retokenized:
         """A model with the same letters under other numbers, as draft."""
         order = [*range(CONFIG.vocab)][::-1]
@@ -156,8 +148,7 @@ class Tiny:
         makers: dict[str, Callable[[], Network]] = {
             "eagle": self.eagle, "eagle3": self.eagle3, "block": self.block, "drifting": self.eagle,
             "partial": self.partial,
-            "twin": partial(self.twin, 0.02), "cascade": partial(self.cascade, 0.05, 0.02),
-            "row": partial(self.cascade, 0.05, 0.05, 0.02),
+            "twin": partial(self.twin, 0.02),
             "other": self.other}
         networks = []
         for name in names:

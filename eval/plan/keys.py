@@ -103,19 +103,18 @@ class PlanConfig(DataSetKeys):
         run, asked = self.run, _sources(listed(self.drafts))
         head = "" if headless(run) else run.eagle_dir or run.model_dir or run.base_dir
         folders = {HEAD_KEY: head, MODEL_KEY: run.draft_dir, MODELS_KEY: run.ssm}
-        if "cascade" in asked or any(METHODS[name].draft == "ssm" for name in self.chosen_methods):
+        if any(METHODS[name].draft == "ssm" for name in self.chosen_methods):
             asked += "ssm",
         considered = asked if self.drafts else NETWORKS
         available = (kind for kind, key in FOLDERS.items() if folders[key])
-        return tuple(kind for kind in available if kind in considered and kind != "cascade")  # it uses those of ssm
+        return tuple(kind for kind in available if kind in considered)
 
     @property
     def chosen_drafts(self) -> tuple[str, ...]:
         """The drafts that may be chosen, as the key `draft` takes them."""
         mixed = (f"{kind}+suffix" for kind in self.kinds)
         possible = [name for name in mixed if name in OF_RUNS["draft"]]
-        rows = ("cascade", "cascade+suffix") if len(self.run.small_models) > 1 else ()
-        return listed(self.drafts) or ("suffix", *self.kinds, *possible, *rows)
+        return listed(self.drafts) or ("suffix", *self.kinds, *possible)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:

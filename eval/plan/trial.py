@@ -15,7 +15,6 @@ from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, ReplayedBlock, Written, kind_of
 from eval.recorded import Recorded, sampler_of
 from launch.probe import round_trip, segment_rows, sized
-from model.drafts.cascade import row
 from model.drafts.draft import Draft, NoDraft
 from model.drafts.mixture import Mixture
 from model.drafts.network import read_all
@@ -129,7 +128,7 @@ class Bench:
         draft: Draft = NoDraft()
         if method.draft != "none":
             suffix = Suffix() if "suffix" in config.sources else None
-            draft = Mixture([row(networks)] if "cascade" in config.sources else networks, suffix)
+            draft = Mixture(networks, suffix)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
         strategy, limits = STRATEGIES[method.strategy], Limits(self._context)
         decoder = Decoder(ring, draft, strategy, tree, limits, passes)
@@ -159,9 +158,8 @@ class Bench:
     def _networks(self, config: RunConfig, tree: TreeConfig) -> list[Replayed]:
         """Return the replayed networks of a run's draft."""
         room = self._context + max(SPARE * config.init_total_token, tree.stream.nodes)
-        kinds = {"ssm" if source == "cascade" else source for source in config.sources}
         networks = self.book.networks.items()
-        known = [network for name, network in networks if kind_of(name) in kinds]
+        known = [network for name, network in networks if kind_of(name) in config.sources]
         found = [(ReplayedBlock if network.block else Replayed)(network, room) for network in known]
         for number, network in enumerate(found):
             network.number = number

@@ -62,13 +62,11 @@ class Network(Draft):
 
     def restart(self) -> None:
         """Read the text again at the next tip, with the target's features instead of the draft's own."""
-        for part in self.parts:
-            part.restart()
+        raise NotImplementedError
 
     def settle(self, tree: TokenTree) -> None:
         """Forget nodes that died when the text grew."""
-        for part in self.parts:
-            part.settle(tree)
+        raise NotImplementedError
 
 
 class Leaf(NamedTuple):
@@ -182,7 +180,8 @@ class TreeDraft(Network):
                 return []
             read: Read = yield self._of_guesses(tree, nodes)
         else:
-            followed = yield from self._follow(tree, nodes[1:])
+            assert nodes == [tree.tip], "no node below an unread tip can be read"
+            followed = yield from self._follow(tree)
             if followed is None:
                 return None
             read = followed
