@@ -265,9 +265,6 @@ def _check_drafts(run: RunConfig, methods: Sequence[str], drafts: Sequence[str],
     if "ssm" in values and not own and not named:
         raise ValueError(f"ssm={values['ssm']} is ignored by pipeline_type={run.pipeline_type} with "
                          f"draft={run.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
-    if run.ssm_ranks and not own and not (named and kinds - {"none"}):
-        raise ValueError(f"ssm_ranks=true has no meaning for {', '.join(methods)} with draft={run.draft}, where no "
-                         "small models draft: take pipeline_type=specinfer, or leave it out")
     if run.replicas != RunConfig.replicas and "replicas" not in targets:
         raise ValueError(f"replicas={run.replicas} is ignored by {', '.join(methods)}: take pipeline_type=dsi, or "
                          "leave it out")

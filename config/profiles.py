@@ -51,7 +51,6 @@ class Profile:
     mbps: float  # Mbit/s of a wire, each way
     step: float  # ms: latency of one step of a collective
     jitter: float = 0.0  # ms: the most by which a message's latency is longer, uniformly distributed
-    vocab: int = 32_000  # tokens of the model
     expert: float = 0.0  # ms: reading the weights of one more expert in every layer
     experts: int = 0  # experts of a layer
     chosen: int = 0  # experts of a layer that compute a row
@@ -178,7 +177,7 @@ END = "rank", integer(0, MOST)
 FORMS: dict[str, Kind] = {
     "like": one_of(*PROFILES), "about": TEXT, "model_of": TEXT, "layers": COUNT, "free": integer(0, MOST),
     "model": number(1 / LONGEST, LONGEST), "mbps": RATE, **dict.fromkeys((*STRETCHED[1:], "weights"), TIME),
-    **dict.fromkeys(("row_bytes", "vocab"), integer(1, (1 << 30) - 1)),
+    "row_bytes": integer(1, (1 << 30) - 1),
     **dict.fromkeys(("experts", "chosen"), integer(0, MOST)),
     "factors": list_of(FACTOR, MOST), "memory": list_of(TIME, MOST),
     "levels": _rows(("draft", SOURCE), ("ms", TIME)),

@@ -115,7 +115,6 @@ class RunConfig(Checked):
     draft: str = "eagle"  # the head: eagle, dflash, spd; model, ssm, suffix (copies); eagle+suffix; none
     draft_dir: str = ""  # folder of a small whole model, for drafts with model; best with the target's vocabulary
     ssm: str = ""  # folders of small models, DIR,DIR, of specinfer, ssm; empty: rank 0's draft
-    ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: in turn on rank 0
     answers: str = ""  # file of prompts and answers, from which suffix also copies in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ next to config/
     tp: str = "0"  # ranks that share layers, or a speed of each, as 2,1,1; 0: as split, or 4 (tp, galaxy)
@@ -254,11 +253,6 @@ class RunConfig(Checked):
     def first_folder(self) -> Path:
         """The folder of the tokenizer: rank 0's part of a split, or the whole model."""
         return Path(self.model_dir) / "stage_0" if self.model_dir else Path(self.base_dir)
-
-    @property
-    def drafting_ranks(self) -> int:
-        """The number of ranks that hold only a small model."""
-        return len(self.small_models) if self.ssm_ranks and "ssm" in self.sources else 0
 
     @property
     def run(self) -> RunConfig:
@@ -408,19 +402,6 @@ def _misfits(c: RunConfig) -> Iterator[str]:
 def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
     if c.ssm and not c.small_models:
         yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
-    if not c.ssm_ranks:
-        return
-    if not c.small_models:
-        yield "ssm_ranks=true gives a rank to each small model, but none is named: add ssm=DIR,DIR, or leave it out"
-    if c.max_requests > 1:
-        yield (f"max_requests={c.max_requests} has no meaning with ssm_ranks=true, where small models draft for one "
-               "request at a time: add max_requests=1, or leave ssm_ranks out")
-    method = METHODS[c.pipeline_type]
-    shaped = method.tree in ("round", "whole") and c.growth_policy in FIXED
-    if "ssm" in c.sources and method.draft != "none" and not shaped:
-        yield (f"ssm_ranks=true needs trees that are drafted whole, in a shape known in advance, but "
-               f"{c.pipeline_type} with policy={c.growth_policy} has none: take pipeline_type=specinfer, or leave it "
-               "out")
 
 
 def _problems_of_trees(c: RunConfig) -> Iterator[str]:

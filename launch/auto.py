@@ -43,7 +43,7 @@ from pipeline.failure import PeerLost
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "init_topk_pipedec", "expansion")
 LEFT = ("tp", "replicas", *SIZES)  # keys that only the plan may choose
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
-UNPLANNED = ("ssm_ranks=true", *(f"verify={rule}" for rule in DRAWN))  # keys of a few methods that no plan chooses
+UNPLANNED = tuple(f"verify={rule}" for rule in DRAWN)  # keys of a few methods that no plan chooses
 # Keys on which no choice depends: the requests, the outputs and the waiting times.
 APART = frozenset({
     "prompt", "prompt_ids", "question_file", "questions", "seed", "verify", "max_new_tokens",

@@ -38,7 +38,6 @@ from model.weights.quant import Recast, compress, fuse, load, pack, probe, unfol
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
-from pipeline.drafters import Drafter, RemoteDraft
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.stage import Stage
@@ -138,12 +137,10 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     return kind(links[0], head, stages, spec.device, trace, clock)
 
 
-def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: RemoteDraft | None = None) -> Draft:
-    """Build the configured draft, which may share the target's LM head; return `elsewhere` if other ranks draft."""
+def build_draft(spec: RankSpec, lm_head: LMHead) -> Draft:
+    """Build the configured draft, which may share the target's LM head."""
     if not spec.sources:
         return NoDraft()
-    if elsewhere is not None and spec.sources == ("ssm",):
-        return elsewhere
     made = [DRAFTS[name](spec, lm_head) for name in spec.sources if name in DRAFTS]
     networks = [*chain.from_iterable(made)]
     policy = spec.config.growth_policy
@@ -158,13 +155,6 @@ def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: RemoteDraft | None =
 def build_passes(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Passes:
     """Return the function that runs the networks of drafts; an emulated cluster delays each pass."""
     return SlowPasses(read_all, Pace(spec.config.cluster, clock, trace)) if spec.config.cluster else read_all
-
-
-def build_drafter(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Drafter:
-    """Build the small model of a rank of its own; an emulated cluster delays its levels."""
-    assert spec.drafter is not None, f"rank {spec.part.rank} holds no small model"
-    spec.prepare_torch()
-    return Drafter(_numbered(spec, spec.drafter), trace, build_passes(spec, trace, clock))
 
 
 def _suffix(spec: RankSpec) -> Suffix:
@@ -224,16 +214,12 @@ def _draft_of(maker: str, kinds: Sequence[str], spec: RankSpec, lm_head: LMHead)
     return [draft]
 
 
-def _numbered(spec: RankSpec, number: int) -> ModelDraft:
-    """Build the small model of this number, from 0: a draft with draws of its own, called ssm1, ssm2 and so on."""
-    draft = _small_model(spec, spec.small_models[number], "ssm")
-    draft.number, draft.source = number, f"ssm{number + 1}"
-    return draft
-
-
-def _numbered_all(spec: RankSpec) -> list[ModelDraft]:
-    """Build all small models, in order."""
-    return [_numbered(spec, number) for number in range(len(spec.small_models))]
+def _small_models(spec: RankSpec) -> list[ModelDraft]:
+    """Build all small models, in order: drafts that are called ssm1, ssm2 and so on."""
+    drafts = [_small_model(spec, folder, "ssm") for folder in spec.small_models]
+    for number, draft in enumerate(drafts, 1):
+        draft.source = f"ssm{number}"
+    return drafts
 
 
 def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
@@ -324,5 +310,5 @@ DRAFTS: dict[str, Callable[[RankSpec, LMHead], Sequence[Network]]] = {
     "dflash": partial(_draft_of, "DFlash", ("dflash",)),
     "spd": partial(_draft_of, "SPD", ("spd",)),
     "model": lambda spec, lm_head: [_model_draft(spec)],
-    "ssm": lambda spec, lm_head: _numbered_all(spec),
+    "ssm": lambda spec, lm_head: _small_models(spec),
 }

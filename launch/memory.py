@@ -64,9 +64,7 @@ def together(needs: Iterable[Need]) -> Need:
 
 def need(spec: RankSpec) -> Need:
     """Return the memory of one rank, with a cache for each of `max_requests` requests: of its layers, of the LM head
-    and the draft, or of a small model only."""
-    if spec.drafter is not None:
-        return _network(spec, spec.small_models[spec.drafter], eagle=False)
+    and the draft."""
     found = []
     if spec.layers:
         found.append(_stage(spec))
@@ -97,7 +95,7 @@ def _head(spec: RankSpec) -> Need:
     folders = {
         HEAD_KEY: [spec.part.eagle] if spec.part.eagle else [],
         MODEL_KEY: [spec.draft_folder],
-        MODELS_KEY: [] if spec.config.drafting_ranks else spec.small_models,
+        MODELS_KEY: spec.small_models,
     }
     keys = (FOLDERS[source] for source in spec.sources if source in FOLDERS)
     drafts = [_network(spec, folder, key == HEAD_KEY)

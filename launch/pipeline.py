@@ -36,7 +36,6 @@ from model.grammar import Grammar, Grammars, Guide
 from model.text import NO_VARIABLES, MessageDict, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
-from pipeline.drafters import RemoteDraft
 from pipeline.failure import PeerLost
 from pipeline.requests import Ring
 from pipeline.trace import NoTrace
@@ -127,7 +126,6 @@ class Pipeline:
     ring: Ring
     text: Text | None
     lm_head: LMHead  # the target's, which drafts may share
-    remote_draft: RemoteDraft  # small models on ranks of their own
     drafts: dict[Any, Draft] = field(default_factory=dict)  # all that were built, by kind and folder
     started: ExitStack = field(default_factory=ExitStack)  # what `open` has started and `close` ends
 
@@ -160,24 +158,21 @@ class Pipeline:
         if len(spec.part.stages) == 1 and not spec.config.virtual:
             # rank 0 holds the whole model, or shares its layers: there is no ring
             links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
-        lm_head, remote_draft = build_lm_head(spec), RemoteDraft(rank.wires.drafter_links)
+        lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
         ring.meter, ring.reconnect = rank.wires.meter, rank.rejoin
         try:
-            pipeline = Pipeline(rank, ring, open_text(spec.config, spec.part), lm_head, remote_draft)
+            pipeline = Pipeline(rank, ring, open_text(spec.config, spec.part), lm_head)
             pipeline.draft_of(spec)
             ring.start()
-            remote_draft.start()
             return pipeline
         except (ValueError, KeyboardInterrupt):
-            for end in (ring, remote_draft):  # the other ranks work, and must end in an orderly way
-                end.stop()
+            ring.stop()  # the other ranks work, and must end in an orderly way
             raise
 
     def stop(self) -> None:
         """End the work of all other ranks; returns once they have ended it."""
         self.ring.stop()
-        self.remote_draft.stop()
 
     def close(self) -> None:
         """End all ranks in an orderly way; has no effect if that was done."""
@@ -334,8 +329,7 @@ class Pipeline:
         """Return the draft of a specification, which is built once."""
         place = spec.sources, spec.head, spec.config.draft_dir, spec.config.ssm
         if place not in self.drafts:
-            elsewhere = self.remote_draft if self.remote_draft.links else None
-            self.drafts[place] = build_draft(spec, self.lm_head, elsewhere)
+            self.drafts[place] = build_draft(spec, self.lm_head)
         return self.drafts[place]
 
     def _recovering(self, function: Callable[[], Result]) -> Result:

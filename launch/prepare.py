@@ -73,7 +73,7 @@ def prepare(config: RunConfig) -> Prepared:
         if config.trace:
             check_folder(config.trace, "choose another trace=")
             forget(config.trace)  # an earlier run may have had more ranks
-    elif HEAD in part.weights.names() and own.drafter is None:  # rank 0 alone has these files
+    elif HEAD in part.weights.names():  # rank 0 alone has these files
         _check_files(config)
     prepared = Prepared(config, folder, own.placement, partial(open_trace, config))
     _check_memory(prepared)
@@ -109,8 +109,6 @@ def _check_form(spec: RankSpec) -> None:
     placement = spec.placement  # of a split that can be copied
     if int(os.environ.get("WORLD_SIZE", placement.world)) != placement.world:
         held += f", in {spec.copies} replicas" if spec.copies > 1 else ""
-        if placement.drafting:
-            held += f", and ssm_ranks=true gives {placement.drafting} small models a rank each"
         raise ValueError(f"{held}: start {placement.world} ranks, rank 0 included")
 
 
@@ -168,14 +166,12 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
 def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:
     """Open a rank's own part of the split model in `folder`; raises ValueError if it is missing, or another rank's.
 
-    Ranks above those of the split use the same parts again, in the same order; those of small models use rank 0's.
+    Ranks above those of the split use the same parts again, in the same order.
     """
     number = rank
     written = min(folder.glob("stage_*"), default=None)
     if written is not None and rank:
-        known = Part(written)
-        drafts = RankSpec(config, known).placement.drafter(rank) is not None
-        number = 0 if drafts else 1 + (rank - 1) % max(1, known.world - 1)
+        number = 1 + (rank - 1) % max(1, Part(written).world - 1)
     part = Part(folder / f"stage_{number}")
     if part.rank != number:
         raise ValueError(f"{part.folder} holds the part of rank {part.rank}: copy stage_{number} of the split there")

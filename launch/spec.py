@@ -72,9 +72,9 @@ class RankSpec:
 
     @property
     def layers(self) -> int:
-        """The number of layers that the rank holds or shares; layers of a small model do not count."""
+        """The number of layers that the rank holds or shares; layers of small models do not count."""
         first, last = self.part.layers
-        return last - first if self.drafter is None else 0
+        return last - first
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -111,13 +111,8 @@ class RankSpec:
     @property
     def placement(self) -> Placement:
         """The placement of all ranks of the run."""
-        part, config = self.part, self.config
-        return Placement.of(part.stages, len(part.shares), self.copies, config.drafting_ranks, self.reads_partial)
-
-    @cached_property
-    def drafter(self) -> int | None:
-        """The index, from 0, of the small model that this rank holds instead of a part; None if it holds none."""
-        return self.placement.drafter(self.part.rank)
+        part = self.part
+        return Placement.of(part.stages, len(part.shares), self.copies, self.reads_partial)
 
     @cached_property
     def device(self) -> torch.device:

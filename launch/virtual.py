@@ -5,17 +5,17 @@ A profile charges the same times as in the emulation in real time (`launch/build
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Iterator, Sequence
 
 from config.profiles import Profile
-from launch.build import build_drafter, load_layers
+from launch.build import load_layers
 from launch.prepare import Prepared
 from launch.spec import RankSpec, torch_as_it_was
 from launch.trace import join_traces
 from launch.wiring import Rank, Wires
 from model.llama import Slice
 from sim.clock import EVEN_FROM, VirtualClock
-from sim.cluster import Cluster, DrafterWay
+from sim.cluster import Cluster
 from sim.paths import Paths
 from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
@@ -27,8 +27,7 @@ def as_virtual(prepared: Prepared) -> Iterator[Rank]:
     """Yield rank 0, linked to simulated stages."""
     profile, placement = prepared.config.cluster, prepared.placement
     clock = VirtualClock(EVEN_FROM)
-    clocks = {rank: VirtualClock(EVEN_FROM) for rank in placement.small_model_ranks}  # they draft in parallel
-    traces = [prepared.trace(rank, clocks.get(rank, clock)) for rank in range(placement.world)]
+    traces = [prepared.trace(rank, clock) for rank in range(placement.world)]
     groups = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
     assert profile is not None, "only an emulated cluster has virtual time"
@@ -42,18 +41,7 @@ def as_virtual(prepared: Prepared) -> Iterator[Rank]:
         led = [traces[rank] for rank in placement.leaders]
         cluster = Cluster(profile, clock, [works] * spec.copies, paths, led)
         alone = ThreadGroup(Table(1), 0)
-        drafters: list[Any] = []
-        for rank, its_clock in clocks.items():
-            drafter = build_drafter(prepared.spec(rank), traces[rank], its_clock)
-            drafters.append(DrafterWay(profile, drafter, clock, its_clock, traces[0]))
-
-        def restart(same: bool) -> None:
-            cluster.restart(same)
-            for drafter in drafters:
-                drafter.restart()
-
-        wires = Wires(cluster.links, None, alone, drafters)
-        yield Rank(spec, wires, traces[0], clock, restart=restart)
+        yield Rank(spec, Wires(cluster.links, None, alone), traces[0], clock, restart=cluster.restart)
     for trace in traces:
         trace.close()
     join_traces(spec)

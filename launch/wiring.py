@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch.distributed as dist
 
 from config.profiles import Profile
-from launch.build import build_drafter, build_stage
+from launch.build import build_stage
 from launch.spec import RankSpec
-from pipeline.drafters import run_drafter
 from pipeline.failure import Heartbeat, PeerLost
 from pipeline.requests import no_recovery
 from pipeline.stage import run_stage
@@ -28,7 +26,7 @@ from tp.links import ForwardingLink, Placement
 
 # A pipeline may wait for its next request without limit; the heartbeat finds dead peers.
 IDLE = timedelta(days=30)
-Connect = Callable[[Peers, int], Any]  # the link to peers; the number is the rank of a small model, if one is at an end
+Connect = Callable[[Peers], Any]  # creates the link to peers
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class Wires:
     links: Sequence[Any]  # of a leader, into each of its rings; of another member of a group, to its leader
     fan: Any  # from a leader to the other members of its group; None if there are none
     group: Group
-    drafter_links: Sequence[Any] = ()  # from rank 0 to each rank that holds a small model
     meter: Meter = field(default_factory=Meter)  # measures the rank's work, without waiting for messages
 
     @property
@@ -49,17 +46,13 @@ class Wires:
     def each(self, act: Callable[[Any], object]) -> None:
         """Call `act` with each link."""
         fan = [] if self.fan is None else [self.fan]
-        for link in (*self.links, *self.drafter_links, *fan):
+        for link in (*self.links, *fan):
             act(link)
 
 
 def unknown_load() -> list[float]:
     """Return no load of any rank: nobody measures it."""
     return []
-
-
-def keep_nothing() -> None:
-    """Forget nothing: a small model's rank keeps no requests."""
 
 
 class Rank(NamedTuple):
@@ -74,24 +67,18 @@ class Rank(NamedTuple):
     rejoin: Callable[[PeerLost], None] = no_recovery  # returns when all are connected again after a loss, or raises
 
     def serve(self) -> None:
-        """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
-        work: Callable[[], None]
-        forget: Callable[[], object] = keep_nothing
-        if self.spec.drafter is not None:
-            drafter = build_drafter(self.spec, self.trace, self.clock)
-            work = partial(run_drafter, drafter, self.wires.link)
-        else:
-            stage = build_stage(self.spec, self.trace, self.wires.group)
-            link, fan = self.wires.link, self.wires.fan
-            source: Any = link if fan is None else ForwardingLink(link, fan)  # a leader forwards to its members
-            work, forget = partial(run_stage, stage, source), stage.forget
+        """Compute this rank's layers for the ring until it is stopped."""
+        stage = build_stage(self.spec, self.trace, self.wires.group)
+        link, fan = self.wires.link, self.wires.fan
+        source: Any = link if fan is None else ForwardingLink(link, fan)  # a leader forwards to its members
+
         while True:
             try:
                 with self.wires.meter:
-                    return work()
+                    return run_stage(stage, source)
             except PeerLost as loss:
                 self.rejoin(loss)
-                forget()
+                stage.forget()
 
 
 def between_processes(cluster: Profile | None, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
@@ -107,9 +94,8 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
     group = DistGroup(groups.get(mine), mine, mine.index(rank), heartbeat.loss)
     inbox = Inbox(trace, placement.peers(rank)[0].ordered, meter)
 
-    def connect(peers: Peers, drafter: int) -> Any:
-        own = inbox if drafter == rank else Inbox(trace, meter=meter)
-        return ProcessLink(peers, heartbeat.failed, trace, own)
+    def connect(peers: Peers) -> Any:
+        return ProcessLink(peers, heartbeat.failed, trace, inbox)
 
     return _wires(rank, placement, connect, (cluster, trace), group, meter)
 
@@ -117,19 +103,14 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
 def between_threads(cluster: Profile | None, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
     """Create the wires of all ranks, in one process."""
     assert len(traces) == placement.world, (len(traces), placement.world)
-    root = placement.root
     meters = [Meter() for _ in traces]
     inboxes = [Inbox(trace, placement.peers(rank)[0].ordered, meters[rank]) for rank, trace in enumerate(traces)]
     tables = {ranks: Table(len(ranks)) for ranks in map(placement.group, range(placement.world))}
-    answers = {drafter: Inbox(traces[root], meter=meters[root])
-               for drafter in placement.small_model_ranks}  # rank 0's inboxes, one for each small model
-    ends = [*inboxes, *tables.values(), *answers.values()]
+    ends = [*inboxes, *tables.values()]
 
     def wires(rank: int) -> Wires:
-        def connect(peers: Peers, drafter: int) -> Any:
-            own = [*inboxes]
-            own[root] = answers.get(drafter, own[root])
-            return LocalLink(rank, own, peers, ends)
+        def connect(peers: Peers) -> Any:
+            return LocalLink(rank, inboxes, peers, ends)
 
         mine = placement.group(rank)
         group = ThreadGroup(tables[mine], mine.index(rank))
@@ -143,15 +124,14 @@ def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[P
     """Create the wires of a rank; an emulated cluster delays its links by the wires to its peers."""
     cluster, trace = emulation
 
-    def link(peers: Peers, drafter: int) -> Any:
-        found = connect(peers, drafter)
+    def link(peers: Peers) -> Any:
+        found = connect(peers)
         if cluster is None:
             return found
         wire = cluster.link(rank, peers.following[0]) if peers.following else cluster
         return SlowLink(found, Pace(wire, trace=trace))
 
-    links = [link(peers, rank) for peers in placement.peers(rank)]
+    links = [link(peers) for peers in placement.peers(rank)]
     members = placement.fan(rank)
-    fan = link(members, placement.root) if members else None
-    drafter_links = [link(peers, *peers.following) for peers in placement.small_model_peers(rank)]
-    return Wires(links, fan, group, drafter_links, meter)
+    fan = link(members) if members else None
+    return Wires(links, fan, group, meter)

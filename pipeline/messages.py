@@ -2,37 +2,30 @@
 
 They know nothing about how they travel. Segments, single or in a batch, Start, Reset and Stop go round the ring in
 order. Only a Prune may overtake, since node ids never change their meaning. Messages of a request carry its number,
-which rises from request to request. Features go from a stage directly to rank 0. Ask and Drafted go between rank 0
-and a small model on its own rank.
+which rises from request to request. Features go from a stage directly to rank 0.
 
 On the wire a message is a header and a body of integers, then up to two tensors. A batch is followed by its segments.
 Nothing is pickled: a peer can send wrong numbers, but no code, and impossible sizes are refused before memory is
 allocated.
 
-Shapes: T rows, D columns of hidden states, N nodes with proposals below them, V vocabulary.
+Shapes: T rows, D columns of hidden states.
 """
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
-from itertools import chain, islice
 from typing import Any, Callable, NamedTuple, Sequence, Union
 
 import torch
 from torch import Tensor
 
-from config.run_config import CHOICES
-from config.trees import Shape
 from model.cache import Survivors
-from model.sample import Sampler
 
 NOBODY = -1  # in place of a node id: no node
 DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LARGEST = 1 << 31  # maximum bytes of a body
 ABSENT = -1  # in place of a number of columns: there is no tensor
 NANO = 1e9  # nanoseconds per second
-RULE_NAMES = CHOICES["verify"]
-WORD = 1 << 64  # number of values of an 8-byte integer
-NO_LAWS = torch.empty(0, 0, dtype=torch.float64)
+NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 class Visit(NamedTuple):
@@ -141,39 +134,7 @@ class Stop:
     """The end of the pipeline; a rank passes this message on, then ends."""
 
 
-@dataclass
-class Ask:
-    """Rank 0's order `number`: draft a tree of this shape below the text; `tokens` is the text after the first `sent`.
-
-    With `sent` = 0 a new request begins, of at most `limit` tokens, chosen by `sampler` (without its penalties).
-    """
-
-    number: int
-    sent: int
-    tokens: list[int]
-    limit: int
-    sampler: Sampler
-    shape: Shape
-
-
-@dataclass
-class Drafted:
-    """The answer to the `Ask` of this number: one small model's proposals in order; `levels` are counts by level.
-
-    A parent is the number of a proposal, from 1; 0 is the tip. A score is the log-probability of the path from the tip.
-    `law_NV` has one row per parent, in the order of their first proposals: the distribution from which its children
-    were drawn. It has no rows if nothing was drawn.
-    """
-
-    number: int
-    levels: list[int]
-    parents: list[int]
-    tokens: list[int]
-    scores: list[float]
-    law_NV: Tensor
-
-
-Message = Union[Segment, Batch, Features, Prune, Reset, Start, Stop, Ask, Drafted]
+Message = Union[Segment, Batch, Features, Prune, Reset, Start, Stop]
 
 
 def joined(segments: Sequence[Segment]) -> Segment | Batch:
@@ -213,7 +174,7 @@ def facts_of(msg: Message) -> dict[str, Any]:
 
 # --- on the wire ------------------------------------------------------------------------------------------------------
 
-KINDS = (Segment, Prune, Reset, Stop, Batch, Start, Ask, Drafted, Features)  # the index is the number on the wire
+KINDS = (Segment, Prune, Reset, Stop, Batch, Start, Features)  # the index is the number on the wire
 
 
 class Header(NamedTuple):
@@ -270,16 +231,15 @@ def _part(header: Header, body: Tensor) -> Segment:
 
 def _encoded(msg: Message) -> tuple[Tensor, Tensor]:
     numbers = _numbers(msg)
-    x: Tensor = msg.law_NV if isinstance(msg, Drafted) else getattr(msg, "x", NO_LAWS)
+    x: Tensor = getattr(msg, "x", NO_ROWS)
     inner: Tensor | None = getattr(msg, "inner", None)
     width = x.shape[1] if x.dim() == 2 else 0
     columns = ABSENT if inner is None else inner.shape[1]
     kind, dtype = KINDS.index(type(msg)), DTYPES.index(x.dtype)
     header = Header(kind, len(numbers), len(x), width, columns, dtype)
     if header.bytes > LARGEST:
-        smaller = "expansion" if isinstance(msg, Drafted) else "prefill_chunk"
         raise ValueError(f"a {type(msg).__name__} of {header.bytes} bytes is too large to send: give a smaller "
-                         f"{smaller}")
+                         "prefill_chunk")
     parts = [torch.tensor(numbers, dtype=torch.int64), x]
     if inner is not None and columns:
         assert inner.dtype == x.dtype, f"a segment has one type, but holds {x.dtype} and {inner.dtype}"
@@ -315,16 +275,6 @@ def _numbers(msg: Message) -> list[int]:
         return [msg.request, msg.tip, msg.parent, msg.horizon, *msg.keep]
     if isinstance(msg, Batch):
         return [len(msg.segments)]
-    if isinstance(msg, Ask):
-        sampler = msg.sampler
-        seed = sampler.seed - WORD if sampler.seed >= WORD // 2 else sampler.seed
-        rule = RULE_NAMES.index(sampler.rule)
-        whole = [msg.number, msg.sent, msg.limit, seed, sampler.top_k, rule]
-        real = _bits([sampler.temperature, sampler.top_p, sampler.min_p])
-        levels = list(map(len, msg.shape))
-        return _joined(whole, real, msg.tokens, levels, list(chain(*msg.shape)))
-    if isinstance(msg, Drafted):
-        return _joined([msg.number], msg.levels, msg.parents, msg.tokens, _bits(msg.scores))
     return list(astuple(msg))
 
 
@@ -352,10 +302,6 @@ def _decoded(header: Header, body: Tensor) -> Message:
     if kind is Segment:
         inner = None if header.inner == ABSENT else rest.view(rows, header.inner)
         return _segment(numbers, x, inner)
-    if kind is Ask:
-        return _ask(numbers)
-    if kind is Drafted:
-        return _drafted(numbers, x)
     if kind is Features and len(numbers) == rows + 2 and numbers[1] > 0 and header.width % numbers[1] == 0:
         return Features(numbers[0], numbers[1], numbers[2:], x)
     if kind is Prune and len(numbers) > 3:
@@ -378,55 +324,3 @@ def _segment(numbers: list[int], x: Tensor, inner: Tensor | None) -> Segment:
         raise ValueError(f"a segment of {rows} rows with an impossible visit of a stage")
     nodes, others = numbers[begin:begin + rows], numbers[begin + rows:]
     return Segment(request, nodes, others[:rows], others[rows:], text, x, inner, visits)
-
-
-def _ask(numbers: list[int]) -> Ask:
-    whole, real, tokens, levels, flat = _columns(numbers, 5)
-    sizes = len(whole), len(real), sum(levels)
-    fits = sizes == (6, 3, len(flat)) and all(count >= 0 for count in levels)
-    if not fits or not 0 <= whole[5] < len(RULE_NAMES):
-        raise ValueError("an Ask with contradictory numbers")
-    number, sent, limit, seed, top_k, rule = whole
-    temperature, top_p, min_p = _floats(real)
-    sampler = Sampler(temperature, top_p, top_k, seed % WORD, RULE_NAMES[rule], min_p)
-    counts = iter(flat)
-    shape = tuple(tuple(islice(counts, size)) for size in levels)
-    return Ask(number, sent, tokens, limit, sampler, shape)
-
-
-def _drafted(numbers: list[int], law_NV: Tensor) -> Drafted:
-    number, levels, parents, tokens, scores = _columns(numbers, 5)
-    known = len(set(parents))
-    if len(law_NV) == 0:
-        law_NV = NO_LAWS
-    lawful = law_NV.dim() == 2 and law_NV.dtype == torch.float64
-    fits = len(tokens) == len(scores) == len(parents) == sum(levels)
-    possible = fits and len(number) == 1 and known > 0
-    if not possible or not lawful or len(law_NV) not in (0, known) or min(levels) < 0:
-        raise ValueError("a tree of proposals with contradictory numbers")
-    if not all(0 <= parent <= place for place, parent in enumerate(parents)):
-        raise ValueError("a proposal below a later one")
-    return Drafted(number[0], levels, parents, tokens, _floats(scores), law_NV)
-
-
-def _joined(*columns: Sequence[int]) -> list[int]:
-    """Join columns of numbers to one list, each preceded by its length."""
-    return [number for column in columns for number in (len(column), *column)]
-
-
-def _columns(numbers: list[int], count: int) -> list[list[int]]:
-    """Invert `_joined` for this number of columns; raises ValueError if the lengths do not fit."""
-    left = iter(numbers)
-    found = [list(islice(left, max(0, next(left, 0)))) for _ in range(count)]
-    if _joined(*found) != numbers:
-        raise ValueError(f"{count} columns of numbers that are cut off")
-    return found
-
-
-def _bits(real: Sequence[float]) -> list[int]:
-    """Return float64 numbers as int64 numbers with the same bits."""
-    return torch.tensor(real, dtype=torch.float64).view(torch.int64).tolist()  # type: ignore[no-any-return]
-
-
-def _floats(bits: Sequence[int]) -> list[float]:
-    return torch.tensor(bits, dtype=torch.int64).view(torch.float64).tolist()  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Copies each board its own folder of a split model, from the hosts file that run_jetson.sh reads:
 #
-#   bash scripts/push.sh hosts=FILE split=DIR [ranks=0,3] [replicas=true] [ssm=DIR,DIR] [dry=true]
+#   bash scripts/push.sh hosts=FILE split=DIR [ranks=0,3] [replicas=true] [dry=true]
 #   bash scripts/push.sh hosts=FILE code=true [split=DIR] [ranks=0,3] [dry=true]
 #   bash scripts/push.sh hosts=FILE model=NAME [quant=int4] [code=true] [ranks=0,3] [dry=true]
 #
@@ -9,9 +9,8 @@
 # in the home of its user, if there is none), NAME is DIR's own. A spare gets those of all ranks but 0, or of those in
 # spare=; in ranks= spares are numbered after the ranks, in the order of their lines. Afterwards the board compares
 # every byte with the hashes of the manifest. With replicas=true the ranks above those of the split get copies, in the
-# same order, as pipeline_type=dsi needs them. With ssm=DIR,DIR the last boards hold a small model each, as
-# ssm_ranks=true needs them: each gets its own DIR as FOLDER/ssm/NAME, and the part of rank 0, to compare the tokens of
-# both. With code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
+# same order, as pipeline_type=dsi needs them. With code=true the program goes to FOLDER too, and the hosts file to
+# FOLDER/hosts.txt.
 #
 # model= is a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION, a folder or a GGUF file: it is fetched and split
 # first, into parts of about equal bytes for the boards after rank 0's, or by memory= of their lines, in GB. eagle_dir=,
@@ -22,7 +21,7 @@
 # are not copied twice. dry=true shows what would be copied, and copies nothing.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/boards.sh"
-HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" SMALL=() MODEL=() PROGRESS=""
+HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" MODEL=() PROGRESS=""
 if [ -t 1 ]; then PROGRESS=--info=progress2; fi
 
 read_words() {
@@ -33,14 +32,13 @@ read_words() {
             split=*) SPLIT="${word#*=}" && SPLIT="${SPLIT%/}" ;;
             ranks=) fail "ranks= names none: leave it out for all, or write ranks=0,3" ;;
             ranks=*) RANKS="${word#*=}" ;;
-            ssm=*) IFS=, read -r -a SMALL <<<"${word#*=}" ;;
             model=?* | models=?* | eagle_dir=?* | quant=?* | stages=?*) MODEL+=("$word") ;;
             dry=true) DRY=1 ;;
             code=true) CODE=1 ;;
             replicas=true) REPLICAS=1 ;;
             dry=false | code=false | replicas=false) ;;
             -h | --help | help) show_help ;;
-            *) fail "unknown word $word: give hosts=FILE, split=DIR, model=NAME, ranks=0,3, replicas=true, ssm=DIR, code=true or dry=true" ;;
+            *) fail "unknown word $word: give hosts=FILE, split=DIR, model=NAME, ranks=0,3, replicas=true, code=true or dry=true" ;;
         esac
     done
 }
@@ -100,29 +98,15 @@ name_of_split() {
     basename -- "$(realpath -m -- "${SPLIT:-.}")"
 }
 
-# small_of RANK: prints the folder of this rank's small model, if it has one
-small_of() {
-    local place=$(($1 - WORLD + ${#SMALL[@]}))
-    if [ "$place" -ge 0 ]; then realpath -m -- "${SMALL[$place]}"; fi
-}
-
 # number_of RANK: prints the number of this rank's part of the split
 number_of() {
     local rank="$1" parts
-    if [ -n "$(small_of "$rank")" ]; then echo 0 && return; fi
     parts=("$SPLIT"/stage_*)
     if [ -n "$REPLICAS" ] && [ "$rank" -gt 0 ] && [ "${#parts[@]}" -gt 1 ]; then
         echo $((1 + (rank - 1) % (${#parts[@]} - 1)))
     else
         echo "$rank"
     fi
-}
-
-# own_ranks: prints the keys for small models on boards of their own, if there are any
-own_ranks() {
-    local small names=""
-    for small in ${SMALL[@]+"${SMALL[@]}"}; do names="$names,ssm/$(basename -- "$(realpath -m -- "$small")")"; done
-    if [ -n "$names" ]; then echo " pipeline_type=specinfer ssm_ranks=true ssm=${names#,}"; fi
 }
 
 # push_program BOARD FOLDER
@@ -135,16 +119,10 @@ push_program() {
 
 # push RANK BOARD FOLDER: copies the part of this rank
 push() {
-    local rank="$1" board="$2" folder="$3" number part there small
+    local rank="$1" board="$2" folder="$3" number part there
     number="$(number_of "$rank")"
     part="$(realpath -m -- "${SPLIT:-.}/stage_$number")"  # a colon in a relative path would be another host's for rsync
     there="$folder/splits/$(name_of_split)/stage_$number"
-    small="$(small_of "$rank")"
-    if [ -n "$small" ]; then
-        echo "rank $rank: $small to $board:$folder/ssm/$(basename -- "$small")"
-        copy "$board" "$folder/ssm/$(basename -- "$small")" -- "$small/" ||
-            fail "copying to $board failed (rsync says why above): type the same command again to continue"
-    fi
     echo "rank $rank: $part to $board:$there"
     copy "$board" "$there" -- "$part/" ||
         fail "copying to $board failed (rsync says why above): type the same command again to continue"
@@ -157,7 +135,7 @@ push() {
 read_words "$@"
 case " ${MODEL[*]-} " in
     "  ") ;;
-    *" model="*) [ -z "$SPLIT$REPLICAS${SMALL[*]-}" ] || fail "model= is split for a pipeline: leave split=, replicas= and ssm= out, or split the model first, and give split=DIR" ;;
+    *" model="*) [ -z "$SPLIT$REPLICAS" ] || fail "model= is split for a pipeline: leave split= and replicas= out, or split the model first, and give split=DIR" ;;
     *) fail "${MODEL[0]} needs a model: give model=NAME" ;;
 esac
 [ -n "$SPLIT$CODE${MODEL[*]-}" ] || fail "nothing to copy: give model=NAME, split=DIR, as split_and_save_models.py wrote it, or code=true"
@@ -172,10 +150,6 @@ cp -- "$HOSTS" "$HOSTS_COPY"
 if [ ${#MODEL[@]} -gt 0 ]; then
     SPLIT="$(project_python -m launch.hosts.share_out hosts="$HOSTS" "${MODEL[@]}")" || exit 2
 fi
-[ "${#SMALL[@]}" -lt "$WORLD" ] || fail "$HOSTS has no more boards than small models: add lines for the ranks of the target, which come first"
-for small in ${SMALL[@]+"${SMALL[@]}"}; do
-    [ -f "$small/config.json" ] || fail "there is no model in $small: name small models in Hugging Face form, as ssm=DIR,DIR"
-done
 check_ranks "$RANKS"
 for rank in ${RANKS//,/ }; do
     grep -q "^$rank " "$TEMP/boards" || fail "ranks=$RANKS: $HOSTS has no line for rank $rank, only for 0 to $(($(wc -l <"$TEMP/boards") - 1))"
@@ -192,5 +166,5 @@ while read -r line ranks board folder <&3; do
 done 3<"$TEMP/boards"
 if [ -n "$SPLIT" ]; then
     echo "Type on each board, in its folder, with the preset and the number type of your model if it has them:"
-    echo "bash run_jetson.sh [PRESET] hosts=hosts.txt model_dir=splits/$(name_of_split)$(own_ranks) [dtype=float16]"
+    echo "bash run_jetson.sh [PRESET] hosts=hosts.txt model_dir=splits/$(name_of_split) [dtype=float16]"
 fi

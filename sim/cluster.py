@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from config.profiles import Profile
-from pipeline.drafters import Drafter
 from pipeline.messages import NOBODY, Features, Message, Prune, Reset, Segment, Start, facts_of, joined, segments_of
-from pipeline.trace import OFF, Clock, NoTrace
+from pipeline.trace import NoTrace
 from sim.clock import VirtualClock
 from sim.stages import VirtualStage, Work
 from sim.wires import Wire, note
@@ -256,44 +255,3 @@ class Memory:
     def forget(self, request: int) -> None:
         """Forget an ended request."""
         self._path.pop(request, None)
-
-
-class DrafterWay:
-    """Rank 0's link to a rank with a small model, which drafts during `send`.
-
-    Modelled are the ways of question and answer, and the time of drafting, which the small model spends on its `own`
-    clock. `clock` and `trace` are rank 0's.
-    """
-
-    def __init__(self, profile: Profile, drafter: Drafter, clock: Clock, own: Clock, trace: NoTrace = OFF) -> None:
-        self._profile, self._drafter = profile, drafter
-        self._clock, self._own = clock, own
-        self._trace = trace
-        self._there, self._back = Wire(profile), Wire(profile)
-        self._answers: deque[tuple[float, Message]] = deque()  # with their times of arrival
-
-    def restart(self) -> None:
-        """Restart the random jitter of the wires."""
-        self._there.restart()
-        self._back.restart()
-
-    def send(self, msg: Message) -> None:
-        """Send a message; the rank applies it once it has arrived and earlier ones are done."""
-        there = self._carry(self._there, msg, self._clock, self._trace)
-        self._own.sleep_until(there)
-        answer = self._drafter.apply(msg)
-        arrival = self._carry(self._back, answer, self._own, self._drafter.trace)
-        self._answers.append((arrival, answer))
-
-    def recv(self) -> Message:
-        """Return the next answer at the time of its arrival."""
-        arrival, answer = self._answers.popleft()
-        self._clock.sleep_until(arrival)
-        self._trace.note("recv", arrival, arrival, **facts_of(answer))
-        return answer
-
-    def _carry(self, wire: Wire, msg: Message, clock: Clock, trace: NoTrace) -> float:
-        now = clock.now()
-        arrival = wire.arrival(msg, now)
-        note(trace, msg, self._profile, now, arrival)
-        return arrival

@@ -7,12 +7,11 @@ from __future__ import annotations
 import random
 
 from config.profiles import Profile
-from pipeline.messages import Ask, Batch, Drafted, Features, Message, Prune, Segment
+from pipeline.messages import Batch, Features, Message, Prune, Segment
 from pipeline.trace import NoTrace
 
-NUMBERS = 24  # bytes of a row's node, parent and position on the wire, or of a proposal's parent, token and score
+NUMBERS = 24  # bytes of a row's node, parent and position on the wire
 TOKEN = 8  # bytes of a row that is a token
-LAW = 8  # bytes of a token's probability in a distribution
 
 
 class Wire:
@@ -50,10 +49,6 @@ def size(msg: Message, profile: Profile) -> int:
         return 8 * len(msg.keep)
     if isinstance(msg, Batch):
         return sum(size(segment, profile) for segment in msg.segments)
-    if isinstance(msg, Ask):
-        return TOKEN * len(msg.tokens)
-    if isinstance(msg, Drafted):
-        return NUMBERS * len(msg.tokens) + LAW * profile.vocab * len(msg.law_NV)
     if isinstance(msg, Features):
         return len(msg.nodes) * (NUMBERS + msg.layers * profile.row_bytes)
     if not isinstance(msg, Segment) or not msg.nodes:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-SLOW = ("recovery", "hosts", "train_eagle", "serve", "families", "exact", "rules", "quant", "plan", "ssm_ranks", "run",
-        "threads", "specinfer", "virtual", "predict", "tp_run", "dsi", "split", "text", "failure", "auto", "extending",
+SLOW = ("recovery", "hosts", "train_eagle", "serve", "families", "exact", "rules", "quant", "plan", "run", "threads",
+        "specinfer", "virtual", "predict", "tp_run", "dsi", "split", "text", "failure", "auto", "extending",
         "serve_engine", "pipeline", "verified", "prunes", "replicas", "bench", "grammar", "policies", "penalties",
         "many")  # the slowest first
 

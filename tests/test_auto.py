@@ -218,7 +218,7 @@ def test_folders_of_drafts_that_were_not_chosen_are_left_out(typed, chosen, left
 @pytest.mark.parametrize(("words", "message"), [
     ("tp=2", "tp=2 is left to pipeline_type=auto"), ("init_depth=2", "is left to"), ("verify=mss", "name the method"),
     ("hosts=x", "for the ranks of one machine"), ("answers=x", "name method and draft"),
-    ("ssm_ranks=true", "is left to"), ("promt=x", "did you mean prompt"),
+    ("promt=x", "did you mean prompt"),
     ("temperature=-1", "is not possible"), ("base_dir=nowhere", "nowhere")])
 def test_what_cannot_be_planned_for_is_reported_before_anything_is_measured(asked, capsys, words, message):
     assert run(generate.GENERATE, ["pipeline_type=auto", words]) == 2

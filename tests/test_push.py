@@ -67,20 +67,6 @@ def test_a_spare_gets_the_parts_for_which_it_may_stand_in(saved, tmp_path, push)
     assert parts == [["stage_0"], [], [], ["stage_1", "stage_2"]]
 
 
-@needs_rsync
-def test_the_last_boards_get_a_small_model_each_and_the_part_of_rank_0(saved, tmp_path, push):
-    split_dir, small = f"split={saved / '0+4'}", saved / "base"
-    done = push(split_dir, f"ssm={small}")
-    assert done.returncode == 0, done.stderr
-    assert "pipeline_type=specinfer ssm_ranks=true ssm=ssm/base" in done.stdout
-    parts = [sorted(path.name for path in tmp_path.glob(f"b{rank}/*/splits/0+4/*")) for rank in range(3)]
-    assert parts == [["stage_0"], ["stage_1"], ["stage_0"]]
-    held = [path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("b*/*/ssm/*/model.safetensors")]
-    assert held == ["b2/flowspec/ssm/base/model.safetensors"]
-    assert "there is no model in nowhere" in push(split_dir, "ssm=nowhere").stderr
-    assert "has no more boards than small models" in push(split_dir, f"ssm={small},{small},{small}").stderr
-
-
 PYTHON = """#!/bin/sh
 # a Python in which the split of a model is there already
 case "$*" in *share_out*) echo "$*" >&2 && echo "$MADE" ;; *) exec %s "$@" ;; esac
@@ -101,9 +87,9 @@ def test_a_model_is_split_for_the_boards_first(saved, tmp_path, push):
 
 @needs_rsync
 @pytest.mark.parametrize("words, sentence", [
-    (("model=a/b", "split=x"), "leave split=, replicas= and ssm= out"),
-    (("model=a/b", "replicas=true"), "leave split=, replicas= and ssm= out"),
-    (("model=a/b", "ssm=x"), "leave split=, replicas= and ssm= out"),
+    (("model=a/b", "split=x"), "leave split= and replicas= out"),
+    (("model=a/b", "replicas=true"), "leave split= and replicas= out"),
+    (("ssm=x",), "unknown word ssm=x: give hosts=FILE"),
     (("quant=int4",), "quant=int4 needs a model: give model=NAME"),
     (("stages=4", "split=x"), "stages=4 needs a model: give model=NAME"),
     (("revision=v1",), "unknown word revision=v1: give hosts=FILE"),

@@ -185,13 +185,6 @@ def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, mo
         assert len(sent) > 20 and pipeline.ring.epoch >= 1
 
 
-def test_small_models_on_ranks_of_their_own_come_back_too(saved):
-    options = {"pipeline_type": "specinfer", "ssm": str(saved / "base"), "ssm_ranks": True}
-    with opened(saved, "0+4", **options) as pipeline:
-        assert struck(pipeline.stream(PROMPT, **ASK), 3, (2,)) == reference(0.0)
-        assert struck(pipeline.stream(PROMPT, **ASK), 3, (1,)) == reference(0.0)
-
-
 def test_nothing_is_left_of_accidents(saved):
     with opened(saved) as pipeline:
         def held():

@@ -19,15 +19,14 @@ from pipeline.transport import Link, Peers, StageLink
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks of a pipeline: each leader, followed by its members; the ranks of small models, one each, come last."""
+    """The ranks of a pipeline: each leader, followed by its members."""
 
     rings: Sequence[Sequence[int]]  # for each copy of the model its leaders in order, rank 0 first
-    holding: int  # number of ranks that hold a part of the target
-    drafting: int = 0  # number of ranks that hold a small model; they are linked only to rank 0
+    world: int  # number of ranks
     reports: bool = False  # whether stages report inner features to rank 0
 
     @staticmethod
-    def of(stages: Sequence[int], tp: int, copies: int = 1, drafting: int = 0, reports: bool = False) -> Placement:
+    def of(stages: Sequence[int], tp: int, copies: int = 1, reports: bool = False) -> Placement:
         """Return the placement of `copies` of a model; stage i has `stages[i]` layers, which `tp` ranks share.
 
         If there is only one stage, rank 0 is one of its ranks. Otherwise rank 0 is a stage of its own, which all copies
@@ -39,11 +38,7 @@ class Placement:
         copied = len(found) - 1
         assert copies == 1 or others, "rank 0 holds the model, so there is nothing to copy"
         rings = [[root, *(rank + copied * copy for rank in others)] for copy in range(copies)]
-        return Placement(rings, len(found) + (copies - 1) * copied, drafting, reports)
-
-    @property
-    def world(self) -> int:
-        return self.holding + self.drafting
+        return Placement(rings, len(found) + (copies - 1) * copied, reports)
 
     @property
     def root(self) -> int:
@@ -51,37 +46,25 @@ class Placement:
         return self.rings[0][0]
 
     @property
-    def small_model_ranks(self) -> range:
-        """The ranks that hold a small model, in the order of the models."""
-        return range(self.holding, self.world)
-
-    def drafter(self, rank: int) -> int | None:
-        """Return the number, from 0, of a rank's small model; None if the rank holds a part of the target."""
-        holders = self.small_model_ranks
-        return holders.index(rank) if rank in holders else None
-
-    @property
     def leaders(self) -> list[int]:
         return [self.root, *chain.from_iterable(ring[1:] for ring in self.rings)]
 
     def group(self, rank: int) -> range:
-        """Return the ranks of a rank's group, the leader first; a rank with a small model has a group of its own."""
+        """Return the ranks of a rank's group, the leader first."""
         ranks = range(self.world)
         assert rank in ranks, f"there is no rank {rank} among {self.world}"
-        leaders = [*self.leaders, *self.small_model_ranks]
+        leaders = self.leaders
         after = bisect(leaders, rank)
         ends = [*leaders, self.world]
         return range(leaders[after - 1], ends[after])
 
     @property
     def groups(self) -> list[range]:
-        """The groups of the target's ranks."""
+        """The groups of all ranks."""
         return [self.group(leader) for leader in self.leaders]
 
     def peers(self, rank: int) -> list[Peers]:
-        """Return the peers of each link of a rank, without those of `fan` and `small_model_peers`."""
-        if self.drafter(rank) is not None:
-            return [_pair(self.root)]
+        """Return the peers of each link of a rank, without those of `fan`."""
         leader = self.group(rank)[0]
         if rank != leader:
             return [Peers(leader, (), ordered=True)]
@@ -90,28 +73,17 @@ class Placement:
     @property
     def shares(self) -> bool:
         """Whether several ranks share a stage."""
-        return len(self.leaders) < self.holding
+        return len(self.leaders) < self.world
 
     def reached(self, rank: int) -> list[Peers]:
         """Return the peers of all links of a rank."""
         fan = self.fan(rank)
-        found = [*self.peers(rank), *self.small_model_peers(rank)]
-        return [*found, fan] if fan else found
+        return [*self.peers(rank), *([fan] if fan else [])]
 
     def fan(self, rank: int) -> Peers | None:
         """Return the members to which a leader forwards messages; None for other ranks."""
         leader, *members = self.group(rank)
         return Peers(None, members) if members and rank == leader else None
-
-    def small_model_peers(self, rank: int) -> list[Peers]:
-        """Return the peers of rank 0's link to each small model; none for other ranks."""
-        asks = {self.root: self.small_model_ranks}
-        return [_pair(holder) for holder in asks.get(rank, ())]
-
-
-def _pair(other: int) -> Peers:
-    """Return the peers of a link between two ranks."""
-    return Peers(other, [other])
 
 
 def _neighbours(ring: Sequence[int], rank: int) -> Peers:

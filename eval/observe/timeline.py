@@ -20,7 +20,7 @@ FATE = dict.fromkeys(("score", "segment", "saidAt", "said", "settled", "died", "
 STAY: Span = {"from": None, "to": None, "computed": 0, "left": None, "passed": None}
 OF_SEGMENT = ("send", "forward", "back", "judge")  # events of a segment; the others are of a node or a request
 SHOWN = ("wait", "grow", "judge", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
-SHOWN_ON_STAGES = ("wait", "prune", "grow")  # grow: of a small model on its own rank
+SHOWN_ON_STAGES = ("wait", "prune")
 
 
 class Story:

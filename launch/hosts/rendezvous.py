@@ -203,11 +203,9 @@ class Rendezvous:
 
 def facts_of(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
     """Return the facts of a rank that must agree with rank 0's: its code, part and settings."""
-    found = {"dtype": str(spec.dtype).rpartition(".")[2]}
-    if keys.run.drafting_ranks:
-        found["ssm"] = f"{keys.run.drafting_ranks} folders"
+    dtype = str(spec.dtype).rpartition(".")[2]
     return {"code": code_version(), "split": spec.part.split_id, "world": spec.part.world,
-            "settings": settings(keys, **found)}
+            "settings": settings(keys, dtype=dtype)}
 
 
 class NumberDoor(BoardDoor):
