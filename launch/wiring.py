@@ -103,9 +103,11 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
 def between_threads(cluster: Profile | None, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
     """Create the wires of all ranks, in one process."""
     assert len(traces) == placement.world, (len(traces), placement.world)
+    ranks = range(placement.world)
     meters = [Meter() for _ in traces]
-    inboxes = [Inbox(trace, placement.peers(rank)[0].ordered, meters[rank]) for rank, trace in enumerate(traces)]
-    tables = {ranks: Table(len(ranks)) for ranks in map(placement.group, range(placement.world))}
+    receives_in_order = [placement.peers(rank)[0].ordered for rank in ranks]
+    inboxes = list(map(Inbox, traces, receives_in_order, meters))
+    tables = {group: Table(len(group)) for group in map(placement.group, ranks)}
     ends = [*inboxes, *tables.values()]
 
     def wires(rank: int) -> Wires:
@@ -116,7 +118,7 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
         group = ThreadGroup(tables[mine], mine.index(rank))
         return _wires(rank, placement, connect, (cluster, traces[rank]), group, meters[rank])
 
-    return [wires(rank) for rank in range(placement.world)]
+    return list(map(wires, ranks))
 
 
 def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[Profile | None, NoTrace], group: Group,
