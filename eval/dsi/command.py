@@ -12,7 +12,6 @@ acceptance  measure with both models, on data sets, how often a drafter predicts
 latency     measure the time of a model to its first token, for each later one, and for m tokens at once
 table       measure both for pairs of models, and predict plain decoding, SI and DSI from them by formulas
 online      simulate SI and DSI by events with modelled acceptance, on a virtual clock
-predict     compare the speed of dsi, serial and pipelines in the virtual time of a profile, emulated, and by formulas
 """
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from typing import Sequence
 from config.keys import HELP_WORDS, check_name
 from launch.console import command
 
-COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "table", "online", "predict")  # modules
+COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "table", "online")  # modules
 
 
 @command
