@@ -1,8 +1,8 @@
 """Sweeps and ablations: the evaluation at each value of a setting that papers vary, then a table and a plot.
 
-Usage: python3 -m scripts.sweep NAME [PRESET] [key=value ...], which eval/sweeps/NAME.sh calls. Every key of run_eval.sh
-may be given, except those that the sweep varies; results=DIR holds a folder for each point (default:
-results/sweeps/NAME), and the same command continues an interrupted sweep.
+Usage: python3 -m scripts.sweep NAME [PRESET] [key=value ...]. Every key of run_eval.sh may be given, except those that
+the sweep varies; results=DIR holds a folder for each point (default: results/sweeps/NAME), and the same command
+continues an interrupted sweep.
 """
 from __future__ import annotations
 

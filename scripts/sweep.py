@@ -1,4 +1,4 @@
-"""Run the evaluation at each point of a sweep; called by eval/sweeps/NAME.sh."""
+"""Run the evaluation at each point of a sweep."""
 import sys
 
 from eval.sweep import main

@@ -107,14 +107,11 @@ def test_what_a_person_says_counts_but_for_what_is_varied(tmp_path):
         commands("bandwidth", SWEEPS["bandwidth"], ["wires=5"])
 
 
-def test_a_sweep_has_a_script_that_names_its_figure_and_a_line_in_the_documentation():
-    scripts = {path.stem: path.read_text(encoding="utf-8")
-               for path in (ROOT / "eval" / "sweeps").glob("*.sh")}
-    assert scripts.keys() == SWEEPS.keys()
-    documented = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
-    for name, text in scripts.items():
-        assert f'-m scripts.sweep {name} "$@"' in text and text.splitlines()[1].startswith("# ")
-        assert f"eval/sweeps/{name}.sh" in documented
+def test_every_sweep_stands_in_the_table_of_figures():
+    rows = [line.split("|")[2] for line in (ROOT / "docs" / "figures.md").read_text(encoding="utf-8").splitlines()
+            if line.startswith("|") and "-m scripts.sweep" in line]
+    listed = {word.strip("`,") for row in rows for word in row.split()}
+    assert SWEEPS.keys() <= listed
 
 
 def test_a_sweep_that_is_not_complete_is_a_table_and_a_plot_of_what_is_there(tmp_path):
