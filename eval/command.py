@@ -30,7 +30,6 @@ from launch.words import resolve, with_model
 from pipeline.trace import Clock, NoTrace
 
 DEFAULT_PROTOCOL = "emulated"  # the default protocol, for the default model of all commands
-MODULE = "scripts.evaluate start"  # what a rank runs
 TOO_FAST = 3  # exit code of a start that cannot keep pace with the emulated cluster
 OTHER = "choose another results="
 SLOWEST = 64  # largest slowdown to try: a machine that fails even there has other problems
@@ -62,7 +61,7 @@ def _tallies(config: EvalConfig) -> Path:
     return Path(config.results) / "tally" / config.launch
 
 
-START = Command(MODULE, answer_all, EvalConfig, tallied)
+START = Command("scripts.evaluate start", answer_all, EvalConfig, tallied)
 
 
 def _check_pace(config: EvalConfig) -> None:
@@ -172,7 +171,7 @@ def _start(config: EvalConfig, argv: Sequence[str]) -> int:
     """Start the pipeline once; return its exit code. On several hosts a child process becomes this host's rank."""
     if not _one_rank_per_host(config):
         return run(START, argv)
-    child = subprocess.Popen([sys.executable, "-m", *MODULE.split(), *argv])
+    child = subprocess.Popen([sys.executable, "-m", *START.module.split(), *argv])
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the child, which ends all ranks
     try:
         code = child.wait()

@@ -19,6 +19,7 @@ from config.keys import HELP, HELP_WORDS, check_name, raw_values, with_defaults
 from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import one_line
 from eval import metrics
+from eval.command import START
 from eval.results_index import Found, NoAnswers, provenance, read
 from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import markdown, number, save
@@ -209,7 +210,8 @@ def commands(name: str, sweep: Sweep,
 
 
 def _evaluate(words: Sequence[str]) -> int:
-    return subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words]).returncode
+    module, _ = START.module.split()
+    return subprocess.run([sys.executable, "-m", module, "emulated", *words]).returncode
 
 
 @command

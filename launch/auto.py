@@ -1,24 +1,22 @@
 """`pipeline_type=auto`: a plan chooses the method at the first start, and later starts use its choice again.
 
-A plan measures this machine, or takes the given profile, in a process of its own (`eval/plan/command.py`). Its choice
-is stored in the user's cache, under a hash of everything that it depends on: model, drafts, split, machine or profile,
-and the code.
+A plan measures this machine, or takes the given profile. Plans are the work of a laboratory: a program that may make
+them gives this module its `planner` (`eval/plan/auto.py`). The choice is stored in the user's cache, under a hash of
+everything that it depends on: model, drafts, split, machine or profile, and the code.
 """
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO, Mapping, Optional, Type
+from typing import Any, BinaryIO, Callable, Mapping, Optional, Type
 
 import torch
 
@@ -31,14 +29,12 @@ from config.presets import absent
 from config.profiles import is_file
 from config.run_config import DRAWN, RunConfig
 from config.schema.untrusted import one_line
-from launch.console import EXIT_INTERRUPTED, EXIT_LOST, Words, say
-from launch.folder import private_folder
+from launch.console import Words, say
 from launch.hosts.agreement import code_version
 from launch.hosts.board import is_one_rank
 from launch.prepare import open_part
 from model.weights.parts import plan_stages
 from model.weights.unfold import Unfolded
-from pipeline.failure import PeerLost
 
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "init_topk_pipedec", "expansion")
 LEFT = ("tp", "replicas", *SIZES)  # keys that only the plan may choose
@@ -52,8 +48,8 @@ APART = frozenset({
 KEPT = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
 RECORD = {"questions": "1", "max_new_tokens": "32"}  # questions of each data set, and tokens of an answer
 CHECK = 3  # the number of best candidates that are tried on this machine
-PLAN = "scripts.plan"  # the command that makes plans
-OURS = "flowspec: "  # the beginning of a message of that command
+NO_PLANNER = ("pipeline_type=auto needs a plan, and this program makes none: call eval.plan.auto.allow_plans() before, "
+              "or run bash run_pipe.sh with the same keys once")
 STAGES = "4"  # the default
 
 
@@ -65,7 +61,9 @@ def _is_choice(keys: Any) -> bool:
 FORM = {"keys": _is_choice,
         "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
+Planner = Callable[[Words], Choice]  # makes a plan from the words for its command; the choice has no `when`
 Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
+planner: Planner | None = None  # None: this program uses remembered choices only
 
 
 def checked(argv: Words) -> list[str]:
@@ -98,9 +96,11 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
             _lock(alone.enter_context(open_lock(f"{path}.lock")))
         choice = _remembered(path, words, kind)
         if choice is None:
+            if planner is None:
+                raise ValueError(NO_PLANNER)
             times = "measured on this machine" if config.profile == "none" else f"of profile={config.profile}"
             say(one_line(f"pipeline_type=auto: the methods are simulated with times {times}, once for each model"))
-            choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
+            choice = {**planner(asked), "when": time.strftime("%Y-%m-%d")}
             try:
                 write_json(path, choice)
                 kept = f"remembered in {path}: delete it to plan again"
@@ -209,33 +209,3 @@ def _stages(config: RunConfig) -> int:
         raise ValueError(f"{config.model_dir} is split as {part.form}, with ranks that share layers, and "
                          "pipeline_type=auto plans for pipelines: name the method")
     return len(part.stages) - 1
-
-
-def _planned(words: Words) -> dict[str, Any]:
-    """Run a plan in a process of its own, pass on its progress, and return its choice."""
-    with private_folder() as folder:
-        path = Path(folder) / "chosen.json"
-        command = [sys.executable, "-m", PLAN, *words, f"preset={path}"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            sentence = _followed(process)
-        if process.returncode == EXIT_INTERRUPTED:
-            raise KeyboardInterrupt
-        if process.returncode:
-            reason = sentence or f"the plan ended with exit code {process.returncode}"
-            raise PeerLost(reason) if process.returncode == EXIT_LOST else ValueError(f"pipeline_type=auto: {reason}")
-        if sentence:
-            say(sentence)
-        chosen: dict[str, Any] = read_json_file(path, "name the method")["chosen"]
-    return chosen
-
-
-def _followed(process: subprocess.Popen[bytes]) -> str:
-    """Pass on the output of a plan while it runs; return its last message, or an empty string."""
-    assert process.stderr is not None
-    sentence = ""
-    for line in io.TextIOWrapper(process.stderr, errors="replace", newline=""):  # a carriage return ends a line, too
-        if line.startswith(OURS):
-            sentence = line[len(OURS):].strip()
-        else:
-            print(line, end="", file=sys.stderr, flush=True)
-    return sentence

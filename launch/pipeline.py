@@ -136,7 +136,7 @@ class Pipeline:
         """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` lists the options.
 
         The default model is SmolLM2, or the bundled model if SmolLM2 cannot be fetched. With `pipeline_type="auto"`
-        the first start plans, which takes a minute or more (docs/planner.md).
+        the first start plans, which takes a minute or more, if `eval.plan.auto.allow_plans()` was called before.
 
         The other ranks are processes, or threads with `processes=False`. With `hosts=FILE` they are other boards, where
         a user starts run_jetson.sh; this returns once all have come. Raises ValueError, in a sentence that names the

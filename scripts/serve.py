@@ -10,6 +10,7 @@ import sys
 from typing import Sequence
 
 from config.keys import raw_values
+from eval.plan.auto import allow_plans
 from launch import console
 from launch.run import TOKENIZERS_ONLY
 from serve import running
@@ -43,4 +44,5 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     os.environ.update(TOKENIZERS_ONLY)
+    allow_plans()
     sys.exit(main(sys.argv[1:]))

@@ -17,6 +17,7 @@ from config.serve_config import ServeConfig
 from eval.command import evaluate
 from eval.keys import EvalConfig
 from eval.keys import words as evaluation
+from eval.plan import auto as planner
 from eval.plan import plan as planning
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
@@ -45,7 +46,7 @@ def asked(tmp_path, monkeypatch):
         return CHOICE
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(auto, "_planned", planned)
+    monkeypatch.setattr(auto, "planner", planned)
     return found
 
 
@@ -112,6 +113,14 @@ def test_what_holds_no_choice_is_planned_again(asked, tmp_path, capsys, damage):
     assert len(asked) == 2 + (damage is None), "a folder in the way is found each time"
 
 
+def test_a_program_that_makes_no_plans_remembers_those_of_others_and_names_the_ways_to_one(asked, monkeypatch):
+    settled(["pipeline_type=auto"])
+    monkeypatch.setattr(auto, "planner", None)
+    assert settled(["pipeline_type=auto"])[-1] == "init_depth=3"
+    with refused("call eval.plan.auto.allow_plans() before, or run bash run_pipe.sh with the same keys once"):
+        settled(["pipeline_type=auto", "temperature=1"])
+
+
 @pytest.mark.parametrize("cache", ["file", "n" * 300])
 def test_a_cache_that_can_hold_nothing_is_planned_without(asked, tmp_path, monkeypatch, capsys, cache):
     (tmp_path / "file").touch()
@@ -121,7 +130,7 @@ def test_a_cache_that_can_hold_nothing_is_planned_without(asked, tmp_path, monke
 
 
 def test_of_two_starts_at_once_one_plans_and_the_other_waits_for_its_choice(asked, tmp_path, monkeypatch, capsys):
-    flock, planned = fcntl.flock, auto._planned
+    flock, planned = fcntl.flock, auto.planner
     second = threading.Thread(target=lambda: settled(["pipeline_type=auto"]))
     waits = threading.Event()
 
@@ -136,7 +145,7 @@ def test_of_two_starts_at_once_one_plans_and_the_other_waits_for_its_choice(aske
         return planned(words)
 
     monkeypatch.setattr(fcntl, "flock", watched)
-    monkeypatch.setattr(auto, "_planned", slow)
+    monkeypatch.setattr(auto, "planner", slow)
     settled(["pipeline_type=auto"])
     second.join(60)
     assert len(asked) == 1 and "another start is planning" in capsys.readouterr().err
@@ -231,22 +240,24 @@ def test_what_cannot_be_planned_for_is_reported_before_anything_is_measured(aske
 def test_a_plan_in_a_process_of_its_own_chooses_a_method_or_says_why_it_cannot(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(auto, "RECORD", {"questions": "1", "max_new_tokens": "8", "sets": "gsm8k"})
+    monkeypatch.setattr(auto, "planner", None)
+    planner.allow_plans()
     words = ["pipeline_type=auto", "profile=lan-1g", "time=virtual", "draft=suffix", "stages=0+8"]
     found = parse(settled(words))
     assert found.stages == "0+8" and found.draft == "suffix"
     capfd.readouterr()
     (tmp_path / "refusing.py").write_text("import sys\nsys.exit('flowspec: did you mean prompt')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(auto, "PLAN", "refusing")
+    monkeypatch.setattr(planner, "PLAN", "refusing")
     with pytest.raises(ValueError, match="pipeline_type=auto: did you mean prompt"):
-        auto._planned(["promt=1"])
+        planner.make_plan(["promt=1"])
     assert capfd.readouterr().err == "", "the one sentence is that of the command"
 
 
 def test_progress_is_passed_on_and_the_last_sentence_kept(capfd):
     command = [sys.executable, "-c", "import sys; sys.stderr.write('50%\\r100% flow\\nflowspec: no split fits\\n')"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        assert auto._followed(process) == "no split fits"
+        assert planner._followed(process) == "no split fits"
     assert capfd.readouterr().err == "50%\r100% flow\n"
 
 

@@ -25,6 +25,7 @@ ARGUMENTS = 6
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
 DENSE = 0.02  # of the lines of code, those that may have more tokens than LINE
 VAGUE = {"utils", "util", "common", "base", "manager", "handler"}
+MODULE_NAME = re.compile(r"^[a-z_]+(?:\.[a-z_]+)+(?= |$)")  # "scripts.plan", or with arguments: "scripts.bench load"
 RANK = re.compile(r"(^|[._])rank(\(\))?$")
 ROLE = re.compile(r"(^|\.)_?is_(draft|first|last|main|master)(_stage|_rank|_process)?$")
 QUAINT = re.compile(r"\b(told|anew|whoever|thereof|foretold|dearest|held\W+to\W+be|in\W+vain|of\W+late)\b", re.I)
@@ -46,6 +47,15 @@ def imports(source: Source) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def programs(source: Source) -> Iterator[str]:
+    """The modules that a file names in strings, as the programs that it starts; a Command may name itself."""
+    own_names = {id(node.args[0]) for node in source.nodes
+                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "Command" and node.args}
+    for node in source.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in own_names:
+            yield from MODULE_NAME.findall(node.value)
+
+
 def climbs(source: Source) -> Iterator[str]:
     """Imports of a floor that is not below the file's own; the commands and the toy's recipe may share theirs."""
     if source.floor is None and source.parts[0] != "tests":
@@ -59,6 +69,11 @@ def climbs(source: Source) -> Iterator[str]:
                 yield f"imports {name}, which is not on a lower floor"
         elif source.floor == 0 and other not in sys.stdlib_module_names and other != "config":
             yield f"imports {name}: config needs the standard library only"
+
+    for name in programs(source) if source.floor is not None else ():
+        other = room_of(name.split("."))
+        if FLOORS.get(other, -1) >= source.floor and other != source.room and source.floor < TOP:
+            yield f"starts {name}, which is not on a lower floor"
 
 
 def distributes(source: Source) -> Iterator[str]:
@@ -240,6 +255,8 @@ BROKEN = [
     (climbs, "eval/evaluation.py", "import serve.engine"),
     (climbs, "launch/run.py", "from eval.tally import Tally"),
     (climbs, "pipeline/stage.py", "from . import trace"),
+    (climbs, "launch/auto.py", "PLAN = 'scripts.plan'"),
+    (climbs, "launch/auto.py", "run([python, '-m', 'eval.plan.command start'])"),
     (climbs, "extra/thing.py", ""),
     (distributes, "model/llama.py", "from torch import distributed as d"),
     (distributes, "model/llama.py", "import torch\ntorch.distributed.barrier()"),
@@ -265,6 +282,7 @@ BROKEN = [
 SOUND = [
     (climbs, "toy/recipe/train.py", "from model.llama import Slice\nfrom launch import run\nimport torch"),
     (climbs, "tp/group.py", "from pipeline.requests import Target\nimport torch"),
+    (climbs, "eval/command.py", "START = Command('scripts.evaluate start', main)\nx = 'launch.run'"),
     (asks_much, "model/tree.py", "class A:\n    def f(self, a, b, c, d, e, f): ..."),
     (asks_for_a_role, "launch/run.py", "if rank == 0: pass"),
     (asks_for_a_role, "pipeline/failure.py", "others = [peer for peer in range(world) if peer != rank]"),

@@ -26,6 +26,7 @@ from config.profiles import PROFILES, Profile
 from eval.bench import by_turns
 from eval.bench.places import free_port
 from eval.tables import in_columns
+from launch.ask import GENERATE
 from launch.console import say
 from sim.wires import Wire
 
@@ -107,7 +108,7 @@ def ours(words: Sequence[str], written: Path) -> float:
     written.unlink(missing_ok=True)
     usual = ["draft=suffix", "dtype=bfloat16", "quant=int4", f"max_new_tokens={WRITTEN}", "ignore_eos=true",
              "threads_per_rank=1", "max_length=512", f"prompt={PROMPT}", f"output={written}"]
-    _output("ours", [sys.executable, "-m", "scripts.generate", *words, *usual])
+    _output("ours", [sys.executable, "-m", GENERATE.module, *words, *usual])
     answer = json.loads(written.read_text())
     return float((answer["new_tokens"] - 1) / answer["decode_seconds"])
 

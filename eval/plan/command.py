@@ -5,6 +5,7 @@ keys, docs/planner.md describes the output.
 """
 from __future__ import annotations
 
+import sys
 from typing import Sequence
 
 from config.cli import DEFAULT_PRESET, parse
@@ -68,3 +69,7 @@ def report(config: PlanConfig, found: Plan) -> list[str]:
         lines.append(f"note: stages are counted in the {bench.site.layers} layers of the profile's model; the recorded "
                      f"model has {bench.book.layers}")
     return [*lines, *to_do(config, chosen.candidate)]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

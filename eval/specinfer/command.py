@@ -21,7 +21,6 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from pipeline.decode import Answer
 
-MODULE = "scripts.spec_infer start"  # runs one rank
 ANOTHER_OUTPUT = "choose another output file"
 FIRST_GUID = 1_000_000  # ids of requests are numbered as in the original
 MICROSECONDS = 1e6  # per second
@@ -87,7 +86,7 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
         raise SystemExit(EXIT_WRONG)
 
 
-START = Command(MODULE, answer_all, SpecInferConfig)
+START = Command("scripts.spec_infer start", answer_all, SpecInferConfig)
 
 
 def program(name: str, argv: Sequence[str]) -> int:
