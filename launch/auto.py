@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import fields

@@ -257,7 +257,7 @@ def test_a_plan_in_a_process_of_its_own_chooses_a_method_or_says_why_it_cannot(t
 def test_progress_is_passed_on_and_the_last_sentence_kept(capfd):
     command = [sys.executable, "-c", "import sys; sys.stderr.write('50%\\r100% flow\\nflowspec: no split fits\\n')"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        assert planner._followed(process) == "no split fits"
+        assert planner._pass_on_output(process) == "no split fits"
     assert capfd.readouterr().err == "50%\r100% flow\n"
 
 

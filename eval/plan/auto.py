@@ -25,28 +25,32 @@ def allow_plans() -> None:
 def make_plan(words: Words) -> dict[str, Any]:
     """Run a plan in a process of its own, pass on its progress, and return its choice."""
     with private_folder() as folder:
-        path = Path(folder) / "chosen.json"
-        command = [sys.executable, "-m", PLAN, *words, f"preset={path}"]
+        preset_file = Path(folder) / "chosen.json"
+        command = [sys.executable, "-m", PLAN, *words, f"preset={preset_file}"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            sentence = _followed(process)
+            last_message = _pass_on_output(process)
+
         if process.returncode == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
         if process.returncode:
-            reason = sentence or f"the plan ended with exit code {process.returncode}"
+            reason = last_message or f"the plan ended with exit code {process.returncode}"
             raise PeerLost(reason) if process.returncode == EXIT_LOST else ValueError(f"pipeline_type=auto: {reason}")
-        if sentence:
-            say(sentence)
-        chosen: dict[str, Any] = read_json_file(path, "name the method")["chosen"]
-    return chosen
+        if last_message:
+            say(last_message)
+
+        choice: dict[str, Any] = read_json_file(preset_file, "name the method")["chosen"]
+    return choice
 
 
-def _followed(process: subprocess.Popen[bytes]) -> str:
+def _pass_on_output(process: subprocess.Popen[bytes]) -> str:
     """Pass on the output of a plan while it runs; return its last message, or an empty string."""
     assert process.stderr is not None
-    sentence = ""
+    last_message = ""
+
     for line in io.TextIOWrapper(process.stderr, errors="replace", newline=""):  # a carriage return ends a line, too
         if line.startswith(OURS):
-            sentence = line[len(OURS):].strip()
+            last_message = line[len(OURS):].strip()
         else:
             print(line, end="", file=sys.stderr, flush=True)
-    return sentence
+
+    return last_message
