@@ -14,6 +14,8 @@ from config.files import check_folder, check_output
 from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
+from config.schema.untrusted import one_line
+from launch.console import say
 from launch.memory import check_memory
 from launch.spec import RankSpec, device_named, local_ranks
 from launch.split.write import Layout, split
@@ -206,5 +208,7 @@ def open_text(config: RunConfig, part: Part) -> Text | None:
         return None
     part.verify_texts()
     text = Text(part.folder, config.chat_template)
+    if text.remark:
+        say(one_line(text.remark))
     text.prompt_ids([config.prompt or "?"], config.template)
     return text

@@ -29,7 +29,7 @@ from launch.auto import Kind
 from launch.console import Words, say
 from launch.hosts.board import is_one_rank
 from launch.hub import words_of
-from launch.split.gguf import MARK, is_gguf, unpack
+from launch.split.gguf import is_current, is_gguf, unpack
 from model.text import AUTO, OWN, VOCABULARIES, chosen
 
 PRESET = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands, instead of smollm2
@@ -140,10 +140,10 @@ def _place(raw: Mapping[str, str]) -> Path:
 
 def fetch(folder: Path) -> None:
     """Download SmolLM2-135M-Instruct into a folder, once. Raises ValueError, with the fix, if that fails."""
-    if (folder / MARK).is_file():
+    if is_current(folder):
         return
     with one_at_a_time(folder.with_name(f".{folder.name}")), tempfile.TemporaryDirectory() as place:
-        if (folder / MARK).is_file():
+        if is_current(folder):
             return
         say("fetching SmolLM2-135M-Instruct, 93 MB, once")
         with zipfile.ZipFile(_download(Path(place))) as content:

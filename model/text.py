@@ -36,7 +36,11 @@ LLAMA2_SYSTEM = (
     "If a question does not make any sense, or is not factually coherent, explain why instead of answering something "
     "not correct. If you don't know the answer to a question, please don't share false information.")
 ROLES = ("system", "user", "assistant", "tool")  # of a message
-TURN_ENDS = ("<|eot_id|>",)  # end tokens that some Llama-3 configs lack
+TURN_ENDS = (  # names of tokens that end an answer in every model that has them, whether or not its files list them
+    "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>",
+    "<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|return|>", "<|call|>")
+PART_END, HARMONY = "<|end|>", "<|return|>"  # where GPT-OSS's format has the second, the first only ends a part
+ANSWER = "answer"  # a text in place of an answer, to find the token with which a template closes it
 BROKEN = "\ufffd"  # the decoded text of an incomplete character
 BEFORE = "a"  # decoded before a single token, since the first token of a text may lose its space
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
@@ -122,10 +126,16 @@ class Text:
         self._sandbox = Sandbox(lambda talk, variables: own(talk, **variables))
         configs = ("generation_config.json", "config.json")
         self._configs = [self._held[name] for name in configs if name in self._held]
-        has = self._configs[-1].get("vocab_size") if self._configs else None
-        if isinstance(has, int) and len(self.tokenizer) > has:
-            raise ValueError(f"the tokenizer in {self.folder} has {len(self.tokenizer)} tokens, but the model knows "
-                             f"{has}; take the tokenizer of this model")
+        size = self._configs[-1].get("vocab_size") if self._configs else None
+        self._num_known = size if isinstance(size, int) else len(self.tokenizer)
+
+    @property
+    def remark(self) -> str:
+        """A sentence about a tokenizer with more tokens than the model knows, as some are published; else empty."""
+        if len(self.tokenizer) <= self._num_known:
+            return ""
+        return (f"the tokenizer in {self.folder} has {len(self.tokenizer)} tokens, but the model knows only "
+                f"{self._num_known}: a prompt with one of the others is refused")
 
     def _open(self) -> Any:
         kind = _of_transformers("AutoTokenizer")
@@ -151,13 +161,29 @@ class Text:
         if not all(isinstance(end, (int, type(None))) for end in named):
             raise ValueError(f"{self.folder} has an eos_token_id that is not an id; write the number of a token as "
                              "eos_token_id into its generation_config.json and config.json")
-        ends = {end for end in named if end is not None}
-        known = self.tokenizer.get_vocab()
-        ends.update(known[token] for token in TURN_ENDS if token in known)
+        vocabulary = self.tokenizer.get_vocab()
+        known = {token for token in (*TURN_ENDS, self._closing_token()) if token in vocabulary}
+        if HARMONY in vocabulary:
+            known.discard(PART_END)
+        listed = {end for end in named if end is not None}
+        ends = {end for end in listed.union(vocabulary[token] for token in known) if end < self._num_known}
         if not ends:
             raise ValueError(f"{self.folder} names no end token; add eos_token_id to its generation_config.json, "
                              f"or use ignore_eos=true")
         return frozenset(ends)
+
+    def _closing_token(self) -> str:
+        """Return the special token with which the tokenizer's own template closes an answer; empty if it has none."""
+        if not self.tokenizer.chat_template:
+            return ""
+        talk = [{"role": "user", "content": "question"}, {"role": "assistant", "content": ANSWER}]
+        try:
+            text = self._sandbox.call(PATIENCE, talk, {"add_generation_prompt": False})
+        except Exception:  # untrusted code may raise anything; a prompt reports it
+            return ""
+        after = text.rpartition(ANSWER)[2].lstrip()
+        special = (token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        return max(filter(after.startswith, special), key=len, default="")
 
     def prompt_ids(self, turns: Sequence[str], template: str) -> list[int]:
         """Return the token ids of turns."""

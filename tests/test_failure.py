@@ -105,7 +105,7 @@ def test_parts_that_do_not_belong_together_are_refused_before_anything_starts(ow
     assert message in sentence(capsys.readouterr().err)
 
 
-def test_without_a_tokenizer_or_with_a_wrong_one_a_text_is_refused_and_ids_are_not(own, capsys):
+def test_without_a_tokenizer_a_text_is_refused_and_ids_are_not_and_of_a_large_one_a_line_is_said(own, capsys):
     (own / "stage_0" / "tokenizer.json").unlink()
     manifest = own / "stage_0" / "manifest.json"
     content = json.loads(manifest.read_text())
@@ -114,8 +114,8 @@ def test_without_a_tokenizer_or_with_a_wrong_one_a_text_is_refused_and_ids_are_n
     assert here(f"model_dir={own}", "prompt=hello") == 2
     assert "has no tokenizer" in sentence(capsys.readouterr().err)
     save_tokenizer(own / "stage_0", more=20)
-    assert here(f"model_dir={own}", "prompt=hello") == 2
-    assert "but the model knows 53; take the tokenizer of this model" in capsys.readouterr().err
+    assert here(f"model_dir={own}", "prompt=hello", "max_new_tokens=3") == 0
+    assert "has 67 tokens, but the model knows only 53: a prompt with" in capsys.readouterr().err
     assert here(f"model_dir={own}", "prompt_ids=5", "max_new_tokens=3") == 0
 
 

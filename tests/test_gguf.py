@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -19,9 +20,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from config.schema.families import published
 from config.schema.fields import read_config
-from launch.split.gguf import GgufFile, unpack
-from launch.split.write import split
+from launch.split.gguf import GgufFile, is_current, unpack
+from launch.split.write import Layout, identify, split
 from model.llama import LlamaConfig, Rotary
+from model.text import Text
+from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
 from tests.test_families import config_class
 
@@ -83,6 +86,7 @@ def write(path: Path, architecture: str = "llama", kinds: tuple[Kind, ...] = (Ki
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(TOKENS))
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(TOKENS)
     writer.add_token_types([3] + [1] * (len(TOKENS) - 1))
     writer.add_token_merges(["h e", "l l"])
@@ -430,5 +434,140 @@ def test_a_tokenizer_that_transformers_does_not_read_is_made_here(tmp_path: Path
         assert made.convert_ids_to_tokens(made("hello1111<|end|>")["input_ids"]) == [
             "<|end|>", "he", "ll", "o", *pieces, "<|end|>"]
         assert made.decode(made("hello 1")["input_ids"][1:]) == "hello 1" and made.chat_template == TEMPLATE
-    with pytest.raises(ValueError, match="its tokenizer splits texts as mine does, which is not supported, only "):
+    with pytest.raises(ValueError, match="its tokenizer splits texts in the way 'mine', which is not supported"):
         cut("mine").write_text(tmp_path / "base")
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+def config_with(path: Path, *keys: tuple[str, Any], architecture: str = "llama") -> dict[str, Any]:
+    """The config of a small model with further keys in its metadata."""
+    def change(writer: gguf.GGUFWriter) -> None:
+        for key, value in keys:
+            add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool,
+                   list: writer.add_array}[type(value)]
+            add(key, value)
+
+    return GgufFile(write(path / "model.gguf", architecture, change=change)).config
+
+
+YARN_KEYS = (("llama.rope.scaling.type", "yarn"), ("llama.rope.scaling.factor", 4.0))
+
+
+@pytest.mark.parametrize(("keys", "scaling"), [
+    ([("llama.rope.scale_linear", 4.0)], {"rope_type": "linear", "factor": 4.0}),
+    ([("llama.rope.scaling.factor", 4.0)], {"rope_type": "linear", "factor": 4.0}),
+    ([("llama.rope.scaling.type", "none"), ("llama.rope.scaling.factor", 4.0)], None),
+    ([("llama.rope.scaling.type", "linear")], None),
+    ([*YARN_KEYS, ("llama.rope.scaling.yarn_beta_fast", 16.0), ("llama.rope.scaling.yarn_beta_slow", 2.0),
+      ("llama.rope.scaling.original_context_length", 40), ("llama.rope.scaling.finetuned", True)],
+     {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0,
+      "original_max_position_embeddings": 40}),
+    ([*YARN_KEYS, ("llama.rope.scaling.attn_factor", 0.5)],
+     {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.5 * (1 + 0.1 * math.log(4))}),
+    ([*YARN_KEYS, ("llama.rope.scaling.yarn_log_multiplier", 0.0), ("llama.rope.scaling.yarn_ext_factor", 1.0)],
+     {"rope_type": "yarn", "factor": 4.0})])
+def test_scaled_positions_are_read_in_every_form(keys: list, scaling: dict | None, tmp_path: Path) -> None:
+    config = config_with(tmp_path, *keys)
+    assert config["rope_scaling"] == scaling
+    LlamaConfig.read(config)
+
+
+def test_the_sharpness_of_longrope_is_read(tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_float32("phi3.rope.scaling.attn_factor", 1.25)
+        for which in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{which}.weight", np.ones(64, np.float32))
+
+    config = GgufFile(write(tmp_path / "model.gguf", "phi3", change=change)).config
+    assert Rotary(LlamaConfig.read(config).turns).loudness() == 1.25
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("llama.rope.scaling.yarn_log_multiplier", 0.5), ("llama.rope.scaling.attn_factor", 2.0),
+    ("llama.rope.scaling.alpha", 1000.0), ("llama.rope.pattern", "new"), ("llama.rope.freq_base_swa", 500.0),
+    ("llama.rope.scaling.type", "dynamic"), ("llama.attention.causal", False), ("llama.attention.value_length", 64),
+    ("llama.expert_shared_count", 1), ("llama.attention.clamp_kqv", 8.0), ("tokenizer.ggml.eom_token_id", 1000)])
+def test_what_would_change_the_model_and_is_not_read_is_named(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"{key.partition('.')[2].replace('ggml.', '')}|rope_scaling='dynamic'"):
+        config_with(tmp_path, (key, value))
+
+
+def test_positions_that_are_scaled_in_two_ways_are_refused(tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", llama3(32))
+        writer.add_float32("llama.rope.scaling.factor", 2.0)
+
+    with pytest.raises(ValueError, match="has both rope_freqs.weight and rope.scaling.factor=2"):
+        GgufFile(write(tmp_path / "model.gguf", change=change))
+
+
+def test_the_windows_of_layers_are_read_as_a_number_and_as_a_list(tmp_path: Path) -> None:
+    window, key = ("gemma2.attention.sliding_window", 16), "gemma2.attention.sliding_window_pattern"
+    by_list = config_with(tmp_path, window, (key, [False, True]), architecture="gemma2")
+    assert LlamaConfig.read(by_list).windows == (0, 16)
+    assert LlamaConfig.read(config_with(tmp_path, window, (key, 2), architecture="gemma2")).windows == (16, 0)
+
+
+def test_every_end_token_of_the_file_ends_an_answer(tmp_path: Path) -> None:
+    config = config_with(tmp_path, ("tokenizer.ggml.eot_token_id", 5), ("tokenizer.ggml.eom_token_id", 6))
+    assert config["eos_token_id"] == [0, 5, 6] and config["bos_token_id"] == 0
+    folder = unpack(tmp_path / "model.gguf", tmp_path / "whole", progress=False)
+    assert Text(folder).end_ids == {0, 5, 6}
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+def parted(folder: Path) -> tuple[Path, list[Path]]:
+    """A small model as one file, and as three parts that the library's writer splits."""
+    whole = write(folder / "whole.gguf")
+    reader = gguf.GGUFReader(whole)
+    writer = gguf.GGUFWriter(str(folder / "model.gguf"), "llama", split_max_tensors=8)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        kind, *of = field.types
+        value = field.contents()
+        writer.add_key_value(name, value, kind, *of[-1:])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return whole, sorted(folder.glob("model-*.gguf"))
+
+
+def test_all_parts_of_a_file_are_read_whichever_is_named(tmp_path: Path) -> None:
+    whole, parts = parted(tmp_path)
+    assert [part.name for part in parts] == [f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    expected = load_file(unpack(whole, tmp_path / "a", progress=False) / "model.safetensors")
+    for number in (0, 2):
+        got = load_file(unpack(parts[number], tmp_path / f"b{number}", progress=False) / "model.safetensors")
+        assert got.keys() == expected.keys() and all(torch.equal(got[name], expected[name]) for name in got)
+
+
+def test_a_part_that_is_missing_or_renamed_is_named(tmp_path: Path) -> None:
+    _, parts = parted(tmp_path)
+    parts[0].rename(tmp_path / "first.gguf")
+    with pytest.raises(ValueError, match=r"is one of 3 parts of a model, but .*model-00001-of-00003.gguf is missing: "
+                                         "download all parts"):
+        unpack(parts[1], tmp_path / "a", progress=False)
+    with pytest.raises(ValueError, match="one of several parts, without its name: join them with gguf-split --merge"):
+        unpack(tmp_path / "first.gguf", tmp_path / "a", progress=False)
+
+
+def test_a_folder_of_an_older_form_is_made_again(tmp_path: Path) -> None:
+    """Its tokenizer split texts in another way; a split of it has another id, so it is written again, too."""
+    path = write(tmp_path / "model.gguf")
+    folder = unpack(path, tmp_path / "whole", progress=False)
+    assert is_current(folder)
+    good = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(good.replace("p{N}", "p{L}"))
+    old = identify(Checkpoint(folder), None, [2], Layout())
+    mark = json.loads((folder / "gguf.json").read_text())
+    (folder / "gguf.json").write_text(json.dumps({**mark, "form": 1}))
+    assert not is_current(folder)
+    unpack(path, folder, progress=False)
+    assert (folder / "tokenizer.json").read_text() == good and is_current(folder)
+    assert identify(Checkpoint(folder), None, [2], Layout()) != old

@@ -16,11 +16,11 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 19_329,
-    "model": 50_475,
+    "model": 50_698,
     "pipeline": 26_491,
     "tp": 5_790,
     "sim": 7_567,
-    "launch": 43_178,
+    "launch": 44_860,
     "eval": 40_679,
     "serve": 19_152,
     "eval/dsi": 18_581,

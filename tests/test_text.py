@@ -220,12 +220,30 @@ def test_every_end_token_that_the_model_names_counts(llama, llama3, folder):
     assert llama3.end_ids == {1, 2, 9}
     endless = bytelevel(folder / "endless")
     (endless / "generation_config.json").write_text("{}")
-    plain = (endless / "tokenizer.json").read_text().replace("<|eot_id|>", "<|other|>")
+    plain = (endless / "tokenizer.json").read_text().replace("<|eot_id|>", "<|other|>").replace("of_text", "of_it")
     (endless / "tokenizer.json").write_text(plain)
     settings = json.loads((endless / "tokenizer_config.json").read_text())
     (endless / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": None}))
     with refused("names no end token; add eos_token_id to its generation_config.json, or use ignore_eos=true"):
         _ = Text(endless).end_ids
+
+
+@pytest.mark.parametrize(("template", "names", "ends"), [
+    ("{% for m in messages %}[{{ m.role }}]{{ m.content }} <|im_done|>\n{% endfor %}", ["<|im_done|>"], {1, 9, 320}),
+    ("{% for m in messages %}{{ m.content }}<a><ab>{% endfor %}", ["<a>", "<ab>", "<|im_end|>"], {1, 9, 320, 322}),
+    ("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}", ["<|end|>"], {1, 9, 320}),
+    ("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}", ["<|end|>", "<|return|>"], {1, 9, 321}),
+    ("{% for m in messages %}{{ m.content }}!<ab>{% endfor %}", ["<ab>"], {1, 9}), ("{{ 1 / 0 }}", [], {1, 9})])
+def test_the_token_with_which_a_template_closes_an_answer_ends_it(folder, tmp_path, template, names, ends):
+    """And known names do; in the format of GPT-OSS, which has <|return|>, <|end|> ends only a part."""
+    base = bytelevel(tmp_path)
+    file = json.loads((base / "tokenizer.json").read_text().replace("<|eot_id|>", "<|other|>"))
+    file["added_tokens"] += [{"id": 320 + place, "content": name, "special": True, "normalized": False, "lstrip": False,
+                              "rstrip": False, "single_word": False} for place, name in enumerate(names)]
+    (base / "tokenizer.json").write_text(json.dumps(file))
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    assert Text(base).end_ids == ends
 
 
 # Bad input
@@ -250,12 +268,14 @@ def test_a_folder_without_a_tokenizer_says_how_to_do_without(tmp_path):
         Text(tmp_path)
 
 
-def test_a_tokenizer_that_is_larger_than_the_model_is_refused_with_both_numbers(llama, tmp_path):
+def test_a_tokenizer_may_be_larger_than_the_model_but_ids_beyond_it_end_nothing(llama, tmp_path):
     for path in llama.folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 100}')
-    with refused(f"has {len(llama.tokenizer)} tokens, but the model knows 100"):
-        Text(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 100, "eos_token_id": [2, 100]}')
+    larger = Text(tmp_path)
+    assert larger.remark == (f"the tokenizer in {tmp_path} has {len(llama.tokenizer)} tokens, but the model knows only "
+                             "100: a prompt with one of the others is refused")
+    assert larger.end_ids == {2} and llama.remark == ""
 
 
 def copied(text, folder, **settings):

@@ -1,11 +1,12 @@
 """Convert a GGUF file, tensor by tensor, into a model folder in Hugging Face form, which everything else can read.
 
-The library `gguf` knows how llama.cpp names and quantizes weights. The config is read from the file's metadata; the
-tokenizer by transformers, or here. Nothing in the file is executed: its chat template is only copied.
+The library `gguf` knows how llama.cpp names and quantizes weights. The config and the tokenizer follow from the file's
+metadata. Nothing in the file is executed: its chat template is only copied.
 """
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from tqdm import tqdm
 from config.files import one_at_a_time, replace
 from config.schema.families import FAMILIES, published
 from config.schema.fields import CONFIG, check
-from config.schema.untrusted import read_json, short_repr
+from config.schema.untrusted import one_line, read_json, short_repr
+from launch.split.gguf_tokenizer import Vocabulary
 from model.llama import LlamaConfig
 from model.rotary import Rotary
 from model.weights.checkpoint import Form, sample, writing
@@ -27,6 +29,8 @@ from model.weights.parts import shapes
 from model.weights.unfold import FUSED
 
 MARK = "gguf.json"  # identifies the file from which a folder was made; written last
+FORM = 2  # of unpacked folders; one of an older form, whose tokenizer may split texts wrongly, is unpacked again
+PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.I)  # the names that gguf-split gives to the parts of a file
 FACTORS, LONG = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}
@@ -39,13 +43,22 @@ FIELDS = {  # of config.json -> keys in the metadata of an architecture
     "final_logit_softcapping": "final_logit_softcapping", "num_experts_per_tok": "expert_used_count",
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}
-WORDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+SCALING = {  # of rope_scaling -> keys in the metadata below rope.scaling
+    "original_max_position_embeddings": "original_context_length", "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow"}
+READ = ("dimension_count", "freq_base", "scale_linear",  # keys below rope that have an effect here, or nowhere
+        *(f"scaling.{key}" for key in ("type", "factor", "attn_factor", "finetuned", *SCALING.values())))
+WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {  # keys that are not read, and the only values that change nothing
+    "rope.scaling.yarn_log_multiplier": (0,), "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_attn_factor": (-1, 1), "rope.scaling.alpha": (0, 1),
+    "attention.causal": (True,), "attention.clamp_kqv": (0,), "attention.max_alibi_bias": (0,),
+    "attention.temperature_scale": (0,), "attention.shared_kv_layers": (0,), "expert_shared_count": (0,),
+    "expert_weights_scale": (0, 1), "expert_group_count": (0, 1), "leading_dense_block_count": (0,),
+    "nextn_predict_layers": (0,), "use_parallel_residual": (False,), "router_logit_softcapping": (0,),
+    "swin_norm": (False,)}
 TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 KINDS = (".weight", ".bias")  # endings of tensor names
-ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-REST = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-WORD = ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*" + REST
 
 
 class Architecture(NamedTuple):
@@ -56,39 +69,26 @@ class Architecture(NamedTuple):
     fields: Mapping[str, str] = {}  # further FIELDS
     defaults: Mapping[str, Any] = {}  # values of config.json that files leave out
     larger: int = 0  # layers of the only size in which hidden_size / heads scales attention, not head_dim
-    bpe: bool = False  # its tokenizer is built here, as transformers does not read it
-    pieces: bool = False  # its tokenizer is built here if it is SentencePiece's: transformers gets the merges wrong
 
 
-SPARSE = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
+SPARSE = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length",
+          "norm_topk_prob": "expert_weights_norm"}
 ARCHITECTURES = {
     "llama": Architecture("llama", interleaved=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture("qwen3_moe", fields=SPARSE, defaults={"norm_topk_prob": True}),
     "phi3": Architecture("phi3"),
-    "gemma2": Architecture("gemma2", larger=46, pieces=True),
-    "gemma3": Architecture("gemma3_text", larger=62, pieces=True),
-    "olmo2": Architecture("olmo2", bpe=True),
-    "granite": Architecture("granite", interleaved=True, bpe=True),
-    "glm4": Architecture("glm4", bpe=True),
-    "smollm3": Architecture("smollm3", interleaved=True, bpe=True),
+    "gemma2": Architecture("gemma2", larger=46),
+    "gemma3": Architecture("gemma3_text", fields={"rope_local_base_freq": "rope.freq_base_swa"}, larger=62),
+    "olmo2": Architecture("olmo2"),
+    "granite": Architecture("granite", interleaved=True),
+    "glm4": Architecture("glm4"),
+    "smollm3": Architecture("smollm3", interleaved=True),
     "gpt-oss": Architecture(
-        "gpt_oss", fields={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"},
-        bpe=True),
+        "gpt_oss", fields={"num_local_experts": "expert_count", "intermediate_size": "expert_feed_forward_length"}),
 }
 MIXTRAL = Architecture("mixtral", interleaved=True, fields={"num_local_experts": "expert_count"})
-PIECES = {  # how a text is split before a tokenizer's merges, by the name in a file
-    **dict.fromkeys(("llama-bpe", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), WORD % "{1,3}"),
-    "qwen2": WORD % "",
-    **dict.fromkeys(("refact", "smollm", "starcoder"),
-                    r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
-    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + ENDINGS
-              + r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + ENDINGS
-              + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + REST,
-}
-USUAL, SPECIAL, ADDED = 1, 3, 4  # kinds of tokens
-SPACE = "\u2581"  # of SentencePiece
 REMEDY = "download it again, or take the same model in safetensors"
 
 
@@ -98,14 +98,15 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def unpack(path: Path, folder: Path, progress: bool = True) -> Path:
-    """Write a GGUF file as a model folder with all weights in float32; a finished folder is kept.
+    """Write a GGUF file, or all parts of one, as a model folder with all weights in float32; a finished folder is kept.
 
     Peak memory is about the largest tensor. Raises ValueError for a damaged file, an unsupported model, or a folder
     that holds another model.
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give the path of a GGUF file")
-    mark, source = folder / MARK, {"file": sample(path), "dtype": "float32"}
+    samples = [sample(part) for part in parts_of(path)]
+    mark, source = folder / MARK, {"form": FORM, "files": samples, "dtype": "float32"}
     if (folder / "config.json").is_file() and not mark.is_file():
         raise ValueError(f"{folder} holds another model: give an empty or new folder")
     if _is_made(mark, source):  # before the lock, so that users who may only read the folder can use it
@@ -121,7 +122,27 @@ def unpack(path: Path, folder: Path, progress: bool = True) -> Path:
     return folder
 
 
-def _is_made(mark: Path, source: dict[str, str]) -> bool:
+def parts_of(path: Path) -> list[Path]:
+    """Return all files of a model, in order, of which `path` is any one. Raises ValueError if one is missing."""
+    name = PART.fullmatch(path.name)
+    if not name:
+        return [path]
+    stem, count = name.groups()
+    parts = [path.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+    missing = next((part for part in parts if not part.is_file()), None)
+    if missing:
+        raise ValueError(f"{path} is one of {len(parts)} parts of a model, but {missing} is missing: download all "
+                         "parts into one folder")
+    return parts
+
+
+def is_current(folder: Path) -> bool:
+    """Whether a folder was completely unpacked from a GGUF file, in the present form."""
+    mark = folder / MARK
+    return mark.is_file() and read_json(mark).get("form") == FORM
+
+
+def _is_made(mark: Path, source: dict[str, Any]) -> bool:
     """Whether a folder was completely made from this file."""
     return mark.is_file() and read_json(mark) == source
 
@@ -137,7 +158,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} needs the package {error.name} to be read: type pip install gguf") from None
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} cannot be read ({short_repr(reason)[1:-1]}): {REMEDY}") from error
+        raise ValueError(f"{path} cannot be read ({one_line(reason[:200])}): {REMEDY}") from error
 
 
 class GgufFile:
@@ -147,13 +168,17 @@ class GgufFile:
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
         self.path = path
-        self._reader = _open(path)
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        parts = parts_of(path)
+        self._reader, *others = map(_open, parts)  # the first part has all metadata
+        self._tensors = {tensor.name: tensor for reader in (self._reader, *others) for tensor in reader.tensors}
+        if self._value("count", 1, of="split") not in (0, len(parts)):
+            raise ValueError("it is one of several parts, without its name: join them with gguf-split --merge")
         self._name = str(self._reader.fields["general.architecture"].contents())
         if self._name not in ARCHITECTURES:
             raise ValueError(f"a model of the kind {self._name} is not supported, only {', '.join(ARCHITECTURES)}")
         self._architecture = MIXTRAL if self._model_value("expert_count") and self._name == "llama" else \
             ARCHITECTURES[self._name]
+        self._vocabulary = Vocabulary(self._value)
         self.config = self._read_config()
         self._sizes = LlamaConfig.read(self.config)
         numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
@@ -175,9 +200,8 @@ class GgufFile:
         config: dict[str, Any] = {"model_type": own.kind, "architectures": [family.architecture]}
         fields = {**FIELDS, **own.fields}
         found = {name: self._model_value(key) for name, key in fields.items()}
-        found.update((name, self._value(key)) for name, key in WORDS.items())
         known = {name: value for name, value in found.items() if value is not None}
-        config.update(known, **own.defaults)
+        config.update({**own.defaults, **known}, **self._token_ids())
         config["vocab_size"] = int(self._tensors["token_embd.weight"].shape[1])
         config["tie_word_embeddings"] = "output.weight" not in self._tensors
         if own.kind == "llama" and config.get("sliding_window"):
@@ -190,33 +214,70 @@ class GgufFile:
         if own.larger:
             by_model = config["num_hidden_layers"] == own.larger
             config["query_pre_attn_scalar"] = config["hidden_size"] // heads if by_model else width
+        pattern = self._model_value("attention.sliding_window_pattern")
+        if isinstance(pattern, list):
+            config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+        elif pattern:
+            config["sliding_window_pattern"] = int(pattern)
         turned = self._model_value("rope.dimension_count", width)
         if turned != width:
             config["partial_rotary_factor"] = turned / width
         if own.kind in ("glm4", "gpt_oss"):
             config["attention_bias"] = any(name.endswith("attn_q.bias") for name in self._tensors)
+        self._refuse_unread(width, turned)
         config["rope_scaling"] = self._scaling(config)
         check(config, CONFIG, "its metadata")
         return config
 
+    def _refuse_unread(self, width: int, turned: int) -> None:
+        """Raise ValueError for metadata that would change what the model computes, but is not read."""
+        same_sizes = {"attention.value_length": width, "attention.key_length_swa": width,
+                      "attention.value_length_swa": width, "rope.dimension_count_swa": turned}
+        fine_values = {**WITHOUT_EFFECT, **{key: (size,) for key, size in same_sizes.items()}}
+        read_keys = {*(f"rope.{key}" for key in READ), *self._architecture.fields.values()}
+
+        for field in self._reader.fields:
+            name, _, key = field.partition(".")
+            can_matter = key in fine_values or key.startswith("rope.")
+            if name != self._name or key in read_keys or not can_matter:
+                continue
+            value = self._model_value(key)
+            if value not in fine_values.get(key, ()):
+                raise ValueError(f"it says {field}={short_repr(value)}, which is not supported")
+
+    def _token_ids(self) -> dict[str, Any]:
+        """Return the ids of the tokens with a role, under their names in a `config.json`."""
+        ids, end_ids = self._vocabulary.ids, self._vocabulary.end_ids
+        token_ids: dict[str, Any] = {f"{role}_token_id": ids[role] for role in ("bos", "pad") if role in ids}
+        if end_ids:
+            token_ids["eos_token_id"] = end_ids if len(end_ids) > 1 else end_ids[0]
+        return token_ids
+
     def _scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """Return the `rope_scaling`, from the metadata and the tensors."""
-        if FACTORS in self._tensors:
+        factor = self._model_value("rope.scaling.factor") or self._model_value("rope.scale_linear") or 1.0
+        if FACTORS in self._tensors and factor == 1:
             return self._stretched(config)
-        trained = self._model_value("rope.scaling.original_context_length")
+        keys = {name: self._model_value(f"rope.scaling.{key}") for name, key in SCALING.items()}
+        scaling = {name: value for name, value in keys.items() if value}
+        loudness = self._model_value("rope.scaling.attn_factor") or 1.0
         if LONG[0] in self._tensors:
             long, short = (self._tensors[name].data.tolist() for name in LONG)
-            config["original_max_position_embeddings"] = trained
-            return {"type": "longrope", "long_factor": long, "short_factor": short}
-        kind = self._model_value("rope.scaling.type", "none")
-        if kind == "none":
+            config["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
+            sharpness = {"attention_factor": loudness} if loudness != 1 else {}
+            return {"type": "longrope", "long_factor": long, "short_factor": short, **sharpness}
+        kind = self._model_value("rope.scaling.type", "linear")
+        if kind == "yarn" and loudness != 1:
+            scaling["attention_factor"] = loudness * (1 + 0.1 * math.log(factor))
+        elif loudness != 1:
+            raise ValueError(f"rope.scaling.attn_factor={loudness:g} goes with yarn only, not with {kind}")
+        if FACTORS in self._tensors:
+            raise ValueError(f"it has both {FACTORS} and rope.scaling.factor={factor:g}, which is not supported")
+        if kind == "none" or kind == "linear" and factor == 1:
             return None
-        scaling = {"rope_type": kind, "factor": self._model_value("rope.scaling.factor", 1.0)}
-        if trained:
-            scaling["original_max_position_embeddings"] = trained
         if config["model_type"] == "gpt_oss":
             scaling["truncate"] = False
-        return scaling
+        return {"rope_type": kind, "factor": factor, **scaling}
 
     def _stretched(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return the `rope_scaling` of Llama 3.1 and later; the file holds only the divisor of each frequency."""
@@ -288,81 +349,10 @@ class GgufFile:
 
     def write_text(self, folder: Path) -> None:
         """Write `config.json`, and the files of the tokenizer with its chat template."""
-        from transformers import AutoTokenizer
-
-        about = self._architecture
-        if about.bpe or about.pieces and self._value("model") == "llama":
-            tokenizer = self._tokenizer()
-        else:
-            begins = self._value("add_bos_token")  # which transformers does not read
-            known = {} if begins is None else {"add_bos_token": bool(begins)}
-            tokenizer = AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name, legacy=True, **known)
+        tokenizer = self._vocabulary.tokenizer(strips_spaces=self._name == "phi3")
+        tokenizer.chat_template = self._value("chat_template", of="tokenizer")
         tokenizer.save_pretrained(folder, legacy_format=False)
-        self._drop_surplus(folder / "tokenizer.json")
         replace(folder / "config.json", json.dumps(self.config, indent=1).encode())
-
-    def _drop_surplus(self, path: Path) -> None:
-        """Remove tokens that the file does not have: transformers 5 adds GPT-2's end to every byte-level tokenizer."""
-        written, tokens = json.loads(path.read_bytes()), len(self._value("tokens"))
-        known = [token for token in written["added_tokens"] if token["id"] < tokens]
-        if known != written["added_tokens"]:
-            written["added_tokens"] = known
-            replace(path, json.dumps(written, ensure_ascii=False).encode())
-
-    def _tokenizer(self) -> Any:
-        """Build the tokenizer of an architecture for which transformers builds none, or an incorrect one."""
-        from tokenizers import AddedToken, processors
-        from transformers import PreTrainedTokenizerFast
-
-        tokens: list[str] = self._value("tokens")
-        made = self._pieces(tokens) if self._value("model") == "llama" else self._bytes(tokens)
-        for token, kind in zip(tokens, self._value("token_type")):
-            if kind in (SPECIAL, ADDED):
-                made.add_tokens([AddedToken(token, normalized=False, special=kind == SPECIAL)])
-        numbers = {name: self._value(key) for name, key in WORDS.items()}
-        given = {name: number for name, number in numbers.items() if number is not None}
-        named = {name.replace("_id", ""): tokens[number] for name, number in given.items()}
-        if self._value("add_bos_token") and "bos_token" in named:
-            first = named["bos_token"], numbers["bos_token_id"]
-            made.post_processor = processors.TemplateProcessing(f"{first[0]} $A", special_tokens=[first])
-        template = self._value("chat_template", of="tokenizer")
-        return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **named)
-
-    def _bytes(self, tokens: list[str]) -> Any:
-        """Build a byte-level tokenizer, which merges pairs in the order of the file."""
-        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
-        how = self._value("pre", "")
-        if self._value("model") != "gpt2" or how not in PIECES:
-            raise ValueError(f"its tokenizer splits texts as {how or self._value('model')} does, which is not "
-                             f"supported, only {', '.join(PIECES)}")
-        merges = [tuple(pair.split(" ")) for pair in self._value("merges")]
-        made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
-        byte = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES[how]), "isolated"), byte])
-        made.decoder = decoders.ByteLevel()
-        return made
-
-    def _pieces(self, tokens: list[str]) -> Any:
-        """Build SentencePiece's tokenizer: of all pairs that form a token, that of the highest score is merged."""
-        from tokenizers import Tokenizer, decoders, models, normalizers
-
-        score = dict(zip(tokens, self._value("scores")))
-        kinds = zip(tokens, self._value("token_type"))
-        usual = [token for token, kind in kinds if kind == USUAL]
-        cuts = ((token, token[:place], token[place:]) for token in usual for place in range(1, len(token)))
-        pairs = [cut for cut in cuts if cut[1] in score and cut[2] in score]
-        pairs.sort(key=lambda cut: -score[cut[0]])
-        vocabulary = {token: number for number, token in enumerate(tokens)}
-        unknown = tokens[self._value("unknown_token_id", 0)]
-        made = Tokenizer(models.BPE(
-            vocabulary, [(left, right) for _, left, right in pairs], unk_token=unknown, fuse_unk=True,
-            byte_fallback=True))
-        begins = [normalizers.Prepend(SPACE)] if self._value("add_space_prefix", True) else []
-        made.normalizer = normalizers.Sequence([*begins, normalizers.Replace(" ", SPACE)])
-        made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
-                                          *([decoders.Strip(" ", 1, 0)] if begins else [])])
-        return made
 
 
 def _open(path: Path) -> Any:

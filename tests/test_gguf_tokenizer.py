@@ -1,0 +1,257 @@
+"""Tokenizers of GGUF files read a text as the model's authors do: pieces by hand, and tokenizers built another way."""
+from __future__ import annotations
+
+import io
+import json
+import random
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import sentencepiece
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from launch.split.gguf_tokenizer import PRE_TOKENIZERS, Vocabulary
+from tests.checkpoints import refused
+
+Split, Bytes = pre_tokenizers.Split, pre_tokenizers.ByteLevel
+WORDS = """the a I'll WE'RE don't HTTPServer parseJSON foo_bar foo-bar def return for in range self print 1 12 123 1234
+ 12345 3.14 2,000 -5 0x1F 10% $20 #tag @me http://a.b/c?d=1&e=2 'quoted' "double" (a) [b] {c} ... !!! :: -> => == != //
+ /* # ``` ~~ \\n \u00e9 \u00dfe na\u00efve \u041f\u0440\u0438\u0432\u0435\u0442 \u4f60\u597d \u3053\u3093 \ud55c\uad6d
+ \u0939\u093f\u0928 \u0e44\u0e17\u0e22 \u00bd \u2167 \U0001f600 \U0001f44d\U0001f3fd \u2014 \u2026 \u201cq\u201d \uff0c
+ \u3002""".split()
+GAPS = ["", "", " ", " ", " ", "  ", "    ", "\n", "\n\n", "\n\n\n", "\t", "\t\t", " \n", "\n ", "\n    ", "\r\n",
+        "  \n\n "]
+
+
+@lru_cache(None)
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of digits, tabs, blank lines, code, other scripts and emoji."""
+    chance = random.Random(seed)
+    return ["".join(chance.choice(GAPS) + chance.choice(WORDS) for _ in range(chance.randint(1, 12)))
+            for _ in range(count)]
+
+
+@lru_cache(None)
+def bytes_vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens and merges of a byte-level tokenizer that never splits, so that some token lies across every cut."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = Bytes(add_prefix_space=False, use_regex=False)
+    parts = [text[start:start + 12] for text in texts(3000, 1) for start in range(0, len(text), 12)]
+    tokenizer.train_from_iterator(parts, trainers.BpeTrainer(
+        vocab_size=3000, initial_alphabet=Bytes.alphabet(), show_progress=False, max_token_length=8))
+    model = json.loads(tokenizer.to_str())["model"]
+    return sorted(model["vocab"], key=model["vocab"].get), [tuple(pair) for pair in model["merges"]]
+
+
+def built(pre: Any, special: tuple[str, ...] = (), **metadata: Any) -> Any:
+    """Build the tokenizer of a byte-level file, which ends in special tokens."""
+    tokens, merges = bytes_vocabulary()
+    held = {"model": "gpt2", "pre": pre, "tokens": [*tokens, *special], "merges": [" ".join(pair) for pair in merges],
+            "token_type": [1] * len(tokens) + [3] * len(special), **metadata}
+    return Vocabulary(lambda key, default=None: held.get(key, default)).tokenizer(strips_spaces=False)
+
+
+MONEY = "I'LL pay $1234.50  now\n\n  x = 5;\tOK"
+BEFORE_DIGITS = ["I", "'", "LL", " pay", " $"]
+AFTER_DIGITS = [" ", " now", "\n\n ", " x", " ="]
+LINES = ["\n\n", " ", " x", " =", " ", "5", ";", "\tOK"]
+PIECES = [  # by hand
+    ("gpt-2", MONEY, [*BEFORE_DIGITS, "1234", ".", "50", *AFTER_DIGITS, " 5", ";", "\t", "OK"]),
+    ("smollm", MONEY, [*BEFORE_DIGITS, *"1234.50", *AFTER_DIGITS, " ", "5", ";", "\t", "OK"]),
+    ("refact", MONEY, [*BEFORE_DIGITS, *"1234.50", *AFTER_DIGITS, " ", "5", ";", "\t", "OK"]),
+    ("llama-bpe", MONEY, ["I", "'LL", " pay", " $", "123", "4", ".", "50", " ", " now", *LINES]),
+    ("qwen2", MONEY, ["I", "'LL", " pay", " $", *"1234.50", " ", " now", *LINES]),
+    ("tekken", MONEY, ["I", "'LL", " pay", " $", *"1234.50", " ", " now", *LINES]),
+    ("gpt-4o", MONEY, ["I'LL", " pay", " $", "123", "4", ".", "50", " ", " now", *LINES]),
+    ("falcon", MONEY, ["I", "'", "LL", " pay", " ", "$", "123", "4", ".", "50", " ", " now", "\n\n ", " x", " ", "=",
+                       " 5", ";", "\t", "OK"]),
+    ("deepseek-llm", MONEY, [*BEFORE_DIGITS, *"1234.50", " ", " now", "\n", *LINES[0][1:], *LINES[1:]]),
+    ("deepseek-v3", MONEY, ["I", "'LL", " pay", " $", "123", "4", ".", "50", " ", " now", *LINES]),
+    ("bloom", MONEY, ["I'LL", " pay", " $1234", ".", "50", " ", " now", "\n\n ", " x", " =", " 5;", "\t", "OK"]),
+    ("llama-bpe", "Steps:\n\n1.", ["Steps", ":\n\n", "1", "."]),
+    ("smollm", "Steps:\n\n1.", ["Steps", ":", "\n\n", "1", "."]),
+    ("smollm", "x  5\t\t1\n    12", ["x", "  ", "5", "\t\t", "1", "\n    ", "1", "2"]),
+    ("gpt-2", "x  5\t\t1\n    12", ["x", " ", " 5", "\t", "\t", "1", "\n   ", " 12"]),
+    ("tekken", "parseJSON HTTPServer", ["parse", "JSON", " HTTPServer"]),
+    ("gpt-4o", "it's/\n\n", ["it's", "/\n\n"]),
+    ("deepseek-v3", "\u4ef7\u683c\u662f1234\u5143\u3002", ["\u4ef7\u683c\u662f", "123", "4", "\u5143", "\u3002"]),
+    ("deepseek-llm", "\u4ef7\u683c12\u3002", ["\u4ef7\u683c", "1", "2", "\u3002"]),
+    ("kimi-k2", "\u4f60\u597dab 1234", ["\u4f60\u597d", "ab", " ", "123", "4"]),
+    ("superbpe", "a 1234567", ["a ", "1", "234", "567"]),
+    ("afmoe", "a 1234567", ["a", " ", "1", "234", "567"]),
+    ("tiny_aya", "a 1234567", ["a", " ", "1", "234", "567"]),
+    ("viking", "ab 12.", ["ab", " ", "1", "2", "."]),
+    ("seed-coder", "a;\n\nb", ["a", ";", "\n\n", "b"]),
+    ("exaone-moe", "ab cd;\n\n", ["ab cd", ";\n", "\n"]),
+]
+
+
+@pytest.mark.parametrize(("pre", "text", "pieces"), PIECES)
+def test_a_text_is_split_as_written_by_hand(pre: str, text: str, pieces: list[str]) -> None:
+    splits = built(pre).backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in splits] == pieces
+
+
+LLAMA_3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+           r"|\s+(?!\S)|\s+")
+MISTRAL = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?"
+           r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
+           r"|\s+(?!\S)|\s+")
+DEEPSEEK = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
+            r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+CASED = "[" + "".join(character for character in map(chr, range(0x250)) if character.isupper() or (
+    character.islower() and character not in "\u00aa\u00ba")) + "\u0400-\u0481\u048a-\u052f" + "]+"
+ORIGINALS = {  # as the authors' tokenizer.json has them
+    "llama-bpe": [Split(Regex(LLAMA_3), "isolated")],
+    "dbrx": [Split(Regex(LLAMA_3), "isolated")],
+    "qwen2": [Split(Regex(LLAMA_3.replace("{1,3}", "")), "isolated")],
+    "tekken": [Split(Regex(MISTRAL), "isolated")],
+    "deepseek-v3": [Split(Regex(r"\p{N}{1,3}"), "isolated"), Split(Regex(CJK), "isolated"),
+                    Split(Regex(DEEPSEEK), "isolated")],
+    "deepseek-coder": [Split(Regex("[\r\n]"), "isolated"), Split(Regex(r"\s?\p{L}+"), "isolated"),
+                       Split(Regex(r"\s?\p{P}+"), "isolated"),
+                       Split(Regex("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"), "isolated"),
+                       pre_tokenizers.Digits(individual_digits=True)],
+    "deepseek-llm": [Split(Regex("[\r\n]"), "isolated"), Split(Regex(r"\s?" + CASED), "isolated"),
+                     Split(Regex("\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"), "isolated"),
+                     Split(Regex(r"\s+$"), "isolated"), Split(Regex("[\u0800-\u9fa5\uac00-\ud7ff]+"), "isolated"),
+                     pre_tokenizers.Digits(individual_digits=True)],
+    "bloom": [Split(Regex(" ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"), "isolated")],
+    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r"), [pre_tokenizers.Digits(individual_digits=True)]),
+    **dict.fromkeys(("gpt-2", "olmo"), []),
+}
+BY_GPT_2 = ("smollm", "refact", "starcoder", "command-r", "gpt-2", "olmo")
+
+
+def original(pre: str) -> Tokenizer:
+    """Build the authors' tokenizer over the same tokens."""
+    tokens, merges = bytes_vocabulary()
+    whole = pre in ("llama-bpe", "tekken")
+    numbers = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(numbers, merges, ignore_merges=whole))
+    letters = Bytes(add_prefix_space=False, use_regex=pre in BY_GPT_2)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*ORIGINALS[pre], letters])
+    tokenizer.decoder = decoders.ByteLevel()
+    if pre in ("qwen2", "olmo", "command-r"):
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+@pytest.mark.parametrize("pre", ORIGINALS)
+def test_what_a_model_wrote_is_read_again_as_the_same_ids(pre: str) -> None:
+    """A model writes tokens as its authors' tokenizer cuts a text; of a byte-level one, any text is read again so."""
+    theirs, ours = original(pre), built(pre)
+    written = [encoding.ids for encoding in theirs.encode_batch(texts(1000), add_special_tokens=False)]
+    decoded = theirs.decode_batch(written)
+    assert decoded == texts(1000)
+    assert ours(decoded, add_special_tokens=False)["input_ids"] == written
+    assert ours.batch_decode(written) == decoded
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_every_way_to_split_loses_nothing(pre: str) -> None:
+    ours = built(pre)
+    ids = ours(texts(60), add_special_tokens=False)["input_ids"]
+    assert ours.batch_decode(ids) == texts(60)
+
+
+def test_letters_and_their_accents_become_one_where_the_authors_do_so() -> None:
+    def composes(pre: str) -> bool:
+        tokenizer = built(pre)
+        return tokenizer("e\u0301")["input_ids"] == tokenizer("\u00e9")["input_ids"]
+
+    assert {*filter(composes, PRE_TOKENIZERS)} == {
+        "qwen2", "deepseek-r1-qwen", "qwen35", "mpt", "olmo", "command-r"}
+
+
+def test_the_letters_of_deepseek_are_cut_from_others() -> None:
+    letters = built("deepseek-llm").backend_tokenizer.pre_tokenizer
+    cut = "".join(character for character in "aZ\u00aa\u00b5\u01bb\u0294\u0416\u0561\ua78b\ua790\uff21"
+                  if len(letters.pre_tokenize_str(f"\U0001f600{character}")) == 2)
+    assert cut == "aZ\u00b5\u0416\ua78b\uff21"
+
+
+# SentencePiece
+
+
+def pieces_vocabulary(**changes: Any) -> tuple[Any, dict[str, Any]]:
+    """Train a tokenizer with SentencePiece itself, and return it with its lists as a file has them."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts(500, 2)), model_writer=model, vocab_size=700, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, character_coverage=0.98, minloglevel=2)
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    numbers = range(theirs.get_piece_size())
+    types = [2 if theirs.is_unknown(i) else 3 if theirs.is_control(i) else 6 if theirs.is_byte(i) else 1
+             for i in numbers]
+    held = {"model": "llama", "tokens": [theirs.id_to_piece(i) for i in numbers], "token_type": types,
+            "scores": [theirs.get_score(i) for i in numbers], **changes}
+    return theirs, held
+
+
+def test_pieces_are_those_of_sentencepiece_itself() -> None:
+    theirs, held = pieces_vocabulary()
+    ours = Vocabulary(lambda key, default=None: held.get(key, default)).tokenizer(strips_spaces=False)
+    clean = [text.strip() for text in texts(300)]  # SentencePiece's trainer has no newline, so both write its byte
+    ids = ours(clean, add_special_tokens=False)["input_ids"]
+    assert ids == [theirs.encode(text) for text in clean]
+    assert ours.batch_decode(ids) == clean
+    assert ours("a")["input_ids"] == [1, *theirs.encode("a")]
+
+
+# Tokens with a role
+
+
+def vocabulary(**metadata: Any) -> Vocabulary:
+    held = {"model": "gpt2", "pre": "gpt-2", "merges": [],
+            "tokens": [*"abcdefg", "<s>", "</s>", "<|im_end|>", "<think>"],
+            "token_type": [1] * 7 + [3, 3, 1, 4], **metadata}
+    return Vocabulary(lambda key, default=None: held.get(key, default))
+
+
+def test_roles_are_read_by_their_ids() -> None:
+    """Also where the file says otherwise: a token that ends a turn is special, whatever its type."""
+    lists = vocabulary(bos_token_id=7, eos_token_id=8, eot_token_id=9, eom_token_id=8, padding_token_id=99)
+    tokenizer = lists.tokenizer(strips_spaces=False)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", None)
+    assert lists.end_ids == [8, 9]
+    assert tokenizer("a<think></s><|im_end|>b")["input_ids"] == [0, 10, 8, 9, 1]
+    assert tokenizer.decode([0, 10, 8, 9, 1], skip_special_tokens=True) == "a<think>b"
+
+
+@pytest.mark.parametrize(("metadata", "ids"), [
+    ({"bos_token_id": 7, "add_bos_token": True}, [7, 0]), ({"bos_token_id": 7}, [0]), ({"add_bos_token": True}, [0]),
+    ({"bos_token_id": 7, "pre": "llama-bpe"}, [7, 0]),
+    ({"bos_token_id": 7, "pre": "llama-bpe", "add_bos_token": False}, [0]),
+    ({"bos_token_id": 2 ** 32 - 1, "pre": "llama-bpe"}, [0])])
+def test_a_text_begins_with_a_first_token_where_the_file_or_its_kind_says_so(metadata: dict, ids: list[int]) -> None:
+    assert vocabulary(**metadata).tokenizer(strips_spaces=False)("a")["input_ids"] == ids
+
+
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "eot_token_id", "unknown_token_id"])
+def test_an_id_that_no_token_has_is_refused(key: str) -> None:
+    with refused(f"its {key} is 11, but it has only 11 tokens"):
+        vocabulary(**{key: 11})
+
+
+@pytest.mark.parametrize(("metadata", "sentence"), [
+    ({"pre": None}, "it is too old: it lacks tokenizer.ggml.pre, the way in which texts are split"),
+    ({"pre": "default"}, "its tokenizer splits texts in the way 'default', which is not supported"),
+    ({"model": "bert"}, "its tokenizer is of the kind 'bert', which is not supported, only gpt2 and llama")])
+def test_what_is_not_supported_is_named(metadata: dict[str, Any], sentence: str) -> None:
+    with refused(sentence):
+        vocabulary(**metadata).tokenizer(strips_spaces=False)
+
+
+def test_special_tokens_of_phi_3_take_the_spaces_after_them() -> None:
+    _, held = pieces_vocabulary()
+    held["tokens"] = [*held["tokens"], "<|end|>"]
+    held["token_type"] = [*held["token_type"], 3]
+    held["scores"] = [*held["scores"], 0.0]
+    lists = Vocabulary(lambda key, default=None: held.get(key, default))
+    kept, stripped = (lists.tokenizer(strips_spaces=strips)("<s>\n<|end|>\n a", add_special_tokens=False)["input_ids"]
+                      for strips in (False, True))
+    assert lists.tokenizer(strips_spaces=True).decode(stripped) == "<s> \n<|end|> a"
+    assert len(kept) == len(stripped) + 1
