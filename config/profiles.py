@@ -25,7 +25,6 @@ MOST = 1024  # boards
 SLOWEST = 1e4  # the largest factor of a board; its inverse is the smallest
 Level = Tuple[str, float]  # a source of guesses, milliseconds
 Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
-Throttle = Tuple[int, float, float]  # a rank, seconds of computing, a factor
 STRETCHED = ("model", "row", "token", "expert", "level", "verdict", "latency", "step", "jitter")  # scaled by slowdown
 
 
@@ -59,7 +58,6 @@ class Profile:
     memory: tuple[float, ...] = ()  # GB: of the boards of ranks 1, 2, ...; empty: unknown
     levels: tuple[Level, ...] = ()  # milliseconds of a level for drafts that differ from `level`
     links: tuple[Link, ...] = ()  # wires that differ; each is the same both ways
-    throttles: tuple[Throttle, ...] = ()  # boards that become slower by a factor after some seconds of computing
     model_of: str = ""  # the name of the measured model; empty: none was measured
 
     def slowed(self, factor: float) -> Profile:
@@ -67,20 +65,13 @@ class Profile:
         times = {name: getattr(self, name) * factor for name in STRETCHED}
         links = tuple((a, b, latency * factor, mbps / factor) for a, b, latency, mbps in self.links)
         levels = tuple((name, level * factor) for name, level in self.levels)
-        throttles = tuple((rank, seconds * factor, slower) for rank, seconds, slower in self.throttles)
-        return replace(self, mbps=self.mbps / factor, links=links, levels=levels, throttles=throttles, **times)
+        return replace(self, mbps=self.mbps / factor, links=links, levels=levels, **times)
 
     def board(self, rank: int) -> Profile:
         """Return the profile with the times of one rank's board."""
         factor = dict(enumerate(self.factors, 1)).get(rank, 1.0)
-        throttles = tuple(throttle for throttle in self.throttles if throttle[:1] == (rank,))
-        return replace(self, throttles=throttles, model=self.model * factor, row=self.row * factor,
-                       token=self.token * factor, expert=self.expert * factor)
-
-    @property
-    def heat(self) -> Sequence[tuple[float, float]]:
-        """The throttling of a profile made by `board`: seconds after which it begins, and the factor, in order."""
-        return sorted((seconds, factor) for _, seconds, factor in self.throttles)
+        return replace(self, model=self.model * factor, row=self.row * factor, token=self.token * factor,
+                       expert=self.expert * factor)
 
     def drafting(self, source: str) -> Profile:
         """Return the profile with the time that this source of guesses needs for a level."""
@@ -181,8 +172,7 @@ FORMS: dict[str, Kind] = {
     **dict.fromkeys(("experts", "chosen"), integer(0, MOST)),
     "factors": list_of(FACTOR, MOST), "memory": list_of(TIME, MOST),
     "levels": _rows(("draft", SOURCE), ("ms", TIME)),
-    "links": _rows(END, END, ("ms", TIME), ("Mbit/s", RATE)),
-    "throttles": _rows(("rank", integer(1, MOST)), ("seconds", TIME), ("factor", FACTOR))}
+    "links": _rows(END, END, ("ms", TIME), ("Mbit/s", RATE))}
 
 
 def is_file(name: str) -> bool:
@@ -234,7 +224,6 @@ def _problems(cluster: Profile) -> Iterator[str]:
             yield f"has {'a' if a == b else 'a second'} link between {a} and {b}: leave it out"
         seen.add(pair)
     ranks = [rank for link in cluster.links for rank in link[:2]]
-    ranks += [throttle[0] for throttle in cluster.throttles]
     last = max(ranks, default=0)
     if last > known:
         yield f"names board {last}, but has only {known}: give factors or memory for each board up to {last}"

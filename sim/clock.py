@@ -1,4 +1,4 @@
-"""Modelled time: the virtual clock, the pace of an emulated rank, and boards that slow down while they work.
+"""Modelled time: the virtual clock, and the pace of an emulated rank.
 
 This module knows nothing about the work that takes the time.
 """
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Sequence
 
 from config.profiles import Profile
 from pipeline.trace import OFF, REAL, Clock, NoTrace
@@ -52,27 +51,3 @@ class Pace:
         """Sleep until the time `due`; the trace records the delay after it as `late`."""
         self.clock.sleep_until(due)
         self.trace.note("late", due)
-
-
-class Heat:
-    """The thermal throttling of a board.
-
-    `throttles` are pairs in order: seconds of computing, and the factor of all times after them.
-    """
-
-    def __init__(self, throttles: Sequence[tuple[float, float]]) -> None:
-        self._throttles = throttles
-        self.cool()
-
-    def cool(self) -> None:
-        """Reset the board to its state at the start."""
-        self._computed = 0.0
-
-    def takes(self, seconds: float) -> float:
-        """Add work that takes `seconds` on a cool board; return the seconds that it takes now."""
-        factor = 1.0
-        for since, slower in self._throttles:
-            if self._computed >= since:
-                factor = slower
-        self._computed += seconds * factor
-        return seconds * factor

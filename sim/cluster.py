@@ -60,7 +60,6 @@ class Cluster:
         self._order = count()
         self._inbox: deque[Message] = deque()
         self._paths, self._memory = paths, Memory(paths)
-        self._works = [work for works in rings for work in works]
         self._wires: list[Wire] = []
         self._trace = traces[0]
         of_stages = iter(traces[1:] or traces)
@@ -100,8 +99,6 @@ class Cluster:
             self._paths.clear()
         for wire in self._wires:
             wire.restart()
-        for work in self._works:
-            work.cool()
 
     def defer(self) -> Callable[[Sequence[int]], Said]:
         """Let segments return with path numbers `[T, 1]`; return the function that looks up the outputs of paths."""

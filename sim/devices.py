@@ -16,7 +16,7 @@ from model.drafts.draft import Passes, Read, Reading
 from model.drafts.network import by_network
 from pipeline.failure import Failure, guarded
 from pipeline.messages import Message
-from sim.clock import Heat, Pace
+from sim.clock import Pace
 from sim.wires import Wire, note
 
 
@@ -29,14 +29,13 @@ class SlowSlice:
 
     def __init__(self, part: Callable[..., Tensor | None], pace: Pace, share: float) -> None:
         self.part, self.pace, self.share = part, pace, share
-        self._heat = Heat(pace.profile.heat)
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted, inner: dict[int, Tensor],
                  still_needed: Callable[[], bool] = lambda: True) -> Tensor | None:
         start, profile = self.pace.now(), self.pace.profile
         layers = max(1, round(self.share * profile.layers))
         context = sum(int(rows.max()) for rows in cache.split(pos_T))
-        seconds = self._heat.takes(profile.stage(self.share, len(x), context))
+        seconds = profile.stage(self.share, len(x), context)
         out = self.part(x, pos_T, cache, inner)
         for layer in range(1, layers):
             self.pace.clock.sleep_until(start + seconds * layer / layers)

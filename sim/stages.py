@@ -8,6 +8,7 @@ import math
 import sys
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, NamedTuple, Sequence
 
 import torch
@@ -18,7 +19,7 @@ from model.cache import Admitted, TreeCache
 from pipeline.messages import Message, Prune, Segment, facts_of, joined
 from pipeline.stage import Stage
 from pipeline.trace import NoTrace
-from sim.clock import Heat, VirtualClock
+from sim.clock import VirtualClock
 from sim.groups import Times, slowest
 from tp.comm import TILE
 
@@ -36,7 +37,6 @@ class Work:
     kept: int = 0  # number of layers whose inputs the draft needs as inner features
     reports: bool = False  # whether they are reported to rank 0 at once
     rank: int = 0  # the stage's rank, if wires differ; 0: any
-    cool: Callable[[], object] = lambda: None  # resets the heat of the stage's board
 
 
 class Held(NamedTuple):
@@ -61,12 +61,8 @@ def work_of(profile: Profile, held: Held) -> Work:
     layers = held.share * profile.layers
     members, leader = len(held.ranks), held.ranks[0]
     if members == 1:
-        heat = Heat(board.heat)
-
-        def alone(rows: int, text: int) -> float:
-            return heat.takes(board.stage(held.share, rows, text))
-
-        return Work(alone, max(1, round(layers)), held.kept, held.reports, leader, heat.cool)
+        alone = partial(board.stage, held.share)
+        return Work(alone, max(1, round(layers)), held.kept, held.reports, leader)
     times = Times(board, held.largest, members)
 
     def together(rows: int, text: int) -> float:

@@ -51,7 +51,7 @@ def test_any_json_in_any_field_is_a_cluster_or_refused_in_one_sentence(path, fie
     ('{"like": "wifi", "wires": 1}', "has the unknown key 'wires': write some of like, about"),
     ('{"like": "wifi", "levels": [["eagel", 3]]}', "each of them a list of draft (eagle, dflash, spd, model, ssm1"),
     ('{"like": "wifi", "levels": [["eagle", 3], ["eagle", 4]]}', "gives levels of eagle, eagle: give each draft only"),
-    ('{"like": "wifi", "factors": [1], "throttles": [[0, 1, 2]]}', "rank (a whole number from 1 to 1024)"),
+    ('{"like": "wifi", "factors": [1], "links": [[-1, 1, 2, 3]]}', "rank (a whole number from 0 to 1024)"),
     ('{"like": "wifi", "links": [[1, 2, 3, 4]]}', "names board 2, but has only 0: give factors or memory for each"),
     ('{"like": "wifi", "like": "server"}', "is not JSON (the key 'like' occurs 2 times)"),
     ('{"like": "wifi", "layers": 100000}', "write a whole number from 1 to 65536"),

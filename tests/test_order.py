@@ -7,6 +7,7 @@ from shutil import copytree
 import pytest
 
 from config.cli import parse
+from config.profiles import PROFILES
 from eval.command import evaluate
 from eval.keys import EvalConfig
 from eval.results import read_answers
@@ -15,7 +16,7 @@ from sim.clock import EVEN_FROM, VirtualClock
 from sim.cluster import Cluster
 from sim.stages import Held, work_of
 from tests.checkpoints import refused
-from tests.test_virtual import HOT, paths, segment
+from tests.test_virtual import paths, segment
 
 ASKED = ["what is it?", "who are you? who are you?", "where is it? where is it?"]
 OTHERS = ("tstamp", "launch", "requests")  # what is another at every start
@@ -64,10 +65,11 @@ def test_the_order_of_questions_and_methods_changes_no_figure(ask):
     assert figures(ask("alone", "streaming", ASKED[2:])).items() <= whole.items()
 
 
-def test_a_cluster_that_restarts_is_cool_draws_the_same_jitter_and_has_forgotten_what_the_target_said():
+def test_a_cluster_that_restarts_draws_the_same_jitter_and_has_forgotten_what_the_target_said():
     clock, known = VirtualClock(EVEN_FROM), paths()
-    work = work_of(HOT, Held([1], 1.0))
-    cluster = Cluster(HOT, clock, [[work]], known, [OFF] * 2)
+    wifi = PROFILES["wifi"]
+    work = work_of(wifi, Held([1], 1.0))
+    cluster = Cluster(wifi, clock, [[work]], known, [OFF] * 2)
     [link] = cluster.links
 
     def spent(request):

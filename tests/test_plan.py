@@ -249,7 +249,6 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(
             ({"like": "server", "mbps": 1e-200}, "says mbps=1e-200: write a number from 0.001"),
             ({"like": "server", "factors": [1, 1],
               "links": [[1, 3, 2, 10]]}, "names board 3, but has only 2"),
-            ({"like": "server", "factors": [1], "throttles": [[2, 1, 3]]}, "names board 2, but has only 1"),
             ({"like": "server", "links": [[1, 1, 2, 10]]}, "has a link between 1 and 1: leave it out"),
             ({"like": "server", "links": [[1, 2, 2, 10],
                                           [2, 1, 3, 10]]}, "has a second link between 2 and 1: leave it out"),

@@ -19,7 +19,6 @@ from pipeline.pacing import (
     RowAllocator,
     StageTimes,
 )
-from sim.clock import Heat
 from tests.test_budget import Asking
 from tests.test_plan import SITE, bench_of, book
 
@@ -160,12 +159,3 @@ def test_where_guesses_are_right_and_cheap_thrift_takes_nothing_away():
     plain, usual, thrifty = speeds(SITE, right=0.8)
     assert usual > 2 * plain
     assert thrifty > 0.97 * usual
-
-
-def test_a_board_gets_slower_once_it_has_computed_for_so_long():
-    site = replace(SITE, throttles=((2, 1.0, 3.0),))
-    assert site.board(2).heat == [(1.0, 3.0)]
-    assert site.slowed(2).board(2).heat == [(2.0, 3.0)]
-    assert site.board(1).heat == [] and SITE.board(2).heat == []
-    heat = Heat(site.board(2).heat)
-    assert [heat.takes(0.6) for _ in range(3)] == pytest.approx([0.6, 0.6, 1.8])

@@ -31,8 +31,6 @@ from tests.tiny import CONFIG, TINY
 PLAIN = Profile("a test", layers=4, row_bytes=1000, model=8, row=0,
                 free=9, token=0, level=2, verdict=4, latency=1,
                 mbps=1e9, step=1)
-HOT = replace(PROFILES["wifi"], free=0,
-              factors=(1.0,), throttles=((1, 0.1, 2.0),))
 QUESTION = "What does a baker do?"
 
 

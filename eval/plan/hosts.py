@@ -179,9 +179,7 @@ def only_chosen(site: Profile, one: Candidate) -> Profile:
     ranks = {old: new for new, old in enumerate((0, *one.others))}
     links = tuple((ranks[a], ranks[b], latency, mbps) for a, b, latency, mbps in site.links
                   if a in ranks and b in ranks)
-    throttles = tuple((ranks[rank], since, slower) for rank, since, slower in site.throttles if rank in ranks)
-    return replace(site, factors=of_these(site.factors), memory=of_these(site.memory),
-                   links=links, throttles=throttles)
+    return replace(site, factors=of_these(site.factors), memory=of_these(site.memory), links=links)
 
 
 def write_hosts(path: str, source: str, one: Candidate) -> None:
