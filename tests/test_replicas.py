@@ -263,6 +263,24 @@ def test_verifications_that_end_in_any_order_change_nothing_and_none_is_under_wa
     assert decoder.ring.most <= servers
 
 
+@pytest.mark.parametrize("lookahead, servers", [(1, 2), (2, 5), (3, 3)])
+def test_a_row_that_several_replicas_compute_goes_through_the_lm_head_once(lookahead, servers):
+    """Every replica reads the prompt, of which each token's log-probability is wanted."""
+    rows = Counter()
+
+    def watched(x_TD):
+        rows.update(map(tuple, x_TD.tolist()))
+        return TINY.lm_head(x_TD)
+
+    decoder = virtual(lambda: 8.0, 1.0, lookahead, servers, wrong=3)
+    decoder.ring.lm_head = watched
+    answer = decoder.complete(Request(PROMPT, SAMPLERS[1.0], NEW, likeliest=0, echo=True))
+
+    assert answer.token_ids == text_at(1.0, NEW)
+    assert len(rows) >= len(PROMPT) + NEW - 1
+    assert max(rows.values()) == 1
+
+
 def test_tokens_follow_the_joint_law_of_the_model():
     """Two tokens, each of the seven likeliest, over many seeds: guessed rightly and wrongly, judged by two replicas."""
     chance, decoded = random.Random(5), Counter()
