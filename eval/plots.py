@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.keys import Contender  # noqa: E402
-from eval.metrics import NO_INTERVAL, Answer, Interval  # noqa: E402
+from eval.metrics import NO_INTERVAL, Interval  # noqa: E402
 from eval.summary import BASELINES, MEAN, View  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
@@ -33,13 +33,10 @@ MARKERS = "osD^vP*Xd<>ph8H"  # as many as there are methods; an added method may
 LONG, DENSE = (0, (5, 1)), (0, (1, 1))  # offset, and lengths of strokes and gaps
 MIXED = (0, (3, 1, 1, 1))
 DASHES = ("-", "--", ":", "-.", LONG, DENSE, MIXED, "--", ":", "-.")
-Fills = Mapping[str, Tuple[str, str]]  # tone and hatch
-FILLS: Fills = {"computed": ("#5b6fb5", ""), "waited": ("white", "////"),
-                "idle": ("0.9", ""), "other": ("#fde8b0", "....")}
-SPENT: Fills = {"drafting": ("#e8603c", ""), "verdict": ("#5b6fb5", "...."), "waiting": ("white", "////"),
-                "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
+SPENT: Mapping[str, tuple[str, str]] = {  # tone and hatch
+    "drafting": ("#e8603c", ""), "verdict": ("#5b6fb5", "...."), "waiting": ("white", "////"),
+    "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
 EDGE = {"edgecolor": "black", "linewidth": 0.8}  # of bars
-ABREAST = 8  # contenders in a row of a plot
 LINE_SIZE = (6.4, 3.8)  # inches
 Labels = Tuple[str, str]  # of the x axis and the y axis
 
@@ -67,7 +64,6 @@ Lines = Sequence[Series]
 class Style(NamedTuple):
     """The look of a contender, which is the same in every plot; tone and marker are those of its method."""
 
-    number: int
     tone: str
     hatch: str
     marker: str
@@ -84,7 +80,7 @@ def styles_of(names: Sequence[str]) -> dict[str, Style]:
         i = number % len(LOOKS)
         j = (i + 3 * drafts[method]) % len(LOOKS)
         tone, hatch = LOOKS[i][0], LOOKS[j][1]
-        styles[name] = Style(i, tone, hatch, MARKERS[i % len(MARKERS)], DASHES[j % len(DASHES)])
+        styles[name] = Style(tone, hatch, MARKERS[i % len(MARKERS)], DASHES[j % len(DASHES)])
         drafts[method] += 1
     return styles
 
@@ -160,23 +156,11 @@ def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels
         _head(axes, title)
 
 
-def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]],
-           fills: Fills, scale: float = 1.0) -> Any:
-    """Draw for each name a bar, stacked from its parts; return the bars of the last part."""
-    left = np.zeros(len(parts))
-    for part, (tone, hatch) in fills.items():
-        widths = np.array([scale * own[part] for own in parts.values()])
-        last = axes.barh(list(parts), widths, left=left,
-                         color=tone, hatch=hatch, label=part, **EDGE)
-        left = left + widths
-    return last
-
-
 # --- of a results folder ----------------------------------------------------------------------------------------------
 
 def draw(views: Sequence[View]) -> Iterator[str]:
     """Write all plots of a results folder into it; yield their names."""
-    plots = {"speedup": _speed_ups, "progress": _progress, "stages": _stages, "account": _account}
+    plots = {"speedup": _speed_ups, "account": _account}
     for view, (kind, plot) in itertools.product(views, plots.items()):
         path = view.found.folder / f"{kind}-t{view.temperature:g}.png"
         if plot(view, path, f"temperature {view.temperature:g} {view.where}"):
@@ -198,73 +182,21 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
     return True
 
 
-def _progress(view: View, path: Path, where: str) -> bool:
-    """Draw how the text grows: settled tokens by seconds, the mean over the turns of all answers."""
-    styles = styles_of(list(view.rows))
-    with new_figure(path, LINE_SIZE) as axes:
-        for label, answers in view.means("answers").items():
-            if any(turn for answer in answers for turn in answer["settled"]):
-                style = styles[label]
-                axes.plot(*_growth(answers), label=label,
-                          color="black", linestyle=style.dashes, linewidth=1,
-                          marker=style.marker, markevery=(style.number, 12), markerfacecolor=style.tone)
-        axes.set(xlabel="seconds since the request began", ylabel="tokens settled, mean over answers")
-        axes.set_ylim(bottom=0)
-        axes.set_xlim(left=0)
-        axes.grid(color="0.9")
-        axes.legend(loc="lower right", frameon=True, edgecolor="none")
-        axes.set_title(f"How the text grows, {where}", loc="left")
-    return True
-
-
-def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
-    """Return seconds `[97]`, and the number of tokens `[97]` settled by then, the mean over the turns."""
-    settled = [turn for answer in answers for turn in answer["settled"]]
-    turns = [np.array(turn, dtype=float) for turn in settled if turn]
-    time = np.linspace(0, max(turn[-1, 0] for turn in turns), 97)
-    counts = []
-    for turn in turns:
-        total = np.concatenate([[0], turn[:, 1].cumsum()])
-        counts.append(total[np.searchsorted(turn[:, 0], time, "right")])
-    return time, np.mean(counts, 0)
-
-
-def _stages(view: View, path: Path, where: str) -> bool:
-    """Draw a bar for each rank and contender, stacked from the rank's activities; return False without a tally."""
-    used = view.means("ranks")
-    if not used:
-        return False
-    columns = min(len(used), ABREAST)
-    rows = math.ceil(len(used) / columns)
-    size = 1.75 * columns + 1.2, 2.9 * rows
-    with new_figure(path, size, (rows, columns), squeeze=False, sharey=True, layout="constrained") as grid:
-        first, places = grid[0][0], grid.flatten()
-        for axes, (label, ranks) in zip(places, used.items()):
-            spent = {str(rank): own._asdict() for rank, own in ranks.items()}
-            _stack(axes, spent, FILLS)
-            axes.set_xlim(0, 1)
-            axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
-            axes.set_xlabel("% of its time")
-            axes.set_title(label.replace(", ", ",\n"), fontsize=9)
-        for axes in places[len(used):]:
-            axes.axis("off")
-        first.invert_yaxis()
-        first.set_ylabel("rank (0 drafts)")
-        first.figure.suptitle(f"What each rank did, {where}", x=0.01, ha="left", fontsize=11)
-        handles, names = first.get_legend_handles_labels()
-        first.figure.legend(handles, names, ncols=len(names), handlelength=1.8, loc="outside lower left")
-    return True
-
-
 def _account(view: View, path: Path, where: str) -> bool:
     """Draw a bar for each contender, stacked from the parts of its time per token; return False without any."""
-    seen = view.means("account")
-    if not seen:
+    accounts = view.means("account")
+    if not accounts:
         return False
-    with new_figure(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
-        spent = {label: own._asdict() for label, own in seen.items()}
-        ends = _stack(axes, spent, SPENT, 1e3)
-        axes.bar_label(ends, fmt="%.0f", padding=3, fontsize=8)
+
+    with new_figure(path, (7.2, 0.42 * len(accounts) + 1.3)) as axes:
+        left_edges = np.zeros(len(accounts))
+        for part, (tone, hatch) in SPENT.items():
+            widths = np.array([1e3 * getattr(account, part) for account in accounts.values()])
+            last_bars = axes.barh(list(accounts), widths, left=left_edges,
+                                  color=tone, hatch=hatch, label=part, **EDGE)
+            left_edges = left_edges + widths
+
+        axes.bar_label(last_bars, fmt="%.0f", padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlabel("ms per token")
         _head(axes, f"Where the time of a token went, {where}")
