@@ -7,7 +7,6 @@ run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple, Sequence
 
 import numpy as np
@@ -15,9 +14,8 @@ from tqdm import tqdm
 
 from config.files import write_json
 from config.keys import read_keys
-from eval.dsi.formulas import Array, Numbers, doubles
 from eval.dsi.keys import COMMAND
-from eval.metrics import NAN, Interval, bootstrap
+from eval.metrics import Interval, bootstrap
 from eval.pair_keys import TARGET, TOY_DRAFTS, MeasureKeys
 from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.tables import in_columns, number
@@ -25,9 +23,6 @@ from eval.tables import in_columns, number
 Record = Sequence[int]
 Records = Sequence[Record]
 ALL = "all"
-LONGEST = 16  # runs of at least this length share one line of the histogram
-
-
 @dataclass(frozen=True)
 class AcceptanceConfig(MeasureKeys):
     """Measure how often a drafter predicts the next token of a target, along texts that the target generates.
@@ -101,39 +96,6 @@ def rate(records: Records, definition: str = "likeliest") -> Interval:
     return bootstrap([counts], of_sums)
 
 
-def rate_after(records: Records, match: int) -> float:
-    """Return the share of matches among the positions after a match (1) or after a miss (0); NaN if none exists."""
-    pairs = chain.from_iterable(zip(record, record[1:]) for record in records)
-    after = [here for before, here in pairs if before == match]
-    return sum(after) / len(after) if after else NAN
-
-
-def lengths(records: Records) -> Array:
-    """Return four counts, `[L, 4]`, for each length of a run from 0 to the longest: the runs that a miss ended, the
-    runs that were cut off, and the expected number of runs that a miss ends if positions match independently, first
-    with one rate for all texts, then with the rate of each text."""
-    found = list(map(runs, records))
-    ended = np.array([length for one in found for length in one.ended], dtype=int)
-    cut = np.array([one.cut for one in found if one.cut], dtype=int)
-    count = max([*ended, *cut], default=-1) + 1
-    texts = [record for record in records if len(record)]
-    size_R, own_R = (np.array(list(map(of, texts)), dtype=float) for of in (len, np.mean))
-    length_L1 = np.arange(count)[:, None]
-    return np.stack([
-        np.bincount(ended, minlength=count),
-        np.bincount(cut, minlength=count),
-        _expected(size_R, length_L1, rate(records).value).sum(1),
-        _expected(size_R, length_L1, own_R).sum(1)], 1)
-
-
-def _expected(size: Numbers, length: Numbers, chance: Numbers) -> Array:
-    """Return the expected number of ended runs of a length in a text; a run begins at the start or after a miss."""
-    later = doubles(size) - length - 1  # positions after a miss where a run of this length can begin
-    miss = 1 - doubles(chance)
-    start = doubles(chance) ** length * miss
-    return np.where(later < 0, 0.0, start * (1 + later * miss))
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 def main(argv: list[str]) -> int:
@@ -158,8 +120,6 @@ def main(argv: list[str]) -> int:
     if len(found) > 1:
         found[ALL] = every
     print(table(found))
-    print("\nruns of matches in all texts; expected: runs that a miss ends if positions match independently, with one "
-          f"rate\nfor all texts, or (by text) with the rate of each text\n\n{histogram(every)}")
     if config.traces:
         write_json(config.traces, every, indent=None)
     return 0
@@ -168,7 +128,7 @@ def main(argv: list[str]) -> int:
 def table(found: dict[str, list[list[int]]]) -> str:
     """Return a table with one line of rates for each data set."""
     rates = [f"{name}, 95 %" for name in DEFINITIONS]
-    heading = ["", "prompts", "tokens", *rates, "after hit", "after miss"]
+    heading = ["", "prompts", "tokens", *rates]
     rows = []
     for name, records in found.items():
         sizes = [str(len(records)), str(sum(map(len, records)))]
@@ -176,18 +136,5 @@ def table(found: dict[str, list[list[int]]]) -> str:
         for definition in DEFINITIONS:
             value, low, high = (number(one, 3) for one in rate(records, definition))
             bounds.append(f"{value} [{low}, {high}]")
-        after = [number(rate_after(records, match), 3) for match in (1, 0)]
-        rows.append([name, *sizes, *bounds, *after])
+        rows.append([name, *sizes, *bounds])
     return in_columns(heading, rows)
-
-
-def histogram(records: Records) -> str:
-    """Return a table with one line for each length of a run: the runs that ended, were cut off, and are expected."""
-    found = lengths(records)
-    shown = {str(length): row for length, row in enumerate(found[:LONGEST])}
-    if len(found) > LONGEST:
-        shown[f"{LONGEST} to {len(found) - 1}"] = found[LONGEST:].sum(0)
-    rows = []
-    for name, (ended, cut, *expected) in shown.items():
-        rows.append([name, f"{ended:.0f}", f"{cut:.0f}", *(f"{mean:.1f}" for mean in expected)])
-    return in_columns(["length", "ended", "cut off", "expected", "by text"], rows)
