@@ -116,22 +116,17 @@ def test_drawn_texts_depend_on_their_place_and_not_on_where_an_interruption_was(
     assert len({tuple(text.ids) for texts in of_seeds for text in texts}) == 8, "another seed, other texts"
 
 
-@pytest.mark.parametrize("taught", ["tokens", "distributions"])
-def test_the_loss_is_the_mean_over_the_tokens_that_are_left(pair, taught):
-    texts = texts_to(pair[0])
-    teacher, model = (open_model(folder, CPU) for folder in pair[:2])
+def test_the_loss_is_the_mean_over_the_tokens_that_are_left(pair):
+    texts, model = texts_to(pair[0]), open_model(pair[1], CPU)
     left = [torch.arange(len(text.ids)) % 3 > 0 for text in texts]
     rows = [row_of(text, left_N) for text, left_N in zip(texts, left)]
     each = []
     for text, left_N in zip(texts, left):
         ids = torch.tensor([[*text.prompt, *text.ids]])
         begin = len(text.prompt) - 1
-        mine, theirs = (held(input_ids=ids).logits[0, begin:-1][left_N]
-                        for held in (model, teacher))
-        wanted = theirs.softmax(-1) if taught == "distributions" else ids[0, begin + 1:][left_N]
-        each.append(F.cross_entropy(mine, wanted, reduction="none"))
-    found = loss_of(model, rows, teacher if taught == "distributions" else None)
-    torch.testing.assert_close(found, torch.cat(each).mean())
+        mine = model(input_ids=ids).logits[0, begin:-1][left_N]
+        each.append(F.cross_entropy(mine, ids[0, begin + 1:][left_N], reduction="none"))
+    torch.testing.assert_close(loss_of(model, rows), torch.cat(each).mean())
 
 
 def test_a_stretch_is_taken_out_when_every_token_of_it_is_right():
@@ -161,25 +156,24 @@ def test_only_what_is_left_is_learnt(pair):
     left = [torch.zeros(len(text.ids), dtype=torch.bool) for text in texts]
     left[2][:4] = True
     rows = [row_of(text, left_N) for text, left_N in zip(texts, left)]
-    learn(model, rows, None)
+    learn(model, rows)
     gradient = model.get_input_embeddings().weight.grad.clone()
     model.zero_grad()
-    learn(model, rows[2:3], None)
+    learn(model, rows[2:3])
     torch.testing.assert_close(gradient, model.get_input_embeddings().weight.grad)
 
 
 def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, questions, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(words(pair, questions, out, "--single")) == 0
+    assert main(words(pair, questions, out)) == 0
     printed = capsys.readouterr().out
     record = json.loads((out / "training.json").read_text())
     figures = record["tokens_per_pass"]
-    assert list(figures) == [f"{pair[1]} as it was", "ssm1", "ssm2", "single", "ssm1 and ssm2, merged"]
+    assert list(figures) == [f"{pair[1]} as it was", "ssm1", "ssm2", "ssm1 and ssm2, merged"]
     for shape in ("1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"):
         assert figures["ssm1 and ssm2, merged"][shape] >= max(figures["ssm1"][shape], figures["ssm2"][shape])
     assert "ssm1: " in printed and record["tokens_left"]["ssm2"] < record["tokens_left"]["ssm1"]
-    for name, source in (("ssm1", pair[1]),
-                         ("ssm2", pair[2]), ("single", pair[1])):
+    for name, source in (("ssm1", pair[1]), ("ssm2", pair[2])):
         new, old = (load_file(folder / "model.safetensors") for folder in (out / name, source))
         assert new.keys() == old.keys() and not same(new, old)
         assert {x.dtype for x in new.values()} == {torch.bfloat16}
@@ -201,7 +195,7 @@ def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, que
 
 def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_out(pair, questions, tmp_path):
     out = tmp_path / "out"
-    assert main(words(pair, questions, out, "--expansion", "2,1,1")) == 0
+    assert main(words(pair, questions, out)) == 0
     record = json.loads((out / "training.json").read_text())
     measured = MeasureKeys(dtype="float32", threads=1)
     target = open_pair(str(pair[0]), measured)
@@ -217,8 +211,9 @@ def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_o
                                           one.whole.cache(len(before)), len(ids)),
                          ids) for one in found]
         tokens += len(ids) - 1
-        passes += merged_passes(rank_DN, [2, 1, 1])
-    assert record["tokens_per_pass"]["ssm1 and ssm2, merged"] == {"2,1,1": round(tokens / passes, 3)}
+        passes += merged_passes(rank_DN, [1, 1, 3, 1, 1, 1, 1, 1])
+    figures = record["tokens_per_pass"]["ssm1 and ssm2, merged"]
+    assert figures["1,1,3,1,1,1,1,1"] == round(tokens / passes, 3)
 
 
 def test_an_interruption_changes_nothing(pair, questions, tmp_path, monkeypatch, capsys):
@@ -289,7 +284,6 @@ def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsy
             ([target, str(other), *out], "has vocab_size 56, but the target in"),
             ([target, str(tmp_path / "nowhere"), *out], "there is no folder"),
             ([target, a, "--out", a], "is the folder of an input model; choose another folder"),
-            ([target, a, *out, "--expansion", "1,x"], "--expansion 1,x is not a list of widths"),
             ([target, *out], "there is no initial drafter: name a folder, or add --layers"),
             ([target, *out, "--layers", "1,0"], "--layers 1,0 is invalid: give layers from 0 to"),
             ([target, *out, "--layers", "0,99"], "--layers 0,99 is invalid: give layers from 0 to"),

@@ -41,20 +41,16 @@ def words_of(rows: Rows) -> Tensor:
     return torch.cat([row.ids[row.answers] for row in rows]).long()
 
 
-def loss_of(model: PreTrainedModel, rows: Rows, teacher: PreTrainedModel | None) -> Tensor:
-    """Return the mean cross-entropy, in nats, with the target's tokens, or with the distributions of a `teacher`."""
+def loss_of(model: PreTrainedModel, rows: Rows) -> Tensor:
+    """Return the mean cross-entropy, in nats, with the target's tokens."""
     logits_TV = logits_of(model, rows)
-    if teacher is None:
-        return F.cross_entropy(logits_TV, words_of(rows).to(logits_TV.device))
-    with torch.no_grad():
-        wanted_TV = torch.softmax(logits_of(teacher, rows), -1)
-    return F.cross_entropy(logits_TV, wanted_TV)
+    return F.cross_entropy(logits_TV, words_of(rows).to(logits_TV.device))
 
 
 @torch.enable_grad()
-def learn(model: PreTrainedModel, rows: Rows, teacher: PreTrainedModel | None) -> dict[str, float]:
+def learn(model: PreTrainedModel, rows: Rows) -> dict[str, float]:
     """Add the gradients of a step to the model, and return its loss."""
-    loss = loss_of(model, rows, teacher)
+    loss = loss_of(model, rows)
     loss.backward()  # type: ignore[no-untyped-call]
     return {"loss": float(loss.detach())}
 

@@ -33,9 +33,9 @@ from train.ssm.texts import prompts_of, texts_of
 from train.terms import digest, mark, settings
 from train.writer import Prompts, Writer, open_model
 
-EXPANSIONS = ["1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"]
+SHAPES = ("1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1")  # of the trees of the figures
 RECORD, TEXTS, KEPT = "training.json", "texts", "layers"
-NOT_TERMS = ("target", "drafts", "out", "data", "judged", "expansion", "single", "save_every", "device", "threads")
+NOT_TERMS = ("target", "drafts", "out", "data", "judged", "save_every", "device", "threads")
 OF_TEXTS = ("prompts", "template", "new_tokens", "temperature", "seed", "target", "data")  # terms of the texts
 Figures = Dict[str, Dict[str, float]]  # name -> shape of a tree -> tokens per pass
 Ranks = List[Array]  # of the tokens of each text, [N]
@@ -71,20 +71,18 @@ class Training:
                              f"--judged {args.judged} are held out: add prompts, or lower --new-tokens or --judged")
         return fitting[:args.judged], fitting[args.judged:]
 
-    def tune(self, name: str, source: Path, rows: Rows, steps: int) -> PreTrainedModel:
+    def tune(self, name: str, source: Path, rows: Rows) -> PreTrainedModel:
         """Fine-tune the drafter in `source` on rows, write it to OUT/`name`, and read it as the drafting code will."""
         args, model = self.args, open_model(source, self.device)
         some = [row for row in rows if row.answers.any()]
-        teacher = open_model(args.target, self.device) if args.distributions else None
-
         def lesson(step: int) -> dict[str, float]:
-            return learn(model, batch_at(step, some, args.batch, args.seed), teacher)
+            return learn(model, batch_at(step, some, args.batch, args.seed))
 
-        file, warm_up = Checkpoint(source), max(1, steps // 20)
-        plan = Hyperparameters(name, steps, args.rate, warm_up=warm_up, saved_every=args.save_every)
+        file, steps = Checkpoint(source), args.steps
+        plan = Hyperparameters(name, steps, args.rate, warm_up=max(1, steps // 20), saved_every=args.save_every)
         left_N = torch.cat([row.answers for row in rows])
         left = digest(left_N.numpy().tobytes())
-        terms = {**self.terms, "draft": mark(file), "steps": steps, "left": left}
+        terms = {**self.terms, "draft": mark(file), "left": left}
         Course(plan, model, args.out / f"{name}.pt", terms).run(lesson)
         store(model, file, args.out / name)
         return open_model(args.out / name, self.device)
@@ -98,7 +96,7 @@ class Training:
                 print(f"train_ssm: nothing is left for drafter {number}: the previous ones predict every stretch")
                 return
             name = f"ssm{number}"
-            model = self.tune(name, source, left, self.args.steps)
+            model = self.tune(name, source, left)
             left = without_predicted(left, ranks_of(model, rows), self.args.stretch)
             yield name, tokens
 
@@ -138,9 +136,6 @@ def train(args: Namespace) -> None:
     texts = texts_of(training.writer, training.prompts, args.out / TEXTS, terms)
     rows = [answer_row(*text) for text in texts]
     left = dict(training.boosted(rows))
-    if args.single:
-        steps = args.steps * len(args.drafts)
-        training.tune("single", args.drafts[0], rows, steps)
     figures = evaluated(training, list(left))
     record = {"tokens_left": left, "texts": len(rows), "held_out_texts": len(training.held),
               "tokens_per_pass": figures, **training.terms}
@@ -161,11 +156,9 @@ def evaluated(training: Training, names: Sequence[str]) -> Figures:
     made = [ranked(args.out / name) for name in names]
     compared = {f"{args.drafts[0]} as it was": [ranked(args.drafts[0])]}
     compared.update((name, [found]) for name, found in zip(names, made))
-    if args.single:
-        compared["single"] = [ranked(args.out / "single")]
     for count in range(2, len(names) + 1):
         compared[f"{' and '.join(names[:count])}, merged"] = made[:count]
-    return {name: {shape: round(verified(drafters, shape), 3) for shape in args.expansion}
+    return {name: {shape: round(verified(drafters, shape), 3) for shape in SHAPES}
             for name, drafters in compared.items()}
 
 
@@ -190,6 +183,4 @@ def show(record: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    args.expansion = args.expansion or EXPANSIONS
-    return run(train, "train_ssm", args)
+    return run(train, "train_ssm", parser().parse_args(argv))

@@ -8,7 +8,6 @@ from argparse import Namespace
 from pathlib import Path
 
 from config.keys import listed
-from config.trees import wrong_widths
 from model.text import AUTO, CONVERSATIONS
 from train.command import Options
 
@@ -16,7 +15,7 @@ ABOUT = "Fine-tune drafters for a target one after another, each on the mistakes
 EXAMPLE = """\
 examples:
   python3 -m scripts.train_ssm toy/llama toy/draft_a toy/draft_a toy/draft_a --out my_ssms
-  python3 -m scripts.train_ssm toy/llama toy/draft_a toy/draft_b --out my_ssms --data questions.jsonl --single
+  python3 -m scripts.train_ssm toy/llama toy/draft_a toy/draft_b --out my_ssms --data questions.jsonl
   python3 -m scripts.train_ssm models/vicuna-7b models/llama-68m --out my_ssms --data prompts.json --device cuda
 
   python3 -m scripts.train_ssm models/smollm2-135m --layers 0,1,2,3,28,29 --out my_ssms --data prompts.json
@@ -54,12 +53,7 @@ def parser() -> Options:
     number("--steps", (1, 1 << 40), 200, "steps of each drafter's training (200)")
     number("--batch", (1, 1 << 20), 16, "texts per step (16)")
     number("--rate", (0, 1e3), 5e-4, "learning rate (0.0005)", "R")
-    add("--distributions", action="store_true", help="learn the target's whole distributions instead of its tokens")
-    add("--single", action="store_true", help="also fine-tune the first DRAFT on all stretches, for as many steps as "
-        "all drafters together, into OUT/single, for comparison")
     number("--judged", (1, 1 << 20), 60, "number of prompts to hold out for the figures (60)")
-    add("--expansion", action="append", metavar="WIDTHS", help="shape of the trees for the figures; may be given "
-        "several times (1,1,1,1,1,1,1,1 and 1,1,3,1,1,1,1,1)")
     number("--seed", (0, (1 << 63) - 1), 0, "seed of the prompts, the texts and the order (0)")
     made.machine(every=50)
     return made
@@ -78,10 +72,6 @@ def layers_of(args: Namespace, held: int) -> list[int]:
 def check(args: Namespace) -> None:
     """Raise ValueError for options that cannot work."""
     parser().check(args)
-    for expansion in args.expansion:
-        wrong = wrong_widths(expansion)
-        if wrong:
-            raise ValueError(f"--expansion {expansion} {wrong}")
     if not args.drafts and not args.layers:
         raise ValueError("there is no initial drafter: name a folder, or add --layers 0,1,... of the target")
     if args.judged >= args.prompts:
