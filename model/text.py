@@ -5,14 +5,16 @@ because a rank that only computes never needs them.
 """
 from __future__ import annotations
 
+import json
 import re
 from functools import cached_property, partial
 from importlib import import_module
 from inspect import signature
 from itertools import cycle
+from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar, Union
 
 from config.files import HALF
 from config.run_config import is_template_file
@@ -46,12 +48,15 @@ BEFORE = "a"  # decoded before a single token, since the first token of a text m
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
 MOST_HELD = 8  # tokens; a character has at most 4 bytes, so a longer broken text stays broken
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
+MOST_GROWTH = 256  # characters into which the rules of a tokenizer may turn a single one
 PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which needs a millisecond
 OTHERS = "use template=vicuna, template=llama-2 or template=none"
+MARKER = "2718281828459045"  # a text to find in what a template writes, whatever it does to letters
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 _IMPORTING = Lock()
 MessageDict = Mapping[str, Any]  # with `role`, one of ROLES, `content`, a text, and other keys for an own template
 Stops = Union[str, Sequence[str]]  # one or several texts that end an answer
+Result = TypeVar("Result")
 
 
 def conversation_of(template: str) -> Any:
@@ -75,7 +80,7 @@ def _of_transformers(name: str) -> Any:
         return getattr(import_module("transformers"), name)
 
 
-def shown(error: Exception) -> str:
+def shown(error: BaseException) -> str:
     """Return an error's type and message in one line, escaped for a terminal, since its text may be untrusted."""
     return f"{type(error).__name__}: {one_line(reason(error)[:200])}"
 
@@ -124,6 +129,7 @@ class Text:
             self.tokenizer.chat_template = own_template(folder, chat_template)
         own = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
         self._sandbox = Sandbox(lambda talk, variables: own(talk, **variables))
+        self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
         configs = ("generation_config.json", "config.json")
         self._configs = [self._held[name] for name in configs if name in self._held]
         size = self._configs[-1].get("vocab_size") if self._configs else None
@@ -138,9 +144,14 @@ class Text:
                 f"{self._num_known}: a prompt with one of the others is refused")
 
     def _open(self) -> Any:
-        kind = _of_transformers("AutoTokenizer")
+        kind, wanted = _of_transformers("AutoTokenizer"), _of_transformers("PreTrainedTokenizerBase")
         try:
-            return kind.from_pretrained(str(self.folder), local_files_only=True, trust_remote_code=False)
+            tokenizer = call_tokenizer(kind.from_pretrained, str(self.folder), local_files_only=True,
+                                       trust_remote_code=False)
+            if not isinstance(tokenizer, wanted):  # it may return anything for an impossible tokenizer_class
+                raise TypeError(f"its tokenizer_class is {type(tokenizer).__name__}, not a tokenizer")
+            _check_growth(tokenizer)
+            return tokenizer
         except Exception as error:  # its errors for broken files are not documented
             if any("auto_map" in settings for settings in self._held.values()):
                 raise ValueError(f"the tokenizer in {self.folder} needs code of its own (auto_map), but code from a "
@@ -217,20 +228,55 @@ class Text:
         """Return the messages in the tokenizer's template, which is untrusted code."""
         if not self.tokenizer.chat_template:
             raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; {OTHERS}")
-        talk = [dict(message) for message in messages]
         try:
+            talk = [self._in_content_form(message) for message in messages]
             return self._sandbox.call(PATIENCE, talk, dict(variables))
         except Exception as error:  # untrusted code may raise anything
             raise ValueError(f"the chat template of the tokenizer in {self.folder} fails ({shown(error)}); "
                              f"{OTHERS}, or mend it") from error
+
+    def _in_content_form(self, message: MessageDict) -> dict[str, Any]:
+        """Return a message with its content as the template reads it: a text, or a list with one part."""
+        role = message["role"]
+        if role not in self._reads_parts:
+            self._reads_parts[role] = self._tries_parts(role)
+        return {**message, "content": as_parts(message["content"])} if self._reads_parts[role] else dict(message)
+
+    def _tries_parts(self, role: str) -> bool:
+        """Return whether the template writes a marker of this role only as a part, or else as a text.
+
+        Raises TimeoutError, and ValueError if it loses the words of the user.
+        """
+        shows_text = self._shows(role, MARKER)
+        if shows_text:
+            return False
+
+        shows_part = self._shows(role, as_parts(MARKER))
+        if role == "user" and shows_text is False and not shows_part:
+            raise ValueError("it leaves out the words of the user")
+        return bool(shows_part)  # a template that fails with both reports its own error when it is used
+
+    def _shows(self, role: str, content: str | list[dict[str, str]]) -> bool | None:
+        """Return whether the template writes the marker in a message of this role, or None if it fails."""
+        trial = {"role": role, "content": content}
+        if role == "user":
+            talk = [trial]
+        else:
+            question = self._in_content_form({"role": "user", "content": "?"})
+            talk = [trial, question] if role == "system" else [question, trial, question]
+        try:
+            return MARKER in self._sandbox.call(PATIENCE, talk, {})
+        except ValueError:
+            return None
 
     def spans(self, texts: Sequence[str], template: str) -> Iterator[tuple[list[int], list[int]]]:
         """Yield the token ids of texts in a template, and the end of each token in characters, if it is known."""
         own = chosen(template, self.folder) == OWN
         fast = self.tokenizer.is_fast
         try:
-            found = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_offsets_mapping=fast,
-                                   return_attention_mask=False)
+            first = self._first
+            found = call_tokenizer(self.tokenizer, texts, add_special_tokens=False, verbose=False,
+                                   return_offsets_mapping=fast, return_attention_mask=False)
         except Exception as error:  # an inconsistent tokenizer may fail only now
             raise ValueError(f"the tokenizer in {self.folder} fails ({shown(error)}); copy it again from the model, "
                              "or give token ids with prompt_ids=") from error
@@ -239,7 +285,7 @@ class Text:
                 raise ValueError(f"the tokenizer in {self.folder} gives no tokens for this prompt and template; use "
                                  "another template=, or copy the tokenizer again from the model")
             # The tokenizer's own template already contains the first token, if there is one.
-            added = [] if own or ids[:1] == self._first else self._first
+            added = [] if own or ids[:1] == first else first
             ends = [end for _, end in found["offset_mapping"][place]] if fast else []
             yield [*added, *ids], ends and [0] * len(added) + ends
 
@@ -247,12 +293,46 @@ class Text:
     def _first(self) -> list[int]:
         """The token with which all texts begin, as a list, which is empty if there is none."""
         first = self.tokenizer.bos_token_id
-        return [first] if first in self.tokenizer("")["input_ids"] else []
+        return [first] if first in call_tokenizer(self.tokenizer, "")["input_ids"] else []
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text that a stream of these ids prints."""
         stream = Stream(self.tokenizer)
         return stream.add(ids) + stream.finish()
+
+
+def call_tokenizer(function: Callable[..., Result], *inputs: Any, **options: Any) -> Result:
+    """Call a function of a tokenizer, with a RuntimeError in place of what is raised if its library fails inside.
+
+    That is no Exception, so the threads of a server would end of it: a tokenizer's patterns may be too costly for
+    their library on some texts only.
+    """
+    try:
+        return function(*inputs, **options)
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as failure:
+        raise RuntimeError(reason(failure)) from failure
+
+
+def _check_growth(tokenizer: Any) -> None:
+    """Raise ValueError for a tokenizer with rules that may write an endless text for a short one."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    for rules in (getattr(backend, "normalizer", None), getattr(backend, "decoder", None)):
+        growth = _growth(json.loads(rules.__getstate__())) if rules else 1
+        if growth > MOST_GROWTH:
+            raise ValueError(f"its rules may write {growth} characters for one, more than {MOST_GROWTH}")
+
+
+def _growth(rules: Mapping[str, Any]) -> int:
+    """Return the number of characters that a normalizer or a decoder writes for one, at most."""
+    parts = rules.get("normalizers") or rules.get("decoders") or ()
+    replacement, pattern = "", ""
+    if rules.get("type") == "Replace":
+        replacement, pattern = rules["content"], rules["pattern"].get("String", "")
+    matched = len(pattern) or 1
+    between = 0 if pattern else len(replacement)  # a pattern that matches nothing also matches between characters
+    return max(1, -(-len(replacement) // matched) + between) * prod(map(_growth, parts))
 
 
 def silent(tokenizer: Any) -> set[int]:
@@ -263,7 +343,7 @@ def silent(tokenizer: Any) -> set[int]:
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return the exact text of these tokens, without the special ones."""
-    text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    text: str = call_tokenizer(tokenizer.decode, ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
@@ -361,6 +441,11 @@ def as_messages(turns: Sequence[str]) -> list[MessageDict]:
     return [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns)]
 
 
+def as_parts(content: str) -> list[dict[str, str]]:
+    """Return a content in the form of templates that also read pictures."""
+    return [{"type": "text", "text": content}]
+
+
 def check_messages(messages: Sequence[Any]) -> None:
     """Raise ValueError for entries that are not messages, and if all messages are empty."""
     for number, message in enumerate(messages):
@@ -428,7 +513,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._silent = silent(tokenizer)
-        self._context: list[int] = tokenizer(BEFORE, add_special_tokens=False)["input_ids"]
+        self._context: list[int] = call_tokenizer(tokenizer, BEFORE, add_special_tokens=False)["input_ids"]
         self._before = decoded(tokenizer, self._context)
         self._known: dict[int, TokenText] = {}
 

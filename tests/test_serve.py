@@ -142,6 +142,20 @@ def test_a_template_of_the_tokenizer_reads_variables_and_messages_of_tools(saved
         assert refused.json()["error"]["param"] == "chat_template_kwargs.tokenize" and refused.status_code == 400
 
 
+def test_a_tokenizer_whose_pattern_fails_on_a_text_refuses_that_request_and_answers_the_next(saved, tmp_path):
+    shutil.copytree(saved / "base", tmp_path / "base")
+    path = tmp_path / "base" / "tokenizer.json"
+    costly = {"type": "Replace", "pattern": {"Regex": "(a+)+$|(x+x+)+y"}, "content": "b"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": costly}))
+    split(tmp_path / "base", tmp_path / "0+2+2", "0+2+2", saved / "head", progress=False)
+    with live("processes=false", f"model_dir={tmp_path / '0+2+2'}", "ignore_eos=true") as started:
+        for _ in range(2):
+            wrong = started.post("/v1/completions", prompt="a" * 40 + "!", max_tokens=4)
+            assert wrong.status_code == 400 and "retry-limit-in-match over" in wrong.json()["error"]["message"]
+            right = started.post("/v1/completions", prompt="hi", max_tokens=4)
+            assert right.status_code == 200 and right.json()["usage"]["completion_tokens"] == 4
+
+
 def test_penalties_and_biases_are_those_of_run_pipe(server, tmp_path):
     fields = {"temperature": 0.8, "seed": 5, "max_tokens": 30, "min_p": 0.02, "repetition_penalty": 1.3,
               "presence_penalty": 0.5, "frequency_penalty": 0.25}

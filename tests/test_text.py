@@ -314,6 +314,68 @@ def test_code_that_a_tokenizer_brings_is_never_run_and_nobody_is_asked(llama3, t
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("kind", [
+    "PreTrainedTokenizerBase", "AutoModel", "AutoTokenizer", "pipeline", "BatchEncoding", 5])
+def test_a_class_that_is_no_tokenizer_is_refused_in_one_sentence(llama3, tmp_path, kind):
+    folder = copied(llama3, tmp_path / "new", tokenizer_class=kind)
+    with refused(f"the tokenizer in {folder} cannot be read ("):
+        Text(folder)
+
+
+def with_rules(source: Text, folder: Path, **rules: object) -> Path:
+    """A copy of a tokenizer with other rules in its tokenizer.json."""
+    copied(source, folder)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **rules}), encoding="utf-8")
+    return folder
+
+
+def replaces(pattern: dict[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+COSTLY = {"Regex": "(a+)+$|(x+x+)+y"}  # on a row of a's its library gives up
+
+
+def test_a_pattern_that_fails_on_a_text_refuses_that_text_and_no_other(llama3, tmp_path):
+    text = Text(with_rules(llama3, tmp_path / "new", normalizer=replaces(COSTLY, "b")))
+    for _ in range(2):
+        assert text.prompt_ids(["dog"], "none")
+        with refused("fails (RuntimeError: Onig: Regex search error: retry-limit-in-match over)"):
+            text.prompt_ids(["a" * 40 + "!"], "none")
+
+
+def test_a_decoder_that_fails_on_a_text_raises_what_ends_one_request_alone(llama3, tmp_path):
+    decoder = {"type": "Sequence", "decoders": [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                                                 "use_regex": True}, replaces(COSTLY, "b")]}
+    text = Text(with_rules(llama3, tmp_path / "new", decoder=decoder))
+    ids = llama3.prompt_ids(["a" * 40 + "!"], "none")
+    with pytest.raises(RuntimeError, match="retry-limit-in-match over"):
+        text.decode(ids)
+    assert text.decode(llama3.prompt_ids(["dog"], "none")) == "dog"
+
+
+LONG = replaces({"String": "a"}, "a" * 300)
+SEVERAL = [replaces({"String": "a"}, "a" * 20)] * 2
+HARMLESS_RULES = [{"type": "Prepend", "prepend": "_"}, replaces({"String": " "}, "_"),
+                  replaces({"Regex": " {2,}"}, " "), replaces({"String": "ab"}, "a" * 40)]
+
+
+@pytest.mark.parametrize(("rules", "growth"), [
+    ({"normalizer": LONG}, 300), ({"decoder": LONG}, 300),
+    ({"normalizer": {"type": "Sequence", "normalizers": SEVERAL}}, 400),
+    ({"decoder": {"type": "Sequence", "decoders": SEVERAL}}, 400),
+    ({"normalizer": replaces({"Regex": "x*"}, "a" * 150)}, 300)])
+def test_rules_that_multiply_a_text_are_refused_before_they_are_used(llama3, tmp_path, rules, growth):
+    with refused(f"its rules may write {growth} characters for one, more than 256"):
+        Text(with_rules(llama3, tmp_path / "new", **rules))
+
+
+def test_rules_that_real_tokenizers_have_are_used(llama3, tmp_path):
+    rules = {"type": "Sequence", "normalizers": HARMLESS_RULES}
+    assert Text(with_rules(llama3, tmp_path / "new", normalizer=rules)).prompt_ids(["dog"], "none")
+
+
 def test_an_end_token_that_is_no_id_is_refused(llama3, tmp_path):
     folder = copied(llama3, tmp_path / "new")
     (folder / "generation_config.json").write_text('{"eos_token_id": [[1]]}')
@@ -337,6 +399,34 @@ def test_a_chat_template_that_fails_is_reported_in_one_line(llama3, tmp_path, te
     printed = str(error.value)
     assert printed.startswith("the chat template of the tokenizer in") and "use template=vicuna" in printed
     assert printed.isprintable()
+
+
+PARTS = "{% for m in messages %}[{% for part in m.content %}{{ part.text }}{% endfor %}]{% endfor %}"
+MIXED_PARTS = """{% for m in messages %}
+{%- if m.role == 'user' %}{% for part in m.content %}{{ part['text'] }}{% endfor %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"""
+TEXT_OR_PARTS = """{% for m in messages %}
+{%- if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text | upper }}{% endif %}|{% endfor %}"""
+ONLY_PARTS = "{{ messages[0].content[0].text }}{% if messages[0].content is string %}{{ 1 / 0 }}{% endif %}"
+
+
+@pytest.mark.parametrize(("template", "prompt"), [
+    (PARTS, "[Be kind.][dog][fox][lazy]"), (MIXED_PARTS, "Be kind.|dog|fox|lazy|"), (ONLY_PARTS, "Be kind."),
+    (TEXT_OR_PARTS, "Be kind.|dog|fox|lazy|")], ids=["parts", "the user's", "text fails", "text or parts"])
+def test_a_template_gets_its_contents_in_the_form_that_it_reads(llama3, tmp_path, template, prompt):
+    text = Text(copied(llama3, tmp_path / "new", chat_template=template))
+    messages = [{"role": role, "content": content} for role, content in (
+        ("system", "Be kind."), ("user", "dog"), ("assistant", "fox"), ("user", "lazy"))]
+    for _ in range(2):
+        assert text.tokenizer.decode(text.chat_ids(messages, "own")) == prompt
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}Hello", "{% for m in messages %}{{ m.role }}{% endfor %}",
+                                      "{{ messages[0].content[0].image }}x"])
+def test_a_template_that_leaves_out_the_words_of_the_user_is_refused(llama3, tmp_path, template):
+    text = Text(copied(llama3, tmp_path / "new", chat_template=template))
+    for _ in range(2):
+        with refused("fails (ValueError: it leaves out the words of the user); use template=vicuna"):
+            text.prompt_ids(["Hi"], "own")
 
 
 GREEDY = """{% set said = messages[0].content %}{% if said == "loop" %}

@@ -19,7 +19,7 @@ from typing import Any, Sequence
 from model.drafts.draft import Guesses, Steps
 from model.drafts.network import Expansion, Network, TreeDraft
 from model.sample import Sampler
-from model.text import BROKEN, Text, decoded, silent
+from model.text import BROKEN, Text, call_tokenizer, decoded, silent
 from model.tree import TokenTree
 
 LAST_WORD = re.compile(r"\s+\S*$")  # with the space before it
@@ -184,10 +184,10 @@ def encoded_after(tokenizer: Any, tail: Sequence[int], text: str) -> list[int]:
     of a word.
     """
     before = decoded(tokenizer, tail)
-    ids: list[int] = tokenizer(before + text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids: list[int] = call_tokenizer(tokenizer, before + text, add_special_tokens=False, verbose=False)["input_ids"]
     borders = (begin for begin in range(len(ids)) if decoded(tokenizer, ids[:begin]) == before)
     border = next(borders, None)
     found = ids[border:]
     if border is None:
-        found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        found = call_tokenizer(tokenizer, text, add_special_tokens=False, verbose=False)["input_ids"]
     return found if decoded(tokenizer, [*tail, *found]) == before + text else []
