@@ -1,11 +1,13 @@
 """Find a model by its name, folder or GGUF file, and fetch it if it is missing (`model=`).
 
-The library `huggingface_hub` fetches it from the hub: it shows progress, continues after an interruption, compares
-hashes and stores the revision with the files. Only JSON, tokenizers and one form of the weights are fetched.
+A model in the cache of the hub's own programs is used there. Else the library `huggingface_hub` fetches it: it shows
+progress, continues after an interruption, compares hashes and stores the revision with the files. Only JSON, tokenizers
+and one form of the weights are fetched.
 """
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from pathlib import Path
 from typing import Iterable, Mapping
@@ -15,10 +17,13 @@ from config.presets import MODELS, PRESETS
 from config.schema.untrusted import reason, short_repr
 from launch.console import say
 from launch.split.gguf import is_gguf
+from model.text import VOCABULARIES
+from model.weights.checkpoint import Checkpoint
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(\S+))?")  # optional: a branch, tag or commit
 WANTED = ["*.json", "*.model", "*.txt", "*.jinja"]
 WEIGHTS = "*.safetensors", "pytorch_model*.bin"  # the first kind that exists is fetched
+CONFIG = "config.json"
 HALF = ".incomplete"  # in a folder while it is being filled
 
 
@@ -41,7 +46,7 @@ def words_of(raw: Mapping[str, str]) -> list[str]:
     head = known_head(name)
     if head and not raw.keys() & {"eagle_dir", "draft", "drafts"}:
         try:
-            words.append(f"eagle_dir={fetch(head, root)}")
+            words.append(f"eagle_dir={fetch(head, root, is_head=True)}")
         except ValueError as error:
             say(f"{error}; without it, draft=suffix")
     return words
@@ -55,31 +60,87 @@ def known_head(name: str) -> str:
     return ""
 
 
-def fetch(name: str, root: Path, revision: str | None = None) -> Path:
-    """Return the folder below `root` of a model of the hub; fetch the model if it is missing or incomplete."""
+def fetch(name: str, root: Path, revision: str | None = None, is_head: bool = False) -> Path:
+    """Return the folder of a model or a head of the hub: below `root`, or in the hub's own cache if it is whole there.
+
+    It is fetched if it is missing or incomplete. Raises ValueError, with the fix, if that fails.
+    """
     folder = root / name
     mark = folder / HALF
-    if (folder / "config.json").is_file() and not mark.is_file() and revision is None:
+    if (folder / CONFIG).is_file() and not mark.is_file() and revision is None:
         return folder
-    bring = (f"bring its config.json, tokenizer files and weights into {folder}, as hf download {name} "
-             f"--local-dir {folder} does where the network allows it")
+
+    cached = cached_snapshot(name, revision, is_head)
+    if cached:
+        say(f"{name} is taken from the hub's cache: {cached}")
+        return cached
+
     try:
-        from huggingface_hub import model_info, snapshot_download
+        _download(name, folder, revision)
     except ImportError:
         raise ValueError(f"{name} cannot be fetched without the package huggingface_hub: install it, or "
-                         f"{bring}") from None
-    with one_at_a_time(folder.with_name(f".{folder.name}")):
-        folder.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-        say(f"fetching {name} into {folder}, once")
-        try:
-            found = model_info(name, revision=revision)  # fails without a hub, which the download would ignore
-            wanted = [*WANTED, _weights(each.rfilename for each in found.siblings or ())]
-            snapshot_download(name, revision=found.sha, local_dir=str(folder), allow_patterns=wanted)
-        except Exception as error:  # the network, the hub and the library may raise anything
-            raise ValueError(f"{name} cannot be fetched ({short_repr(reason(error))[1:-1]}): {bring}") from None
-        mark.unlink()
+                         f"{_advice(name, folder, revision)}") from None
+    except Exception as error:  # the network, the hub and the library may raise anything
+        raise ValueError(f"{name} cannot be fetched ({short_repr(reason(error))[1:-1]}): "
+                         f"{_advice(name, folder, revision)}") from None
     return folder
+
+
+def _download(name: str, folder: Path, revision: str | None) -> None:
+    """Fetch a model into a folder, which is marked as incomplete meanwhile. Raises what the library raises."""
+    from huggingface_hub import model_info, snapshot_download
+
+    with one_at_a_time(folder.with_name(f".{folder.name}")):
+        say(f"fetching {name} into {folder}, once")
+        available = model_info(name, revision=revision)  # fails without a hub, which the download would ignore
+        patterns = [*WANTED, _weights(each.rfilename for each in available.siblings or ())]
+
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / HALF).touch()
+        snapshot_download(name, revision=available.sha, local_dir=str(folder), allow_patterns=patterns)
+        (folder / HALF).unlink()
+
+
+def _advice(name: str, folder: Path, revision: str | None) -> str:
+    """Return what a user can do where the hub cannot be reached."""
+    options = f" --revision {revision}" if revision else ""
+    steps = [f"bring its config.json, tokenizer files and weights into {folder}, as hf download {name}{options} "
+             f"--local-dir {folder} does where the network allows it"]
+    if (folder / HALF).is_file():
+        steps.append(f"delete {folder / HALF}")
+    if revision:
+        steps.append(f"give model={folder}")
+    return ", and ".join(steps)
+
+
+def cached_snapshot(name: str, revision: str | None, is_head: bool = False) -> Path | None:
+    """Return the folder of a revision ("main" by default) in the cache of the hub's own programs, if it is whole there.
+
+    A model is whole with its config, all weights that an index names, and a tokenizer, which a head does not need.
+    """
+    stored = _hub_cache() / f"models--{name.replace('/', '--')}"
+    wanted = revision or "main"
+    reference = stored / "refs" / wanted
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else wanted
+    folder = stored / "snapshots" / commit
+    if not folder.is_dir():
+        return None
+
+    has_tokenizer = any((folder / file).is_file() for file in VOCABULARIES)
+    try:
+        Checkpoint(folder)  # raises ValueError for a missing or incomplete file
+    except ValueError:
+        return None
+    return folder if has_tokenizer or is_head else None
+
+
+def _hub_cache() -> Path:
+    """Return the folder of the hub's cache, where its own programs also look for it."""
+    environment = os.environ
+    home = Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    hub = Path(environment.get("HF_HOME") or home, "hub")
+    chosen = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or hub
+    return Path(os.path.expandvars(chosen)).expanduser()
 
 
 def _weights(files: Iterable[str]) -> str:

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from config.presets import ROOT
-from launch.hub import HALF, WANTED, _weights, fetch, known_head, words_of
+from launch.hub import HALF, WANTED, _weights, cached_snapshot, fetch, known_head, words_of
 from tests.checkpoints import refused
 from tests.saved import here
 
@@ -19,6 +20,7 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 def hub(monkeypatch):
     """A hub that has the toy under the name a/toy; what it was asked for."""
     asked = []
+    monkeypatch.setenv("HF_HUB_CACHE", os.devnull)
 
     def info(name, revision):
         asked.append((name, revision))
@@ -65,7 +67,76 @@ def test_where_the_hub_cannot_be_reached_the_files_are_named(tmp_path, hub):
     with refused(f"b/other cannot be fetched (Cannot reach the hub): bring its config.json, tokenizer files and "
                  f"weights into {tmp_path / 'b' / 'other'}, as hf download b/other --local-dir"):
         fetch("b/other", tmp_path)
-    assert (tmp_path / "b" / "other" / HALF).exists()
+    folder = shutil.copytree(ROOT / "toy" / "llama", tmp_path / "b" / "other")  # as the sentence says
+    assert fetch("b/other", tmp_path) == folder
+
+
+def test_where_a_download_broke_off_the_mark_is_to_be_deleted_and_with_a_revision_the_folder_named(tmp_path, hub):
+    folder = tmp_path / "b" / "other"
+    folder.mkdir(parents=True)
+    (folder / HALF).touch()
+    with refused(f"does where the network allows it, and delete {folder / HALF}"):
+        fetch("b/other", tmp_path)
+    (folder / HALF).unlink()
+    with refused(f"as hf download b/other --revision v1 --local-dir {folder} does where the network allows it, and "
+                 f"give model={folder}"):
+        fetch("b/other", tmp_path, "v1")
+
+
+COMMIT = "0123456789abcdef"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of the hub that holds the toy under the name b/other, as links to blobs."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    stored = tmp_path / "cache" / "models--b--other"
+    snapshot = stored / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    shutil.copytree(ROOT / "toy" / "llama", stored / "blobs")
+    for blob in (stored / "blobs").iterdir():
+        (snapshot / blob.name).symlink_to(blob)
+    for reference in ("main", "v1"):
+        (stored / "refs" / reference).parent.mkdir(exist_ok=True)
+        (stored / "refs" / reference).write_text(COMMIT)
+    return snapshot
+
+
+@pytest.mark.parametrize("revision", [None, "v1", COMMIT])
+def test_a_whole_snapshot_in_the_hubs_cache_is_used_without_the_hub(tmp_path, hub, cache, capsys, revision):
+    assert fetch("b/other", tmp_path, revision) == cache and hub == []
+    assert f"b/other is taken from the hub's cache: {cache}" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("lacking", ["model.safetensors", "config.json", "tokenizer.*"])
+def test_a_snapshot_without_one_of_its_files_is_not_used(tmp_path, hub, cache, lacking):
+    for link in cache.glob(lacking):
+        link.resolve().unlink()  # the blob: its download broke off
+    with refused("b/other cannot be fetched (Cannot reach the hub)"):
+        fetch("b/other", tmp_path)
+    assert cached_snapshot("b/other", None, is_head=True) == (cache if lacking == "tokenizer.*" else None)
+    with refused("b/other cannot be fetched (Cannot reach the hub)"):
+        fetch("b/other", tmp_path, "v2")
+
+
+@pytest.mark.parametrize(("variables", "place"), [
+    ({"HF_HUB_CACHE": "{}/a", "HF_HOME": "{}/b"}, "a"), ({"HUGGINGFACE_HUB_CACHE": "{}/a", "HF_HOME": "{}/b"}, "a"),
+    ({"HF_HOME": "{}/b", "XDG_CACHE_HOME": "{}/c"}, "b/hub"), ({"XDG_CACHE_HOME": "{}/c"}, "c/huggingface/hub"),
+    ({"HOME": "{}/d"}, "d/.cache/huggingface/hub")])
+def test_the_cache_is_where_the_hubs_own_programs_look(tmp_path, monkeypatch, variables, place):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    shutil.copytree(ROOT / "toy" / "llama", tmp_path / place / "models--b--other" / "snapshots" / "main")
+    assert cached_snapshot("b/other", None) == tmp_path / place / "models--b--other" / "snapshots" / "main"
+    assert cached_snapshot("b/else", None) is None
+
+
+def test_a_run_takes_a_cached_snapshot(hub, cache, capsys):
+    assert here("model=b/other", "prompt=hello", "max_new_tokens=8", "stages=0+4+4", f"models={cache.parent}") == 0
+    assert "tokens                8" in capsys.readouterr().out
 
 
 def test_weights_are_fetched_in_one_form():

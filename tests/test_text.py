@@ -403,9 +403,11 @@ def test_a_chat_template_that_fails_is_reported_in_one_line(llama3, tmp_path, te
 
 PARTS = "{% for m in messages %}[{% for part in m.content %}{{ part.text }}{% endfor %}]{% endfor %}"
 MIXED_PARTS = """{% for m in messages %}
-{%- if m.role == 'user' %}{% for part in m.content %}{{ part['text'] }}{% endfor %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"""
+{%- if m.role == 'user' %}{% for part in m.content %}{{ part['text'] }}{% endfor %}{% else %}{{ m.content }}{% endif %}|
+{%- endfor %}"""
 TEXT_OR_PARTS = """{% for m in messages %}
-{%- if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text | upper }}{% endif %}|{% endfor %}"""
+{%- if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text | upper }}{% endif %}|
+{%- endfor %}"""
 ONLY_PARTS = "{{ messages[0].content[0].text }}{% if messages[0].content is string %}{{ 1 / 0 }}{% endif %}"
 
 
