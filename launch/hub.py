@@ -66,8 +66,8 @@ def fetch(name: str, root: Path, revision: str | None = None, is_head: bool = Fa
     It is fetched if it is missing or incomplete. Raises ValueError, with the fix, if that fails.
     """
     folder = root / name
-    mark = folder / HALF
-    if (folder / CONFIG).is_file() and not mark.is_file() and revision is None:
+    is_whole = (folder / CONFIG).is_file() and not (folder / HALF).is_file()
+    if is_whole and revision is None:
         return folder
 
     cached = cached_snapshot(name, revision, is_head)

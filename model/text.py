@@ -6,15 +6,15 @@ because a rank that only computes never needs them.
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import cached_property, partial
 from importlib import import_module
 from inspect import signature
 from itertools import cycle
-from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, TypeVar, Union
 
 from config.files import HALF
 from config.run_config import is_template_file
@@ -56,6 +56,7 @@ NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 _IMPORTING = Lock()
 MessageDict = Mapping[str, Any]  # with `role`, one of ROLES, `content`, a text, and other keys for an own template
 Stops = Union[str, Sequence[str]]  # one or several texts that end an answer
+Content = Union[str, List[Dict[str, str]]]  # of a message: a text, or parts
 Result = TypeVar("Result")
 
 
@@ -240,7 +241,8 @@ class Text:
         role = message["role"]
         if role not in self._reads_parts:
             self._reads_parts[role] = self._tries_parts(role)
-        return {**message, "content": as_parts(message["content"])} if self._reads_parts[role] else dict(message)
+        content = message["content"]
+        return {**message, "content": as_parts(content) if self._reads_parts[role] else content}
 
     def _tries_parts(self, role: str) -> bool:
         """Return whether the template writes a marker of this role only as a part, or else as a text.
@@ -256,14 +258,15 @@ class Text:
             raise ValueError("it leaves out the words of the user")
         return bool(shows_part)  # a template that fails with both reports its own error when it is used
 
-    def _shows(self, role: str, content: str | list[dict[str, str]]) -> bool | None:
+    def _shows(self, role: str, content: Content) -> bool | None:
         """Return whether the template writes the marker in a message of this role, or None if it fails."""
         trial = {"role": role, "content": content}
         if role == "user":
             talk = [trial]
         else:
             question = self._in_content_form({"role": "user", "content": "?"})
-            talk = [trial, question] if role == "system" else [question, trial, question]
+            before = [] if role == "system" else [question]
+            talk = [*before, trial, question]
         try:
             return MARKER in self._sandbox.call(PATIENCE, talk, {})
         except ValueError:
@@ -330,9 +333,11 @@ def _growth(rules: Mapping[str, Any]) -> int:
     replacement, pattern = "", ""
     if rules.get("type") == "Replace":
         replacement, pattern = rules["content"], rules["pattern"].get("String", "")
-    matched = len(pattern) or 1
-    between = 0 if pattern else len(replacement)  # a pattern that matches nothing also matches between characters
-    return max(1, -(-len(replacement) // matched) + between) * prod(map(_growth, parts))
+    if pattern:
+        growth = math.ceil(len(replacement) / len(pattern))
+    else:  # a pattern that matches nothing also matches between characters
+        growth = 2 * len(replacement)
+    return max(1, growth) * math.prod(map(_growth, parts))
 
 
 def silent(tokenizer: Any) -> set[int]:
@@ -441,7 +446,7 @@ def as_messages(turns: Sequence[str]) -> list[MessageDict]:
     return [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns)]
 
 
-def as_parts(content: str) -> list[dict[str, str]]:
+def as_parts(content: str) -> Content:
     """Return a content in the form of templates that also read pictures."""
     return [{"type": "text", "text": content}]
 

@@ -16,11 +16,11 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 19_329,
-    "model": 50_698,
+    "model": 51_309,
     "pipeline": 26_491,
     "tp": 5_790,
     "sim": 7_567,
-    "launch": 44_860,
+    "launch": 45_195,
     "eval": 40_679,
     "serve": 19_152,
     "eval/dsi": 18_581,

@@ -184,7 +184,8 @@ def encoded_after(tokenizer: Any, tail: Sequence[int], text: str) -> list[int]:
     of a word.
     """
     before = decoded(tokenizer, tail)
-    ids: list[int] = call_tokenizer(tokenizer, before + text, add_special_tokens=False, verbose=False)["input_ids"]
+    both = call_tokenizer(tokenizer, before + text, add_special_tokens=False, verbose=False)
+    ids: list[int] = both["input_ids"]
     borders = (begin for begin in range(len(ids)) if decoded(tokenizer, ids[:begin]) == before)
     border = next(borders, None)
     found = ids[border:]
