@@ -1,4 +1,4 @@
-"""The boards of a hosts file: check that they answer, measure them, and write a file of the chosen ones.
+"""The boards of a hosts file: measure them, and write a file of the chosen ones.
 
 A board to measure needs the program (`bash scripts/push.sh code=true`), but no part of the model: it times layers with
 random weights, over ssh. Options of ssh go into $SSH, as for scripts/push.sh.
@@ -9,10 +9,8 @@ import json
 import os
 import select
 import shlex
-import socket
 import subprocess
 import tempfile
-import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import IO, Any, Iterable, NamedTuple, Sequence
@@ -24,11 +22,9 @@ from config.profiles import Profile
 from config.schema.untrusted import one_line, parse_json
 from eval.bench import cost
 from eval.plan.candidates import Candidate, typed
-from launch.hosts.board import Line, is_here, read_hosts
+from launch.hosts.board import Line, read_hosts
 from launch.hosts.timing import Passed
 
-PORT = 22  # ssh
-PATIENCE = 3.0  # timeout of a handshake in seconds
 START = "FLOWSPEC_MODULE=launch.hosts.timing bash run_jetson.sh"
 LONG = 1 << 20  # bytes of the line that measures the rate
 TRIES = 5  # tries of each message; the shortest time counts
@@ -40,32 +36,6 @@ ANSWER = {"passes": [(int, int, float)]}
 def boards_of(path: str) -> list[Line]:
     """Return the boards of the ranks after rank 0."""
     return [line for line in read_hosts(path)[1:] if line.spare is None]
-
-
-# --- reachability -----------------------------------------------------------------------------------------------------
-
-def with_latencies(site: Profile, path: str, port: int = PORT) -> Profile:
-    """Return the cluster with the latencies of rank 0's wires to the boards of a hosts file, if above the profile's.
-
-    Raises ValueError for a board that does not answer.
-    """
-    links = list(site.links)
-    for rank, line in enumerate(boards_of(path), 1):
-        latency = min(_handshake(line.address, path, port) for _ in range(TRIES)) / 2
-        if not is_here(line.address) and latency > site.latency:
-            links.append((0, rank, latency, site.mbps))
-    return replace(site, links=tuple(links))
-
-
-def _handshake(address: str, path: str, port: int) -> float:
-    """Return the milliseconds of a message to a board's ssh port and back."""
-    since = time.perf_counter()
-    try:
-        socket.create_connection((address, port), PATIENCE).close()
-    except OSError as error:
-        raise ValueError(f"{address} of {path} does not answer at port {port} ({error}): switch it on, correct its "
-                         "line, or remove it") from None
-    return 1e3 * (time.perf_counter() - since)
 
 
 # --- measurement ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from config.files import write_json
 from config.keys import listed
 from config.profiles import Profile
 from eval.plan.candidates import PLAIN_METHOD, Candidate, families
-from eval.plan.hosts import boards_of, with_latencies
+from eval.plan.hosts import boards_of
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import check, measured
 from eval.plan.record import Book, book_of
@@ -49,8 +49,6 @@ def plan(config: PlanConfig) -> Plan:
 def cluster(config: PlanConfig) -> Profile:
     """Return the cluster to plan for, with the boards that may take part, and their memory."""
     site, hosts = config.run.cluster or measured(config), config.run.hosts
-    if hosts and config.run.profile != "none":  # without a profile the boards were measured
-        site = with_latencies(site, hosts)
     lines = boards_of(hosts) if hosts else []
     described = len(lines) or len(site.factors) or len(site.memory)
     sizes = len(listed(config.memory))
