@@ -35,7 +35,7 @@ class Stage:
     """A stage that computes segments with the slice `part`; `new_cache` creates the cache of a request.
 
     To a segment that needs inner features it adds the inputs of the slice's `inner_layers`; with `reports` it also
-    sends them to rank 0 at once. `requests` caches are allocated at the start. Visits and spans have times of `clock`.
+    sends them to rank 0 at once. `requests` caches are allocated at the start. Visits have times of `clock`.
     """
 
     clock: Clock = REAL
@@ -136,10 +136,9 @@ class Stage:
         waits for the first segment, since earlier requests may need the spare cache.
         """
         if prune.request in self.caches:
-            begin = self.clock.now()
-            cache = self.caches[prune.request]
-            cache.prune(prune.tip, prune.parent, prune.keep, prune.horizon)
-            self.trace.note("prune", begin, self.clock.now(), tip=prune.tip, keep=len(prune.keep))
+            with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):
+                cache = self.caches[prune.request]
+                cache.prune(prune.tip, prune.parent, prune.keep, prune.horizon)
         elif prune.request > self._newest:
             known = self._early.get(prune.request, prune)
             self._early[prune.request] = max(known, prune, key=lambda each: each.horizon)
@@ -180,12 +179,12 @@ class Stage:
         inputs: dict[int, Tensor] = dict.fromkeys(self.inner_layers, before_T) if inner else {}
 
         begin = self.clock.now()
-        with torch.inference_mode():  # saves a seventh of the time between kernels
-            x_TD = self.part(before_T, pos_T, caches, inputs, alive)
-        if x_TD is not None and x_TD.is_cuda:  # wait for the kernels, as sending would: the visit includes their time
-            torch.cuda.current_stream(x_TD.device).synchronize()
-        end = self.clock.now()
-        self.trace.note("forward", begin, end, nodes=joined(segments).nodes)
+        with self.trace.span("forward", nodes=joined(segments).nodes):
+            with torch.inference_mode():  # saves a seventh of the time between kernels
+                x_TD = self.part(before_T, pos_T, caches, inputs, alive)
+            if x_TD is not None and x_TD.is_cuda:  # wait for the kernels, as sending would
+                torch.cuda.current_stream(x_TD.device).synchronize()
+        visit = Visit(sum(counts), self.clock.now() - begin)
 
         if x_TD is None:
             return {segment.request: segment.take([]) for segment in segments}
@@ -194,7 +193,6 @@ class Stage:
         if inner:
             earlier = upload(torch.cat(inner).to(x_TD.dtype), self.device)
             features = torch.cat([earlier, *inputs.values()], -1).split(counts)
-        visit = Visit(sum(counts), end - begin)
         return {segment.request: replace(segment, x=part, inner=feature, visits=(*segment.visits, visit))
                 for segment, part, feature in zip(segments, parts, features)}
 

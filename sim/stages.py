@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -73,6 +74,19 @@ def work_of(profile: Profile, held: Held) -> Work:
     return Work(together, 1, held.kept, held.reports, leader)
 
 
+class StageTrace(NoTrace):
+    """A trace with spans of a stage, by the stage's own clock."""
+
+    def __init__(self, trace: NoTrace, clock: VirtualClock) -> None:
+        self._trace, self._clock = trace, clock
+
+    @contextmanager
+    def span(self, name: str, **facts: Any) -> Iterator[None]:
+        begin = self._clock.now()
+        yield
+        self._trace.note(name, begin, self._clock.now(), **facts)
+
+
 class VirtualStage:
     """A `Stage` in modelled time; `send` passes on a message at a given time, `report` sends one to rank 0.
 
@@ -82,8 +96,10 @@ class VirtualStage:
     def __init__(self, at: At, work: Work, send: Send, report: Send, trace: NoTrace) -> None:
         self._at, self._work = at, work
         self._send, self._report, self._trace = send, report, trace
-        self.stage = Stage(self._slice, no_layers, trace, range(work.kept), reports=work.reports)
-        self._clock = self.stage.clock = VirtualClock()
+        self._clock = VirtualClock()
+        stage_trace = StageTrace(trace, self._clock)
+        self.stage = Stage(self._slice, no_layers, stage_trace, range(work.kept), reports=work.reports)
+        self.stage.clock = self._clock
         self._queue: deque[Message] = deque()
         self._computing: list[Segment] = []
         self._started_at = self._ends_at = 0.0  # times of the computation

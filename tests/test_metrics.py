@@ -15,11 +15,13 @@ from eval import metrics
 from eval.observe.span_sums import Tally
 from eval.observe.time_breakdown import by_request, utilization
 from pipeline.messages import Prune, Reset, Segment
+from pipeline.stage import Stage
 from pipeline.trace import NoTrace
 from pipeline.transport import Inbox
 from sim.clock import Pace
 from sim.devices import Lane
 from sim.wires import size
+from tests.tiny import CONFIG, TINY
 
 
 def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more):
@@ -268,6 +270,25 @@ def test_an_emulated_wire_tells_the_tally_what_it_carried(tmp_path):
     server = PROFILES["server"]
     assert (found["bytes"], found["control"]) == (size(messages[0], server), size(messages[1], server)) == (64, 16)
     assert found["late"] > 0
+
+
+def test_what_is_late_while_a_stage_computes_belongs_to_the_request_of_its_first_segment(tmp_path):
+    tally = Tally(tmp_path, 1)
+
+    def late_slice(x, pos_T, cache, inputs, alive):
+        tally.note("late", 1.0, 1.25)
+        return x[:, None].float()
+
+    stage = Stage(late_slice, lambda: CONFIG.cache(1, 64, TINY.lm_head.weight), tally)
+    for request in range(2):
+        nodes = [2 * request, 2 * request + 1]
+        stage.apply(Segment(request, nodes, nodes[:1] * 2, [0, 1], 2, torch.tensor([5, 6])))
+        stage.apply(Reset(request))
+        with tally.span("send", kind="Reset", nodes=[]):
+            pass
+    tally.close()
+    lines = [json.loads(text) for text in (tmp_path / "rank_1.jsonl").read_text().splitlines()]
+    assert [found["late"] for found in lines] == [0.25, 0.25]
 
 
 def test_a_request_that_did_not_end_has_no_line(tmp_path):

@@ -17,9 +17,9 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 19_329,
     "model": 51_309,
-    "pipeline": 26_491,
+    "pipeline": 26_469,
     "tp": 5_790,
-    "sim": 7_567,
+    "sim": 7_488,
     "launch": 45_195,
     "eval": 40_679,
     "serve": 19_152,
