@@ -363,6 +363,76 @@ def test_the_windows_of_layers_are_read_from_either_kind_of_config():
     assert windows("gemma3", **old, sliding_window_pattern=2) == (16, 0, 16, 0)
 
 
+SILENT = ("use_sliding_window", "sliding_window", "max_window_layers", "rope_theta", "rope_scaling", "attention_bias",
+          "no_rope_layers", "no_rope_layer_interval", "query_pre_attn_scalar", "attn_logit_softcapping",
+          "final_logit_softcapping", "attention_multiplier", "residual_multiplier", "logits_scaling", "norm_topk_prob",
+          "rope_local_base_freq", "original_max_position_embeddings")  # an omitted one changes results without an error
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_omitted_field_has_the_value_that_transformers_gives_it(name):
+    kind, fields = MODELS[name]
+    given = {**fields, "layer_types": None, "num_key_value_heads": fields["num_attention_heads"]}
+    for field in SILENT:
+        reduced = {key: value for key, value in given.items() if key != field}
+        theirs = config_class(kind)(**reduced).to_dict()
+        ours = {key: value for key, value in theirs.items() if key in reduced or key == "model_type"
+                or key not in (*SILENT, "layer_types")}
+        ours.pop("rope_parameters", None)
+        read, expected = LlamaConfig.read(ours), LlamaConfig.read(theirs)
+        assert read == expected, field
+
+
+UNREAD = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1, "layer_types": LOCAL,
+          "sliding_window_pattern": 3, "no_rope_layers": [1, 0, 1, 0], "no_rope_layer_interval": 2,
+          "rope_local_base_freq": 77.0, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0,
+          "final_logit_softcapping": 2.0, "embedding_multiplier": 9.0, "residual_multiplier": 0.1,
+          "attention_multiplier": 0.7, "logits_scaling": 9.0, "norm_topk_prob": True}
+READERS = {  # by family: the fields above that its class in transformers computes with
+    "mistral": "sliding_window", "mixtral": "sliding_window", "phi3": "sliding_window",
+    "qwen2": "sliding_window use_sliding_window max_window_layers layer_types",
+    "qwen3": "sliding_window use_sliding_window max_window_layers layer_types",
+    "qwen3_moe": "sliding_window use_sliding_window norm_topk_prob",
+    "smollm3": "sliding_window use_sliding_window layer_types no_rope_layers no_rope_layer_interval",
+    "ministral": "sliding_window layer_types", "gpt_oss": "sliding_window layer_types",
+    "gemma2": "sliding_window layer_types query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping",
+    "gemma3_text": "sliding_window layer_types sliding_window_pattern query_pre_attn_scalar final_logit_softcapping "
+                   "rope_local_base_freq",
+    "granite": "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_field_has_an_effect_only_in_families_that_read_it(name):
+    config = config_of(name)
+    read = READERS.get(config["model_type"], "").split()
+    others = {field: value for field, value in UNREAD.items() if field not in read}
+    assert LlamaConfig.read({**config, **others}) == LlamaConfig.read(config)
+
+
+def test_a_field_that_is_null_is_not_omitted():
+    assert LlamaConfig.read(config_of("mistral", sliding_window=None)).windows == ()
+    bare = LlamaConfig.read(config_of("gemma2", attn_logit_softcapping=None, sliding_window=None))
+    assert bare.scales.score_cap == 0 and bare.windows == ()
+
+
+def test_a_smollm3_has_windows_in_layers_without_rotary_positions():
+    flags = {"use_sliding_window": True, "sliding_window": 16}
+    theirs = config_class("SmolLM3")(**GATED, **flags)
+    assert theirs.layer_types == ["full_attention"] * 3 + ["sliding_attention"]
+    assert LlamaConfig.read(config_of("smollm3", layer_types=None, **flags)).windows == (0, 0, 0, 16)
+
+
+def test_longrope_without_a_training_length_is_as_loud_as_its_factor_says():
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.5] * 6, "long_factor": [2.0] * 6}
+    theirs = config_class("Llama")(**GATED, rope_scaling=scaling)
+    waves, loudness = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu")
+    turns = LlamaConfig.read(config_of("llama 3.1", rope_theta=10000.0, rope_scaling=scaling)).turns
+    assert Rotary(turns).loudness() == pytest.approx(loudness) and loudness > 1
+    assert torch.allclose(Rotary(turns).frequency(), waves)
+
+
 def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so():
     for config, bias in ((config_of("qwen2.5"), True), (config_of("llama 3.1"), False),
                          (config_of("llama 3.1", qkv_bias=True), True)):
@@ -372,6 +442,7 @@ def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so()
 
 OLD = {"rope_parameters": None}  # where transformers 5 says it
 REFUSED = {
+    "a Gemma that looks ahead": ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     "a Gemma": ("mistral", {"model_type": "gemma"}, "model_type='gemma'"),
     "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6, **OLD}, "head_dim=12, but rotary positions"),
     "too few long waves": (

@@ -15,7 +15,7 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 19_329,
+    "config": 19_558,
     "model": 51_309,
     "pipeline": 26_469,
     "tp": 5_790,

@@ -5,6 +5,7 @@ It knows nothing about tensors. A field that `model/llama.py` would compute inco
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import log
 from typing import Any, Iterator, Mapping, Tuple
 
 from config.schema.fields import CONFIG, ROPE, check
@@ -23,9 +24,17 @@ GEMMA3 = {  # most of which published configs of Gemma 3 omit
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
     "sliding_window": 4096}
+GPT_OSS = {
+    "attention_bias": True, "swiglu_limit": 7.0, "sliding_window": 128, "rope_theta": 150000.0,
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                     "original_max_position_embeddings": 4096}}
 MIXTRAL = (
     (r"\.block_sparse_moe\.", ".mlp."), (r"\.mlp\.gate\.", ".mlp.router."),
     (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."))
+FLAGGED = "use_sliding_window", "sliding_window"
+QWEN_WINDOWS = (*FLAGGED, "max_window_layers", "layer_types")
+WINDOWS_OF_QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+MULTIPLIERS = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"
 LOCAL_EXPERTS, EXPERTS = ("num_local_experts", "intermediate_size"), ("num_experts", "moe_intermediate_size")
 ANY = object()  # for a field that may have any value of its kind
 
@@ -54,40 +63,55 @@ class Family:
     sinks: bool = False  # each head has a score without a value
     clamped: bool = False  # the feed-forward's activation is GPT-OSS's
     names: Renamed = ()  # of tensors
+    reads: tuple[str, ...] = ()  # fields that only some families read; in a config of another they have no effect
     allowed: Mapping[str, Any] = field(default_factory=dict)  # allowed values that differ from `SUPPORTED`
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # values of omitted fields
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # values of omitted fields, not of null ones
 
 
 FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "llama": Family("LlamaForCausalLM"),
-    "mistral": Family("MistralForCausalLM"),
-    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
-    "qwen3": Family("Qwen3ForCausalLM", head_norms=True),
-    "mimo": Family("MiMoForCausalLM", qkv_bias=True),  # a Qwen2 with additional layers for multi-token prediction
+    "mistral": Family("MistralForCausalLM", reads=("sliding_window",), defaults={"sliding_window": 4096}),
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, reads=QWEN_WINDOWS, defaults=WINDOWS_OF_QWEN),
+    "qwen3": Family("Qwen3ForCausalLM", head_norms=True, reads=QWEN_WINDOWS, defaults=WINDOWS_OF_QWEN),
+    "mimo": Family("MiMoForCausalLM", qkv_bias=True,  # a Qwen2 with additional layers for multi-token prediction
+                   reads=QWEN_WINDOWS, defaults=WINDOWS_OF_QWEN),
     "opt": Family("OPTForCausalLM", qkv_bias=True, bias=True, rotary=False, rms=False,
                   gated=False, tied=True, names=OPT),
-    "smollm3": Family("SmolLM3ForCausalLM", tied=True, defaults={"no_rope_layer_interval": 4}),
-    "phi3": Family("Phi3ForCausalLM", allowed={"partial_rotary_factor": ANY}),
+    "smollm3": Family("SmolLM3ForCausalLM", tied=True,
+                      reads=(*FLAGGED, "layer_types", "no_rope_layers", "no_rope_layer_interval"),
+                      defaults={"no_rope_layer_interval": 4, "use_sliding_window": False, "rope_theta": 2e6}),
+    "phi3": Family("Phi3ForCausalLM", reads=("sliding_window",), allowed={"partial_rotary_factor": ANY},
+                   defaults={"original_max_position_embeddings": 4096}),
     "olmo2": Family("Olmo2ForCausalLM", before=False, after=True, wide_norms=True, names=AFTER),
-    "granite": Family("GraniteForCausalLM"),
+    "granite": Family("GraniteForCausalLM", reads=MULTIPLIERS, defaults={"attention_multiplier": 1.0}),
     "glm": Family("GlmForCausalLM", neighbours=True, allowed={"partial_rotary_factor": ANY, "attention_bias": ANY},
-                  defaults={"partial_rotary_factor": 0.5}),
+                  defaults={"partial_rotary_factor": 0.5, "attention_bias": True}),
     "glm4": Family("Glm4ForCausalLM", neighbours=True, after=True, names=GLM4,
                    allowed={"partial_rotary_factor": ANY, "attention_bias": ANY},
-                   defaults={"partial_rotary_factor": 0.5}),
-    "ministral": Family("MinistralForCausalLM"),
+                   defaults={"partial_rotary_factor": 0.5, "attention_bias": True}),
+    "ministral": Family("MinistralForCausalLM", reads=("sliding_window", "layer_types"),
+                        defaults={"sliding_window": 4096}),
     "gemma2": Family("Gemma2ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
                      gelu=True, windows=2, names=SANDWICH, allowed=GELU,
-                     defaults={"query_pre_attn_scalar": 256, "sliding_window": 4096}),
+                     reads=("sliding_window", "layer_types", "query_pre_attn_scalar", "attn_logit_softcapping",
+                            "final_logit_softcapping"),
+                     defaults={"query_pre_attn_scalar": 256, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
+                               "final_logit_softcapping": 30.0}),
     "gemma3_text": Family("Gemma3ForCausalLM", tied=True, after=True, one_more=True, scaled=True,
-                          gelu=True, head_norms=True, windows=6, names=SANDWICH, allowed=GELU, defaults=GEMMA3),
-    "mixtral": Family("MixtralForCausalLM", experts=LOCAL_EXPERTS, names=MIXTRAL, defaults={"num_experts_per_tok": 2}),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", head_norms=True, experts=EXPERTS, defaults={"norm_topk_prob": False},
+                          gelu=True, head_norms=True, windows=6, names=SANDWICH, defaults=GEMMA3,
+                          reads=("sliding_window", "layer_types", "sliding_window_pattern", "query_pre_attn_scalar",
+                                 "final_logit_softcapping", "rope_local_base_freq"),
+                          allowed={**GELU, "use_bidirectional_attention": False}),
+    "mixtral": Family("MixtralForCausalLM", experts=LOCAL_EXPERTS, names=MIXTRAL, reads=("sliding_window",),
+                      defaults={"num_experts_per_tok": 2, "rope_theta": 1e6}),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", head_norms=True, experts=EXPERTS, reads=(*FLAGGED, "norm_topk_prob"),
+                        defaults={"norm_topk_prob": False, "use_sliding_window": False, "sliding_window": 4096},
                         names=((r"\.mlp\.gate\.", ".mlp.router."),)),
     "gpt_oss": Family("GptOssForCausalLM", qkv_bias=True, bias=True, sinks=True, clamped=True,
-                      windows=2, experts=LOCAL_EXPERTS, allowed={"attention_bias": ANY},
-                      defaults={"attention_bias": True, "swiglu_limit": 7.0}),
+                      windows=2, experts=LOCAL_EXPERTS, reads=("sliding_window", "layer_types"),
+                      allowed={"attention_bias": ANY}, defaults=GPT_OSS),
 }
+DISTINCT = {name for family in FAMILIES.values() for name in family.reads}
 SUPPORTED = {  # optional fields, and their only supported values
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1,
     "mlp_only_layers": [], "decoder_sparse_step": 1,
@@ -115,8 +139,9 @@ def published(name: str, family: Family) -> str:
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `config.json` under uniform names. Raises ValueError if it is not supported."""
     family = FAMILIES.get(config.get("model_type") or "llama")
-    said = {name: value for name, value in config.items() if value is not None}
-    config = {**(family.defaults if family else {}), **said}
+    unread = DISTINCT.difference(family.reads if family else ())
+    config = {**(family.defaults if family else {}), **config}
+    config = {name: value for name, value in config.items() if name not in unread}
     # transformers 4 has rope_theta next to `rope_scaling`, transformers 5 in `rope_parameters`, per kind of layer
     parameters = config.get("rope_parameters") or {}
     local = (parameters.get("sliding_attention") or {}).get("rope_theta")
@@ -130,7 +155,10 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     given["rope_type"] = rotary.get("rope_type") or rotary.get("type") or "default"
     if given["rope_type"] == "longrope":  # its trained length may be outside of rope_scaling
         trained = rotary.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-        given["original_max_position_embeddings"] = trained or config.get("max_position_embeddings")
+        longest, factor = config.get("max_position_embeddings") or 0, rotary.get("factor") or 1
+        given["original_max_position_embeddings"] = trained or longest
+        if not trained and factor > 1 and longest > 1 and not given.get("attention_factor"):
+            given["attention_factor"] = (1 + log(factor) / log(longest)) ** 0.5
     experts = family.experts if family else ()
     if experts:  # transformers 5 always names their number num_local_experts
         given[experts[0]] = given.get(experts[0]) or given.get("num_local_experts")
@@ -194,16 +222,18 @@ def _misfits(given: Mapping[str, Any]) -> Iterator[str]:
 def windows(given: Mapping[str, Any], family: Family) -> tuple[int, ...]:
     """Return the attention window of each layer in positions, 0 for none; empty if no layer has a window."""
     window, layers = given.get("sliding_window"), given["num_hidden_layers"]
-    if not window or given.get("use_sliding_window") is False:
+    if not window or not given.get("use_sliding_window", True):
         return ()
     kinds = given.get("layer_types")
     every = given.get("sliding_window_pattern") or family.windows
-    first = given.get("max_window_layers") or 0 if given.get("use_sliding_window") else 0
-    if kinds is None:
+    first = given.get("max_window_layers") or 0
+    if kinds is not None:
+        slides = [kind == "sliding_attention" for kind in kinds]
+    elif "no_rope_layers" in family.reads:
+        slides = list(unturned(given))
+    else:
         full = range(every - 1, layers, every) if every else ()
         slides = [layer >= first and layer not in full for layer in range(layers)]
-    else:
-        slides = [kind == "sliding_attention" for kind in kinds]
     return tuple(window if slide else 0 for slide in slides) if any(slides) else ()
 
 
