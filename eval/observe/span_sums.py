@@ -124,102 +124,90 @@ class Tally(NoTrace):
         if self._start is not None and self._end is not None and not self._file.closed:
             assert self._end >= self._start, f"rank {self.rank}: a request of {self._end - self._start} seconds"
             line = {"rank": self.rank, "request": self._requests, "seconds": self._end - self._start,
-                    **_sums(self._spans), **_flight(self._spans, self._start, self._end)}
+                    **_line(self._spans, self._start, self._end)}
             self._file.write(json.dumps(line) + "\n")
             self._requests += 1
         self._start = self._end = None
         self._spans = []
 
 
-def _sums(spans: Sequence[Span]) -> dict[str, Any]:
-    """Return the fields of every rank's line: seconds in spans, and counts of what was sent."""
-    sent: dict[str, Counter[str]] = {name: Counter() for name in WIRES}  # bytes by kinds of messages
-    segments, late = [], 0.0
+def _line(spans: Sequence[Span], start: float, end: float) -> dict[str, Any]:
+    """Return the sums over one request's spans, from `start` to `end`; those of its flight once a token has settled."""
+    seconds: dict[str, float] = defaultdict(float)
+    prefill_seconds: dict[str, float] = {}
+    sent_bytes: dict[str, Counter[str]] = {name: Counter() for name in WIRES}  # by kinds of messages
+    segment_rows: list[int] = []
+    late, has_answer = 0.0, False
+    settled_at: float | None = None  # time at which the first token had settled
+
     for name, since, until, facts in spans:
+        if has_answer and settled_at is None and name in SETTLES:
+            settled_at, prefill_seconds = since, dict(seconds)
+        if name in TIMED:
+            seconds[name] += until - since
+
         if name in WIRES:
-            sent[name][facts["kind"]] += facts["bytes"]
+            sent_bytes[name][facts["kind"]] += facts["bytes"]
         elif name == "late":
             late += until - since
         elif name == "send" and facts["nodes"]:
-            segments.append(len(facts["nodes"]))
-    carried = sent["wire"] or sent["sent"]
+            segment_rows.append(len(facts["nodes"]))
+        elif name == "judge" and facts["said"]:
+            has_answer = True
+
+    carried = sent_bytes["wire"] or sent_bytes["sent"]
     control = carried["Prune"]
-    return {"spans": _seconds(spans), "late": late,
-            "segments": len(segments), "rows": sum(segments),
+    line = {"spans": seconds, "late": late, "segments": len(segment_rows), "rows": sum(segment_rows),
             "bytes": sum(carried.values()) - control, "control": control}
-
-
-def _seconds(spans: Sequence[Span]) -> dict[str, float]:
-    """Return the seconds in each kind of span."""
-    spent: dict[str, float] = defaultdict(float)
-    for name, since, until, _ in spans:
-        if name in TIMED:
-            spent[name] += until - since
-    return dict(spent)
-
-
-def _flight(spans: Sequence[Span], start: float,
-            end: float) -> dict[str, Any]:
-    """Return the further fields of the rank that receives the answers; empty if no token has settled."""
-    heard = False
-    for i, (name, since, _, facts) in enumerate(spans):
-        if heard and name in SETTLES:
-            before = _seconds(spans[:i])
-            decoding = {name: spent - before.get(name, 0.0)
-                        for name, spent in _seconds(spans).items()}
-            return {"first": since - start, "decoding": decoding,
-                    "flight": replay(spans, since, end)._asdict()}
-        heard = heard or name == "judge" and bool(facts["said"])
-    return {}
+    if settled_at is not None:
+        decoding = {name: spent - prefill_seconds.get(name, 0.0) for name, spent in seconds.items()}
+        flight = replay(spans, settled_at, end)
+        line.update(first=settled_at - start, decoding=decoding, flight=flight._asdict())
+    return line
 
 
 # --- which rows in flight became text ---------------------------------------------------------------------------------
-
-def _text(spans: Sequence[Span], said: Mapping[int, int]) -> Iterator[int]:
-    """Yield the nodes of the text that was sent.
-
-    A node is followed by the child that the target `said`, or by the row that was sent as text below it.
-    """
-    child: dict[tuple[int, int | None], int] = {}
-    text_below: dict[int, int] = {}
-    for _, _, _, facts in spans:
-        rows = zip(facts["nodes"], facts["tokens"], facts["parents"])
-        for i, (number, token, parent) in enumerate(rows):
-            if number != parent:  # the root is its own parent
-                child[parent, token] = number
-                if i < facts["text"]:
-                    text_below[parent] = number
-    node = next((number for span in spans for number in span.facts["nodes"]), None)
-    while node is not None:
-        yield node
-        node = child.get((node, said.get(node)), text_below.get(node))
-
 
 def replay(spans: Sequence[Span], begin: float, end: float) -> Flight:
     """Return the flight of a request's rows, from the spans of rank 0 in order; it decoded from `begin` to `end`.
 
     Events are ordered by their indices in the spans, since a modelled clock may stand still between two of them.
     """
-    sent: dict[int, int] = {}
-    heard: dict[int, int] = {}
-    said: dict[int, int] = {}
-    for place, (name, _, _, facts) in enumerate(spans):
-        if name == "send" and "parents" in facts:
-            sent.update(dict.fromkeys(facts["nodes"], place))
-        elif name == "judge":
-            heard.update(dict.fromkeys(facts["nodes"], place))
-            said.update(facts["said"])
-    text = list(_text([span for span in spans if span.name == "send" and "parents" in span.facts], said))
-    prompt = next((i for i, node in enumerate(text) if node in said), len(text)) + 1
+    sent: dict[int, int] = {}  # by node, as `judged`: the index of the span
+    judged: dict[int, int] = {}
+    answers: dict[int, int] = {}
+    child_nodes: dict[tuple[int, int | None], int] = {}  # by parent and token
+    text_nodes: dict[int, int] = {}  # by parent: rows that were sent as text
+
+    for index, (name, _, _, facts) in enumerate(spans):
+        if name == "judge":
+            judged.update(dict.fromkeys(facts["nodes"], index))
+            answers.update(facts["said"])
+        elif name == "send" and "parents" in facts:
+            sent.update(dict.fromkeys(facts["nodes"], index))
+            for row, (node, token, parent) in enumerate(zip(facts["nodes"], facts["tokens"], facts["parents"])):
+                if node != parent:  # the root is its own parent
+                    child_nodes[parent, token] = node
+                    if row < facts["text"]:
+                        text_nodes[parent] = node
+
+    text: list[int] = []
+    node = next(iter(sent), None)
+    while node is not None:
+        text.append(node)
+        node = child_nodes.get((node, answers.get(node)), text_nodes.get(node))
+    num_prompt = next((i for i, node in enumerate(text) if node in answers), len(text)) + 1
+
     rows = misses = 0
     stay, aloft, covered, reached = 0.0, 0.0, 0.0, begin
-    for parent, node in zip(text[prompt - 1:], text[prompt:]):
+    for parent, node in zip(text[num_prompt - 1:], text[num_prompt:]):
         left, back = spans[sent[node]].since, end
-        if node in heard:
-            back = spans[heard[node]].since
+        if node in judged:
+            back = spans[judged[node]].since
             rows += 1
             stay += back - left
-        misses += parent in heard and heard[parent] < sent[node]
+        misses += parent in judged and judged[parent] < sent[node]
+
         first, last = max(left, begin), min(back, end)
         aloft += max(0.0, last - first)
         covered += max(0.0, last - max(first, reached))  # rows leave in the order of the text
