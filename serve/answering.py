@@ -86,8 +86,6 @@ class AnswerForm(Reports):
     the last block of a choice is opened, extended and closed, at the end of a choice, and at the end of the stream.
     """
 
-    MEDIA = "text/event-stream"  # media type of a stream
-
     def __init__(self, engine: Engine, body: Body, choices: Sequence[Choice], model: str) -> None:
         watched = body.stream and body.flowspec_tree
         super().__init__(engine, [AnswerJob(choice, watched=watched) for choice in choices])

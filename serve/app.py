@@ -186,7 +186,7 @@ class EventStream(StreamingResponse):
     """A stream of events. Its answer is cancelled if the client leaves, even before the first event is sent."""
 
     def __init__(self, answer: AnswerForm, first: Any) -> None:
-        super().__init__(answer.events(first), media_type=answer.MEDIA,
+        super().__init__(answer.events(first), media_type="text/event-stream",
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._answer = answer
 

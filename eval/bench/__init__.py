@@ -6,7 +6,6 @@ calls, and the processes of a run.
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +23,15 @@ Key = TypeVar("Key", bound=Hashable)
 Figure = TypeVar("Figure")
 
 
-def request(pipeline: Pipeline, question: str | Sequence[str]) -> Request:
-    """Return the request for a question, or for the last one of a conversation."""
+def request(pipeline: Pipeline, question: str) -> Request:
+    """Return the request for a question."""
     config = pipeline.config
     return pipeline.request(pipeline.prompt_ids(question, config.template), config, config.stop)
 
 
-def decoders_of(pipeline: Pipeline, methods: Iterable[str],
-                **changed: Any) -> dict[str, Decoder]:
-    """Return the decoders of these methods on one pipeline, with these keys `changed`."""
-    runs = {method: replace(pipeline.config, pipeline_type=method, **changed) for method in methods}
+def decoders_of(pipeline: Pipeline, methods: Iterable[str]) -> dict[str, Decoder]:
+    """Return the decoders of these methods on one pipeline."""
+    runs = {method: replace(pipeline.config, pipeline_type=method) for method in methods}
     return {method: pipeline.decoder_for(run) for method, run in runs.items()}
 
 
@@ -86,9 +84,3 @@ def process_tree(process: int) -> list[int]:
         for children in Path(f"/proc/{each}/task").glob("*/children"):
             found += map(int, children.read_text().split())
     return found
-
-
-def status(process: int | str) -> dict[str, int]:
-    """Return Linux's numbers for a process, or for this one (`self`), by name; sizes are in KiB."""
-    text = Path(f"/proc/{process}/status").read_text()
-    return {name: int(count) for name, count in re.findall(r"(\w+):[ \t]+(\d+)", text)}
