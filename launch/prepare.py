@@ -53,7 +53,7 @@ class Prepared(NamedTuple):
 
     def spec(self, rank: int) -> RankSpec:
         """Return the specification of a rank; raises ValueError if its part is missing."""
-        return RankSpec(self.config, open_part(self.folder, rank, self.config))
+        return RankSpec(self.config, open_part(self.folder, rank))
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -65,7 +65,7 @@ def prepare(config: RunConfig) -> Prepared:
         _check_files(config)
     folder = Path(config.model_dir) if config.model_dir else split_of(config, all_ranks)
     number = int(os.environ.get("RANK", "0"))
-    own = RankSpec(config, open_part(folder, number, config))
+    own = RankSpec(config, open_part(folder, number))
     part = own.part
     _check_form(own)
     check_ids("prompt_ids", config.ids, part.config["vocab_size"])
@@ -148,7 +148,7 @@ def split_of(config: RunConfig, write: bool) -> Path:
     if not write:
         # A board may have the whole model, as toy: its part is incomplete if others write it, or a split broke off.
         with suppress(ValueError):
-            open_part(folder, int(os.environ["RANK"]), config)
+            open_part(folder, int(os.environ["RANK"]))
             return folder
     layout = Layout(quant, config.speeds)
     split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
@@ -165,7 +165,7 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
     return "-".join(filter(None, words))
 
 
-def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:
+def open_part(folder: Path, rank: int) -> Part:
     """Open a rank's own part of the split model in `folder`; raises ValueError if it is missing, or another rank's.
 
     Ranks above those of the split use the same parts again, in the same order.
