@@ -13,12 +13,13 @@ import torch
 from config.cli import parse
 from config.profiles import PROFILES, Profile, touched
 from config.schema.families import FAMILIES
-from launch.hosts.timing import inputs, passes, random_stage
+from launch.hosts.timing import computed_rows, inputs, passes, random_stage
 from model.drafts.draft import Reading
 from model.drafts.network import read_all
 from model.llama import Experts
 from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
+from pipeline.stage import Stage
 from pipeline.trace import Trace, read
 from sim.clock import Pace
 from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice
@@ -79,6 +80,15 @@ def test_a_stage_is_timed_with_rows_that_choose_experts_of_their_own(monkeypatch
     assert [*passes(stage, inputs(sizes, like, embeds=False), 1.0, 256)]
     most = dict(touches)
     assert most[1] == 2 and most[16] > 8 and most[128] == 16
+
+
+def test_rows_that_are_timed_leave_nothing_behind():
+    stage = Stage(TINY.slice(0, 4), lambda: CONFIG.cache(4, 64, TINY.lm_head.weight))
+    tokens = torch.arange(16)
+    stage.apply(Segment(0, [0, 1, 2], [0, 0, 1], [0, 1, 2], 3, tokens[:3]))
+    first, again = (computed_rows(stage, 0, range(3, 7), tokens) for _ in range(2))
+    assert first.shape == (4, CONFIG.hidden) and torch.equal(first, again)
+    assert stage.cache(0).nodes == [] and stage.cache(0).settled == 3
 
 
 @pytest.mark.parametrize("name", PROFILES)

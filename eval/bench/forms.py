@@ -12,7 +12,7 @@ from tqdm import tqdm
 from config.files import lines
 from config.presets import ROOT
 from eval.bench import by_turns, cost
-from eval.bench.stage import Form, Stage, build, read, size_of
+from eval.bench.stage import Form, FormStage, build, read, size_of
 from eval.tables import in_columns
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
@@ -41,7 +41,7 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     """Time all forms, and print a line for each."""
     made = build(args, forms)
     speeds = [_copy_speed(args.device) for _ in range(args.repeats)]
-    jobs = {(form, rows): partial(cost, stage.compute, rows)
+    jobs = {(form, rows): partial(cost, stage.segment, rows)
             for rows in args.rows for form, stage in made.items()}
     took = {key: min(costs).wall
             for key, costs in by_turns(jobs, args.repeats).items()}
@@ -53,7 +53,7 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
           f"{min(args.rows)} row(s), over the {max(speeds) / 1e9:.1f} GB/s that a copy reads and writes")
     table = []
     for form, stage in made.items():
-        size = size_of(stage.body)
+        size = size_of(stage.stage.part)
         share = size / took[form, min(args.rows)] / max(speeds)
         times = [f"{1e3 * took[form, rows]:.2f} {took[form, rows] / took[PLAIN, rows]:.2f}x" for rows in args.rows]
         table.append([str(form), f"{size / 1e6:.0f}", f"{errors[form]:.4f}", f"{100 * share:.0f}%", *times])
@@ -69,7 +69,7 @@ def _copy_speed(device: str) -> float:
     return 2 * COPIED / took.wall
 
 
-def _errors(made: Mapping[Form, Stage], rows: int) -> dict[Form, float]:
+def _errors(made: Mapping[Form, FormStage], rows: int) -> dict[Form, float]:
     """Return, for each form, the relative error of what the layers add to their input, against the first form."""
     added = {}
     for form, stage in made.items():

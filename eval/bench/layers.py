@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 from eval.bench import cost, number
-from eval.bench.stage import Form, Stage, build
+from eval.bench.stage import Form, FormStage, build
 from eval.tables import in_columns
 
 WIDTHS = {  # -> width of the MLP, heads of the attention
@@ -79,7 +79,7 @@ def _quiet() -> Iterator[None]:
         os.close(kept)
 
 
-def _operators(stage: Stage, rows: int, repeats: int) -> tuple[float, float]:
+def _operators(stage: FormStage, rows: int, repeats: int) -> tuple[float, float]:
     """Return the seconds of a segment in operators that compute, and in those that only arrange."""
     least: dict[tuple[str, int], float] = {}  # by name and number of calls
     for _ in range(repeats):

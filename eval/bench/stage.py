@@ -10,11 +10,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eval.bench import number
-from launch.hosts.timing import random_stage
+from launch.hosts.timing import computed_rows, random_stage
 from launch.memory import GB, free
 from launch.spec import device_named
-from model.cache import TreeCache
 from model.llama import LlamaConfig
+from pipeline.stage import Stage
 
 ROWS = [1, 16, 64]  # of a segment, by default
 PYTHON = 50_000  # bytes of a layer's objects
@@ -35,32 +35,20 @@ class Form(NamedTuple):
         return name if self.kind == "none" else f"{name}, {self.kind}"
 
 
-class Stage(NamedTuple):
-    """Layers in one form, their cache, and their input."""
+class FormStage(NamedTuple):
+    """A stage in one form, which holds a text of `context` tokens, and rows for it."""
 
-    body: Any  # a Slice
-    cache: TreeCache
+    stage: Stage
+    context: int
     x_TD: Tensor
 
     def segment(self, rows: int) -> Tensor:
-        """Return the outputs `[T, D]` of the layers for this many rows, each of which continues the one before.
-
-        The rows are dropped from the cache afterwards.
-        """
-        nodes = list(range(1 << 20, (1 << 20) + rows))
-        self.cache.admit(nodes, [0, *nodes[:-1]], 0)
-        pos_T = torch.arange(rows, device=self.x_TD.device) + self.cache.settled
-        with torch.inference_mode():
-            out: Tensor = self.body(self.x_TD[:rows], pos_T, self.cache)
-        self.cache.drop()
-        return out
-
-    def compute(self, rows: int) -> None:
-        """Compute a segment, and wait for the device."""
-        self.segment(rows)[-1, -1].item()
+        """Return the outputs `[T, D]` of the layers for this many rows."""
+        nodes = range(self.context, self.context + rows)
+        return computed_rows(self.stage, 0, nodes, self.x_TD)
 
 
-def size_of(module: torch.nn.Module) -> int:
+def size_of(module: Any) -> int:
     """Return the bytes of a module's parameters."""
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
@@ -102,21 +90,21 @@ def _bytes(args: Namespace, forms: int) -> int:
 
 # --- layers -----------------------------------------------------------------------------------------------------------
 
-def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
+def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, FormStage]:
     """Return the same random layers in every form, with the same random text of `--context` tokens in their caches."""
     context, text = 2 * args.context + max(args.rows), list(range(args.context))
     head_dim = args.hidden // args.heads
     sizes = LlamaConfig(args.hidden, args.layers, args.heads, args.heads, head_dim, args.intermediate,
                         vocab=1, context=context, eps=1e-6, theta=1e4)
     x_TD = torch.randn(max(args.rows), args.hidden)
-    made: dict[Form, Stage] = {}
+    made: dict[Form, FormStage] = {}
     for form in tqdm(forms, desc="quantizing", leave=False):
         like = torch.empty(0, dtype=form.dtype, device=args.device)
-        body = random_stage(sizes, args.layers, like, form.kind, context).part
+        stage = random_stage(sizes, args.layers, like, form.kind, context)
         torch.manual_seed(1)  # after random draws of the layers' trials
-        cache = sizes.cache(args.layers, context, like)
+        cache = stage.cache(0)
         cache.admit(text, [0, *text[:-1]], args.context)
         for stored in cache.slots[0].held:
             stored.copy_(torch.randn(stored.shape))
-        made[form] = Stage(body, cache, x_TD.to(like))
+        made[form] = FormStage(stage, args.context, x_TD.to(like))
     return made

@@ -28,13 +28,11 @@ from model.weights.quant import compress, fuse, pack, probe
 from pipeline.failure import guarded
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
-from pipeline.trace import OFF
 
 ROWS = (1, 16, 32, 64, 128)
 CONTEXTS = (16, 512)  # tokens of text before the rows
 ROUNDS = 4  # repetitions of each pass, of which the shortest counts
 BEAT = 1.0  # seconds between two heartbeats
-SPARE = 2 * ROUNDS * sum(ROWS)  # slots for the rows of all passes
 ASKED = {"config": dict, "layers": int, "dtype": str, "device": str, "quant": str, "threads": int, "context": int}
 
 
@@ -64,32 +62,33 @@ def passes(stage: Stage, inputs: Tensor, scale: float, room: int) -> Iterator[Pa
     `inputs` has the rows for the stage. The model takes `scale` times as long as the stage.
     """
     for request, context in enumerate(context for context in CONTEXTS if context + max(ROWS) < room):
-        _apply(stage, request, range(context), context, inputs)
-        begin = context
+        _apply(stage, request, range(context), inputs, text=context)
+
         for rows in (ROWS[0], *ROWS):  # the first pass warms up
-            took = []
+            seconds = []
             for _ in range(ROUNDS):
-                nodes = range(begin, begin + rows)
                 since = time.perf_counter()
-                _apply(stage, request, nodes, context, inputs)
-                took.append(time.perf_counter() - since)
-                begin += rows
-                stage.cache(request).prune(context - 1, context - 2, [], begin)
-            yield Passed(rows, context, 1e3 * scale * min(took))
+                computed_rows(stage, request, range(context, context + rows), inputs)
+                seconds.append(time.perf_counter() - since)
+            yield Passed(rows, context, 1e3 * scale * min(seconds))
+
         stage.apply(Reset(request))
 
 
-def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: Tensor) -> None:
-    """Apply a segment of text, or of guesses that all follow its last token; returns once the device has finished."""
+def computed_rows(stage: Stage, request: int, nodes: range, inputs: Tensor) -> Tensor:
+    """Compute guesses that follow the text one after another, and drop them; return the outputs `[T, D]`."""
+    computed = _apply(stage, request, nodes, inputs)
+    stage.cache(request).drop()
+    return computed.x
+
+
+def _apply(stage: Stage, request: int, nodes: range, inputs: Tensor, text: int = 0) -> Segment:
+    """Apply a segment, of which the first `text` rows are text; the stage returns once its device has finished."""
     ids = list(nodes)
-    is_text = ids[0] == 0
-    parents = [max(0, node - 1) for node in ids] if is_text else [context - 1] * len(ids)
-    pos = ids if is_text else [context] * len(ids)
-    rows = len(ids)
-    text = rows if is_text else 0
-    stage.apply(Segment(request, ids, parents, pos, text, inputs[:rows].clone(), None))
-    if stage.device.type == "cuda":
-        torch.cuda.synchronize()
+    parents = [max(0, node - 1) for node in ids]
+    computed = stage.apply(Segment(request, ids, parents, ids, text, inputs[:len(ids)]))
+    assert isinstance(computed, Segment)
+    return computed
 
 
 # --- a board ----------------------------------------------------------------------------------------------------------
@@ -103,7 +102,7 @@ def random_stage(sizes: LlamaConfig, layers: int, like: Tensor, quant: str, cont
     compress(body, quant, like.dtype)
     fuse(body)
     pack(body)
-    return Stage(body, lambda: inner.cache(layers, context + SPARE, like), OFF, [])
+    return Stage(body, lambda: inner.cache(layers, context, like))
 
 
 def random_weights(body: Slice) -> dict[str, Tensor]:
