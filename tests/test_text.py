@@ -249,6 +249,11 @@ def test_the_token_with_which_a_template_closes_an_answer_ends_it(folder, tmp_pa
 # Bad input
 
 
+def test_a_tokenizer_that_an_older_version_read_out_of_a_gguf_file_is_refused(llama3, tmp_path):
+    with refused("was read out of a GGUF file in a way that splits texts wrongly: split the file again"):
+        Text(copied(llama3, tmp_path / "old", model_type="gpt2"))
+
+
 @pytest.mark.parametrize(("turns", "template", "sentence"), [
     ([], "vicuna", "the prompt is empty"), ([" \n"], "none", "the prompt is empty"),
     (["a", "b"], "vicuna", "end it with a turn of the user"),

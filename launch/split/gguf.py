@@ -248,10 +248,9 @@ class GgufFile:
     def _token_ids(self) -> dict[str, Any]:
         """Return the ids of the tokens with a role, under their names in a `config.json`."""
         ids, end_ids = self._vocabulary.ids, self._vocabulary.end_ids
-        token_ids: dict[str, Any] = {f"{role}_token_id": ids[role] for role in ("bos", "pad") if role in ids}
-        if end_ids:
-            token_ids["eos_token_id"] = end_ids if len(end_ids) > 1 else end_ids[0]
-        return token_ids
+        one_end = end_ids[0] if end_ids else None  # null, since an omitted id would be the family's
+        return {"bos_token_id": ids.get("bos"), "eos_token_id": end_ids if len(end_ids) > 1 else one_end,
+                "pad_token_id": ids.get("pad")}
 
     def _scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """Return the `rope_scaling`, from the metadata and the tensors."""

@@ -110,6 +110,7 @@ SPACE = "\u2581"  # of SentencePiece
 NO_TOKEN = (1 << 32) - 1  # -1, as some files write it
 END_ROLES = ("eos", "eot", "eom")  # of the tokens that end a text, a turn and a message
 NAMED_ROLES = ("bos", "eos", "unk", "pad")  # of those that transformers knows
+WEAK_ROLES = ("unk", "pad")  # some files give them to ordinary tokens, which have to be printed
 ROLES = {**{role: f"{role}_token_id" for role in ("bos", *END_ROLES)},
          "unk": "unknown_token_id", "pad": "padding_token_id"}
 PIECES_IDS = {"bos": 1, "eos": 2, "unk": 0}  # of files with pieces that do not list them
@@ -131,10 +132,11 @@ class Vocabulary:
             if token_id is None:
                 continue
             self.ids.pop(role, None)
-            if 0 <= token_id < len(self.tokens):
-                self.ids[role] = token_id
-            elif token_id not in (-1, NO_TOKEN) and role != "pad":  # nothing is padded here
+            is_token = 0 <= token_id < len(self.tokens)
+            if not is_token and token_id not in (-1, NO_TOKEN) and role != "pad":  # nothing is padded here
                 raise ValueError(f"its {key} is {token_id}, but it has only {len(self.tokens)} tokens")
+            if is_token and (role not in WEAK_ROLES or self.token_types[token_id] in (UNKNOWN, CONTROL)):
+                self.ids[role] = token_id
 
     @property
     def end_ids(self) -> list[int]:
