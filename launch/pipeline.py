@@ -208,7 +208,7 @@ class Pipeline:
 
         With `logprobs=N` the answer has the target's log-probabilities of each token and of the N likeliest ones, with
         `prompt_logprobs=True` also those of the prompt. `guide` is a grammar that the answer follows
-        (`model.grammar.Guide`, as `Guide.json_schema({"type": "object"})`).
+        (`model.grammar.Guide`, as `Guide.json_schema({"type": "object"})`), or one that `grammar` has compiled.
         """
         return self._generation(prompt, options, self.decoder.stream)
 
@@ -245,7 +245,7 @@ class Pipeline:
         priority: float = options.pop("priority", 1.0)
         likeliest: int | None = options.pop("logprobs", None)
         echo: bool = options.pop("prompt_logprobs", False)
-        guide: Guide | None = options.pop("guide", None)
+        guide: Guide | Grammar | None = options.pop("guide", None)
         if self.ring.stopped:
             raise RuntimeError("the pipeline is closed: send requests inside its with")
         if not isinstance(stops, (str, list, tuple)):
@@ -256,7 +256,7 @@ class Pipeline:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
         config = replace(self.config, **_answer_values(options))
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
-        grammar = self.grammar(guide) if guide else None
+        grammar = self.grammar(guide) if isinstance(guide, Guide) else guide
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
@@ -283,11 +283,19 @@ class Pipeline:
         return ids
 
     def grammar(self, guide: Guide) -> Grammar:
-        """Return a guide's grammar over the model's tokens, on any thread; ValueError for one that cannot be met."""
+        """Return a guide's grammar for one request, on any thread; ValueError for one that cannot be met.
+
+        It takes a millisecond, and ten seconds at most.
+        """
         if self.grammars is None:
             raise ValueError("this pipeline was started for token ids, and a grammar is of text: leave it out, "
                              "or start it without prompt_ids")
         return self.grammars.of(guide)
+
+    def prepare_grammars(self) -> None:
+        """Do at once what would delay other requests by a second at the first grammar; ValueError if it fails."""
+        if self.grammars is not None:
+            self.grammars.prepare()
 
     def request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
         """Return the request for an answer to these token ids, with this configuration's sampling and end."""

@@ -29,8 +29,8 @@ class Sandbox:
     the next call starts another one. Threads may share a sandbox: their calls wait for each other.
     """
 
-    def __init__(self, work: Callable[..., str]) -> None:
-        self._work, self._lock = work, Lock()
+    def __init__(self, work: Callable[..., str], memory: int = MEMORY) -> None:
+        self._work, self._memory, self._lock = work, memory, Lock()
         self._close: Callable[[], Any] = lambda: None  # ends the process, if there is one
         self._process: Any = None
 
@@ -40,7 +40,7 @@ class Sandbox:
             if self._process is None or not self._process.is_alive():
                 self._start()
             try:
-                self._link.send(given)
+                self._link.send((seconds, given))
                 said = _receive(self._link, seconds)
                 if said[:1] == FAILED:
                     raise ValueError(said[1:].decode("utf-8", "replace"))
@@ -53,7 +53,7 @@ class Sandbox:
         self._end()
         self._link, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=_serve, args=(self._work, theirs), daemon=True)
+        self._process = context.Process(target=_serve, args=(self._work, theirs, self._memory), daemon=True)
         self._process.start()
         self._close = finalize(self, _stop, self._process, self._link)
         theirs.close()
@@ -84,17 +84,20 @@ def _receive(link: Connection, seconds: float) -> bytes:
     raise TimeoutError(f"not finished after {seconds:g} seconds")
 
 
-def _serve(work: Callable[..., str], link: Connection) -> None:
+def _serve(work: Callable[..., str], link: Connection, memory: int) -> None:
     """Answer calls until the other end of the link is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _close_others(link.fileno())
+    _silence()
     gc.freeze()  # a garbage collection would write to the shared pages, and so copy them
-    _limit_memory()
+    _limit_memory(memory)
+
     link.send_bytes(FINE)
     with suppress(EOFError, OSError):
         while True:
-            given = link.recv()
+            seconds, given = link.recv()
+            _limit_processor_time(seconds)
             link.send_bytes(_result(work, given))
 
 
@@ -118,8 +121,23 @@ def _close_others(kept: int) -> None:
                 os.close(file)
 
 
-def _limit_memory() -> None:
+def _silence() -> None:
+    """Leave nothing at the terminal or in a core file when native code ends the process for lack of memory."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_processor_time(seconds: float) -> None:
+    """Let a call end this process soon after its time, even if the process that waits for it has been killed."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, hard))
+
+
+def _limit_memory(memory: int) -> None:
     with open("/proc/self/statm", encoding="ascii") as pages:
         taken = int(pages.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (taken + memory, hard))

@@ -189,7 +189,7 @@ class Decoding:
         """Return the tokens up to the end of the answer, and the finish reason if the answer ends there."""
         request, limit = self.request, self.tree.limit
         room = limit - self.answer.prompt_tokens - self.answer.new_tokens
-        ends = request.grammar.ends if request.grammar else request.end
+        ends = request.grammar.end_ids if request.grammar else request.end
         for i, token in enumerate(tokens[:room], 1):
             if token in ends or request.stop(token):
                 return tokens[:i], "stop"

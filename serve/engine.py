@@ -10,11 +10,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from launch.asynchronous import POLL_SECONDS, Job, RequestLoop
 from launch.console import say, show
 from launch.pipeline import Generation, Pipeline
+from model.grammar import Grammar
 from pipeline.failure import explain, guarded
 from pipeline.requests import Ring
 from serve.metrics import Metrics
@@ -53,10 +55,11 @@ class AnswerJob(Job):
     ids: Sequence[int] = ()
     seen: float = 0.0  # time of the last snapshot
     pieces: Pieces | None = None  # of its text, once it has begun
+    grammar: Grammar | None = None  # of its text, once it is compiled
 
     def begin(self, pipeline: Pipeline) -> Generation:
         self.pieces = Pieces(pipeline.text, self.choice, self.ids)
-        return pipeline.submit(self.ids, **self.choice.options, guide=self.choice.guide)
+        return pipeline.submit(self.ids, **self.choice.options, guide=self.grammar)
 
     def events(self, text: str) -> Iterable[Event]:
         assert self.pieces is not None and self.generation is not None, "a job runs that has not begun"
@@ -90,6 +93,7 @@ class Engine(RequestLoop):
         self.state = Health("loading")
         self.error: BaseException | None = None  # why the first pipeline could not be opened
         self._waiting: list[AnswerJob] = []  # some may be finished already
+        self._compiling: set[AnswerJob] = set()  # each has a place, and a thread that compiles its grammar
         self._seconds = 1.0  # that an answer takes, estimated
         self._failed = 0  # consecutive failed tries to open the pipeline
         self._patience = 0.0  # seconds within which the ring must answer
@@ -162,6 +166,8 @@ class Engine(RequestLoop):
             virtual = pipeline.config.virtual  # its ring answers only while requests run
             self._patience = math.inf if virtual else pipeline.config.timeout + RING_INTERVAL
             self.figures.plain.set(pipeline.round_trip)
+            with suppress(ValueError):  # a request with a grammar gives the reason
+                pipeline.prepare_grammars()
             self.state = Health("ready")
             try:
                 self.work(pipeline)
@@ -194,14 +200,37 @@ class Engine(RequestLoop):
         """End jobs that have waited too long, and begin waiting ones while there are places, in order of arrival."""
         self._expire()
         self._waiting = [job for job in self._waiting if not job.ended]
-        while self._waiting and len(self._running) < self.limits.places:
-            super()._take_in(self._waiting.pop(0), pipeline)
+        while self._waiting and len(self._running) + len(self._compiling) < self.limits.places:
+            self._begin(self._waiting.pop(0), pipeline)
         self._ping(pipeline.ring)
         if time.monotonic() - self._polled >= POLL_SECONDS:
             self._polled = time.monotonic()
             self.figures.occupy(pipeline.rank.busy())
         self.figures.running.set(len(self._running))
         self.figures.waiting.set(len(self._waiting))
+
+    def _begin(self, job: AnswerJob, pipeline: Pipeline) -> None:
+        """Begin a job, after a thread of its own has compiled its grammar, if it has one."""
+        if job.choice.guide is None:
+            super()._take_in(job, pipeline)
+            return
+        self._compiling.add(job)
+        guarded("grammar", partial(self._compile, job, pipeline), lambda thread, error: None)
+
+    def _compile(self, job: AnswerJob, pipeline: Pipeline) -> None:
+        """Compile a job's grammar, on the thread of this grammar."""
+        assert job.choice.guide is not None, "a job without a grammar compiles one"
+        try:
+            job.grammar = pipeline.grammar(job.choice.guide)
+        except ValueError as error:
+            self._end(job, Refused(str(error), job.choice.guided_by))
+        except Exception as error:
+            self._end(job, error)
+        self._inbox.put(partial(self._begin_compiled, job))
+
+    def _begin_compiled(self, job: AnswerJob, pipeline: Pipeline) -> None:
+        self._compiling.discard(job)
+        super()._take_in(job, pipeline)
 
     def _expire(self) -> None:
         now, patience = time.monotonic(), self.limits.seconds

@@ -116,21 +116,13 @@ def prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
 
 
 def checked_prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
-    """Return the ids as `prompt_ids` does; raise Refused for a prompt that leaves no room for a token of the answer.
-
-    Also compile the grammar of the answer for the pipeline, which may take a second.
-    """
+    """Return the ids as `prompt_ids` does; raise Refused for a prompt that leaves no room for a token of the answer."""
     given, most = choice.prompt, pipeline.spec.context
     if len(given) >= most and isinstance(given[0], int):
         raise _too_long(f"{len(given)} tokens", choice, pipeline)
     ids = prompt_ids(choice, pipeline)
     if len(ids) >= most:
         raise _too_long(f"{len(ids)} tokens", choice, pipeline)
-    if choice.guide:
-        try:
-            pipeline.grammar(choice.guide)
-        except ValueError as error:
-            raise Refused(str(error), choice.guided_by) from None
     return ids
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from itertools import cycle
 from random import Random
@@ -9,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import normalizers, pre_tokenizers
 
-from model.grammar import Guide
+from model import grammar
+from model.grammar import Grammars, Guide, State
 from model.rules import RULES
 from model.sample import Penalties, Sampler
+from model.text import Text
 from pipeline.decode import Request
 from pipeline.strategies import STRATEGIES
 from tests.checkpoints import refused
-from tests.grammars import END, GRAMMARS, TOKENIZER, schema, valid
+from tests.grammars import BYTES, END, GRAMMARS, LETTERS, TOKENIZER, bytes_of, schema, tokenizer, valid
 from tests.test_specinfer import SHAPED
 from tests.tiny import CONFIG, DEEP, TINY, pipeline
 
@@ -150,27 +154,130 @@ def test_what_is_forced_saves_passes_without_any_draft():
     (Guide.json_schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable schema"),
     (Guide("regex", "((("), "the regex cannot be met"), (Guide("grammar", "start: nobody"), 'unknown name: "nobody"'),
     (Guide("grammar", 'start: "a" start'), "it forces a text without an end"),
-    (Guide.json_schema({"$ref": "#"}), "no text follows it"), (Guide("regex", "((a{999}){999}){999}"), "too long"),
+    (Guide.json_schema({"$ref": "#"}), "no text follows it"),
     (Guide.json_schema({"$ref": "http://127.0.0.1:9/x"}), "the json schema cannot be met")])
 def test_what_cannot_be_met_is_refused_with_the_reason(wrong, words):
     with refused(words):
         GRAMMARS.of(wrong)
 
 
-def test_a_grammar_that_has_no_end_later_ends_the_answer_there_and_one_without_words_at_once():
+def test_a_grammar_that_has_no_end_later_fails_there_and_one_without_words_ends_at_once():
     endless = Guide("grammar", 'start: /[b-d]{3}/ loop\nloop: "a" loop')
-    texts = []
     for strategy in ("autoregressive", "continuous"):
         with pipeline(TINY, 2, strategy, TINY.twin(0.02)) as decoder:
-            texts.append(decoder.complete(request(endless, Sampler(1.0))))
+            with refused("the answer cannot be continued in its grammar (parser error: Too many items"):
+                decoder.complete(request(endless, Sampler(1.0)))
             assert decoder.complete(request(Guide("regex", ""))).token_ids == [END]
-    assert texts[0].token_ids == texts[1].token_ids
-    assert [one.finish_reason for one in texts] == ["stop", "stop"]
 
 
-def test_a_compiled_grammar_is_kept_and_the_oldest_forgotten():
-    first = GRAMMARS.of(GUIDES[0])
-    assert GRAMMARS.of(GUIDES[0]) is first
-    for number in range(40):
-        GRAMMARS.of(Guide("regex", f"a{{{number}}}"))
-    assert GRAMMARS.of(GUIDES[0]) is not first and GRAMMARS._of.cache_info().currsize == 32
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+def written(grammars: Grammars, guide: Guide) -> list[int]:
+    """The tokens of an answer that takes the first token that may follow, without the end token."""
+    state: State | None = State(grammars.of(guide))
+    token_ids: list[int] = []
+    while state is not None:
+        token_ids.append(int(state.mask(grammars._vocab_size).argmax()))
+        state = state.after(token_ids[-1])
+    return token_ids[:-1]
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "continuous", "streaming"])
+def test_a_limit_ends_only_its_own_answer_and_with_an_error(monkeypatch, strategy):
+    guide = Guide("regex", "(([a-e]{1,30},){1,30}){1,30}true")
+    with pipeline(TINY, 2, strategy, TINY.twin(0.02)) as decoder:
+        before = decoder.complete(request(guide, Sampler(1.0, seed=4)))
+        with monkeypatch.context() as patch:
+            patch.setitem(grammar.LIMITS, "max_lexer_states", 40)
+            limited = request(guide, Sampler(1.0, seed=4))
+        answer, stream = decoder.submit(limited)
+        with refused("the answer cannot be continued in its grammar (lexer error: too many states: 40 >= 40)"):
+            list(stream)
+        after = decoder.complete(request(guide, Sampler(1.0, seed=4)))
+    assert (answer.finish_reason, len(answer.token_ids) > 3) == ("", True)
+    assert after.token_ids == before.token_ids
+
+
+def test_two_requests_share_no_compiled_grammar_but_the_check_of_it():
+    checks = GRAMMARS._check.cache_info().misses
+    first, second = GRAMMARS.of(Guide("regex", "ab*a")), GRAMMARS.of(Guide("regex", "ab*a"))
+    assert first.matcher is not second.matcher and GRAMMARS._check.cache_info().misses == checks + 1
+
+
+@pytest.mark.parametrize(("guide", "words"), [
+    (Guide.json_schema({"type": "array", "items": {"type": "integer"}, "minItems": 10 ** 9, "maxItems": 10 ** 9}),
+     "the json schema is too large (compiling it takes more than 128 MB): make it smaller"),
+    (Guide("regex", "((a{999}){999}){999}"), "the regex is too large (compiling it takes more than 128 MB)"),
+    (Guide("regex", "a" * 300_000), "the regex is too large (300000 characters, and at most 262144 are read)")])
+def test_a_grammar_that_takes_too_much_memory_is_refused(guide, words):
+    with refused(words):
+        GRAMMARS.of(guide)
+    assert written(GRAMMARS, Guide("choice", '["alfa"]'))  # others are still compiled
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_its_process_ended(monkeypatch):
+    monkeypatch.setattr(grammar, "MAX_SECONDS", 0.1)
+    many = {f"p{number}": {"type": "integer"} for number in range(8000)}  # needs half a minute
+    with refused("the json schema is too large (compiling it takes more than 0.1 s): make it smaller"):
+        GRAMMARS.of(Guide.json_schema({"type": "object", "properties": many}))
+    assert GRAMMARS._sandboxes.queue[-1]._process is None
+
+
+# --- texts that are kept ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text", ["x<end>y", "<end>", "  two", "\u00e9\U0001f600", 'a"b\\', "a\nb"])
+def test_a_text_is_written_with_ordinary_tokens(text):
+    assert written(BYTES, Guide("choice", json.dumps([text]))) == bytes_of(text)
+
+
+def test_a_special_token_of_a_grammar_does_not_end_the_answer():
+    with refused("the answer cannot be continued in its grammar (no token may follow)"):
+        written(BYTES, Guide("grammar", f'start: "a" <[{END}]> "b"'))
+
+
+@pytest.mark.parametrize("text", [" lead", "lead", "  lead", "x</s>y", "<s>", ""])
+def test_a_tokenizer_that_drops_the_first_space_writes_the_text_with_its_spaces(text):
+    toy = Text("toy/llama")
+    grammars = Grammars(toy.tokenizer, len(toy.tokenizer), toy.end_ids)
+    for guide in (Guide("choice", json.dumps([text])), Guide("regex", re.escape(text))):
+        assert toy.decode(written(grammars, guide)) == text
+    for guide in (Guide.json_schema({"const": text}), Guide("lark", f"start: %json {json.dumps({'const': text})}")):
+        assert json.loads(toy.decode(written(grammars, guide))) == text
+
+
+def test_a_token_that_a_user_defined_stays_whole():
+    own = tokenizer(LETTERS.values(), [])
+    own.add_tokens(["<call>"])
+    grammars = Grammars(own, len(own), frozenset({END}))
+    assert written(grammars, Guide("choice", '["a<call>b"]')) == [*bytes_of("a"), len(own) - 1, *bytes_of("b")]
+
+
+def test_a_tokenizer_that_changes_texts_is_refused():
+    lower = tokenizer(LETTERS.values(), [])
+    lower.backend_tokenizer.normalizer = normalizers.Strip()
+    lower.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with refused("grammars need a tokenizer that keeps each character"):
+        Grammars(lower, len(lower), frozenset({END})).of(Guide("regex", "a"))
+
+
+# --- ranges -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("bounds", "words"), [
+    ({"minimum": 2 ** 53 + 1, "maximum": 2 ** 53 + 3}, "minimum 9007199254740993 is not exact"),
+    ({"maximum": -2 ** 60}, "is not exact"), ({"minimum": 206.54999999999998}, "is not exact"),
+    ({"exclusiveMinimum": 8, "maximum": 8.5}, "a range narrower than 1"),
+    ({"minimum": -3.5, "exclusiveMaximum": -3.0}, "a range narrower than 1"),
+    ({"exclusiveMinimum": 1, "allOf": [{"maximum": 1.25}]}, "a range narrower than 1")])
+def test_a_range_that_an_answer_would_break_is_refused(bounds, words):
+    number = {"type": "number", **bounds}
+    schema = {"type": "object", "properties": {"a": {"anyOf": [number, {"type": "null"}]}}, "required": ["a"]}
+    for guide in (Guide.json_schema(schema), Guide("lark", f"start: %json {json.dumps(schema)}")):
+        with refused(words):
+            GRAMMARS.of(guide)
+
+
+@pytest.mark.parametrize("bounds", [
+    {"minimum": -2 ** 53, "maximum": 2 ** 53}, {"exclusiveMinimum": 0, "maximum": 1}, {"minimum": 0.1, "maximum": 0.2},
+    {"exclusiveMinimum": 0.5, "exclusiveMaximum": 0.75}, {"const": {"minimum": 2 ** 60}}])
+def test_a_range_that_answers_keep_is_accepted(bounds):
+    assert GRAMMARS.of(Guide.json_schema(bounds))

@@ -16,13 +16,13 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 19_558,
-    "model": 51_335,
+    "model": 53_382,
     "pipeline": 26_469,
     "tp": 5_790,
     "sim": 7_488,
-    "launch": 45_161,
+    "launch": 45_192,
     "eval": 39_627,
-    "serve": 17_848,
+    "serve": 18_054,
     "eval/dsi": 15_936,
     "eval/load": 2_489,
     "eval/plan": 16_635,

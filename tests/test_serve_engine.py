@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from launch.pipeline import Pipeline
+from model.grammar import Guide
 from pipeline.failure import PeerLost
 from pipeline.stage import Stage
 from serve.engine import AnswerJob, Ended, Engine, Limits
@@ -124,6 +125,26 @@ def test_an_answer_goes_on_while_a_prompt_is_read(engine, monkeypatch):
     assert isinstance(going.all()[-1], Ended)
     ended.set()
     assert isinstance(read.all()[-1], Ended) and in_time == [True]
+
+
+def test_a_slow_grammar_delays_neither_other_requests_nor_the_end_of_the_server(words, monkeypatch):
+    release, in_time = threading.Event(), []
+
+    def compiled(pipeline, guide):
+        if guide.source == "slow":
+            in_time.append(release.wait(60))
+
+    monkeypatch.setattr(Pipeline, "grammar", compiled)
+    slow, quick, plain = Heard(), Heard(), Heard()
+    slow.job.choice = slow.job.choice._replace(guide=Guide("regex", "slow"))
+    quick.job.choice = quick.job.choice._replace(guide=Guide("regex", "quick"))
+    with running(lambda: Pipeline.open(**words, processes=False, max_requests=2), Limits(2, 3, 60)) as engine:
+        asked(engine, slow, quick, plain)
+        assert isinstance(quick.all()[-1], Ended) and isinstance(plain.all()[-1], Ended)
+        [thread] = [thread for thread in threading.enumerate() if thread.name == "grammar"]
+    assert slow.all()[-1].code == "stopped" and not in_time and thread.daemon
+    release.set()
+    thread.join()
 
 
 class Short:

@@ -66,9 +66,32 @@ def test_any_object_is_an_object_as_far_as_there_is_room(server):
     ({"guided_json": {"type": "string", "minLength": 5, "maxLength": 3}}, "guided_json", "Unsatisfiable schema"),
     ({"guided_json": "{"}, "guided_json", "cannot be met"), ({"guided_regex": "((("}, "guided_regex", "cannot be met"),
     ({"guided_grammar": 'start: "a" start'}, "guided_grammar", "without an end"),
+    ({"guided_regex": "((a{999}){999}){999}"}, "guided_regex", "more than 128 MB"),
+    ({"guided_json": {"exclusiveMinimum": 1, "maximum": 1.5}}, "guided_json", "narrower than 1"),
     ({"guided_choice": []}, "guided_choice", "is empty"),
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json and guided_regex are both given")])
 def test_what_cannot_be_met_is_refused_by_its_field(server, fields, param, words):
     got = server.chat(**fields)
     assert (got.status_code, got.json()["error"]["param"]) == (400, param), got.text
     assert words in got.json()["error"]["message"]
+
+
+LIMITED = {"guided_regex": "(([a-z]{1,300} ){1,300}){1,300}END", "temperature": 0, "max_tokens": 200}
+
+
+def test_a_grammar_that_reaches_a_limit_ends_in_an_error_each_time_and_never_in_half_an_answer(server):
+    for _ in range(2):
+        got = server.chat(**LIMITED)
+        assert (got.status_code, got.json()["error"]["message"]) == (400, LIMIT), got.text
+    lines = server.chat(**LIMITED, stream=True).text.split("\n\n")
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["message"] == LIMIT
+    assert re.fullmatch("[a-c]{4}", said(server.chat(guided_regex="[a-c]{4}")))
+
+
+LIMIT = "the answer cannot be continued in its grammar (lexer error: too many expressions constructed): simplify " \
+        "the grammar"
+
+
+@pytest.mark.parametrize("text", ["x</s>y", " lead", "<s>"])
+def test_a_chosen_text_is_written_whole(server, text):
+    assert said(server.chat(guided_choice=[text])) == text

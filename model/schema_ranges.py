@@ -1,0 +1,84 @@
+"""Ranges of numbers in JSON schemas that a compiled grammar would not keep, so that they are refused.
+
+llguidance computes with 64-bit floats. It lets an exclusive whole bound through if the other bound is less than 1 away.
+"""
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any, Iterator
+
+LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+BOUNDS = (*LOWER, *UPPER)
+VALUES = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
+EXACT_WHOLE = 2 ** 53  # up to here each whole number is a float
+EXACT_DIGITS = 15  # of a decimal number that a float keeps
+INLINE = "%json"  # precedes a schema in a grammar
+_DECODER = json.JSONDecoder(parse_float=Decimal)
+
+
+def inexact_range(kind: str, source: str) -> str:
+    """Return what is wrong with the ranges of a grammar's schemas; empty: nothing. Raises ValueError for no JSON."""
+    try:
+        for schema in _schemas_in(kind, source):
+            for entry in _objects_in(schema):
+                problem = _problem(entry)
+                if problem:
+                    return problem
+    except RecursionError:
+        return "it is nested too deeply"
+    return ""
+
+
+def _schemas_in(kind: str, source: str) -> Iterator[Any]:
+    if kind == "json_schema":
+        yield _DECODER.decode(source)
+        return
+    begin = source.find(INLINE)
+    while begin >= 0:
+        schema, _ = _DECODER.raw_decode(source[begin + len(INLINE):].lstrip())
+        yield schema
+        begin = source.find(INLINE, begin + len(INLINE))
+
+
+def _objects_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a schema, except those in values."""
+    open_entries = [schema]
+    while open_entries:
+        entry = open_entries.pop()
+        if isinstance(entry, list):
+            open_entries += entry
+        elif isinstance(entry, dict):
+            yield entry
+            open_entries += [value for name, value in entry.items() if name not in VALUES]
+
+
+def _problem(entry: dict[str, Any]) -> str:
+    """Return the problem of one schema's bounds, with those of its `allOf`."""
+    schemas = [entry, *(part for part in _list_of(entry, "allOf") if isinstance(part, dict))]
+    pairs = [pair for schema in schemas for pair in schema.items() if pair[0] in BOUNDS]
+    bounds = [(name, bound) for name, bound in pairs if _is_number(bound)]
+
+    # single bounds
+    for name, bound in bounds:
+        num_digits = len(Decimal(bound).normalize().as_tuple().digits)
+        if abs(bound) > EXACT_WHOLE or num_digits > EXACT_DIGITS and bound != int(bound):
+            return f"{name} {bound} is not exact: give a bound of at most 2 ** 53, and with at most 15 digits"
+
+    # narrow ranges
+    lower_bounds = [bound for name, bound in bounds if name in LOWER]
+    upper_bounds = [bound for name, bound in bounds if name in UPPER]
+    is_narrow = lower_bounds and upper_bounds and min(upper_bounds) - max(lower_bounds) < 1
+    excludes_whole = any(name.startswith("exclusive") and bound == int(bound) for name, bound in bounds)
+    if is_narrow and excludes_whole:
+        return "the exclusive bound of a range narrower than 1 would be allowed: give bounds that are included"
+    return ""
+
+
+def _list_of(entry: dict[str, Any], name: str) -> list[Any]:
+    value = entry.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, Decimal)) and not isinstance(value, bool)
