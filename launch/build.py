@@ -30,6 +30,7 @@ from model.drafts.partial import PartialDraft
 from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
 from model.llama import Logits, Slice, fill
+from model.native.layers import NativeSlice
 from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
@@ -63,13 +64,14 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     sizes = spec.sizes
     first, last = spec.part.layers
     members = group if group is not None and group.size > 1 else None
-    body = load_layers(spec, spec.part.weights, shared=members is not None)
+    body = load_layers(spec, spec.part.weights, members is not None, spec.windows)
 
     def new_cache() -> TreeCache:
         return body.config.cache(last - first, spec.slots, spec.like, spec.windows, spec.config.quant_kv == "int8")
 
     computes: Callable[..., Tensor | None] = body
     if members is not None:
+        assert isinstance(body, Slice), "ranks share torch's layers only"
         computes = ShardedSlice(body, _comm(spec, members, trace))
     elif spec.config.cluster:
         of_model = (last - first) / sizes.layers
@@ -77,18 +79,25 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     return Stage(computes, new_cache, trace, spec.part.own_inner, spec.config.max_requests, spec.reports)
 
 
-def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:
-    """Load the rank's layers with weights from `source`; if `shared`, only this member's heads and columns of each."""
+def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False,
+                windows: Sequence[int] = ()) -> Slice | NativeSlice:
+    """Load the rank's layers with weights from `source`; if `shared`, only this member's heads and columns of each.
+
+    `windows` are those of the caches, if these drop slots.
+    """
     part, sizes = spec.part, spec.sizes
     if shared:
         share = shares(sizes, part.shares)[part.member]
         body = empty_slice(sizes, share, *part.layers)
     else:
         body = Slice(sizes, *part.layers)
-    probe(spec.quant, spec.dtype, spec.device)
+    is_native = not spec.reason_for_torch
+    probe(spec.quantizes if is_native else spec.quant, spec.dtype, spec.device)
     held = [name for name in source.names() if name != HEAD]
     names = {name[len("model."):]: name for name in held}
     weights = Recast(source, names, spec.quantizes)
+    if is_native:
+        return NativeSlice(body, spec.quant, weights, torch.get_num_threads(), windows)
     load(body, spec.quant, weights, spec.dtype, spec.device)
     if not shared:  # members may send rows between the parts of a product
         pack(body)

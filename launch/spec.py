@@ -19,6 +19,7 @@ from config.methods import METHODS
 from config.run_config import RunConfig
 from launch.folder import RENDEZVOUS
 from model.llama import LlamaConfig
+from model.native.layers import reason_against
 from model.weights.parts import Part
 from model.weights.quant import probe, running_kind
 from tp.links import Placement
@@ -141,6 +142,15 @@ class RankSpec:
     def quantizes(self) -> str:
         """The kind of weights to which plain ones are quantized while loading, or "none"."""
         return self.quant if self.part.quant == "none" else "none"
+
+    @property
+    def reason_for_torch(self) -> str:
+        """Why torch computes this rank's layers; empty if native kernels do."""
+        if self.config.kernel != "native":
+            return f"kernel={self.config.kernel}"
+        if len(self.part.shares) > 1:
+            return "ranks share them"
+        return reason_against(self.sizes, self.dtype, self.device, self.quant)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -13,10 +13,9 @@ from launch.prepare import Prepared
 from launch.spec import RankSpec, torch_as_it_was
 from launch.trace import join_traces
 from launch.wiring import Rank, Wires
-from model.llama import Slice
 from sim.clock import EVEN_FROM, VirtualClock
 from sim.cluster import Cluster
-from sim.paths import Paths
+from sim.paths import Part, Paths
 from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
 from tp.shares import Joined
@@ -47,7 +46,7 @@ def as_virtual(prepared: Prepared) -> Iterator[Rank]:
     join_traces(spec)
 
 
-def _whole(group: Sequence[RankSpec]) -> Slice:
+def _whole(group: Sequence[RankSpec]) -> Part:
     """Load the layers of a stage, joined again if its ranks share them."""
     leader = group[0]
     if len(group) == 1:

@@ -30,6 +30,7 @@ from launch.console import Words, say
 from launch.hosts.board import is_one_rank
 from launch.hub import words_of
 from launch.split.gguf import is_current, is_gguf, unpack
+from model.native.compiler import library
 from model.text import AUTO, OWN, VOCABULARIES, chosen
 
 PRESET = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands, instead of smollm2
@@ -62,7 +63,8 @@ def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved
     is_planned = raw_values(words).get("pipeline_type") == AUTO
     keys = parse(auto.checked(words) if is_planned else words, command, kind=kind)
     found = left_open(words, keys)
-    words = [*words, *(f"{key}={value}" for key, (value, _) in found.items())]
+    kept = [word for word in words if word.partition("=")[0] not in found]
+    words = [*kept, *(f"{key}={value}" for key, (value, _) in found.items())]
     if is_planned:
         words = auto.planned(words, keys.run, kind)
     if found or is_planned:
@@ -89,7 +91,23 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[st
     is_planned = raw.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
     if guesses and headless(config) and not is_planned and not raw.keys() & {"draft", "drafts"}:
         found["draft"] = "suffix", f"{model} {WITHOUT}"
+    if config.kernel != "torch":
+        found.update(_kernel(config.kernel))
     return found
+
+
+def _kernel(asked: str) -> dict[str, tuple[str, str]]:
+    """Return the kernels that `auto` means, which is decided once for all ranks of a machine.
+
+    Raises ValueError, with the fix, for native ones that cannot be compiled.
+    """
+    try:
+        library()
+    except ValueError as error:
+        if asked == "native":
+            raise ValueError(f"kernel=native is not possible here: {error}, or leave kernel out") from None
+        return {"kernel": ("torch", str(error))}
+    return {} if asked == "native" else {"kernel": ("native", "")}
 
 
 # --- the model --------------------------------------------------------------------------------------------------------

@@ -219,6 +219,28 @@ class Slots:
                 self.held[number] = _longer(held, size)
 
 
+class HeldSlots(NamedTuple):
+    """Keys and values `[layers, K, S, E]`, then their scales if they have 8 bits; from the slot `first` on."""
+
+    held: Sequence[Tensor]
+    first: int = 0
+
+
+class AdmittedRows(NamedTuple):
+    """The rows that a request has just admitted, for kernels that read the slots themselves."""
+
+    settled: int  # slots of text, which all rows see
+    sees: np.ndarray  # `[T, tail]`: the slots behind them that each row sees; the rows' own ones are the last
+    slots: Sequence[HeldSlots]  # of each window, in ascending order
+
+
+class AdmittingRows(Protocol):
+    """What native kernels need of a cache."""
+
+    def admitted(self) -> list[AdmittedRows]:
+        """Return the rows of each request, in the order of the segment's rows."""
+
+
 class TreeCache:
     """The slots of some layers, and the visibility of rows in the tail.
 
@@ -348,6 +370,12 @@ class TreeCache:
         tail.zero_()
         tail.masked_fill_(blind, float("-inf"))
 
+    def admitted(self) -> list[AdmittedRows]:
+        """Return the admitted rows, as the only request's."""
+        end = len(self._tail)
+        slots = [HeldSlots(each.held, each.first) for each in self.slots]
+        return [AdmittedRows(self.settled, self._sees[end - self._rows:end, :end], slots)]
+
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:
         """Store the admitted rows' keys and values in one layer; return the attention `[H, T, E]` of their queries."""
@@ -467,6 +495,10 @@ class JoinedCaches:
     def split(self, x_T: Tensor) -> Sequence[Tensor]:
         """Split values of the rows by request."""
         return x_T.split(self._counts)
+
+    def admitted(self) -> list[AdmittedRows]:
+        """Return the admitted rows of each request, in the order of the rows."""
+        return [rows for cache in self._caches for rows in cache.admitted()]
 
     def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor,
                form: AttentionForm = PLAIN) -> Tensor:

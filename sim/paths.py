@@ -7,17 +7,21 @@ Shapes: T requested rows, P rows that they attend to, D model, K key/value heads
 """
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Sequence, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model.cache import PLAIN, AttentionForm, attend
+from model.cache import PLAIN, AdmittedRows, AttentionForm, HeldSlots, attend
 from model.llama import LlamaConfig, Slice
+from model.native.layers import NativeSlice
 
 FIRST = 1024  # rows of memory at first; memory grows by doubling
 MOST_BYTES = 1 << 29  # limit of memory; above it all paths are forgotten before the next request
+
+
+Part = Union[Slice, NativeSlice]
 
 
 class Paths:
@@ -28,7 +32,7 @@ class Paths:
 
     root = -1  # the path without tokens
 
-    def __init__(self, slices: Sequence[Slice], inner: Sequence[int], like: Tensor) -> None:
+    def __init__(self, slices: Sequence[Part], inner: Sequence[int], like: Tensor) -> None:
         self._slices, self._inner = slices, inner
         self._like = like
         self.clear()
@@ -95,10 +99,13 @@ class Paths:
         rows_T = torch.tensor(rows, device=device)
         view = rows_T, torch.tensor(seen, device=device), mask_TP.to(device), back_TP
         inner = dict.fromkeys(self._inner, self._like)
-        x = tokens
+        x: Tensor | None = tokens
         for part, store in zip(self._slices, self._stores):
             store.view = view
+            assert x is not None, "nothing is given up"
             x = part(x, pos_T, store, inner)
+            store.keep()
+        assert x is not None, "nothing is given up"
         self._outputs[rows_T] = torch.cat([x, *inner.values()], -1)
         for row in rows:
             self._computed[row] = True
@@ -130,6 +137,7 @@ class Store:
         self.view = (like, like, like, like)
         self._keys = like.new_empty(layers, config.kv_heads, FIRST, config.head_dim)
         self._values = torch.empty_like(self._keys)
+        self._copied: tuple[Tensor, list[Tensor]] | None = None
 
     @property
     def bytes(self) -> int:
@@ -139,6 +147,24 @@ class Store:
         """Allocate memory for this number of rows."""
         self._keys = _grown(self._keys, 2, rows)
         self._values = _grown(self._values, 2, rows)
+
+    def admitted(self) -> list[AdmittedRows]:
+        """Return the rows to compute, over a copy of the slots that they see, until `keep`."""
+        rows, seen, mask_TP, _ = self.view
+        is_new = torch.isin(seen, rows)
+        order = torch.cat((torch.nonzero(~is_new), torch.nonzero(is_new)))[:, 0]
+        slots = seen[order]
+        self._copied = rows, [x[:, :, slots] for x in (self._keys, self._values)]
+        sees = mask_TP[:, order] == 0
+        return [AdmittedRows(0, sees.numpy(), [HeldSlots(self._copied[1])])]
+
+    def keep(self) -> None:
+        """Store the keys and values that were written to the copy."""
+        if self._copied is not None:
+            rows, copies = self._copied
+            for store, copy in zip((self._keys, self._values), copies):
+                store[:, :, rows] = copy[:, :, -len(rows):]
+        self._copied = None
 
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Store keys and values of the rows in a layer; return those `[K, P, E]` of all seen rows, and the mask."""

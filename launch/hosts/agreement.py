@@ -33,6 +33,10 @@ LOCAL = frozenset({
     "master", "wait", "keys",  # how it reaches the rendezvous
     "launch",  # the number of an evaluation's start, by the files of rank 0
 })
+MIXED = {  # advice for boards that differ in what they have, after the general one
+    "dtype": ", and dtype= too where some have CUDA and others do not",
+    "kernel": ", and kernel=torch where one has no C compiler",
+}
 ENTRY_BYTES = 1 << 20  # bytes of an entry
 MOST_RANKS = 1 << 10  # the most ranks of one run
 COUNT_LIMIT = 10 ** 18  # counters stay below this
@@ -170,7 +174,7 @@ def clean(key: str, raw: bytes) -> bytes:
 def code_version(root: Path = ROOT) -> str:
     """Return a hash of the program's own files: boards with different code, if only slightly, do not work together."""
     digest = hashlib.sha256()
-    paths = [path for folder in CODE for path in (root / folder).rglob("*.py")]
+    paths = [path for folder in CODE for kind in ("*.py", "*.[ch]") for path in (root / folder).rglob(kind)]
     for path in sorted(paths):
         name = path.relative_to(root).as_posix().encode()
         digest.update(name + b"\0" + path.read_bytes() + b"\0")
@@ -210,7 +214,7 @@ def _difference(facts: Facts, root: Facts) -> str:
     for key in sorted(keys):
         own, other = (each["settings"].get(key, "none") for each in (facts, root))
         if own != other:
-            mixed = ", and dtype= too where some have CUDA and others do not" if key == "dtype" else ""
+            mixed = MIXED.get(key, "")
             return f"was started with {key}={own}, but rank 0 with {other}: type the same keys on all boards{mixed}"
     return ""
 

@@ -253,12 +253,17 @@ def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.
                 yield owner, name, child
 
 
-def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
-         dtype: torch.dtype, device: torch.device | str) -> None:
-    """Fill a module on the meta device, with its linear layers quantized to `kind`."""
+def hollow(module: nn.Module, kind: str) -> None:
+    """Replace the linear layers of a module by quantized ones without weights."""
     quantized = CLASSES.get(kind, FourBit)
     for owner, name, child in _linears(module, kind):
         setattr(owner, name, quantized(child, kind))
+
+
+def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
+         dtype: torch.dtype, device: torch.device | str) -> None:
+    """Fill a module on the meta device, with its linear layers quantized to `kind`."""
+    hollow(module, kind)
     fill(module, tensors, dtype, device)
     for part in module.modules():
         if isinstance(part, Quantized):

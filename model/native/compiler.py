@@ -1,0 +1,133 @@
+"""The library of native kernels, compiled at the first start by this machine's C compiler and kept in the user's cache.
+
+Its name is a hash of sources, compiler and instruction set, so that a changed source never meets an old library, and
+machines that share a home folder do not load each other's.
+"""
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE_FOLDER = Path(__file__).resolve().parent
+STRICT_FLAGS = (  # floating point as written: see lanes.h
+    "-std=c11", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi",
+    "-fvisibility=hidden", "-shared", "-fPIC", "-pthread")
+COMPILE_SECONDS = 300  # at most; it takes two on an idle machine
+POINTER_BYTES = 8  # on smaller machines, floating point may be wider than its type
+INSTALL = "on Debian and Ubuntu: sudo apt install gcc libc6-dev"
+
+
+class Level(NamedTuple):
+    """An instruction set: the features of a processor that it needs, and the compiler's flags for it."""
+
+    name: str
+    features: frozenset[str]
+    flags: tuple[str, ...]
+
+
+LEVELS = (  # the best one first
+    Level("avx512", frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}),
+          ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")),
+    Level("avx2", frozenset({"avx2"}), ("-mavx2",)),
+    Level("dotprod", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",)),
+    Level("plain", frozenset(), ()),
+)
+
+
+def cpu_features() -> frozenset[str]:
+    """Return the features of this machine's processor; none where the system does not list them."""
+    with suppress(OSError):
+        cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        for line in cpu_info.splitlines():
+            name, _, listed = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return frozenset(listed.split())
+    return frozenset()
+
+
+def levels() -> list[Level]:
+    """Return the levels that this machine has, the best one first."""
+    here = cpu_features()
+    return [level for level in LEVELS if level.features <= here]
+
+
+@lru_cache(maxsize=None)
+def library(level: Level | None = None) -> ctypes.CDLL:
+    """Return the library for a level, by default the best one. Raises ValueError, with the reason, if there is none."""
+    used_level = level or levels()[0]
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None:
+        raise ValueError(f"there is no C compiler ({INSTALL})")
+    if ctypes.sizeof(ctypes.c_void_p) != POINTER_BYTES:
+        raise ValueError("native kernels need a machine of 64 bits")
+
+    try:
+        folder = private_folder(cache_folder())
+        library_file = folder / f"{used_level.name}-{_digest(compiler, used_level)}.so"
+        if not library_file.exists():
+            _compile(compiler, used_level, library_file)
+        return ctypes.CDLL(str(library_file))
+    except OSError as error:
+        raise ValueError(f"the native kernels cannot be stored or loaded: {error}") from error
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled libraries."""
+    user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(user_cache) / "flowspec" / "native"
+
+
+def private_folder(folder: Path) -> Path:
+    """Create a folder that only this user may enter; raises OSError if it exists and others may, or own it."""
+    folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+    folder_state = os.lstat(folder)
+    open_to_others = folder_state.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    is_own = stat.S_ISDIR(folder_state.st_mode) and folder_state.st_uid == os.getuid()
+
+    if open_to_others or not is_own:
+        raise OSError(0, "it is not a folder that only this user may enter (mode 0700): remove it", str(folder))
+    return folder
+
+
+def _digest(compiler: str, level: Level) -> str:
+    """Return a hash of everything on which the library depends."""
+    compiler_state = os.stat(compiler)
+    version = compiler, compiler_state.st_size, compiler_state.st_mtime_ns, platform.machine(), _flags(level)
+    digest = hashlib.sha256(repr(version).encode())
+    for path in sorted(SOURCE_FOLDER.glob("*.[ch]")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _flags(level: Level) -> list[str]:
+    """Return the compiler's flags; those of CFLAGS come first, so that they cannot loosen floating point."""
+    return [*os.environ.get("CFLAGS", "").split(), *STRICT_FLAGS, *level.flags]
+
+
+def _compile(compiler: str, level: Level, library_file: Path) -> None:
+    """Compile the sources to a file, which appears whole or not at all. Raises ValueError with the reason."""
+    c_files = sorted(map(str, SOURCE_FOLDER.glob("*.c")))
+    with tempfile.TemporaryDirectory(dir=library_file.parent) as draft_folder:
+        draft_file = Path(draft_folder, library_file.name)
+        command = [compiler, *_flags(level), *c_files, "-o", str(draft_file), "-lm"]
+        try:
+            process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                     stderr=subprocess.STDOUT, timeout=COMPILE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"{compiler} did not end within {COMPILE_SECONDS} seconds") from None
+
+        if process.returncode:
+            output = process.stdout.decode(errors="replace").splitlines()
+            ended = f"it ended with code {process.returncode}"
+            raise ValueError(f"{compiler} failed: {next((line for line in output if 'error' in line), ended)}")
+        os.replace(draft_file, library_file)

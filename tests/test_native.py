@@ -1,0 +1,438 @@
+"""The native kernels: a row has one set of bits, and all methods write one text.
+
+With sanitizers, which end the tests at an access beyond memory or at undefined behaviour:
+CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" ASAN_OPTIONS=detect_leaks=0 \
+    LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
+    .venv/bin/python -m pytest -n 0 tests/test_native.py
+"""
+from __future__ import annotations
+
+import json
+import os
+import random
+import stat
+from dataclasses import replace
+from functools import lru_cache
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+
+from config.schema.families import FAMILIES
+from launch.hosts.timing import random_weights
+from launch.run import run
+from model.cache import AdmittedRows, HeldSlots
+from model.drafts.mixture import Mixture
+from model.drafts.suffix import Suffix
+from model.llama import LlamaConfig, Slice, fill
+from model.native import compiler
+from model.native.compiler import levels, library, private_folder
+from model.native.layers import NativeSlice, reason_against
+from model.sample import Sampler
+from model.weights import int4
+from model.weights.quant import LINEAR, quantize
+from scripts import generate
+from tests.checkpoints import refused
+from tests.tiny import SPECULATIVE, Oracle, Tiny, pipeline, write
+
+try:
+    library()
+except ValueError as error:
+    pytest.skip(f"no native kernels: {error}", allow_module_level=True)
+
+SIZES = LlamaConfig(hidden=104, layers=2, heads=6, kv_heads=2, head_dim=24, intermediate=200, vocab=50, context=256,
+                    eps=1e-6, theta=1e4)  # no size is a multiple of a group or of a block
+FAMILY = {
+    "llama": SIZES,
+    "qwen2": replace(SIZES, family=FAMILIES["qwen2"]),
+    "qwen3": replace(SIZES, family=FAMILIES["qwen3"], kv_heads=6, head_dim=72),
+    "ministral": replace(SIZES, windows=(16, 0)),
+    "phi3": replace(SIZES, turned=0.75, head_dim=16),
+    "smollm3": replace(SIZES, unturned=(True, False)),
+}
+KINDS = ("none", "int8", "int4")
+LENGTH, PROMPT = 60, 37
+CLOSE = {"none": 1e-5, "int8": 0.03, "int4": 0.03}  # relative error of what the layers add; activations have 8 bits
+LEVELS = {level.name: level for level in levels()}
+
+
+@lru_cache(maxsize=None)
+def tensors_of(family, kind="none"):
+    """Random weights by name, quantized."""
+    sizes, made = FAMILY[family], {}
+    for name, tensor in random_weights(Slice(sizes, 0, sizes.layers)).items():
+        if tensor.dim() == 1:
+            tensor = tensor + 0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2))
+        if kind != "none" and LINEAR.search(name):
+            owner = name[:-len(".weight")]
+            made.update({f"{owner}.{end}": part for end, part in quantized(kind, tensor).items()})
+        else:
+            made[name] = tensor
+    return made
+
+
+def quantized(kind, weight):
+    """As `quantize`, but without bitsandbytes, which some machines lack."""
+    if kind != "int8":
+        return quantize(kind, weight)
+    scale = weight.abs().amax(1)
+    return {"scale": scale, "weight": (weight * 127 / scale[:, None]).round().to(torch.int8)}
+
+
+def unfolded(family, kind):
+    """The same weights in float64."""
+    sizes, tensors, made = FAMILY[family], tensors_of(family, kind), {}
+    for name, tensor in tensors.items():
+        owner, _, end = name.rpartition(".")
+        scale = tensors.get(f"{owner}.scale") if end == "weight" else None
+        if end == "scale":
+            continue
+        if scale is not None and kind == "int8":
+            tensor = tensor.double() * (scale.double() / 127)[:, None]
+        elif scale is not None:
+            inputs = Slice(sizes, 0, sizes.layers).get_parameter(name).shape[1]
+            tensor = int4.unfold(tensor, scale, inputs, torch.float64)
+        made[name] = tensor
+    return made
+
+
+class Model:
+    """Native layers and a cache; `read` gives the hidden states of rows."""
+
+    def __init__(self, family, kind="none", small=False, level=None, threads=1):
+        self.sizes = FAMILY[family]
+        body, windows = Slice(self.sizes, 0, self.sizes.layers), self.sizes.windows
+        self.body = NativeSlice(body, kind, tensors_of(family, kind), threads, windows, level)
+        self.cache = self.new_cache(small)
+
+    def new_cache(self, small=False):
+        return self.sizes.cache(self.sizes.layers, 256, torch.empty(0), self.sizes.windows, small)
+
+    def read(self, rows, text, cache=None):
+        """Read rows of node, parent, position and token, of which the first `text` are settled."""
+        cache = cache or self.cache
+        nodes, parents, positions, tokens = zip(*rows)
+        cache.admit(nodes, parents, text)
+        return self.body(torch.tensor(tokens), torch.tensor(positions), cache)
+
+
+def chain(text, first=0):
+    return [(first + i, max(first + i - 1, 0), first + i, token) for i, token in enumerate(text)]
+
+
+def alone(model, text):
+    """Return the rows of a text, computed one by one after a prompt."""
+    rows = chain(text)
+    model.cache.clear()
+    made = [model.read(rows[:PROMPT], PROMPT)]
+    return torch.cat(made + [model.read([row], 1) for row in rows[PROMPT:]])
+
+
+def in_trees(model, text, rng):
+    """Return the same for a prompt in unequal chunks, and for the rest as guesses among others, before and behind."""
+    rows = chain(text)
+    model.cache.clear()
+    ends = ((0, 3), (3, 20), (20, 21), (21, PROMPT))
+    made = [model.read(rows[start:end], end - start) for start, end in ends]
+    tip, node, at = PROMPT - 1, 1000, PROMPT
+    while at < len(text):
+        rows, right, above = [], [], [tip]
+        for position in range(at, min(at + rng.randrange(1, 10), len(text))):
+            for token in [*rng.sample(range(50), rng.randrange(4)), text[position]]:
+                rows.append((node, above[-1], position, token))
+                node += 1
+            right.append(len(rows) - 1)
+            above.append(node - 1)
+        made.append(model.read(rows, 0)[right])
+        tip, at = above[-1], at + len(right)
+        model.cache.prune(tip, above[-2], [], node)
+    return torch.cat(made)
+
+
+TEXT = [random.Random(1).randrange(50) for _ in range(LENGTH)]
+
+
+@pytest.mark.parametrize("family, kind, small", [
+    *((family, "none", False) for family in FAMILY),
+    ("llama", "none", True), ("ministral", "int4", True), ("qwen2", "int8", False), ("qwen3", "int8", True),
+    ("qwen3", "int4", False)])
+def test_a_row_has_the_same_bits_alone_in_trees_and_by_every_instruction_set(family, kind, small):
+    wanted = alone(Model(family, kind, small), TEXT)
+    for level in LEVELS.values():
+        for threads in (1, 3):
+            model = Model(family, kind, small, level, threads)
+            assert torch.equal(in_trees(model, TEXT, random.Random(threads)), wanted), (level.name, threads)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_beside_any_number_of_others(kind, level):
+    model = Model("llama", kind, level=LEVELS[level])
+    prompt = chain(TEXT[:21])
+    guesses = [(100 + i, 20, 21, i % 50) for i in range(130)]
+    wanted = None
+    for rows in (130, *range(1, 20), 31, 32, 33, 63, 64, 65, 127, 129):
+        model.cache.clear()
+        model.read(prompt, len(prompt))
+        made = model.read(guesses[:rows], 0)
+        wanted = made if wanted is None else wanted
+        assert torch.equal(made, wanted[:rows]), rows
+
+
+def test_the_order_of_the_slots_changes_nothing():
+    """The same path in a cache where other rows came before, between and behind, and were partly dropped."""
+    model, rng = Model("llama"), random.Random(3)
+    path = [(200 + i, 199 + i if i else 20, 21 + i, i) for i in range(9)]
+    orders = []
+    for trial in range(8):
+        cache = model.new_cache()
+        model.read(chain(TEXT[:21]), 21, cache)
+        others = [(300 + i, 20, 21, 7 * i % 50) for i in range(12)]
+        made = []
+        for row in path:
+            noise = [others.pop() for _ in range(rng.randrange(2)) if others] if trial else []
+            made.append(model.read([*noise, row], 0, cache)[-1:])
+            if trial % 2:
+                cache.retain({node for node, *_ in path} | set(rng.sample(range(300, 312), 6)))
+        orders.append(torch.cat(made))
+    assert all(torch.equal(made, orders[0]) for made in orders[1:])
+
+
+@pytest.mark.parametrize("family, kind", [*((family, "none") for family in FAMILY), ("llama", "int8"),
+                                          ("qwen3", "int4")])
+def test_the_layers_compute_what_torch_computes_in_float64(family, kind):
+    sizes = FAMILY[family]
+    exact = Slice(sizes, 0, sizes.layers)
+    fill(exact, unfolded(family, kind), torch.float64, "cpu")
+    cache = sizes.cache(sizes.layers, 256, torch.empty(0, dtype=torch.float64), sizes.windows)
+    cache.admit(range(LENGTH), [max(i - 1, 0) for i in range(LENGTH)], LENGTH)
+    wanted = exact(torch.tensor(TEXT), torch.arange(LENGTH), cache)
+    made = Model(family, kind).read(chain(TEXT), LENGTH)
+    assert (made - wanted).norm() < CLOSE[kind] * wanted.norm()
+
+
+def test_weights_that_fit_into_bfloat16_have_the_bits_of_float32(monkeypatch):
+    model = Model("llama")
+    halved = {name: tensor.bfloat16().float() for name, tensor in tensors_of("llama").items()}
+
+    def body():
+        return NativeSlice(Slice(SIZES, 0, 2), "none", halved, 1)
+
+    def rows(of):
+        model.body, model.cache = of, model.new_cache()
+        return alone(model, TEXT)
+
+    half = body()
+    monkeypatch.setattr("model.native.packing.torch.equal", lambda *_: False)
+    whole = body()
+    monkeypatch.undo()
+    forms = [{layer.down.form for layer in each._structures} for each in (half, whole)]
+    assert forms == [{1}, {0}]
+    assert torch.equal(rows(half), rows(whole))
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+class NativeTiny(Tiny):
+    """The tiny model in float32 by native kernels."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.lm_head = self.lm_head.float()
+        self.whole = self.slice(0, self.config.layers)
+
+    def slice(self, first, last):
+        body = Slice(self.config, first, last)
+        made = {}
+        for name, _ in body.named_parameters():
+            tensor = self.tensors[name].float()
+            if self.kind != "none" and LINEAR.search(name):
+                owner = name[:-len(".weight")]
+                made.update({f"{owner}.{end}": part for end, part in quantized(self.kind, tensor).items()})
+            else:
+                made[name] = tensor
+        return NativeSlice(body, self.kind, made, 1)
+
+
+TINIES = {kind: NativeTiny(kind) for kind in KINDS}
+START = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+SAMPLERS = [Sampler(), Sampler(1.0, seed=4)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy, stages", [*zip(["autoregressive", *SPECULATIVE], cycle([4, 1, 2])),
+                                              ("autoregressive", 1), ("continuous", 2), ("streaming", 4)])
+def test_every_strategy_on_every_number_of_stages_writes_the_reference_text(kind, strategy, stages):
+    tiny = TINIES[kind]
+    for sampler in SAMPLERS:
+        text = tiny.text(START, 14, sampler)
+        for draft in (Oracle(START + text), Mixture([], Suffix())):
+            with pipeline(tiny, stages, strategy, draft) as decoder:
+                assert write(decoder, START, 14, sampler) == text
+
+
+@pytest.mark.parametrize("words, methods", [
+    (("temperature=0",), ("ar", "naive", "continuous", "streaming", "pipedec")),
+    (("temperature=1", "seed=3", "quant_kv=int8"), ("ar", "naive", "continuous", "streaming")),
+    (("temperature=0.8", "quant=int4"), ("ar", "continuous", "pipedec")),
+    (("temperature=1", "profile=server", "time=virtual"), ("ar", "continuous"))], ids=str)
+def test_commands_write_one_text_with_native_kernels(words, methods, tmp_path):
+    output = tmp_path / "answer.json"
+
+    def text(method):
+        asked = ("toy", "kernel=native", "processes=false", "draft=eagle+suffix", "max_new_tokens=20",
+                 "ignore_eos=true", f"pipeline_type={method}", f"output={output}", *words)
+        assert run(generate.GENERATE, asked) == 0
+        return json.loads(output.read_text())["token_ids"]
+
+    wanted, *others = map(text, methods)
+    assert others == [wanted] * len(others)
+
+
+# --- the border -------------------------------------------------------------------------------------------------------
+
+def rows_of(model, **change):
+    """The rows of a sound segment of two, with other values."""
+    cache = model.new_cache()
+    cache.admit([0, 1, 2], [0, 0, 1], 3)
+    [rows] = cache.admitted()
+    return rows._replace(**change)
+
+
+@pytest.mark.parametrize("change", [
+    {"settled": -1}, {"settled": 254}, {"settled": 1 << 40}, {"settled": (1 << 63) - 1}, {"slots": []},
+    *({"sees": np.full(shape, True)} for shape in ((2, 3), (4, 4), (3, 2), (3, 300))),
+    {"sees": np.full((3, 3), False)}], ids=range(10))
+def test_rows_that_do_not_fit_their_cache_are_refused(change):
+    model = Model("llama")
+    model.cache.admitted = lambda: [rows_of(model, **change)]
+    with pytest.raises(IndexError, match="the rows do not fit their caches"):
+        model.body(torch.tensor([1, 2, 3]), torch.arange(3), model.cache)
+
+
+def test_a_cache_of_fewer_layers_is_refused():
+    model = Model("llama")
+    [rows] = [rows_of(model)]
+    held = [x[:1] for x in rows.slots[0].held]
+    model.cache.admitted = lambda: [AdmittedRows(rows.settled, rows.sees, [HeldSlots(held)])]
+    with pytest.raises(IndexError, match="the rows do not fit their caches"):
+        model.body(torch.tensor([1, 2, 3]), torch.arange(3), model.cache)
+
+
+@pytest.mark.parametrize("x, positions", [
+    (torch.zeros(3, 8), [0, 1, 2]), (torch.zeros(2, 104), [0, 1, 2]), (torch.zeros(3, 104), [0, 1, 256]),
+    (torch.zeros(3, 104, dtype=torch.float64), [0, 1, 2])], ids=str)
+def test_hidden_states_that_do_not_fit_the_layers_are_refused(x, positions):
+    sizes = replace(SIZES, layers=4)
+    tensors = random_weights(Slice(sizes, 1, 3))
+    body, cache = NativeSlice(Slice(sizes, 1, 3), "none", tensors, 1), sizes.cache(2, 256, torch.empty(0))
+    cache.admit([0, 1, 2], [0, 0, 1], 3)
+    with pytest.raises(IndexError):
+        body(x, torch.tensor(positions), cache)
+
+
+def test_an_error_between_two_layers_is_passed_on_and_a_dead_segment_given_up():
+    model = Model("llama")
+
+    def fails():
+        raise RuntimeError("a prune that cannot be read")
+
+    model.cache.admit([0], [0], 1)
+    with pytest.raises(RuntimeError, match="a prune that cannot be read"):
+        model.body(torch.tensor([1]), torch.tensor([0]), model.cache, None, fails)
+    assert model.body(torch.tensor([1]), torch.tensor([0]), model.cache, None, lambda: False) is None
+
+
+def test_inner_features_are_the_inputs_of_layers():
+    model = Model("llama")
+    whole, inputs = Slice(SIZES, 0, 2), {0: torch.empty(0), 1: torch.empty(0), 2: torch.empty(0)}
+    fill(whole, tensors_of("llama"), torch.float32, "cpu")
+    wanted = dict(inputs)
+    for body, found in ((whole, wanted), (model.body, inputs)):
+        cache = model.new_cache()
+        cache.admit(range(LENGTH), [max(i - 1, 0) for i in range(LENGTH)], LENGTH)
+        body(torch.tensor(TEXT), torch.arange(LENGTH), cache, found)
+    assert torch.equal(inputs[0], wanted[0])
+    assert all((inputs[i] - wanted[i]).norm() < CLOSE["none"] * wanted[i].norm() for i in (1, 2))
+
+
+# --- what is computed by torch ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("sizes, dtype, kind, reason", [
+    (SIZES, torch.float64, "none", "compute in float32 on a CPU"),
+    (SIZES, torch.float32, "nf4", "have no nf4"),
+    (replace(SIZES, family=FAMILIES["gemma2"]), torch.float32, "none", "the layers of Gemma2ForCausalLM"),
+    (replace(SIZES, family=FAMILIES["opt"]), torch.float32, "none", "the layers of OPTForCausalLM"),
+    (replace(SIZES, experts=4, family=FAMILIES["mixtral"]), torch.float32, "none", "the layers of MixtralForCausalLM"),
+    (replace(SIZES, head_dim=12), torch.float32, "none", "a multiple of 8"),
+    *((sizes, torch.float32, "int4", "") for sizes in FAMILY.values())])
+def test_the_reason_why_torch_computes_layers(sizes, dtype, kind, reason):
+    found = reason_against(sizes, dtype, torch.device("cpu"), kind)
+    assert reason in found and bool(reason) == bool(found)
+
+
+# --- the compiler -----------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library.cache_clear()
+    yield tmp_path / "flowspec" / "native"
+    library.cache_clear()
+
+
+def test_a_library_is_compiled_once_into_a_folder_of_the_user_alone(cache, monkeypatch):
+    library()
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    [file] = cache.iterdir()
+    monkeypatch.setattr(compiler, "_compile", lambda *_: pytest.fail("it was compiled again"))
+    library.cache_clear()
+    library()
+    assert [*cache.iterdir()] == [file]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o755])
+def test_a_folder_that_others_may_enter_is_refused(cache, mode):
+    cache.mkdir(parents=True)
+    cache.chmod(mode)
+    with refused("cannot be stored or loaded: "):
+        library()
+
+
+def test_a_link_in_place_of_the_folder_is_refused(cache, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    cache.parent.mkdir()
+    cache.symlink_to(other)
+    with refused("cannot be stored or loaded: "):
+        library()
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    owner = os.getuid() + 1
+    monkeypatch.setattr(compiler.os, "getuid", lambda: owner)
+    with pytest.raises(OSError, match="only this user may enter"):
+        private_folder(tmp_path / "native")
+
+
+@pytest.mark.parametrize("script, reason", [
+    ("echo 'slice.c:1: error: no vectors' >&2; exit 1", "slice.c:1: error: no vectors"), ("exit 3", "code 3")])
+def test_a_compiler_that_fails_is_reported(cache, tmp_path, monkeypatch, script, reason):
+    fake = tmp_path / "cc"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CC", str(fake))
+    with refused(reason):
+        library()
+    assert [*cache.iterdir()] == [], "nothing half made is left"
+
+
+def test_without_a_compiler_torch_computes_and_says_why(cache, monkeypatch, capsys):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    asked = ("toy", "processes=false", "max_new_tokens=2", "pipeline_type=ar")
+    assert run(generate.GENERATE, (*asked, "kernel=auto")) == 0
+    assert "kernel=torch, since there is no C compiler" in capsys.readouterr().err
+    assert run(generate.GENERATE, (*asked, "kernel=native")) == 2
+    assert "kernel=native is not possible here: there is no C compiler" in capsys.readouterr().err
