@@ -202,7 +202,7 @@ class Range:
         return " or ".join([*words, f"a number from {decimal(self.least)} to {decimal(self.most)}"])
 
 
-class Form(NamedTuple):
+class TextForm(NamedTuple):
     """Texts of one form: their pattern, their description, and the ranges of the numbers in the pattern's groups."""
 
     pattern: str
@@ -220,7 +220,7 @@ def decimal(value: float) -> str:
     return format(Decimal(str(value)), "f")
 
 
-def outside(values: Mapping[str, Any], ranges: Mapping[str, Range | Form]) -> Iterator[str]:
+def outside(values: Mapping[str, Any], ranges: Mapping[str, Range | TextForm]) -> Iterator[str]:
     """Yield a sentence with the fix for each key with a value out of its range or form."""
     for name, allowed in ranges.items():
         if not allowed.holds(values[name]):
@@ -249,7 +249,7 @@ def unwritable(values: Any, names: Iterable[str]) -> Iterator[str]:
 class Checked:
     """Base class of checked keys: raises ValueError, on creation, with the first of its `problems`."""
 
-    RANGES: ClassVar[Mapping[str, Range | Form]] = {}
+    RANGES: ClassVar[Mapping[str, Range | TextForm]] = {}
     CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
     WRITES: ClassVar[Sequence[str]] = ()  # keys of output files, which are checked last
 

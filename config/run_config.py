@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Iterator
 
 from config.drafts import DRAFTS, MODEL_KEY, reads
-from config.keys import POSITIVE, Checked, Form, Range, listed, number, outside, unknown
+from config.keys import POSITIVE, Checked, Range, TextForm, listed, number, outside, unknown
 from config.methods import METHODS, SHARINGS
 from config.profiles import PROFILES, Profile, is_file, read
 from config.trees import ENDLESS, FIXED, LEAST_SCORE, MOST_GUESSES, Growth, TreeConfig, by_policy, wrong_widths
@@ -35,7 +35,7 @@ LEVELS = Range(0, 65536)
 ROWS = Range(1, 65536, {0: "the number that is measured to be best", -1: "no bound"})
 PENALTY = Range(-2, 2)  # as OpenAI has it
 ADDED = r"\s*[0-9]{1,18}\s*:\s*-?[0-9]{1,9}(?:\.[0-9]{1,9})?\s*"
-BIASES = Form(f"{ADDED}(?:,{ADDED})*", "token ids and the bias of each one's logit, as 306:-100,626:2.5")
+BIASES = TextForm(f"{ADDED}(?:,{ADDED})*", "token ids and the bias of each one's logit, as 306:-100,626:2.5")
 PATIENCE = Range(1, 2_592_000)  # seconds; a rank sends two heartbeats a second
 RANGES = {  # of every key that is a number
     "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
@@ -62,32 +62,34 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # all keys th
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced")
 ROOM = r"(?!0+(?:\.0*)?(?![0-9.]))[0-9]{1,6}(?:\.[0-9]{1,6})?"  # gigabytes of a board, above 0
 ROOMS = f"{ROOM}(?:,{ROOM})+"
-STAGES = Form(
+STAGES = TextForm(
     r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?|auto:" + ROOMS,
     "the layers of every rank, as 0+2+2+2+2, where rank 0 has none and the others at least one; or the number of "
     "stages; or auto:4, 4 stages with equal bytes; or auto:8,8,16, stages for boards with this much memory in GB")
 FORMS = {  # of keys that are texts, where they are given
-    "prompt_ids": Form(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", "token ids with commas between, as 1,306,626"),
-    "tp": Form(
+    "prompt_ids": TextForm(
+        r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", "token ids with commas between, as 1,306,626"),
+    "tp": TextForm(
         r"([0-9]{1,18})|\s*[0-9]*\.?[0-9]+(?:\s*,\s*[0-9]*\.?[0-9]+)+\s*", "0 for the number of the split, a number of "
         "ranks from 1 to 1024, or a speed for each rank of a stage, as 2,1,1,1", [Range(0, 1024)]),
-    "questions": Form(
+    "questions": TextForm(
         "([0-9]{1,18})|([0-9]{1,18})?:([0-9]{1,18})?", "a number of questions, as 5, or the first one, counted from 0, "
         "and the one before which to stop, as 30:50 or 30:", [Range(1, COUNT), Range(0, COUNT), Range(1, COUNT)]),
     "stages": STAGES,
     "logit_bias": BIASES,
-    "policy": Form(
+    "policy": TextForm(
         f"auto|eagle2|static|expansion|opt(?::({POSITIVE}))?", "auto, eagle2, static, expansion or opt, or opt:X, "
         f"where X is the number of accepted guesses that a level must bring, {GAINS.advice}", [GAINS]),
-    "replicas": Form(
+    "replicas": TextForm(
         "([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?", "0 to fill four ranks, a number of copies from 1 to 1024, "
         "or copies and stages of each, as 2x2", [COPIES, COPIES]),
-    "lookahead": Form("auto|([0-9]{1,9})", f"auto or {GUESSES.advice}", [GUESSES]),
-    "recover": Form(f"(?i:true|false)|({POSITIVE})", f"false to end all, or seconds: {PATIENCE.advice}", [PATIENCE]),
-    "device": Form("auto|cpu|cuda(:[0-9]{1,9})?", "auto, cpu, cuda or cuda:N"),
-    "master": Form(
+    "lookahead": TextForm("auto|([0-9]{1,9})", f"auto or {GUESSES.advice}", [GUESSES]),
+    "recover": TextForm(
+        f"(?i:true|false)|({POSITIVE})", f"false to end all, or seconds: {PATIENCE.advice}", [PATIENCE]),
+    "device": TextForm("auto|cpu|cuda(:[0-9]{1,9})?", "auto, cpu, cuda or cuda:N"),
+    "master": TextForm(
         "[^:]*(?::([0-9]{1,5}))?", "HOST:PORT, with a port from 1 to 65535, or only HOST or :PORT", [PORTS]),
-    "wires": Form(
+    "wires": TextForm(
         f"({POSITIVE})?(?:,({POSITIVE})?)?", "Mbit/s from 0.001 to 1000000, a comma, and milliseconds from 0 to 60000, "
         "or one of the two, as 125 or ,2", [MBPS, MILLISECONDS]),
 }

@@ -25,7 +25,7 @@ from launch.build import sampler_of
 from launch.console import say
 from launch.pipeline import Pipeline
 from model.sample import Sampler, gumbel
-from model.text import Reader
+from model.text import AnswerReader
 from pipeline.decode import Coroutine, Decoder, Request, concurrent
 
 WARM_UP = 16  # largest number of tokens
@@ -184,7 +184,7 @@ class Evaluation:
 
     def _turn(self, contender: Contender, request: Request) -> Steps[Turn]:
         """Return one turn of a conversation, by the names of the fields with an element for each turn."""
-        reader = Reader(self.text, self.config.run.stop)
+        reader = AnswerReader(self.text, self.config.run.stop)
         answer, stream = self.decoders[contender].submit(request, waits=False)
         number = self.pipeline.ring.requests  # number of earlier requests, as in the tally
         settled: list[list[float]] = []  # modelled seconds since the request began, tokens settled then

@@ -24,7 +24,7 @@ from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.keys import Contender  # noqa: E402
 from eval.metrics import NO_INTERVAL, Interval  # noqa: E402
-from eval.summary import BASELINES, MEAN, View  # noqa: E402
+from eval.summary import BASELINES, MEAN, TemperatureView  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
@@ -158,7 +158,7 @@ def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels
 
 # --- of a results folder ----------------------------------------------------------------------------------------------
 
-def draw(views: Sequence[View]) -> Iterator[str]:
+def draw(views: Sequence[TemperatureView]) -> Iterator[str]:
     """Write all plots of a results folder into it; yield their names."""
     plots = {"speedup": _speed_ups, "account": _account}
     for view, (kind, plot) in itertools.product(views, plots.items()):
@@ -167,7 +167,7 @@ def draw(views: Sequence[View]) -> Iterator[str]:
             yield path.name
 
 
-def _speed_ups(view: View, path: Path, where: str) -> bool:
+def _speed_ups(view: TemperatureView, path: Path, where: str) -> bool:
     """Draw speed-ups over the first baseline that has answers; return False without one, or without others."""
     found = view.found
     baseline = next((name for name in BASELINES if name in found.methods), None)
@@ -182,7 +182,7 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
     return True
 
 
-def _account(view: View, path: Path, where: str) -> bool:
+def _account(view: TemperatureView, path: Path, where: str) -> bool:
     """Draw a bar for each contender, stacked from the parts of its time per token; return False without any."""
     accounts = view.means("account")
     if not accounts:

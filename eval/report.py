@@ -17,8 +17,8 @@ from eval import summary
 from eval.keys import Contender
 from eval.metrics import Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
-from eval.results_index import Found, missing, provenance, read
-from eval.summary import BASELINES, MEAN, Row, View
+from eval.results_index import ResultsFolder, missing, provenance, read
+from eval.summary import BASELINES, MEAN, Row, TemperatureView
 from eval.tables import NOT_MEASURED, markdown, number
 from launch.console import command
 
@@ -67,12 +67,12 @@ def report(folder: str | Path) -> Path:
     rows = summary.summary(found)
     summary.save_tables(found, rows)
     path = found.folder / "report.md"
-    views = [View(found, rows, temperature) for temperature in found.temperatures]
+    views = [TemperatureView(found, rows, temperature) for temperature in found.temperatures]
     write(path, "\n".join([*_text(found, views), ""]), ROOM)
     return path
 
 
-def _text(found: Found, views: Sequence[View]) -> Lines:
+def _text(found: ResultsFolder, views: Sequence[TemperatureView]) -> Lines:
     where = f"({provenance(found.answers)})"
     yield f"# Results {where}\n"
     yield from _about(found)
@@ -92,7 +92,7 @@ def _text(found: Found, views: Sequence[View]) -> Lines:
 
 # --- above all tables -------------------------------------------------------------------------------------------------
 
-def _about(found: Found) -> Lines:
+def _about(found: ResultsFolder) -> Lines:
     """Yield the origin of the figures, and what is missing."""
     config = found.env.get("config", {})
     machine = found.env.get("machine", {})
@@ -110,7 +110,7 @@ def _about(found: Found) -> Lines:
     yield ""
 
 
-def _emulation(found: Found) -> Lines:
+def _emulation(found: ResultsFolder) -> Lines:
     """Yield how much slower than modelled an emulated cluster ran, and whether this machine kept that pace."""
     scales = {answer["scale"] for answer in found.answers} - {1.0}
     if scales:
@@ -123,7 +123,7 @@ def _emulation(found: Found) -> Lines:
                "nothing else at the same time, or give slowdown=2")
 
 
-def _missing(found: Found) -> Lines:
+def _missing(found: ResultsFolder) -> Lines:
     gaps = missing(found)
     if not found.env:
         yield "- env.json does not exist, so it is unknown whether anything is missing"
@@ -146,7 +146,7 @@ def _table(title: str, head: Sequence[str], rows: Rows) -> Lines:
     yield ""
 
 
-def _paper_table(view: View) -> Lines:
+def _paper_table(view: TemperatureView) -> Lines:
     """Yield table 1 in the FlowSpec paper's layout: methods by data sets, speed and ratio, the mean at the end."""
     found = view.found
     baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
@@ -159,7 +159,7 @@ def _paper_table(view: View) -> Lines:
     return _table(title, [*found.sets, MEAN], rows)
 
 
-def _ratio_table(view: View) -> Lines:
+def _ratio_table(view: TemperatureView) -> Lines:
     """Yield the means over the sets: both speeds, and a ratio for each baseline that has answers."""
     found = view.found
     drafts = {"baseline": f" with {found.baseline_draft}", "same": " with the same draft", "none": ""}
@@ -174,7 +174,7 @@ def _ratio_table(view: View) -> Lines:
     yield ""
 
 
-def _figure_tables(view: View) -> Lines:
+def _figure_tables(view: TemperatureView) -> Lines:
     """Yield, by contender and data set, a table for each of FIGURES that was measured."""
     for title, names, digits, factor in FIGURES:
         cell = partial(_cell, names, digits, factor)
@@ -183,7 +183,7 @@ def _figure_tables(view: View) -> Lines:
             yield from _table(f"{title} {view.where}", view.found.sets, rows)
 
 
-def _stage_tables(view: View) -> Lines:
+def _stage_tables(view: TemperatureView) -> Lines:
     """Yield tables of how every rank spent its time and what it sent."""
     used = view.means("ranks")
     head = sorted({rank for ranks in used.values() for rank in ranks})
@@ -204,7 +204,7 @@ def _stage_tables(view: View) -> Lines:
         yield from grid("Delay of emulated times in per cent of computing", lambda own: [100 * own.late], 1)
 
 
-def _account_tables(view: View) -> Lines:
+def _account_tables(view: TemperatureView) -> Lines:
     """Yield tables of where the time of a token went on rank 0, and of the rows in flight."""
     shares, flights = {}, {}
     for label, own in view.means("account").items():
@@ -221,7 +221,7 @@ def _account_tables(view: View) -> Lines:
                           flights)
 
 
-def _source_table(view: View) -> Lines:
+def _source_table(view: TemperatureView) -> Lines:
     """Yield a table of how much of the text each source of the drafts had guessed; a guess may have several."""
     counts: dict[str, Counter[str]] = {}
     for label, answers in view.means("answers").items():

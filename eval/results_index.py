@@ -27,7 +27,7 @@ class NoAnswers(ValueError):
 
 
 @dataclass(frozen=True)
-class Found:
+class ResultsFolder:
     """The content of a results folder; `env` is env.json, empty if missing, `tally` has the lines of all starts."""
 
     folder: Path
@@ -99,7 +99,7 @@ def provenance(answers: Sequence[Answer]) -> str:
     return " and ".join(kinds) + cluster
 
 
-def read(folder: str | Path) -> Found:
+def read(folder: str | Path) -> ResultsFolder:
     """Read a results folder. Raise NoAnswers if it has none, and another ValueError for an invalid line."""
     folder = Path(folder)
     groups: dict[Group, list[Answer]] = {}
@@ -110,7 +110,7 @@ def read(folder: str | Path) -> Found:
     if not groups:
         raise NoAnswers(f"{folder} has no answers: make some with bash run_eval.sh results={folder}")
     tally = by_request(line for start in sorted(folder.glob("tally/*")) for line in _tally(start))
-    return Found(folder, groups, read_environment(folder, RESTORE), tally)
+    return ResultsFolder(folder, groups, read_environment(folder, RESTORE), tally)
 
 
 def _tally(start: Path) -> Iterator[TallyLine]:
@@ -129,7 +129,7 @@ def _ordered(names: set[str], known: Sequence[str]) -> list[str]:
     return sorted(names, key=order.index)
 
 
-def missing(found: Found) -> list[str]:
+def missing(found: ResultsFolder) -> list[str]:
     """Return the missing answers, a sentence for each method, draft, set and temperature."""
     gaps = {}
     for start in found.starts:
@@ -145,7 +145,7 @@ def missing(found: Found) -> list[str]:
     return [text for _, text in sorted(gaps.items())]
 
 
-def _wanted(found: Found, name: str, start: Mapping[str, Any]) -> int:
+def _wanted(found: ResultsFolder, name: str, start: Mapping[str, Any]) -> int:
     """Return the number of answers to a set that each method should give; if the set is gone, the most of any."""
     try:
         questions = load(found.env["config"]["data"] or BUNDLED,  # the toy's sets have as many

@@ -11,17 +11,17 @@ from typing import Iterator, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from model.drafts.dflash import Block
+from model.drafts.dflash import BlockDraft
 from model.drafts.network import TreeDraft, read_all
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.decode import Decoder, Limits, Request
+from pipeline.decode import Decoder, PipelineLimits, Request
 from pipeline.strategies import autoregressive
 
 ROOM = 64  # largest depth of a tree
 
 
-class Unrolled(NamedTuple):
+class SelfFedOutputs(NamedTuple):
     """The outputs `[T, D]` of a draft at some places of a text, each after `depth` tokens that it read as guesses."""
 
     depth: int
@@ -29,7 +29,7 @@ class Unrolled(NamedTuple):
     out_TD: Tensor
 
 
-def unrolled(draft: TreeDraft, tree: TokenTree, prompt: int, deepest: int) -> Iterator[Unrolled]:
+def unrolled(draft: TreeDraft, tree: TokenTree, prompt: int, deepest: int) -> Iterator[SelfFedOutputs]:
     """Yield the outputs of a draft for the text of a tree, after its first `prompt` tokens.
 
     From each token of the text on, the draft reads up to `deepest` further tokens as if it had guessed them: with its
@@ -50,7 +50,7 @@ def unrolled(draft: TreeDraft, tree: TokenTree, prompt: int, deepest: int) -> It
     draft.reset()
 
 
-def blocks(draft: Block, tree: TokenTree, prompt: int) -> Iterator[Unrolled]:
+def blocks(draft: BlockDraft, tree: TokenTree, prompt: int) -> Iterator[SelfFedOutputs]:
     """Yield the outputs of a draft that guesses blocks. Each block begins at a token of the text, with the target's
     features of the tokens before it; `depth` is the number of guesses before the place in its block."""
     draft.reset()
@@ -67,7 +67,7 @@ def blocks(draft: Block, tree: TokenTree, prompt: int) -> Iterator[Unrolled]:
         places = range(prompt - 1 + depth, len(text) - 1)
         out = [out_TD[depth] for out_TD in made[:len(places)]]
         if out:
-            yield Unrolled(depth, places, torch.stack(out))
+            yield SelfFedOutputs(depth, places, torch.stack(out))
     draft.reset()
 
 
@@ -89,7 +89,7 @@ def _read(draft: TreeDraft, tokens: Sequence[int],
 
 
 def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Tensor, deepest: int
-            ) -> Iterator[Unrolled]:
+            ) -> Iterator[SelfFedOutputs]:
     """Yield the outputs from each of these places of the text on; `out_TD` are those for their own tokens."""
     tokens, ids = tree.tokens, count(tree.horizon)
     ends = [tree.trunk[start] for start in starts]  # the last node of each unrolled text
@@ -104,12 +104,12 @@ def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Te
             draft.cache.admit(nodes, ends, text=0)
             out_TD = _read(draft, [tokens[place] for place in places], places, out_TD)
             ends = nodes
-        yield Unrolled(depth, places, out_TD)
+        yield SelfFedOutputs(depth, places, out_TD)
 
 
 def read_text(decoder: Decoder, text: Sequence[int]) -> TokenTree:
     """Return a tree with this text and the target's next token as its trunk, and with the target's features."""
-    reader = Decoder(decoder.ring, decoder.draft, autoregressive, decoder.cfg, Limits(decoder.max_length))
+    reader = Decoder(decoder.ring, decoder.draft, autoregressive, decoder.cfg, PipelineLimits(decoder.max_length))
     _, stream = reader.stream(Request(text, Sampler(), ROOM))
     with closing(stream):  # type: ignore[type-var]
         next(stream)

@@ -8,7 +8,7 @@ from eval import metrics
 from eval.keys import Contender
 from eval.metrics import Answer
 from eval.observe.time_breakdown import Account, account, utilization
-from eval.results_index import GROUP, Found, Group, provenance
+from eval.results_index import GROUP, Group, ResultsFolder, provenance
 from eval.tables import save
 
 BASELINES = ("naive", "ar")  # for the first table and the plots: the first that has answers
@@ -28,7 +28,7 @@ class Ratio(NamedTuple):
     draft: str
     about: str
 
-    def baseline(self, found: Found, draft: str) -> Contender:
+    def baseline(self, found: ResultsFolder, draft: str) -> Contender:
         """Return the contender with which a contender with this draft is compared."""
         drafts = {"baseline": found.baseline_draft, "same": draft, "none": "none"}
         return Contender(self.method, drafts[self.draft])
@@ -56,7 +56,7 @@ Row = Mapping[str, Any]  # figures by their names; those of SPEEDS are intervals
 T = TypeVar("T")
 
 
-def figures(found: Found, contender: Contender, sets: Sequence[str], temperature: float) -> Row:
+def figures(found: ResultsFolder, contender: Contender, sets: Sequence[str], temperature: float) -> Row:
     """Return a contender's figures over these sets, with its answers; a speed-up is over trials of both contenders."""
     def of_sets(other: Contender) -> list[Sequence[Answer]]:
         return [found.of(other, name, temperature) for name in sets]
@@ -89,7 +89,7 @@ def figures(found: Found, contender: Contender, sets: Sequence[str], temperature
     return row
 
 
-def summary(found: Found) -> dict[Group, Row]:
+def summary(found: ResultsFolder) -> dict[Group, Row]:
     """Return the figures of each method, draft, set and temperature that has answers."""
     rows: dict[Group, Row] = {}
     for temperature, name, contender in itertools.product(found.temperatures, found.sets, found.contenders):
@@ -109,7 +109,7 @@ def flat(row: Row) -> Row:
     return {**row, **{f"{name}{bound}": value for name, pairs in named for bound, value in pairs}}
 
 
-def save_tables(found: Found, rows: Mapping[Group, Row]) -> None:
+def save_tables(found: ResultsFolder, rows: Mapping[Group, Row]) -> None:
     """Write summary.csv; stages.csv, with bytes and rows per request; and account.csv, with seconds per token."""
     stages, accounts = [], []
     for row in (rows[group] for group in found.groups):
@@ -122,10 +122,10 @@ def save_tables(found: Found, rows: Mapping[Group, Row]) -> None:
     save(found.folder / "account.csv", ACCOUNT, accounts)
 
 
-class View:
+class TemperatureView:
     """The figures at one temperature, by the label of a contender, then by data set, or MEAN for all sets."""
 
-    def __init__(self, found: Found, rows: Mapping[Group, Row], temperature: float) -> None:
+    def __init__(self, found: ResultsFolder, rows: Mapping[Group, Row], temperature: float) -> None:
         self.found, self.temperature = found, temperature
         self.where = f"({provenance(found.answers)})"  # at the end of every title
         self.rows: dict[str, dict[str, Row]] = {}

@@ -20,7 +20,7 @@ from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import one_line
 from eval import metrics
 from eval.command import START
-from eval.results_index import Found, NoAnswers, provenance, read
+from eval.results_index import NoAnswers, ResultsFolder, provenance, read
 from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import markdown, number, save
 from launch.console import EXIT_STOPPED, EXIT_WRONG, command, say
@@ -29,7 +29,7 @@ from launch.console import EXIT_STOPPED, EXIT_WRONG, command, say
 QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "questions": "5", "max_new_tokens": "64", "draft": "eagle",
          "baseline_draft": ""}
 COLUMNS = ("sweep", "point", *SUMMARY)
-Points = Mapping[str, Found]  # the results at each point of a sweep
+Points = Mapping[str, ResultsFolder]  # the results at each point of a sweep
 Speeds = Sequence[metrics.Interval]  # one for each point
 
 

@@ -20,7 +20,7 @@ from config.trees import FIXED
 from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
-from model.drafts.dflash import Block
+from model.drafts.dflash import BlockDraft
 from model.drafts.draft import Draft, NoDraft, Passes
 from model.drafts.eagle import Eagle, Fit, load_head
 from model.drafts.heads import DFlashHead, Eagle3Head
@@ -38,7 +38,7 @@ from model.weights.parts import EMBED, HEAD, read_sizes
 from model.weights.quant import Recast, compress, fuse, load, pack, probe, unfolded
 from model.weights.unfold import Unfolded
 from model.whole import Whole
-from pipeline.decode import Decoder, Limits
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.stage import Stage
@@ -184,7 +184,7 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
     """Build the decoder of the configured method over this ring and draft, with trees as `tree` specifies."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    limits = Limits(spec.context, spec.config.max_requests, spec.config.reuse)
+    limits = PipelineLimits(spec.context, spec.config.max_requests, spec.config.reuse)
     return Decoder(ring, used, STRATEGIES[method.strategy], tree, limits, passes)
 
 
@@ -207,7 +207,7 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
                          f"pass on {list(part.inner)}: split the model again with --eagle {source.folder}")
     compress(head, spec.draft_quant(), spec.dtype)
     if isinstance(head, DFlashHead):
-        return Block(head, lm_head, spec.slots)
+        return BlockDraft(head, lm_head, spec.slots)
     fuse(head)
     pack(head)
     kind = PartialDraft if isinstance(head, Eagle3Head) and head.dialect.partial else Eagle

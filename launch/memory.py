@@ -18,7 +18,7 @@ from launch.spec import RankSpec
 from model.cache import BLOCK, WIDENED
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
-from model.weights.checkpoint import Checkpoint, Form
+from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.parts import EMBED, HEAD, read_sizes
 from model.weights.quant import PIECE, Recast
 from model.weights.unfold import AHEAD, Unfolded
@@ -122,7 +122,7 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     return Need(_loaded(forms, spec), cache, workspace, begins)
 
 
-def _loaded(forms: Mapping[str, Form], spec: RankSpec) -> int:
+def _loaded(forms: Mapping[str, TensorForm], spec: RankSpec) -> int:
     """Return the bytes of weights in the run's number type; quantized weights and their scales keep their own type."""
     total = 0
     for name, form in forms.items():

@@ -33,7 +33,7 @@ from launch.wiring import Rank
 from launch.words import resolve
 from model.drafts.draft import Draft, Passes
 from model.grammar import Grammar, Grammars, Guide
-from model.text import NO_VARIABLES, MessageDict, Reader, Stops, Text, check_messages
+from model.text import NO_VARIABLES, AnswerReader, MessageDict, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.failure import PeerLost
@@ -54,7 +54,7 @@ class Generation:
     Without a tokenizer the pieces are token ids. `answer` has the token ids and the figures so far.
     """
 
-    def __init__(self, answer: Answer, settled: Settled, reader: Reader | None, trace: NoTrace) -> None:
+    def __init__(self, answer: Answer, settled: Settled, reader: AnswerReader | None, trace: NoTrace) -> None:
         self.answer = answer
         self._settled, self.reader = settled, reader
         self._pieces = pieces(answer, settled, reader, trace)
@@ -93,7 +93,7 @@ class Generation:
         self._settled.close()
 
 
-def pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, trace: NoTrace
+def pieces(answer: Answer, settled: Iterator[list[int]], reader: AnswerReader | None, trace: NoTrace
            ) -> Generator[str, None, None]:
     """Yield the pieces of an answer as its tokens settle. Closing it closes the stream of settled tokens, too."""
     with trace.span("request", answer=answer.token_ids), closing(settled):  # type: ignore[type-var]
@@ -259,7 +259,7 @@ class Pipeline:
         grammar = self.grammar(guide) if isinstance(guide, Guide) else guide
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)
         answer, settled = decode(request)
-        reader = Reader(self.text, stops) if self.text else None
+        reader = AnswerReader(self.text, stops) if self.text else None
         return Generation(answer, settled, reader, self.rank.trace)
 
     def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
@@ -304,7 +304,7 @@ class Pipeline:
         request = Request(ids, sampler_of(config), config.max_new_tokens)
         if text and not config.ignore_eos:
             request = replace(request, end=frozenset(text.end_ids))
-        return replace(request, stop=Reader(text, stops).stops) if text and stops else request
+        return replace(request, stop=AnswerReader(text, stops).stops) if text and stops else request
 
     # --- for measurements ---------------------------------------------------------------------------------------------
 

@@ -395,7 +395,7 @@ class Stream:
         return self._print(decoded(self._tokenizer, self._window))
 
 
-class Reader:
+class AnswerReader:
     """A reader of an answer's text up to the first stop text; a possible beginning of one is held back."""
 
     def __init__(self, text: Text, stop: Stops = "") -> None:

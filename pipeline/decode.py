@@ -330,7 +330,7 @@ class Prefix:
         return min(common - 1, len(self.nodes), self.draft.held)
 
 
-class Limits(NamedTuple):
+class PipelineLimits(NamedTuple):
     """The size of a pipeline."""
 
     length: int  # maximum number of tokens of prompt and answer together
@@ -345,7 +345,7 @@ class Decoder:
     stream of one request advances all of them.
     """
 
-    def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, limits: Limits,
+    def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, limits: PipelineLimits,
                  passes: Passes = read_all) -> None:
         self.ring, self.draft, self.passes = ring, draft, passes
         self.strategy, self.cfg = strategy, cfg

@@ -55,7 +55,7 @@ class Replicas(Ring):
 
 
 @dataclass
-class Flight:
+class SegmentInFlight:
     """A segment in flight through a replica."""
 
     nodes: list[int]
@@ -69,7 +69,7 @@ class Copy:
 
     def __init__(self, link: Link, request: int, tree: TokenTree, ids: Iterator[int]) -> None:
         self.link, self.request = link, request
-        self.flights: deque[Flight] = deque()
+        self.flights: deque[SegmentInFlight] = deque()
         self._tree, self._ids = tree, ids
         self._id: dict[int, int] = {}  # node -> its id in the replica, for nodes sent and not given up
         self._young: set[int] = set()  # the nodes among these that are not settled in the replica
@@ -105,7 +105,7 @@ class Copy:
         self._horizon = ids[-1] + 1
         self._id.update(zip(nodes, ids))
         self._young.update(nodes)
-        self.flights.append(Flight(nodes, ids, wanted))
+        self.flights.append(SegmentInFlight(nodes, ids, wanted))
         parents = [self._id[parent] for parent in segment.parents]
         text = len(nodes) if segment.text == len(nodes) else 0
         return replace(segment, nodes=ids, parents=parents, text=text)

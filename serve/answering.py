@@ -18,7 +18,7 @@ from serve.tools import CallPart, CallReader
 
 
 @dataclass
-class Block:
+class ContentBlock:
     """A text with its tokens if they were requested, or the arguments of a tool call, which has a `name`."""
 
     name: str = ""
@@ -37,12 +37,12 @@ class ChoiceAnswer:
 
     def __init__(self, number: int, choice: Choice) -> None:
         self.number, self.choice = number, choice
-        self.blocks: list[Block] = []
+        self.blocks: list[ContentBlock] = []
         self.ended: Ended | None = None
         self._reader = CallReader(choice.dialect) if choice.dialect else None
 
     @property
-    def block(self) -> Block:
+    def block(self) -> ContentBlock:
         """The last block."""
         return self.blocks[-1]
 
@@ -60,7 +60,7 @@ class ChoiceAnswer:
         return [token for block in self.blocks for token in block.tokens]
 
     @property
-    def calls(self) -> list[Block]:
+    def calls(self) -> list[ContentBlock]:
         return [block for block in self.blocks if block.name]
 
     @property
@@ -169,7 +169,7 @@ class AnswerForm(Reports):
             if name or not blocks or (isinstance(part, Piece) and blocks[-1].name):
                 if blocks:
                     yield self.closed(said)
-                blocks.append(Block(name))
+                blocks.append(ContentBlock(name))
                 yield self.opened(said)
             new = part if isinstance(part, Piece) else Piece(part.arguments)
             if new.text:

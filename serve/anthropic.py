@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from serve.answering import AnswerForm, Block, ChoiceAnswer, event_of, typed
+from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, event_of, typed
 from serve.protocol import Facts, Refused
 from serve.text_chunks import Piece
 from serve.translation import Wording, call, checked_items, object_of
@@ -112,7 +112,7 @@ def _stop(said: ChoiceAnswer) -> Facts:
     return {"stop_reason": said.reason and REASONS[said.reason], "stop_sequence": None}
 
 
-def _content(block: Block) -> Facts:
+def _content(block: ContentBlock) -> Facts:
     """Return a content block, as far as it is generated."""
     if not block.name:
         return {"type": "text", "text": block.text}

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from model.text import TokenText
-from serve.answering import AnswerForm, Block, ChoiceAnswer, event_of
+from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, event_of
 from serve.protocol import Facts, Refused
 from serve.text_chunks import Piece, Token
 
@@ -99,7 +99,7 @@ class ChatAnswer(CompletionAnswer):
         return {"content": content, "refusal": None}
 
 
-def _call(block: Block, arguments: str) -> Facts:
+def _call(block: ContentBlock, arguments: str) -> Facts:
     function = {"name": block.name, "arguments": arguments}
     return {"id": block.call, "type": "function", "function": function}
 

@@ -66,7 +66,7 @@ class AnswerJob(Job):
         return self.pieces.of(self.generation, text)
 
 
-class Limits(NamedTuple):
+class ServerLimits(NamedTuple):
     """How many answers run at once, how many may wait and how long, and whether to restart after a loss."""
 
     places: int
@@ -85,7 +85,7 @@ class Health(NamedTuple):
 class Engine(RequestLoop):
     """A pipeline that stays open, and is restarted when a rank is lost. `opened` opens it."""
 
-    def __init__(self, opened: Callable[[], Pipeline], limits: Limits) -> None:
+    def __init__(self, opened: Callable[[], Pipeline], limits: ServerLimits) -> None:
         super().__init__()
         self._opened, self.limits = opened, limits
         self.figures = Metrics()

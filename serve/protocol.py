@@ -23,7 +23,7 @@ from config.schema.untrusted import one_line, parse_object, short_repr
 from launch.pipeline import Prompt
 from model.grammar import Guide
 from model.text import own_template, taken_variables
-from serve.tools import Dialect, calls_of, dialect_of
+from serve.tools import CallFormat, calls_of, dialect_of
 
 MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
@@ -84,7 +84,7 @@ class Choice(NamedTuple):
     echo: bool = False
     guide: Guide | None = None
     guided_by: str = ""
-    dialect: Dialect | None = None
+    dialect: CallFormat | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -108,7 +108,7 @@ class StreamOptions(Strict):
     include_usage: bool = False  # whether a stream ends with its usage
 
 
-class Part(Strict):
+class ContentPart(Strict):
     type: str
     text: str = ""
 
@@ -134,7 +134,7 @@ class ToolCall(Strict):
 
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Items[Part] | None = None
+    content: str | Items[ContentPart] | None = None
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: str = ""
     name: str = ""
@@ -336,7 +336,7 @@ class Chat(Body):
             return {name: known[name]} if name in known else {}
         return {} if self.tool_choice == "none" else known
 
-    def _dialect(self, config: RunConfig) -> Dialect | None:
+    def _dialect(self, config: RunConfig) -> CallFormat | None:
         """Return the format of tool calls in the answer, None if it cannot have any."""
         if not self.called:
             return None
@@ -417,7 +417,7 @@ class ToTokenize(Chat):
 
 
 @lru_cache(maxsize=8)
-def _dialect_of(folder: Path, chat_template: str) -> Dialect | None:
+def _dialect_of(folder: Path, chat_template: str) -> CallFormat | None:
     return dialect_of(own_template(folder, chat_template))
 
 

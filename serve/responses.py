@@ -5,7 +5,7 @@ from functools import cached_property
 from itertools import count
 from typing import Any, Iterator
 
-from serve.answering import AnswerForm, Block, ChoiceAnswer, typed
+from serve.answering import AnswerForm, ChoiceAnswer, ContentBlock, typed
 from serve.protocol import Facts, Refused
 from serve.text_chunks import Piece
 from serve.translation import Wording, call, checked_items
@@ -125,7 +125,7 @@ class ResponseAnswer(AnswerForm):
         return self._event(kind, item_id=_id(said.block), output_index=said.place, **facts)
 
 
-def _id(block: Block) -> str:
+def _id(block: ContentBlock) -> str:
     return f"{'fc' if block.name else 'msg'}_{block.id}"
 
 
@@ -138,7 +138,7 @@ def _part(text: str) -> Facts:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _item(block: Block, status: str) -> Facts:
+def _item(block: ContentBlock, status: str) -> Facts:
     """Return an item of the output."""
     if block.name:
         return {"type": "function_call", "id": _id(block), "call_id": block.call, "name": block.name,

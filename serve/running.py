@@ -23,7 +23,7 @@ from launch.processes import POLL_SECONDS, kill_all
 from launch.words import resolve
 from serve.app import Server
 from serve.connections import Connection, LoopErrorHandler, connection_limits
-from serve.engine import Engine, Limits
+from serve.engine import Engine, ServerLimits
 
 COMMAND = "bash run_server.sh"
 PATIENCE = 10.0  # seconds for the pipeline to close
@@ -94,7 +94,7 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
         keys.pop(own, None)
     keys.update(max_requests=run.max_requests, reuse=run.reuse)
     preset = preset or DEFAULT_PRESET
-    limits = Limits(run.max_requests, config.queue, config.queue_seconds, config.restart)
+    limits = ServerLimits(run.max_requests, config.queue, config.queue_seconds, config.restart)
     engine = Engine(partial(Pipeline.open, preset, **keys), limits)
     typed = raw_values(argv)
     folder = Path(typed.get("model_dir") or typed.get("base_dir") or "").name

@@ -19,7 +19,7 @@ DEFINITIONS = ("$defs", "definitions")
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Dialect(NamedTuple):
+class CallFormat(NamedTuple):
     """A model's format of calls: the strings before and after a call and between two, and the key of arguments."""
 
     opening: str
@@ -28,11 +28,11 @@ class Dialect(NamedTuple):
     arguments: str
 
 
-HERMES = Dialect("<tool_call>", "</tool_call>", "\n", "arguments")
-LLAMA = Dialect("", "", "; ", "parameters")
+HERMES = CallFormat("<tool_call>", "</tool_call>", "\n", "arguments")
+LLAMA = CallFormat("", "", "; ", "parameters")
 
 
-def dialect_of(template: str) -> Dialect | None:
+def dialect_of(template: str) -> CallFormat | None:
     """Return the format of calls in a template; None if it does not support tools."""
     if "tools" not in template:
         return None
@@ -41,7 +41,7 @@ def dialect_of(template: str) -> Dialect | None:
 
 # --- forced calls -----------------------------------------------------------------------------------------------------
 
-def calls_of(functions: Mapping[str, Mapping[str, Any]], dialect: Dialect, several: bool) -> Guide:
+def calls_of(functions: Mapping[str, Mapping[str, Any]], dialect: CallFormat, several: bool) -> Guide:
     """Return the grammar of an answer that calls one or several of these functions (name -> schema of arguments)."""
     bodies = [json.dumps(_body(name, schema, dialect)) for name, schema in functions.items()]
     opening, closing = (json.dumps(part) for part in (f"{dialect.opening}\n", f"\n{dialect.closing}"))
@@ -53,7 +53,7 @@ def calls_of(functions: Mapping[str, Mapping[str, Any]], dialect: Dialect, sever
     return Guide("lark", "\n".join(rules))
 
 
-def _body(name: str, schema: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
+def _body(name: str, schema: Mapping[str, Any], dialect: CallFormat) -> dict[str, Any]:
     """Return the schema of a call; definitions in the arguments' schema move to its root, where references start.
 
     A function has only the arguments that it names, unless its schema allows others.
@@ -81,7 +81,7 @@ Part = Union[str, CallPart]  # text outside calls, or a part of a call
 class CallReader:
     """A parser of an answer's text as it arrives; of a call it gives first the name, then pieces of the arguments."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: CallFormat) -> None:
         self._dialect = dialect
         self._blanks = dialect.between + " \n"  # dropped before a call and between two
         self._held = ""

@@ -20,7 +20,7 @@ from pipeline.messages import NOBODY, Features, Message, Prune, Reset, Segment, 
 from pipeline.trace import NoTrace
 from sim.clock import VirtualClock
 from sim.stages import VirtualStage, Work
-from sim.wires import Wire, note
+from sim.wires import ModelledWire, note
 
 Arrive = Callable[[Message, float], None]  # is called with a message and the time
 Said = Tuple[Tensor, Tensor]  # last hidden states [T, D] at the ends of paths, and inner features [T, D * inner]
@@ -60,7 +60,7 @@ class Cluster:
         self._order = count()
         self._inbox: deque[Message] = deque()
         self._paths, self._memory = paths, Memory(paths)
-        self._wires: list[Wire] = []
+        self._wires: list[ModelledWire] = []
         self._trace = traces[0]
         of_stages = iter(traces[1:] or traces)
         self.links: list[RingLink] = []
@@ -83,8 +83,8 @@ class Cluster:
         controls = [self._wire(0, work.rank) for work in reversed(works)]
         return RingLink(self, send, list(zip(stages, controls)))
 
-    def _wire(self, sender: int, receiver: int) -> Wire:
-        wire = Wire(self.profile.link(sender, receiver))
+    def _wire(self, sender: int, receiver: int) -> ModelledWire:
+        wire = ModelledWire(self.profile.link(sender, receiver))
         self._wires.append(wire)
         return wire
 
@@ -142,7 +142,7 @@ class Cluster:
             assert until < float("inf"), "rank 0 waits for a message that no stage will send"
             self._clock.sleep_until(until)
 
-    def broadcast(self, msg: Message, stages: Sequence[tuple[VirtualStage, Wire]]) -> None:
+    def broadcast(self, msg: Message, stages: Sequence[tuple[VirtualStage, ModelledWire]]) -> None:
         """Send a message over the control wire of each stage."""
         now = latest = self._clock.now()
         for stage, control in reversed(stages):
@@ -166,7 +166,7 @@ class Cluster:
         self._clock.sleep_until(self._events[0][0])
         self._happen(self._clock.now())
 
-    def _onward(self, arrive: Arrive, trace: NoTrace, wire: Wire) -> Arrive:
+    def _onward(self, arrive: Arrive, trace: NoTrace, wire: ModelledWire) -> Arrive:
         """Return a function that sends messages over a wire to `arrive`; `trace` is the sender's."""
         def send(msg: Message, now: float) -> None:
             arrival = now if self._alone else wire.arrival(msg, now)
@@ -188,7 +188,7 @@ class RingLink:
     """Rank 0's link to one ring of a cluster; it receives messages from all rings."""
 
     def __init__(self, cluster: Cluster, leave: Arrive,
-                 stages: Sequence[tuple[VirtualStage, Wire]]) -> None:
+                 stages: Sequence[tuple[VirtualStage, ModelledWire]]) -> None:
         self._cluster, self._leave, self._stages = cluster, leave, stages
         self.recv, self.rest, self.defer = cluster.recv, cluster.rest, cluster.defer
 

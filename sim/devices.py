@@ -17,7 +17,7 @@ from model.drafts.network import by_network
 from pipeline.failure import Failure, guarded
 from pipeline.messages import Message
 from sim.clock import Pace
-from sim.wires import Wire, note
+from sim.wires import ModelledWire, note
 
 
 class SlowSlice:
@@ -142,7 +142,7 @@ class Lane:
         self._queue.put(None)
 
     def _run(self) -> None:
-        pace, wire = self._pace, Wire(self._pace.profile, self._takes)
+        pace, wire = self._pace, ModelledWire(self._pace.profile, self._takes)
         while (item := self._queue.get()) is not None:
             msg, asked = item
             pace.spend_until(wire.arrival(msg, asked))

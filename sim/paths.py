@@ -40,7 +40,7 @@ class Paths:
     def clear(self) -> None:
         """Forget all paths."""
         config = self._slices[0].config
-        self._stores = [Store(config, len(part.layers), self._like) for part in self._slices]
+        self._stores = [PathCache(config, len(part.layers), self._like) for part in self._slices]
         width = config.hidden * (1 + len(self._inner))
         self._outputs = self._like.new_empty(FIRST, width)  # columns: last hidden states, then inner ones
         self._numbers: dict[tuple[int, int], int] = {}  # parent path, token -> path
@@ -126,7 +126,7 @@ def _grown(x: Tensor, dim: int, rows: int) -> Tensor:
     return torch.cat([x, x.new_empty(shape)], dim)
 
 
-class Store:
+class PathCache:
     """Keys and values `[layers, K, rows, E]` of the layers of a slice, which uses the store like a tree cache.
 
     `view` is the rows `[T]` to compute, the rows `[P]` that they may attend to, the additive mask `[T, P]`, and the

@@ -14,7 +14,7 @@ NUMBERS = 24  # bytes of a row's node, parent and position on the wire
 TOKEN = 8  # bytes of a row that is a token
 
 
-class Wire:
+class ModelledWire:
     """One wire of a profile, over which messages follow each other; its jitter is its own random stream.
 
     The real wire that carries the messages takes `takes` seconds of the latency.

@@ -14,7 +14,7 @@ from serve import connections, running
 from serve.app import Server
 from serve.auth import Framing
 from serve.connections import LoopErrorHandler, connection_limits
-from serve.engine import Engine, Health, Limits
+from serve.engine import Engine, Health, ServerLimits
 from serve.running import Listener
 
 REQUEST = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -187,7 +187,7 @@ def test_the_server_refuses_it_before_anything_else_answers():
     ("loading", 503), ("restarting", 503), ("lost", 503),
     ("stopped", 503), ("ready", 200)])
 def test_the_health_and_the_models_agree_whether_the_server_is_ready(status, code):
-    engine = Engine(lambda: None, Limits(1, 1, 1))
+    engine = Engine(lambda: None, ServerLimits(1, 1, 1))
     engine.state, engine._patience = Health(status), float("inf")
     server = Server(engine, ServeConfig.of(), "toy")
     for path in ("/health", "/v1/models", "/v1/models/toy"):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from config.run_config import Growth
 from config.schema.heads import usual_layers
-from model.drafts.dflash import Block
+from model.drafts.dflash import BlockDraft
 from model.drafts.eagle import fit_head, load_head
 from model.drafts.heads import DFlashHead
 from model.drafts.mixture import Mixture
@@ -110,7 +110,7 @@ def test_a_published_head_says_what_its_definition_says(tmp_path, begins):
     assert isinstance(head, DFlashHead) and head.inner == (2, 4, 5)
     assert head.form.size == 6
     features = torch.randn(len(IDS) - 1, 3 * CONFIG.hidden, dtype=torch.float64)
-    draft = Block(head, DEEP.lm_head, 64)
+    draft = BlockDraft(head, DEEP.lm_head, 64)
     if begins:  # a part of the text was read before
         grown_tree(draft, features, IDS[:begins])
     grown_tree(draft, features)

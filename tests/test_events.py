@@ -3,15 +3,15 @@ from __future__ import annotations
 
 import pytest
 
-from eval.dsi.events import DSI, Forward, Plan, Worker
+from eval.dsi.events import DSI, EventPlan, Forward, Worker
 
 
 class Workers(DSI):
     """Workers without a text: `run` lets whatever is under way end, and what follows from that."""
 
     def __init__(self, server: Forward = Forward(12, 12), stops: bool = True, seed: int = 0) -> None:  # noqa: B008
-        super().__init__(Plan(1, 1, 2, server,
-                              Forward(1, 1), stops, seed), [])
+        super().__init__(EventPlan(1, 1, 2, server,
+                                   Forward(1, 1), stops, seed), [])
         self.log: list = []
 
     def begin(self) -> None:

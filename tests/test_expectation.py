@@ -9,19 +9,19 @@ import pytest
 
 from eval.dsi import cost_model as rounds
 from eval.dsi.cases import proposition
-from eval.dsi.cost_model import Decoding, counted, moments
+from eval.dsi.cost_model import DecodingRounds, counted, moments
 from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.keys import Offline
 from eval.dsi.offline import sampled
 
 COSTS = (1.0, 0.3, 3)  # target, drafter, lookahead
-DECODINGS: dict[str, Decoding] = {
+DECODINGS: dict[str, DecodingRounds] = {
     "si": rounds.si(*COSTS),
     "original": rounds.dsi(*COSTS, "original"), "corrected": rounds.dsi(*COSTS),
     "non-si": rounds.si(1.0, 0.3, 0)}
 
 
-def windows_of(right: Sequence[bool], decoding: Decoding) -> np.ndarray:
+def windows_of(right: Sequence[bool], decoding: DecodingRounds) -> np.ndarray:
     """How many drafts of window after window are right, for a text that says of each position whether its draft is."""
     lookahead, place, found = int(decoding.lookahead.item()), 0, []
     while place < len(right):
@@ -31,7 +31,7 @@ def windows_of(right: Sequence[bool], decoding: Decoding) -> np.ndarray:
     return np.pad(found, (0, len(right)))
 
 
-def enumerated(decoding: Decoding, acceptance: float, tokens: int) -> tuple[float, float]:
+def enumerated(decoding: DecodingRounds, acceptance: float, tokens: int) -> tuple[float, float]:
     """Mean and standard deviation over every pattern of right and wrong drafts."""
     patterns = np.array(list(product([False, True], repeat=tokens)))
     chance = np.where(patterns, acceptance, 1 - acceptance).prod(axis=1)

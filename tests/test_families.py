@@ -33,7 +33,7 @@ from model.sample import Sampler
 from model.weights.parts import Part
 from model.weights.unfold import Unfolded
 from model.whole import Whole
-from pipeline.decode import Decoder, Limits, Request
+from pipeline.decode import Decoder, PipelineLimits, Request
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from scripts import generate
@@ -165,7 +165,7 @@ class Saved:
             thread.start()
         spec = RankSpec(config, Part(self.parts / "stage_0"))
         ring = build_ring(spec, build_lm_head(spec), links[:1], OFF)
-        yield Decoder(ring, draft, STRATEGIES[strategy], TREE, Limits(150, 2))
+        yield Decoder(ring, draft, STRATEGIES[strategy], TREE, PipelineLimits(150, 2))
         ring.stop()
         for thread in threads:
             thread.join(timeout=10)

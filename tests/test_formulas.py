@@ -10,7 +10,7 @@ from eval.dsi import cost_model as rounds
 from eval.dsi.cost_model import moments
 from eval.dsi.formulas import (
     ACCOUNTINGS,
-    Pipeline,
+    TargetPipeline,
     dsi_rate,
     least_lookahead,
     progress,
@@ -115,7 +115,7 @@ def test_the_published_offline_accounting_charges_dsi_up_to_a_sixth_more() -> No
 def test_the_documentation_has_the_speed_ups_of_the_pipelines() -> None:
     page = (ROOT / "docs" / "dsi.md").read_text(encoding="utf-8")
     for hop in (0, 0.01, 0.05, 0.1):
-        pipeline = Pipeline(1.0, 0.1, 0.8, 2, 7, hop)
+        pipeline = TargetPipeline(1.0, 0.1, 0.8, 2, 7, hop)
         rates = [pipeline.ar(), pipeline.naive(),
                  pipeline.pruned(), pipeline.pipedec(), pipeline.continuous()]
         rates += [dsi_rate(1.0, 0.1, 0.8, 2), si_rate(1.0, 0.1, 0.8, 2)]
@@ -176,7 +176,7 @@ def test_the_examples_of_the_paper() -> None:
 
 def test_a_pipeline_is_dsi_whose_target_takes_its_latency() -> None:
     long = 1 + 3 * 0.05
-    asked = Pipeline(1.0, 0.1, 0.8, 3, 4, 0.05)
+    asked = TargetPipeline(1.0, 0.1, 0.8, 3, 4, 0.05)
     assert asked.ar() == asked.latency == long
     assert asked.continuous() == pytest.approx(dsi_rate(long, 0.1, 0.8, 3, bare=False),
                                                rel=1e-12)
@@ -189,7 +189,7 @@ def test_a_pipeline_is_dsi_whose_target_takes_its_latency() -> None:
 
 def test_shares_of_tip_and_drafts_as_the_strategies_cut_them() -> None:
     """8 drafts for 4 stages: tip and 1, 2, 2, 2, 1. All rows of share j wait for j times T / P."""
-    eight = Pipeline(1.0, 0.1, 0.8, 8, 4, 0.05)
+    eight = TargetPipeline(1.0, 0.1, 0.8, 8, 4, 0.05)
     assert (eight.rows_of_share, eight.shares) == (2, 5)
     three = eight._replace(lookahead=3)
     assert (three.rows_of_share, three.shares) == (1, 4)
@@ -202,8 +202,8 @@ def test_shares_of_tip_and_drafts_as_the_strategies_cut_them() -> None:
 
 
 def test_every_formula_of_a_pipeline_broadcasts() -> None:
-    wide = Pipeline(1.0, np.full((3, 1), 0.1),
-                    np.array([0.0, 0.5, 1.0, 0.9]), 3, 4, 0.01)
+    wide = TargetPipeline(1.0, np.full((3, 1), 0.1),
+                          np.array([0.0, 0.5, 1.0, 0.9]), 3, 4, 0.01)
     for name in ("ar", "naive", "pruned", "pipedec", "continuous"):
         grid = getattr(wide, name)()
         assert np.broadcast_shapes(np.shape(grid), (3, 4)) == (3, 4), name

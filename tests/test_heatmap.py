@@ -87,7 +87,7 @@ def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
                      "DSI": {k: formulas.dsi_rate(1.0, c, a, k) for k in lookaheads
                              if formulas.servers_needed(1.0, c, k) <= 3}}
             for name in ("continuous", "pipedec", "pruned", "naive"):
-                tried[name] = {k: getattr(formulas.Pipeline(1.0, c, a, k, 3, 0.1),
+                tried[name] = {k: getattr(formulas.TargetPipeline(1.0, c, a, k, 3, 0.1),
                                           name)()
                                for k in lookaheads}
             assert tried.keys() == set(ALGORITHMS[1:])

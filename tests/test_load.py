@@ -13,7 +13,7 @@ from eval.metrics import total_speed
 from eval.report import report
 from model.drafts.draft import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Decoder, Limits, Request, concurrent
+from pipeline.decode import Decoder, PipelineLimits, Request, concurrent
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
@@ -80,7 +80,7 @@ def virtual(places: int = 4) -> Decoder:
     [link] = Cluster(PLAIN, clock, [[work, work]],
                      paths(), [OFF] * 3).links
     ring = Ring(link, TINY.lm_head, 3, clock=clock)
-    return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, Limits(200, places))
+    return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, PipelineLimits(200, places))
 
 
 def requests(prompts=PROMPTS):

@@ -10,7 +10,7 @@ from eval.dsi import command as simulate
 from eval.dsi.events import decode
 from eval.dsi.keys import Online
 from eval.dsi.online import plan_of, published, sampled, spread, texts_of
-from eval.dsi.paper import Latencies, online_mean
+from eval.dsi.paper import ForwardLatencies, online_mean
 
 FAST = ["simul_type=both", "S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02",
         "failure_cost_sub=0.01", "k=2"]
@@ -40,7 +40,7 @@ def test_all_is_predicted_the_same_twice(words: list, capsys):
 
 def test_the_published_accounting_stands_beside_the_prediction_where_it_ends():
     config = Online(S=50, k=2, a=0.8, c_sub=0.02)
-    times = Latencies(0.1, 0.02, 1.0, 0.1)
+    times = ForwardLatencies(0.1, 0.02, 1.0, 0.1)
     assert published(config, "DSI") == online_mean(times, 0.8, 2, 7, 50)
     assert published(config, "SI") == online_mean(times, 0.8, 2, None, 50) > online_mean(times, 0.8, 2, 7, 50)
     assert published(config, "non-SI") is None

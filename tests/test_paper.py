@@ -7,13 +7,13 @@ import pytest
 from config.presets import ROOT
 from eval.dsi.command import main
 from eval.dsi.keys import Paper
-from eval.dsi.paper import TABLE, Latencies, online_mean, recomputed, table
+from eval.dsi.paper import TABLE, ForwardLatencies, online_mean, recomputed, table
 
 ONLINE = (1.74, 1.77, 1.61, 1.52, 1.58, 1.53, 1.71, 1.74, 1.68, 1.69)
 OFFLINE = (1.29, 1.30, 1.14, 1.14, 1.17, 1.15, 1.13, 1.14, 1.15, 1.16)
 EVENTS = (1.36, 1.39, 1.24, 1.18, 1.20, 1.19, 1.19, 1.21, 1.26, 1.23)
 PLAIN = (2.57, 2.48, 1.39, 1.48, 1.45, 1.46, 2.26, 2.06, 2.44, 2.03)
-TIMES = Latencies(1.0, 0.25, 1.0, 0.25)
+TIMES = ForwardLatencies(1.0, 0.25, 1.0, 0.25)
 
 
 def test_the_ten_rows_are_those_that_are_known() -> None:
@@ -31,7 +31,7 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
     assert table(Paper()) in (ROOT / "docs" / "results" / "dsi-table2.md").read_text(encoding="utf-8")
 
 
-def counted(times: Latencies, acceptance: float, lookahead: int,
+def counted(times: ForwardLatencies, acceptance: float, lookahead: int,
             waits: bool, rng: np.random.Generator) -> float:
     """The cost of 50 tokens, run by run, if no call waits; the first forward of a server is that of its first run."""
     total, cost = 0, times.first_target - times.target
@@ -47,9 +47,9 @@ def counted(times: Latencies, acceptance: float, lookahead: int,
 
 
 @pytest.mark.parametrize(("servers", "times"), [
-    (None, Latencies(1.0, 0.25, 3.0, 2.75)),
-    (7, Latencies(1.0, 0.25, 1.0, 2.75))])
-def test_the_mean_of_the_online_accounting_is_that_of_drawn_runs(servers: int | None, times: Latencies) -> None:
+    (None, ForwardLatencies(1.0, 0.25, 3.0, 2.75)),
+    (7, ForwardLatencies(1.0, 0.25, 1.0, 2.75))])
+def test_the_mean_of_the_online_accounting_is_that_of_drawn_runs(servers: int | None, times: ForwardLatencies) -> None:
     rng, repeats = np.random.default_rng(1), 4000
     for acceptance, lookahead in ((0.3, 1), (0.8, 4), (1.0, 5)):
         costs = [counted(times, acceptance, lookahead, servers is None, rng) for _ in range(repeats)]
@@ -59,16 +59,16 @@ def test_the_mean_of_the_online_accounting_is_that_of_drawn_runs(servers: int | 
 
 def test_a_first_forward_counts_once_for_each_server_and_for_the_drafter_until_something_is_settled() -> None:
     """Where all drafts are right there are three runs, of 20, 20 and the last, which costs a verification."""
-    slow = Latencies(1.0, 0.25, 3.0, 0.75)
+    slow = ForwardLatencies(1.0, 0.25, 3.0, 0.75)
     assert online_mean(TIMES, 1.0, 5, None, 50) == pytest.approx(2 * (1 + 5 * 2.25) + 1)
     assert online_mean(slow, 1.0, 5, None, 50) == pytest.approx(2 * (1 + 5 * 2.25) + 1 + 2 + 0.5)
     assert online_mean(TIMES, 1.0, 5, 7, 50) == pytest.approx(2 * (25 * 0.25 + 1) + 1)
     # the fifth call of 25 drafts comes at 6.75, when a server that was used is free
     assert online_mean(slow, 1.0, 5, 7, 50) == pytest.approx(2 * (25 * 0.25 + 1) + 1 + 0.5)
     # the newest first: calls of 11 and 12 drafts begin when the two servers are free, and that of 11 ends at 4
-    assert online_mean(Latencies(1.0, 0.25, 3.0, 0.25), 1.0, 1, 2, 6, most=5) == pytest.approx(4 + 1)
+    assert online_mean(ForwardLatencies(1.0, 0.25, 3.0, 0.25), 1.0, 1, 2, 6, most=5) == pytest.approx(4 + 1)
     # two servers: calls of 0 and 1 draft, at 0 and 0.25, end after 1 or 3; then the newest that waits begins, for 1
-    two, half = Latencies(1.0, 0.25, 3.0, 0.25), 0.5
+    two, half = ForwardLatencies(1.0, 0.25, 3.0, 0.25), 0.5
     after = online_mean(TIMES, half, 1, 2, 2, most=1) - half * (1.25 + 2)
     assert online_mean(two, half, 1, 2, 2, most=1) == pytest.approx(half * (3.25 + 4) + after)
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from eval.observe.span_sums import Flight, Span, Tally, replay
+from eval.observe.span_sums import RowFlight, Span, Tally, replay
 from eval.observe.time_breakdown import Account, account, by_request
 from tests.test_metrics import answer, line
 
@@ -27,8 +27,8 @@ def test_token_by_token_every_row_is_a_miss_and_nothing_is_in_flight_while_rank_
                heard(4.5, [3], {3: 6}),
                sent(4.75, [4], [6], [3], 1),
                heard(6.75, [4], {4: 1})]
-    assert replay(records, 2.0, 7.0) == Flight(rows=2,
-                                               stay=4.0, aloft=4.0, misses=2, lost=1.0)
+    assert replay(records, 2.0, 7.0) == RowFlight(rows=2,
+                                                  stay=4.0, aloft=4.0, misses=2, lost=1.0)
 
 
 def test_a_guess_that_was_right_is_a_row_and_one_that_was_wrong_is_none():
@@ -38,15 +38,15 @@ def test_a_guess_that_was_right_is_a_row_and_one_that_was_wrong_is_none():
                heard(5.0, [3, 4, 5], {3: 6, 4: 6, 5: 1}),
                heard(6.0, [7], {7: 2}),
                sent(6.5, [8], [2], [7], 1)]  # the text goes on as nobody guessed; it never comes back
-    assert replay(records, 2.0, 8.0) == Flight(rows=4,
-                                               stay=3 * 2.0 + 2.5, aloft=8.5 + 1.5, misses=2, lost=1.0 + 0.5)
+    assert replay(records, 2.0, 8.0) == RowFlight(rows=4,
+                                                  stay=3 * 2.0 + 2.5, aloft=8.5 + 1.5, misses=2, lost=1.0 + 0.5)
 
 
 def test_a_row_that_left_during_the_prefill_counts_from_the_first_token_on():
     records = [PROMPT, sent(1.0, [3], [5], [2], 0),
                FIRST, heard(4.0, [3], {3: 6})]
-    assert replay(records, 2.0, 5.0) == Flight(rows=1,
-                                               stay=3.0, aloft=2.0, misses=0, lost=1.0)
+    assert replay(records, 2.0, 5.0) == RowFlight(rows=1,
+                                                  stay=3.0, aloft=2.0, misses=0, lost=1.0)
 
 
 def test_what_happens_at_one_moment_of_a_modelled_clock_has_its_order():
@@ -64,8 +64,8 @@ def test_a_prompt_may_go_in_chunks_and_a_request_that_ends_with_it_has_no_rows()
                heard(2.0, [3, 4], {4: 8}),
                sent(2.0, [5], [8], [4], 1),
                heard(3.0, [5], {5: 0})]
-    assert replay(records, 2.0, 3.0) == Flight(1, 1.0, 1.0, 1, 0.0)
-    assert replay(records[:4], 2.0, 2.5) == Flight(0, 0, 0.0, 0, 0.5) == replay([], 2.0, 2.5)
+    assert replay(records, 2.0, 3.0) == RowFlight(1, 1.0, 1.0, 1, 0.0)
+    assert replay(records[:4], 2.0, 2.5) == RowFlight(0, 0, 0.0, 0, 0.5) == replay([], 2.0, 2.5)
 
 
 class Stepping:

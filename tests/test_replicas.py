@@ -13,7 +13,7 @@ import pytest
 
 from config.profiles import Profile
 from model.sample import Sampler, warp
-from pipeline.decode import Decoder, Limits, Request
+from pipeline.decode import Decoder, PipelineLimits, Request
 from pipeline.messages import Segment
 from pipeline.replicas import Replicas
 from pipeline.strategies import STRATEGIES
@@ -58,7 +58,7 @@ def replicas(copies, stages=1, draft=None, strategy="dsi", wrap=lambda link: lin
         thread.start()
     ring = Replicas(links, TINY.lm_head, stages)
     decoder = Decoder(ring, draft or TINY.eagle(),
-                      STRATEGIES[strategy], replace(TREE, **tree), Limits(200))
+                      STRATEGIES[strategy], replace(TREE, **tree), PipelineLimits(200))
     decoder.stages = workers
     yield decoder
     ring.stop()
@@ -211,7 +211,7 @@ def virtual(seconds, guess, lookahead, servers, wrong):
     ring = Watched(cluster.links, TINY.lm_head, 1, clock=clock)
     draft = Known(clock, guess, wrong, text_at(1.0, NEW))
     tree = replace(TREE, lookahead=lookahead, chunk=64)
-    return Decoder(ring, draft, STRATEGIES["dsi"], tree, Limits(200))
+    return Decoder(ring, draft, STRATEGIES["dsi"], tree, PipelineLimits(200))
 
 
 def takes(new, verification, guess, lookahead, servers, wrong):

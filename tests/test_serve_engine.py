@@ -17,7 +17,7 @@ from launch.pipeline import Pipeline
 from model.grammar import Guide
 from pipeline.failure import PeerLost
 from pipeline.stage import Stage
-from serve.engine import AnswerJob, Ended, Engine, Limits
+from serve.engine import AnswerJob, Ended, Engine, ServerLimits
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
 from serve.text_chunks import Piece, checked_prompt_ids, prompt_ids
 from tests.saved import wait_until
@@ -71,7 +71,7 @@ def engine(words):
     def opened():
         return Pipeline.open(**words, processes=False, max_requests=2)
 
-    with running(opened, Limits(places=2, queue=3, seconds=60)) as started:
+    with running(opened, ServerLimits(places=2, queue=3, seconds=60)) as started:
         yield started
 
 
@@ -203,7 +203,7 @@ def test_nobody_waits_longer_than_the_server_allows(words):
     def opened():
         return Pipeline.open(**words, processes=False)
 
-    with running(opened, Limits(places=1, queue=3, seconds=0.2)) as engine:
+    with running(opened, ServerLimits(places=1, queue=3, seconds=0.2)) as engine:
         first, second = asked(engine, Heard(**LONG), Heard())
         refused = second.all()[-1]
         assert (refused.status, refused.code) == (429, "waited_too_long")
@@ -240,7 +240,7 @@ def breaking(words):
 def test_after_a_loss_who_was_under_way_learns_of_it_and_who_waited_is_answered(words, monkeypatch):
     closed = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # as a pipe that nobody reads any more
     monkeypatch.setattr("sys.stderr", closed)
-    with running(breaking(words), Limits(1, 4, 60)) as engine:
+    with running(breaking(words), ServerLimits(1, 4, 60)) as engine:
         alone = asked(engine, Heard())[0].text
         Breaking.losses = ["rank 2 was lost"]
         under_way, *waiting = asked(engine, Heard(), Heard(), Heard())
@@ -251,7 +251,7 @@ def test_after_a_loss_who_was_under_way_learns_of_it_and_who_waited_is_answered(
 
 
 def test_without_a_restart_the_health_names_the_rank_and_nothing_more_is_taken(words):
-    with running(breaking(words), Limits(1, 4, 60, restart=False)) as engine:
+    with running(breaking(words), ServerLimits(1, 4, 60, restart=False)) as engine:
         Breaking.losses = ["rank 2 was lost"]
         ends = [one.all()[-1] for one in asked(engine, Heard(), Heard())]
         assert [(end.code, end.retry) for end in ends] == [("rank_lost", 0)] * 2
@@ -269,7 +269,7 @@ def test_a_question_to_a_pipeline_that_is_lost_is_refused_at_once(words):
         later.append(engine.call(lambda held: "never asked"))
         raise PeerLost("rank 2 was lost")
 
-    with running(breaking(words), Limits(1, 4, 60, restart=False)) as engine:
+    with running(breaking(words), ServerLimits(1, 4, 60, restart=False)) as engine:
         with pytest.raises(PeerLost):
             engine.call(lose).result(60)
         with pytest.raises(Refused, match="rank 2 was lost") as refused:
@@ -289,7 +289,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
             raise error
         return Breaking(Pipeline.open(**words, processes=False))
 
-    with running(opened, Limits(1, 4, 60)) as engine:
+    with running(opened, ServerLimits(1, 4, 60)) as engine:
         Breaking.losses = ["rank 1 was lost"]
         under_way, waiting = asked(engine, Heard(), Heard())
         assert under_way.all()[-1].code == "rank_lost"
@@ -299,7 +299,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
     def wrong():
         raise ValueError("there is no model")
 
-    with running(wrong, Limits(1, 4, 60)) as engine:
+    with running(wrong, ServerLimits(1, 4, 60)) as engine:
         assert engine.health == ("lost", "there is no model") and isinstance(engine.error, ValueError)
     assert "there is no model" not in capsys.readouterr().err  # who started the engine says it
 
@@ -347,7 +347,7 @@ def test_who_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_p
     again, never = threading.Event(), threading.Event()
     opened = iter([breaking(words),
                    lambda: again.wait() and breaking(words)(), never.wait])
-    limits = Limits(1, 4, seconds=60)
+    limits = ServerLimits(1, 4, seconds=60)
     with running(lambda: next(opened)(), limits) as engine:
         Breaking.losses = ["rank 2 was lost"]
         under_way, late = asked(engine, Heard(), Heard())
@@ -380,7 +380,7 @@ def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(w
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stage, "apply", slow)
         with running(lambda: Pipeline.open(**words, processes=False, timeout=1),
-                     Limits(1, 4, 60)) as engine:
+                     ServerLimits(1, 4, 60)) as engine:
             for requests in range(2):  # at rest, and with a request under way
                 found = asked(engine, *(Heard(**LONG) for _ in range(requests)))
                 assert all(isinstance(one.events.get(timeout=600), Piece) for one in found)

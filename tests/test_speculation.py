@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 
 from eval.dsi.cost_model import dsi, moments, si
-from eval.dsi.events import DSI, Forward, Plan, decode
+from eval.dsi.events import DSI, EventPlan, Forward, decode
 from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.online import spread
-from eval.dsi.paper import Latencies, online_mean
+from eval.dsi.paper import ForwardLatencies, online_mean
 
 
 def even(ticks: int) -> Forward:
     return Forward(ticks, ticks)
 
 
-def plan(target: int, drafter: int, lookahead: int, tokens: int, more: int = 0) -> Plan:
+def plan(target: int, drafter: int, lookahead: int, tokens: int, more: int = 0) -> EventPlan:
     """With the servers that Eq. 1 asks for, and some `more`.
 
     Only the last drafts, fewer than k, follow sooner than that equation has it: for them it takes one more.
     """
     servers = ceil(target / (lookahead * drafter)) + more
-    return Plan(tokens, lookahead, servers, even(target), even(drafter))
+    return EventPlan(tokens, lookahead, servers, even(target), even(drafter))
 
 
 def chances(acceptance: float, tokens: int, seed: int) -> list:
@@ -34,7 +34,7 @@ def chances(acceptance: float, tokens: int, seed: int) -> list:
     return [chance.random() < acceptance for _ in range(tokens)]
 
 
-def summed(asked: Plan, right: list, least: int) -> int:
+def summed(asked: EventPlan, right: list, least: int) -> int:
     """What DSI takes if nothing ever waits: run after run, by hand. The rejected draft is among its first `least`."""
     target, drafter, total, left = asked.target.first, asked.drafter.first, 0, asked.tokens
     while left:
@@ -178,9 +178,9 @@ class Watched(DSI):
 def test_whatever_the_order_of_events_all_is_settled_once_by_no_stale_answer_and_no_sooner_than_can_be(seed: int):
     chance = random.Random(seed)
     target, tokens = chance.randint(4, 30), chance.randint(1, 40)
-    asked = Plan(tokens, chance.randint(1, 6), chance.randint(1, 5),
-                 Forward(target + chance.randint(0, 20), target), even(chance.randint(1, target)),
-                 stops=chance.random() < 0.5, seed=seed)
+    asked = EventPlan(tokens, chance.randint(1, 6), chance.randint(1, 5),
+                      Forward(target + chance.randint(0, 20), target), even(chance.randint(1, target)),
+                      stops=chance.random() < 0.5, seed=seed)
     right = chances(chance.choice([0.0, 0.5, 0.9, 1.0]), tokens, seed)
     outcome = Watched(asked, right).run()
     assert sum(count for _, count in outcome.commits) == tokens
@@ -191,7 +191,7 @@ def test_whatever_the_order_of_events_all_is_settled_once_by_no_stale_answer_and
 
 
 def test_a_server_that_takes_long_for_its_first_forward_does_so_once():
-    asked = Plan(20, 2, 3, Forward(100, 10), Forward(5, 1))
+    asked = EventPlan(20, 2, 3, Forward(100, 10), Forward(5, 1))
     assert decode("non-SI", asked, [True] * 20).ticks == 100 + 19 * 10
     assert decode("SI", asked, [False] * 20).commits[:2] == ((100 + 5 + 1, 1),
                                                              (100 + 6 + 12, 1))
@@ -201,7 +201,7 @@ def test_a_server_that_takes_long_for_its_first_forward_does_so_once():
 
 def test_slow_drafts_do_not_keep_the_target_waiting():
     """With k d > T no block is full in time: what was drafted so far is verified whenever the target is free."""
-    asked = Plan(30, 5, 1, even(10), even(9))
+    asked = EventPlan(30, 5, 1, even(10), even(9))
     assert decode("DSI", asked, [True] * 30).ticks <= decode("non-SI", asked, [True] * 30).ticks
     for seed in range(20):
         right = chances(0.7, 30, seed)
@@ -215,7 +215,7 @@ PUBLISHED = [  # T, d, a, ratios of first to later forwards, and SI over DSI as 
 @pytest.mark.parametrize(("target", "drafter", "acceptance", "first", "first_draft", "ratio"), PUBLISHED)
 def test_the_published_accounting_yields_what_the_published_simulator_does(
         target: int, drafter: int, acceptance: float, first: float, first_draft: float, ratio: float):
-    times = Latencies(target, drafter, round(target * first), round(drafter * first_draft))
+    times = ForwardLatencies(target, drafter, round(target * first), round(drafter * first_draft))
 
     def best(servers: int | None, lookaheads: list) -> float:
         return min(online_mean(times, acceptance, lookahead, servers, 50) for lookahead in lookaheads)

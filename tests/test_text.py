@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from config.presets import ROOT
-from model.text import LLAMA2_SYSTEM, Reader, Stream, Text, chosen, own_template
+from model.text import LLAMA2_SYSTEM, AnswerReader, Stream, Text, chosen, own_template
 from tests.checkpoints import refused
 from tests.forked import CONTEXT
 
@@ -519,7 +519,7 @@ def test_transformers_is_not_imported_before_it_is_needed_and_by_threads_one_aft
 
 def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
     ids = llama.tokenizer("the dog runs home", add_special_tokens=False).input_ids
-    stops = Reader(llama, "dog").stops
+    stops = AnswerReader(llama, "dog").stops
     found = [stops(token) for token in ids]
     last = found.index(True)
     assert "dog" in llama.decode(ids[:last + 1])
@@ -528,10 +528,10 @@ def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
 
 def test_several_stop_texts_end_at_the_first_and_what_may_become_one_is_held_back(llama):
     ids = llama.tokenizer("the dog and the cat", add_special_tokens=False)["input_ids"]
-    reader = Reader(llama, ["cat", "and the", "zebra"])
+    reader = AnswerReader(llama, ["cat", "and the", "zebra"])
     shown = "".join(reader.read([token]) for token in ids)
     assert reader.stopped and shown == reader.text == "the dog "
-    whole = Reader(llama, ["horse", ""])
+    whole = AnswerReader(llama, ["horse", ""])
     assert "".join([*(whole.read([token]) for token in ids),
                     whole.finish()]) == "the dog and the cat"
 

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from eval.observe import timeline_page as timeline
-from eval.observe.timeline import Story
+from eval.observe.timeline import RunHistory
 from launch.trace import learn_time, send_time
 from pipeline.trace import CLOCK, Trace, read
 from tests.saved import here
@@ -38,7 +38,7 @@ def ran(saved, tmp_path_factory, request):
 
 
 def story(folder):
-    found = Story(read(folder)).data()
+    found = RunHistory(read(folder)).data()
     return found, {node["id"]: node for node in found["nodes"]}
 
 

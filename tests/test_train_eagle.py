@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from config.presets import ROOT
 from config.schema.heads import BlockForm, usual_layers
 from launch.split.write import split
-from model.drafts.dflash import Block
+from model.drafts.dflash import BlockDraft
 from model.drafts.eagle import Eagle, fit_head
 from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead
 from model.drafts.network import at_once, read_all
@@ -31,7 +31,7 @@ from toy.corpus import dialogues as corpus
 from toy.recipe.teach import dialogues
 from train import own
 from train.course import Course, rate_at
-from train.data import Row, draw, make_row, read_conversations
+from train.data import TokenRow, draw, make_row, read_conversations
 from train.eagle import command as train_eagle
 from train.eagle import heads
 from train.eagle.block import BlockTask, block_part
@@ -100,9 +100,9 @@ def make_rows():
     for length in (27, 40):
         answers = torch.zeros(length, dtype=torch.bool)
         answers[ANSWERED] = True
-        rows.append(Row(torch.randint(3, CONFIG.vocab,
-                                      (length,), generator=generator).int(),
-                        answers))
+        rows.append(TokenRow(torch.randint(3, CONFIG.vocab,
+                                           (length,), generator=generator).int(),
+                             answers))
     return rows
 
 
@@ -216,7 +216,7 @@ def make_block_task(teacher, starts=100):
 def drafted(task, ids, feature, tip):
     """Logits `[places, V]` of the block that a draft reads whose text ends in the token `tip`."""
     tree = TokenTree(ids[:tip + 1].tolist(), 99)
-    draft = Block(task.head, task.teacher.lm_head, 99)
+    draft = BlockDraft(task.head, task.teacher.lm_head, 99)
     tree.unsent.clear()
     for node, one in zip(tree.trunk[:-1], feature):
         tree.nodes[node].hidden = one
@@ -252,7 +252,7 @@ def test_a_block_reads_and_learns_what_the_draft_would_read_there(teacher):
 def test_a_block_at_the_end_of_the_context_learns(teacher):
     task, row = make_block_task(teacher), make_rows()[0]
     answers = torch.ones(512, dtype=torch.bool)
-    assert task.learn([Row(row.ids[:8].repeat(64), answers)],
+    assert task.learn([TokenRow(row.ids[:8].repeat(64), answers)],
                       (0,))["loss"] > 0
 
 
@@ -495,7 +495,7 @@ def test_a_head_that_learnt_is_accepted_more_often(teacher, tmp_path):
     ids = torch.tensor(prompt + text.token_ids).int()
     task = Task(teacher, head, Objective(2, word_weight=1.0))
     plan = train_eagle.Hyperparameters("head", 40, 5e-3, matrix_rate=0.02, warm_up=2)
-    row = Row(ids, torch.arange(len(ids)) >= len(prompt))
+    row = TokenRow(ids, torch.arange(len(ids)) >= len(prompt))
     Course(plan, head, tmp_path / "training.pt").run(lambda step: task.learn([row], (0, step)))
     heads.write(head, config, tmp_path / "taught", torch.float64)
     before, after = (evaluate(open_decoder(teacher, tmp_path / name, 100), [prompt], frozenset(), 40)
@@ -641,8 +641,8 @@ def test_a_head_is_taught_what_the_model_said_itself_and_its_features_are_kept(t
 def test_the_draft_vocabulary_is_what_answers_use_most():
     ids = torch.tensor([7, 7, 7, 4, 9, 9, 2]).int()
     answers = torch.tensor([0, 0, 0, 1, 1, 1, 1]).bool()
-    assert heads.vocabulary([Row(ids, answers)], 2, 10).tolist() == [2, 9]
-    assert heads.vocabulary([Row(ids, answers)], 4, 10).tolist() == [0, 2, 4, 9]
+    assert heads.vocabulary([TokenRow(ids, answers)], 2, 10).tolist() == [2, 9]
+    assert heads.vocabulary([TokenRow(ids, answers)], 4, 10).tolist() == [0, 2, 4, 9]
 
 
 @pytest.mark.parametrize(("content", "sentence"), [

@@ -22,11 +22,11 @@ from model.whole import Whole
 from tests.checkpoints import same
 from tests.saved import here, save_tokenizer
 from train.course import Course
-from train.data import Row, answer_row
+from train.data import TokenRow, answer_row
 from train.ssm.boost import learn, loss_of, ranks_of, without_predicted
 from train.ssm.command import main
 from train.ssm.texts import prompts_of, texts_of
-from train.writer import Writer, open_model
+from train.writer import TextWriter, open_model
 
 CPU = torch.device("cpu")
 VOCAB, NEW = 53, 12
@@ -82,7 +82,7 @@ def whole(folder):
 
 def texts_to(folder, count=5):
     """Texts of that model to some prompts, of different lengths."""
-    writer = Writer(whole(folder), [2], NEW, 0.0, 0)
+    writer = TextWriter(whole(folder), [2], NEW, 0.0, 0)
     return list(writer.write([[1, *range(5, 9 + i)]
                               for i in range(count)], 0))
 
@@ -90,8 +90,8 @@ def texts_to(folder, count=5):
 def row_of(text, left_N):
     """The row of a text of which only that is left to learn."""
     whole = answer_row(text.prompt, text.ids)
-    return Row(whole.ids,
-               torch.cat([torch.zeros(len(text.prompt), dtype=torch.bool), left_N]))
+    return TokenRow(whole.ids,
+                    torch.cat([torch.zeros(len(text.prompt), dtype=torch.bool), left_N]))
 
 
 def test_texts_beside_each_other_are_those_that_the_target_writes_alone(pair):
@@ -105,13 +105,13 @@ def test_drawn_texts_depend_on_their_place_and_not_on_where_an_interruption_was(
     prompts = [[1, *range(5, 9 + i)] for i in range(5)]
 
     def written(path):
-        return texts_of(Writer(whole(pair[0]), [2], NEW, 1.0, 7),
+        return texts_of(TextWriter(whole(pair[0]), [2], NEW, 1.0, 7),
                         prompts, path, {"seed": 7})
 
     first = written(tmp_path / "texts.json")
     assert written(tmp_path / "texts.json") == first == written(tmp_path / "other.json")
-    assert first != list(Writer(whole(pair[0]), [2], NEW, 0.0, 7).write(prompts, 0))
-    of_seeds = [Writer(whole(pair[0]), [2], NEW, 1.0, seed).write([[1, 5, 6]] * 4, 0)
+    assert first != list(TextWriter(whole(pair[0]), [2], NEW, 0.0, 7).write(prompts, 0))
+    of_seeds = [TextWriter(whole(pair[0]), [2], NEW, 1.0, seed).write([[1, 5, 6]] * 4, 0)
                 for seed in (7, 8)]
     assert len({tuple(text.ids) for texts in of_seeds for text in texts}) == 8, "another seed, other texts"
 
@@ -134,7 +134,7 @@ def test_a_stretch_is_taken_out_when_every_token_of_it_is_right():
             torch.tensor([False, False, True, True, False, False])]
     ranked = [np.array([0, 0, 0, 1, 0]),
               np.array([2, 0, 1, 0])]
-    rows = [Row(torch.arange(6), left_N) for left_N in left]
+    rows = [TokenRow(torch.arange(6), left_N) for left_N in left]
     assert [found.answers.int().tolist() for found in without_predicted(rows, ranked, 2)] == [
         [0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0]]
 

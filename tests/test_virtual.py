@@ -25,7 +25,7 @@ from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Paths
 from sim.stages import VirtualStage, Work
-from sim.wires import Wire
+from sim.wires import ModelledWire
 from tests.tiny import CONFIG, TINY
 
 PLAIN = Profile("a test", layers=4, row_bytes=1000, model=8, row=0,
@@ -69,7 +69,7 @@ def test_memory_grows_with_the_paths_and_is_given_back():
 
 
 def test_a_wire_carries_one_message_after_the_other_and_none_overtakes():
-    wire = Wire(PROFILES["wifi"])
+    wire = ModelledWire(PROFILES["wifi"])
     moments = [wire.arrival(segment(0, 16), asked=0.001 * i) for i in range(40)]
     leaves = 16 * (24 + 8) * 8 / 200e6
     assert moments == sorted(moments)

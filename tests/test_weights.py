@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from model.drafts.eagle import fit_head
 from model.weights import checkpoint
-from model.weights.checkpoint import WORD, WORDS, Checkpoint, Form, checksum, writing
+from model.weights.checkpoint import WORD, WORDS, Checkpoint, TensorForm, checksum, writing
 from model.weights.parts import EMBED, HEAD, assign, check_model, plan_stages
 from model.weights.split import balance, is_split_as, parse_stages
 from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
@@ -40,7 +40,7 @@ def test_every_layout_gives_the_same_tensors(tmp_path, options):
     whole = save_llama(tmp_path, **options)
     source = Checkpoint(tmp_path)
     assert same(tensors_of(source), whole)
-    assert all(source.form(name) == Form(whole[name].dtype, tuple(whole[name].shape))
+    assert all(source.form(name) == TensorForm(whole[name].dtype, tuple(whole[name].shape))
                for name in source.names())
     assert source.config["vocab_size"] == 40
     assert len(source.files) > 1 or "max_shard_size" not in options
@@ -64,7 +64,7 @@ def test_every_type_and_shape_survives_the_writer(tmp_path):
         torch.int64, torch.int32, torch.uint8, torch.bool)}
     tensors.update(number=torch.tensor(2.5), nothing=torch.empty(0, 4),
                    turned=torch.rand(3, 5).t())
-    forms = {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+    forms = {name: TensorForm(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
     with writing(tmp_path / "model.safetensors", forms) as file:
         for name, tensor in tensors.items():
             file.write(name, tensor)
@@ -96,7 +96,7 @@ def test_a_writer_that_is_interrupted_leaves_the_old_file_and_nothing_else(tmp_p
     path = tmp_path / "model.safetensors"
     path.write_text("old")
     with pytest.raises(RuntimeError), writing(path,
-                                              {"a": Form(torch.float32, (2,))}) as file:
+                                              {"a": TensorForm(torch.float32, (2,))}) as file:
         file.write("a", torch.zeros(2))
         raise RuntimeError
     assert path.read_text() == "old"

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
-from config.schema.heads import BlockForm, Dialect, read_dialect, usual_layers
-from model.drafts.dflash import Block
+from config.schema.heads import BlockForm, HeadDialect, read_dialect, usual_layers
+from model.drafts.dflash import BlockDraft
 from model.drafts.draft import Draft, NoDraft, Steps
 from model.drafts.eagle import Eagle
 from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead
@@ -26,7 +26,7 @@ from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
-from pipeline.decode import Decoder, Limits, Request
+from pipeline.decode import Decoder, PipelineLimits, Request
 from pipeline.requests import Ring
 from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
@@ -104,17 +104,17 @@ class Tiny:
     def partial(self) -> PartialDraft:
         """A head that reads what stages of two layers have made of rows under way."""
         layers = stage_ends(str(self.config.layers // 2), self.config.layers)
-        dialect = Dialect(tuple(layers), fc_norm=True, partial=True)
+        dialect = HeadDialect(tuple(layers), fc_norm=True, partial=True)
         head = Eagle3Head(replace(CONFIG, layers=1), CONFIG.hidden, CONFIG.vocab, dialect)
         fill(head, weights(head, seed=7), torch.float64, "cpu")
         return PartialDraft(head, head.logits, CAPACITY)
 
-    def block(self) -> Block:
+    def block(self) -> BlockDraft:
         """A head of DFlash, for blocks of six tokens."""
         sizes = replace(CONFIG, layers=2, family=replace(CONFIG.family, head_norms=True))
         head = DFlashHead(sizes, BlockForm(usual_layers(self.config.layers), 6, CONFIG.vocab - 1))
         fill(head, weights(head, seed=6), torch.float64, "cpu")
-        return Block(head, self.lm_head, CAPACITY)
+        return BlockDraft(head, self.lm_head, CAPACITY)
 
     def twin(self, noise: float = 0.0) -> ModelDraft:
         """A model as draft: this one itself, its weights a little off."""
@@ -258,7 +258,7 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
     for thread in threads:
         thread.start()
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
-    decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, Limits(200, PLACES))
+    decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, PipelineLimits(200, PLACES))
     decoder.stages = workers  # type: ignore[attr-defined]
     yield decoder
     ring.stop()

@@ -22,7 +22,7 @@ INTO = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # products at the
 OUT = ("o_proj", "down_proj")  # products at the end of a block
 
 
-class Column(nn.Module):
+class ColumnParallel(nn.Module):
     """A product with sharded outputs (column-parallel); it may have been computed while the rows arrived."""
 
     def __init__(self, product: nn.Module) -> None:
@@ -33,7 +33,7 @@ class Column(nn.Module):
         return x.of(self.product) if isinstance(x, Products) else self.product(x)
 
 
-class Row(nn.Module):
+class RowParallel(nn.Module):
     """A product with sharded inputs (row-parallel); its outputs are summed over the members."""
 
     def __init__(self, product: nn.Module, comm: Comm) -> None:
@@ -104,10 +104,10 @@ class TPLayer(nn.Module):
         if self.comm.gathers:
             block.fused = None  # type: ignore[assignment]
             for name, product in zip(into, products):
-                setattr(block, name, Column(product))
+                setattr(block, name, ColumnParallel(product))
         for name in OUT:
             if hasattr(block, name):
-                setattr(block, name, Row(getattr(block, name), self.comm))
+                setattr(block, name, RowParallel(getattr(block, name), self.comm))
         return products
 
     def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:

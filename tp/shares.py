@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from model.llama import LlamaConfig
-from model.weights.checkpoint import Checkpoint, Form
+from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.parts import HEAD
 
 PRODUCT = re.compile(r"\.(self_attn|mlp)\.(?:experts\.\d+\.)?(\w+)\.(weight|bias)$")  # or a norm per head
@@ -192,9 +192,9 @@ class ShardedSource(Checkpoint):
         assert cut, f"this member holds no part of {name}"
         return cut
 
-    def form(self, name: str) -> Form:
+    def form(self, name: str) -> TensorForm:
         whole = self._whole.form(name)
-        return Form(whole.dtype, self._cut(name).shape(whole.shape))
+        return TensorForm(whole.dtype, self._cut(name).shape(whole.shape))
 
     def names(self) -> list[str]:
         return self._whole.names()
@@ -218,9 +218,9 @@ class Joined(Checkpoint):
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for member in self._members for name in member.names()))
 
-    def form(self, name: str) -> Form:
+    def form(self, name: str) -> TensorForm:
         whole = self.read(name)
-        return Form(whole.dtype, tuple(whole.shape))
+        return TensorForm(whole.dtype, tuple(whole.shape))
 
     def read(self, name: str) -> Tensor:
         pieces: list[tuple[Cut, Tensor]] = []

@@ -31,7 +31,7 @@ Talk = Sequence[str]  # questions and answers, alternating
 Talks = Sequence[Talk]
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """Token ids `[N]` in int32, and a mask `[N]` in bool of the answers' tokens, their end tokens included."""
 
     ids: Tensor
@@ -90,16 +90,16 @@ def _turns(entry: Any) -> list[tuple[str, str]] | None:
     return None
 
 
-Rows = Sequence[Row]
+Rows = Sequence[TokenRow]
 
 
-def answer_row(prompt: Sequence[int], answer: Sequence[int]) -> Row:
+def answer_row(prompt: Sequence[int], answer: Sequence[int]) -> TokenRow:
     """Return the row of a prompt and its answer, given as token ids."""
     ids = torch.tensor([*prompt, *answer], dtype=torch.int32)
-    return Row(ids, torch.arange(len(ids)) >= len(prompt))
+    return TokenRow(ids, torch.arange(len(ids)) >= len(prompt))
 
 
-def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
+def make_row(text: Text, talk: Talk, template: str, length: int) -> TokenRow | None:
     """Return the row of a conversation in the template, cut after `length` tokens, or None if no answer is left.
 
     An answer begins at the end of its prompt, and ends with the first end token.
@@ -107,7 +107,7 @@ def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
     return next(_rows(text, [talk], template, length))
 
 
-def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[Row | None]:
+def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[TokenRow | None]:
     """Yield the row of each conversation, or None."""
     finished = [text.prompt_text([*talk, "?"], template) for talk in talks]  # one more question ends the last answer
     spans, end_ids = text.spans(finished, template), torch.tensor(sorted(text.end_ids))
@@ -128,7 +128,7 @@ def _shared(some: Any, others: Any) -> int:
     return len(some if begins else commonprefix([some, others]))
 
 
-def _row(ids: Tensor, begins: Iterable[int], end_ids: Tensor, length: int) -> Row | None:
+def _row(ids: Tensor, begins: Iterable[int], end_ids: Tensor, length: int) -> TokenRow | None:
     """Return the row of these ids `[N]`, with answers that begin at these positions."""
     answers, last = torch.zeros(len(ids), dtype=torch.bool), 0
     ends = torch.isin(ids, end_ids)
@@ -141,12 +141,12 @@ def _row(ids: Tensor, begins: Iterable[int], end_ids: Tensor, length: int) -> Ro
     size = min(last, length)
     if not answers[2:size].any():
         return None
-    return Row(ids[:size].int(), answers[:size])
+    return TokenRow(ids[:size].int(), answers[:size])
 
 
-def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[Row]:
+def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[TokenRow]:
     """Return the rows of all conversations with an answer. Raise ValueError if none has one."""
-    found: list[Row] = []
+    found: list[TokenRow] = []
     for begin in trange(0, len(talks), AT_ONCE, desc="tokens", unit="batch", leave=False):
         some = talks[begin:begin + AT_ONCE]
         found += filter(None, _rows(text, some, template, length))
@@ -165,6 +165,6 @@ def draw(count: int, seed: int, first: int, size: int) -> list[int]:
     return [int(orders[number // count][number % count]) for number in numbers]
 
 
-def batch_at(step: int, rows: Rows, size: int, seed: int) -> list[Row]:
+def batch_at(step: int, rows: Rows, size: int, seed: int) -> list[TokenRow]:
     """Return the `size` rows of a step."""
     return [rows[i] for i in draw(len(rows), seed, step * size, size)]

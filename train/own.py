@@ -21,7 +21,7 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from train.terms import digest, kept, mark
-from train.writer import WRITTEN_AT_ONCE, Prompts, Writer
+from train.writer import WRITTEN_AT_ONCE, Prompts, TextWriter
 
 BATCH = 4 * WRITTEN_AT_ONCE  # conversations; a multiple, since places become idle at the end of a batch
 QUESTION, ANSWER = 64, 192  # most tokens; a longer question is dropped, a longer answer is cut
@@ -61,7 +61,7 @@ class Talker:
     def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[Said]:
         """Return the model's text after each prompt, and whether it ended."""
         ends = self.text.end_ids
-        writer = Writer(self.model, ends, limit, temperature, self.args.seed)
+        writer = TextWriter(self.model, ends, limit, temperature, self.args.seed)
         found = []
         for _, ids in writer.write(prompts, number * BATCH):
             ended = ids[-1] in ends

@@ -15,7 +15,7 @@ from config.trees import TreeConfig
 from model.drafts.draft import NoDraft
 from model.sample import Sampler
 from model.whole import Whole
-from pipeline.decode import Decoder, Limits, Request
+from pipeline.decode import Decoder, PipelineLimits, Request
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import autoregressive
@@ -25,7 +25,7 @@ WRITTEN_AT_ONCE = 64  # texts; a step on a CPU takes little longer for many
 Prompts = Sequence[List[int]]
 
 
-class Text(NamedTuple):
+class SampledText(NamedTuple):
     """A prompt, and the target's text after it, as token ids, with its end token."""
 
     prompt: list[int]
@@ -45,7 +45,7 @@ def ring_of(model: Whole, capacity: int, inner: Sequence[int] = (), requests: in
     return Ring(Loop(stage, None), model.lm_head, 2, model.device)
 
 
-class Writer:
+class TextWriter:
     """A target that generates texts, by greedy decoding or sampled at a temperature."""
 
     def __init__(self, model: Whole, ends: Collection[int], limit: int, temperature: float, seed: int) -> None:
@@ -53,14 +53,14 @@ class Writer:
         self.temperature, self.seed = temperature, seed
 
     @torch.no_grad()
-    def write(self, prompts: Prompts, first: int = 0) -> Iterator[Text]:
+    def write(self, prompts: Prompts, first: int = 0) -> Iterator[SampledText]:
         """Yield the texts for some prompts, numbered from `first`; the number determines the noise of sampling.
 
         When one text ends, the next one begins in its place.
         """
         length = max(map(len, prompts)) + self.limit
         ring = ring_of(self.model, length, requests=WRITTEN_AT_ONCE)
-        limits = Limits(length, WRITTEN_AT_ONCE)
+        limits = PipelineLimits(length, WRITTEN_AT_ONCE)
         decoder = Decoder(ring, NoDraft(), autoregressive, TreeConfig(), limits)
         written = []
         for place, prompt in enumerate(prompts, first):
@@ -71,4 +71,4 @@ class Writer:
         for prompt, (answer, settled) in zip(prompts, written):
             for _ in settled:
                 pass
-            yield Text(prompt, answer.token_ids)
+            yield SampledText(prompt, answer.token_ids)

@@ -50,7 +50,7 @@ HARMLESS = frozenset("""
 
 
 @dataclass(frozen=True)
-class Dialect:
+class HeadDialect:
     """The variant of an EAGLE-3 head; the defaults are those of the first published heads."""
 
     inner: tuple[int, ...]  # the target's layers of which it reads the inputs; the number of layers: the last output
@@ -75,11 +75,11 @@ def usual_layers(layers: int) -> tuple[int, ...]:
     return (2, layers // 2, layers - 3) if layers >= 7 else ()
 
 
-def read_dialect(config: Mapping[str, Any], layers: int) -> Dialect:
+def read_dialect(config: Mapping[str, Any], layers: int) -> HeadDialect:
     """Return the dialect of an EAGLE-3 head for a target with `layers` layers; `head_problems` has checked `config`."""
     given = {**config, **(config.get(NESTED) or {})}
     norms = {name: bool(given.get(name)) for name in NORMS}
-    return Dialect(_inner(given, layers), **norms, partial=bool(config.get(PARTIAL)))
+    return HeadDialect(_inner(given, layers), **norms, partial=bool(config.get(PARTIAL)))
 
 
 def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:

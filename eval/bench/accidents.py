@@ -157,7 +157,7 @@ def planned(place: Place, kinds: Words, chance: Random, tokens: int) -> list[Acc
     return found
 
 
-class Story(NamedTuple):
+class AccidentOutcome(NamedTuple):
     """The outcome of answers: their texts, whether they were lost, and the pause of each accident in seconds: the
     longest time without a token of any answer from then on, None if there were no more tokens."""
 
@@ -167,7 +167,7 @@ class Story(NamedTuple):
 
 
 def answer_under_accidents(pipeline: Pipeline, place: Place, plan: Sequence[Accident], asked: Sequence[int],
-                           chance: Random) -> Story:
+                           chance: Random) -> AccidentOutcome:
     """Answer the questions with these numbers, at once, while these accidents happen."""
     settled = [time.monotonic()]  # times at which tokens came
     tokens, lost = -1, False
@@ -193,7 +193,7 @@ def answer_under_accidents(pipeline: Pipeline, place: Place, plan: Sequence[Acci
             lost = True
             tqdm.write(f"lost: {loss}", file=sys.stderr)
     moments = [one.result() for one in happening]
-    return Story([answer.answer.token_ids for answer in answers], lost, pauses(moments, settled))
+    return AccidentOutcome([answer.answer.token_ids for answer in answers], lost, pauses(moments, settled))
 
 
 def pauses(moments: Sequence[float], settled: Sequence[float]) -> list[float | None]:

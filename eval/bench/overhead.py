@@ -17,7 +17,7 @@ from eval.bench import QUESTIONS, request
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.draft import NoDraft
-from pipeline.decode import Decoder, Limits
+from pipeline.decode import Decoder, PipelineLimits
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 
@@ -42,7 +42,7 @@ def overhead(argv: list[str]) -> int:
 
 def compare(pipeline: Pipeline) -> None:
     """Answer, on rank 0, a few questions with ar, with trees of 64 nodes and with the preset's trees in turn."""
-    preset, limits = pipeline.decoder, Limits(pipeline.decoder.max_length)
+    preset, limits = pipeline.decoder, PipelineLimits(pipeline.decoder.max_length)
     large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
     _watch(preset.draft.networks, pipeline.ring, pipeline.rank.trace)
     decoders = {

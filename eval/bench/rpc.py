@@ -28,7 +28,7 @@ from eval.bench.places import free_port
 from eval.tables import in_columns
 from launch.ask import GENERATE
 from launch.console import say
-from sim.wires import Wire
+from sim.wires import ModelledWire
 
 HERE = "127.0.0.1"
 PIECE = 1 << 16  # bytes that a relay reads at once
@@ -149,7 +149,7 @@ def _relay(caller: socket.socket, port: int, profile: Profile) -> None:
         for source, target in ((caller, server), (server, caller)):
             target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             under_way: SimpleQueue[Parcel] = SimpleQueue()
-            threads.append(Thread(target=_receive, args=(source, under_way, Wire(profile)), daemon=True))
+            threads.append(Thread(target=_receive, args=(source, under_way, ModelledWire(profile)), daemon=True))
             threads.append(Thread(target=_deliver, args=(under_way, target), daemon=True))
         for thread in threads:
             thread.start()
@@ -157,7 +157,7 @@ def _relay(caller: socket.socket, port: int, profile: Profile) -> None:
             thread.join()
 
 
-def _receive(source: socket.socket, under_way: SimpleQueue[Parcel], way: Wire) -> None:
+def _receive(source: socket.socket, under_way: SimpleQueue[Parcel], way: ModelledWire) -> None:
     """Read data from one end, with the time of its arrival at the other; the last parcel is empty."""
     data = b"?"
     while data:

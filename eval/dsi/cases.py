@@ -20,7 +20,7 @@ from config.schema.fields import OBJECT, Kind, check, integer, list_of, number
 from config.schema.untrusted import LARGEST, one_line, parse_object, read_bytes, short_repr
 from eval.dsi import cost_model, formulas
 from eval.dsi.cost_model import counted
-from eval.dsi.events import Forward, Plan, decode
+from eval.dsi.events import EventPlan, Forward, decode
 from eval.dsi.keys import COMMAND
 
 Case = Mapping[str, Any]
@@ -65,7 +65,7 @@ class Cases(Checked):
             yield f"file is missing: {REMEDY}"
 
 
-class Found(NamedTuple):
+class CaseOutcome(NamedTuple):
     """The outcome of a case."""
 
     problems: list[str]  # a line for each value that does not agree
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     return 1 if any(found.problems for found in every) else 0
 
 
-def line(name: str, cases: Sequence[Found]) -> str:
+def line(name: str, cases: Sequence[CaseOutcome]) -> str:
     """Return one line about a group, or about all."""
     agreed = sum(not found.problems for found in cases)
     worst = max((found.worst for found in cases), default=0.0)
@@ -108,7 +108,7 @@ def read(path: str) -> dict[str, list[Case]]:
 
 # --- comparing --------------------------------------------------------------------------------------------------------
 
-def compared(case: Case, group: str) -> Found:
+def compared(case: Case, group: str) -> CaseOutcome:
     """Compute a case and compare it with its expected values. Raise ValueError if it has none, or is invalid."""
     found = computed(case, group)
     given = {name: case[name] for name in EXPECTED if name in case}
@@ -128,7 +128,7 @@ def compared(case: Case, group: str) -> Found:
         worst = max(worst, deviation)
         if deviation > tolerance:
             problems.append(f"{case.get('id', '?')}: {name} expected {expected}, got {got}")
-    return Found(problems, worst, rounded)
+    return CaseOutcome(problems, worst, rounded)
 
 
 def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
@@ -219,7 +219,7 @@ def output_tokens(target_latency: float, drafter_latency: float, lookahead: int,
     if max(tokens, servers) > LONGEST:
         raise ValueError(f"needs more than {LONGEST} tokens or servers: give earlier times, or fewer servers")
     target, drafter = Forward(TICKS, TICKS), Forward(draft, draft)
-    plan = Plan(tokens, lookahead, int(servers), target, drafter)
+    plan = EventPlan(tokens, lookahead, int(servers), target, drafter)
     methods = {"nonsi": "non-SI", "si": "SI", "dsi": "DSI"}
     found: Results = {}
     for name, right in (("worst", False), ("best", True)):

@@ -21,7 +21,7 @@ NEGLIGIBLE = 1e-20  # probability of outcomes that change no digit of a double
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodingRounds:
     """Rounds that draft and then verify (SI), or runs of drafts that are verified window after window (DSI)."""
 
     target: float
@@ -57,12 +57,12 @@ class Decoding:
         return np.where(ends, begun, filled) + 1.0
 
 
-def si(target: float, drafter: float, lookahead: Numbers) -> Decoding:
+def si(target: float, drafter: float, lookahead: Numbers) -> DecodingRounds:
     """Return SI with C lookaheads, a number or [C]; plain decoding has the lookahead 0."""
-    return Decoding(target, drafter, doubles(lookahead).reshape(-1, 1))
+    return DecodingRounds(target, drafter, doubles(lookahead).reshape(-1, 1))
 
 
-def dsi(target: float, drafter: float, lookahead: Numbers, accounting: str = "corrected") -> Decoding:
+def dsi(target: float, drafter: float, lookahead: Numbers, accounting: str = "corrected") -> DecodingRounds:
     """Return DSI in one of the two accountings. Raise ValueError for any other."""
     check_accounting(accounting)
     plain = si(target, drafter, lookahead)
@@ -78,7 +78,7 @@ class Moments(NamedTuple):
     deviation: Array
 
 
-def moments(decoding: Decoding, acceptance: float, tokens: int) -> Moments:
+def moments(decoding: DecodingRounds, acceptance: float, tokens: int) -> Moments:
     """Return mean and standard deviation of the cost of `tokens` tokens, for C configurations.
 
     `acceptance` is the probability that a draft is correct, the same for each draft and independent. A round or a run
@@ -110,14 +110,14 @@ def moments(decoding: Decoding, acceptance: float, tokens: int) -> Moments:
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
-class Counted(NamedTuple):
+class TextCost(NamedTuple):
     """The cost of one text, and its number of windows."""
 
     cost: float
     iterations: float
 
 
-def counted(decoding: Decoding, windows: Array, tokens: int) -> Counted:
+def counted(decoding: DecodingRounds, windows: Array, tokens: int) -> TextCost:
     """Return the cost of a text in one configuration, from the correct drafts of its windows `[W]`, W >= `tokens`.
 
     A window of SI is a round; a run of DSI continues until a window is not full.
@@ -134,4 +134,4 @@ def counted(decoding: Decoding, windows: Array, tokens: int) -> Counted:
     left = left[left > 0]
     accepted = np.minimum(accepted[:left.size], left - 1)
     costs, iterations = decoding.cost(left, accepted), decoding.iterations(left, accepted)
-    return Counted(costs.sum(), iterations.sum())
+    return TextCost(costs.sum(), iterations.sum())

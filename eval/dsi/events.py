@@ -30,7 +30,7 @@ class Forward(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class EventPlan:
     """The text to decode and the workers."""
 
     tokens: int
@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
         return sum(count for when, count in self.commits if when <= moment)
 
 
-def decode(method: str, plan: Plan, right: Sequence[bool]) -> Outcome:
+def decode(method: str, plan: EventPlan, right: Sequence[bool]) -> Outcome:
     """Simulate a plan by DSI, SI or non-SI, which is SI without drafts.
 
     `right` says for each position except the last whether its draft would be the target's token.
@@ -70,7 +70,7 @@ def decode(method: str, plan: Plan, right: Sequence[bool]) -> Outcome:
     return _si(plan, right, plan.lookahead if method == "SI" else 0)
 
 
-def _si(plan: Plan, right: Sequence[bool], lookahead: int) -> Outcome:
+def _si(plan: EventPlan, right: Sequence[bool], lookahead: int) -> Outcome:
     """Alternate between drafting k tokens and verifying them on one server; the last token of the text has no draft."""
     now = settled = drafted = rejections = 0
     commits: list[tuple[int, int]] = []
@@ -118,7 +118,7 @@ class DSI:
     epoch, too. If no answer for the next position is under way, even fewer than k drafts are verified.
     """
 
-    def __init__(self, plan: Plan, right: Sequence[bool]) -> None:
+    def __init__(self, plan: EventPlan, right: Sequence[bool]) -> None:
         self.plan, self.right = plan, right
         self.drafter = Worker(plan.drafter)
         self.servers = [Worker(plan.target, plan.stops) for _ in range(plan.servers)]

@@ -84,7 +84,7 @@ def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
 
 # --- pipelines --------------------------------------------------------------------------------------------------------
 
-class Pipeline(NamedTuple):
+class TargetPipeline(NamedTuple):
     """The target split into P `stages` of T/P each, regardless of their rows, with a `hop` from each to the next.
 
     Drafting is one chain of tokens on a separate device. Pruned rows take no more time. The methods named after methods

@@ -83,7 +83,7 @@ def _rate(name: str, config: Heatmap, c: Array, a: Array, k: Array) -> Array:
     if name == "DSI":
         cost = formulas.dsi_rate(1.0, c, a, k, config.accounting)
         return np.where(legal(config, c, k), cost, np.inf)
-    pipeline = formulas.Pipeline(1.0, c, a, k, config.num_target_servers, config.hop)
+    pipeline = formulas.TargetPipeline(1.0, c, a, k, config.num_target_servers, config.hop)
     return pipeline.rate(name)
 
 

@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from config.files import fits, read_json_file
 from config.keys import read_keys
-from eval.dsi.events import Forward, Outcome, Plan, decode
+from eval.dsi.events import EventPlan, Forward, Outcome, decode
 from eval.dsi.keys import COMMAND, Online
-from eval.dsi.paper import Latencies, online_mean
+from eval.dsi.paper import ForwardLatencies, online_mean
 from eval.tables import in_columns
 
 TICK = 1e-9  # seconds
@@ -77,13 +77,13 @@ def spread(runs: Iterable[int], tokens: int) -> list[bool]:
     return list(islice(endless, tokens))
 
 
-def plan_of(config: Online, number: int) -> Plan:
+def plan_of(config: Online, number: int) -> EventPlan:
     """Return the plan for the text of this number, in ticks."""
     target = Forward(ticks(config.failure_cost), ticks(config.failure_cost_sub))
     drafter = Forward(ticks(config.c), ticks(config.c_sub))
     stops = config.preemption == "instant"
     seed = config.random_seed + number
-    return Plan(config.S, config.k, config.servers, target, drafter, stops, seed)
+    return EventPlan(config.S, config.k, config.servers, target, drafter, stops, seed)
 
 
 def ticks(seconds: float) -> int:
@@ -95,7 +95,7 @@ def published(config: Online, method: str) -> float | None:
     most = config.maximum_correct_tokens
     if method == PLAIN or config.traces or not config.a or not 0 < most < config.S:
         return None
-    times = Latencies(config.failure_cost_sub, config.c_sub, config.failure_cost, config.c)
+    times = ForwardLatencies(config.failure_cost_sub, config.c_sub, config.failure_cost, config.c)
     servers = config.servers if method == "DSI" else None
     return online_mean(times, config.a, config.k, servers, config.S, most)
 

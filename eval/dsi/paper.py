@@ -19,7 +19,7 @@ import numpy as np
 
 from config.keys import read_keys
 from eval.dsi import cost_model
-from eval.dsi.cost_model import Decoding, moments
+from eval.dsi.cost_model import DecodingRounds, moments
 from eval.dsi.formulas import Array, servers_needed
 from eval.dsi.keys import COMMAND, Paper
 
@@ -27,7 +27,7 @@ TRIED = np.array([1, 5, 10])  # the lookaheads of the published simulators
 LONGEST_RUN = 20  # most accepted drafts of a run
 
 
-class Row(NamedTuple):
+class PaperRow(NamedTuple):
     """A row of the paper's Table 2: milliseconds per token, the acceptance rate, and the speed-up of DSI over SI.
 
     `first_target` and `first_drafter` are ratios of a first forward to a later one (Table 3, without Phi3 on Alpaca).
@@ -44,16 +44,16 @@ class Row(NamedTuple):
 
 
 TABLE = (
-    Row("Starcoder-15B / 168M", "HumanEval", 20.6, 6.8, 0.93, 1.92, 1.35, 1.19),
-    Row("Starcoder-15B / 168M", "MBPP", 21.0, 6.8, 0.90, 1.66, 1.54, 1.20),
-    Row("Phi3-14B / 4B", "Alpaca", 49.6, 33.4, 0.87, 1.60),
-    Row("Phi3-14B / 4B", "HumanEval", 52.1, 34.0, 0.95, 1.41, 1.29, 1.23),
-    Row("Phi3-14B / 4B", "CNN-DM", 52.4, 34.6, 0.93, 1.39, 4.77, 3.88),
-    Row("Phi3-14B / 4B", "MBPP", 52.2, 34.3, 0.94, 1.37, 1.43, 1.27),
-    Row("Vicuna-13B / 68M", "CNN-DM", 37.7, 2.5, 0.63, 1.47, 5.36, 1.04),
-    Row("Vicuna-13B / 68M", "Alpaca", 33.3, 2.5, 0.58, 1.41, 1.15, 1.05),
-    Row("Vicuna-7B / 68M", "CNN-DM", 29.4, 2.5, 0.67, 1.29, 4.53, 1.06),
-    Row("Vicuna-7B / 68M", "Alpaca", 26.0, 2.5, 0.59, 1.70, 1.19, 1.06),
+    PaperRow("Starcoder-15B / 168M", "HumanEval", 20.6, 6.8, 0.93, 1.92, 1.35, 1.19),
+    PaperRow("Starcoder-15B / 168M", "MBPP", 21.0, 6.8, 0.90, 1.66, 1.54, 1.20),
+    PaperRow("Phi3-14B / 4B", "Alpaca", 49.6, 33.4, 0.87, 1.60),
+    PaperRow("Phi3-14B / 4B", "HumanEval", 52.1, 34.0, 0.95, 1.41, 1.29, 1.23),
+    PaperRow("Phi3-14B / 4B", "CNN-DM", 52.4, 34.6, 0.93, 1.39, 4.77, 3.88),
+    PaperRow("Phi3-14B / 4B", "MBPP", 52.2, 34.3, 0.94, 1.37, 1.43, 1.27),
+    PaperRow("Vicuna-13B / 68M", "CNN-DM", 37.7, 2.5, 0.63, 1.47, 5.36, 1.04),
+    PaperRow("Vicuna-13B / 68M", "Alpaca", 33.3, 2.5, 0.58, 1.41, 1.15, 1.05),
+    PaperRow("Vicuna-7B / 68M", "CNN-DM", 29.4, 2.5, 0.67, 1.29, 4.53, 1.06),
+    PaperRow("Vicuna-7B / 68M", "Alpaca", 26.0, 2.5, 0.59, 1.70, 1.19, 1.06),
 )
 
 
@@ -88,14 +88,14 @@ def table(config: Paper) -> str:
     return "\n".join(lines)
 
 
-def recomputed(row: Row, config: Paper) -> Recomputed:
+def recomputed(row: PaperRow, config: Paper) -> Recomputed:
     """Recompute one row, each algorithm with its best lookahead; for DSI it is among those that its servers allow."""
     tokens, servers, every = config.S, config.num_target_servers, np.arange(1, config.S)
     setting = row.target, row.drafter
-    times = Latencies(*setting, row.target * row.first_target, row.drafter * row.first_drafter)
+    times = ForwardLatencies(*setting, row.target * row.first_target, row.drafter * row.first_drafter)
     tried, legal = (each[servers_needed(*setting, each) <= servers] for each in (TRIED, every))
 
-    def mean(decoding: Decoding) -> Array:
+    def mean(decoding: DecodingRounds) -> Array:
         return moments(decoding, row.acceptance, tokens).mean
 
     def online(lookaheads: Array, copies: int | None) -> float:
@@ -116,7 +116,7 @@ def recomputed(row: Row, config: Paper) -> Recomputed:
 
 # --- the accounting of the published online simulator -----------------------------------------------------------------
 
-class Latencies(NamedTuple):
+class ForwardLatencies(NamedTuple):
     """The times of a forward of target and drafter, and of the first forward of each."""
 
     target: float
@@ -125,7 +125,7 @@ class Latencies(NamedTuple):
     first_drafter: float
 
 
-def online_mean(times: Latencies, acceptance: float, lookahead: int, servers: int | None, tokens: int,
+def online_mean(times: ForwardLatencies, acceptance: float, lookahead: int, servers: int | None, tokens: int,
                 most: int = LONGEST_RUN) -> float:
     """Return the mean cost of `tokens` tokens by DSI with these servers, or by SI if `servers` is None.
 
@@ -156,7 +156,7 @@ def online_mean(times: Latencies, acceptance: float, lookahead: int, servers: in
     return float(chance @ (first + rest[accepted]))
 
 
-def _first_run(times: Latencies, lookahead: int, servers: int, accepted: int) -> float:
+def _first_run(times: ForwardLatencies, lookahead: int, servers: int, accepted: int) -> float:
     """Return the cost of the first run of DSI: the end of the first verification with more drafts than are accepted.
 
     A verification goes to an idle server that was used before, else to a new one. Else it waits, the newest first.

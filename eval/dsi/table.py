@@ -34,7 +34,7 @@ FLAT: Growth = {1: 1.0}  # a pass over many tokens takes as long as one over a s
 ROUNDS = 4  # iterations in which the lookahead of DSI and the time of its verification converge
 
 
-class Pair(NamedTuple):
+class ModelPair(NamedTuple):
     """A row of the table: the folders of a target and of its drafter, and the data set for the measurement."""
 
     target: str
@@ -72,10 +72,10 @@ class TableConfig(Timed):
             yield f"output={self.output} is not a JSON file: name one that ends in .json"
 
     @property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[ModelPair]:
         """The rows of the table."""
         choices = product(listed(self.drafts), self.chosen_sets)
-        return [Pair(self.target, folder, name) for folder, name in choices]
+        return [ModelPair(self.target, folder, name) for folder, name in choices]
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -86,7 +86,7 @@ class TableConfig(Timed):
 
 # --- prediction -------------------------------------------------------------------------------------------------------
 
-class Prediction(NamedTuple):
+class TablePrediction(NamedTuple):
     """The best lookaheads, and milliseconds per token in the long run; `original` is DSI in the accounting of the
     simulator published with the paper."""
 
@@ -104,7 +104,7 @@ class Prediction(NamedTuple):
 
 
 def predict(target: float, draft: float, acceptance: float, servers: int,
-            growth: Growth = FLAT) -> Prediction:
+            growth: Growth = FLAT) -> TablePrediction:
     """Predict SI with its best lookahead, and DSI with the smallest one that Eq. 1 allows for these target servers.
 
     `target` and `draft` are milliseconds per token. `growth` is the ratio of the time of a pass over m tokens to that
@@ -125,12 +125,12 @@ def predict(target: float, draft: float, acceptance: float, servers: int,
         verification = target * float(np.interp(missed, rows, factors))
     setting = verification, draft, acceptance, lookahead
     dsi, original = (float(dsi_rate(*setting, accounting=name)) for name in ACCOUNTINGS)
-    return Prediction(lookahead, int(looks[best]), target, float(si[best]), dsi, original)
+    return TablePrediction(lookahead, int(looks[best]), target, float(si[best]), dsi, original)
 
 
 # --- measurement ------------------------------------------------------------------------------------------------------
 
-def measured(config: TableConfig, pairs: Iterable[Pair]) -> Iterator[Row]:
+def measured(config: TableConfig, pairs: Iterable[ModelPair]) -> Iterator[Row]:
     """Yield measured rows. Both models of a row are timed alternately; T(m) of the target is measured once for all.
 
     Raises ValueError for folders without a model, or models that do not match.
@@ -168,8 +168,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def pair_of(row: Row) -> Pair:
-    return Pair(*(row[name] for name in Pair._fields))
+def pair_of(row: Row) -> ModelPair:
+    return ModelPair(*(row[name] for name in ModelPair._fields))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def table(rows: list[Row], servers: int) -> str:
     return about + in_columns(COLUMNS, lines, names=3)
 
 
-def _ratios(found: Prediction) -> list[str]:
+def _ratios(found: TablePrediction) -> list[str]:
     """Return the lookahead of DSI, and the costs of plain decoding and of SI relative to DSI."""
     over_plain, over_si = found.nonsi / found.dsi, found.si / found.dsi
     return [str(found.dsi_lookahead), number(over_plain), number(over_si)]

@@ -33,7 +33,7 @@ PLOTTED = {"latency": "seconds of a request, median", "latency_p95": "seconds of
 Row = Dict[str, Any]
 
 
-class Table(NamedTuple):
+class LoadTable(NamedTuple):
     """The table for loads of one kind: its title and axis, the name of its files, and its columns."""
 
     title: str
@@ -43,11 +43,11 @@ class Table(NamedTuple):
 
 
 TABLES = {
-    "rate": Table("requests that arrive", "arrivals per second", "load",
-                  ("temperature", "method", "places", "rate", "requests", *Figures._fields, "kind", "profile")),
-    "at_once": Table("requests at once", "requests under way at once", "at_once",
-                     ("temperature", "method", "at_once", "requests", "tokens_per_second", "over_one", "latency",
-                      "ttft", "kind", "profile"))}
+    "rate": LoadTable("requests that arrive", "arrivals per second", "load",
+                      ("temperature", "method", "places", "rate", "requests", *Figures._fields, "kind", "profile")),
+    "at_once": LoadTable("requests at once", "requests under way at once", "at_once",
+                         ("temperature", "method", "at_once", "requests", "tokens_per_second", "over_one", "latency",
+                          "ttft", "kind", "profile"))}
 
 
 class Load(NamedTuple):

@@ -31,7 +31,7 @@ class Span(NamedTuple):
     facts: Mapping[str, Any]
 
 
-class Flight(NamedTuple):
+class RowFlight(NamedTuple):
     """The flight of one request's true rows: those that are text after the prompt."""
 
     rows: int  # that came back
@@ -168,7 +168,7 @@ def _line(spans: Sequence[Span], start: float, end: float) -> dict[str, Any]:
 
 # --- which rows in flight became text ---------------------------------------------------------------------------------
 
-def replay(spans: Sequence[Span], begin: float, end: float) -> Flight:
+def replay(spans: Sequence[Span], begin: float, end: float) -> RowFlight:
     """Return the flight of a request's rows, from the spans of rank 0 in order; it decoded from `begin` to `end`.
 
     Events are ordered by their indices in the spans, since a modelled clock may stand still between two of them.
@@ -212,4 +212,4 @@ def replay(spans: Sequence[Span], begin: float, end: float) -> Flight:
         aloft += max(0.0, last - first)
         covered += max(0.0, last - max(first, reached))  # rows leave in the order of the text
         reached = max(reached, last)
-    return Flight(rows, stay, aloft, misses, max(0.0, end - begin - covered))
+    return RowFlight(rows, stay, aloft, misses, max(0.0, end - begin - covered))

@@ -23,7 +23,7 @@ SHOWN = ("wait", "grow", "judge", "send", "prune", "reset", "forward")  # spans 
 SHOWN_ON_STAGES = ("wait", "prune")
 
 
-class Story:
+class RunHistory:
     """The history of a run; `data` returns it as JSON objects."""
 
     def __init__(self, spans: list[Span]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Sequence
 
 from config.files import fits, read_json_file, write
-from eval.observe.timeline import Story
+from eval.observe.timeline import RunHistory
 from launch.console import command
 from pipeline.trace import merge, read
 
@@ -37,7 +37,7 @@ def page(folder: Path, first: int = 0, last: int | None = None) -> str:
     if not fits(run, {"tokens": dict}):
         raise ValueError(f"{about} is not in the form that a run writes: delete it, then the page has no texts")
     try:
-        story = Story(spans).data(first, last)
+        story = RunHistory(spans).data(first, last)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the spans in {folder} do not make one run ({type(error).__name__}: {error}): give a folder "
                          "with the rank_N.jsonl files of one run, as they were written") from error

@@ -27,7 +27,7 @@ from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.cache import Admitted, TreeCache
-from model.drafts.dflash import Block
+from model.drafts.dflash import BlockDraft
 from model.drafts.draft import Guesses
 from model.drafts.eagle import Eagle
 from model.drafts.network import ModelDraft, TreeDraft
@@ -181,7 +181,7 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, 
 
 
 def _block(network: Any) -> int:
-    return network.form.size if isinstance(network, Block) else 0
+    return network.form.size if isinstance(network, BlockDraft) else 0
 
 
 def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int],
@@ -189,7 +189,7 @@ def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int],
     """Return the guesses of a network at each place of a text, by the number of own guesses before it."""
     tree = read_text(decoder, [*prompt, *text])
     read = unrolled(network, tree, len(prompt), DEEPEST if network.lag else 0)
-    if isinstance(network, Block):
+    if isinstance(network, BlockDraft):
         read = blocks(network, tree, len(prompt))
     found: list[list[Listed]] = [[] for _ in text]
     for depth, places, out_TD in read:
@@ -276,7 +276,7 @@ class Replayed(TreeDraft):
         return [listed_at(self._table, position + 1 - self._prompt, depth) for depth, position in rows]
 
 
-class ReplayedBlock(Replayed, Block):
+class ReplayedBlock(Replayed, BlockDraft):
     """A replayed network that guesses blocks; the place of a mask in its block is the number of guesses before it."""
 
     inner = False
@@ -290,7 +290,7 @@ class ReplayedBlock(Replayed, Block):
         return torch.stack((place_T, place_T), -1)
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        return Block.known(self, tree, fresh)
+        return BlockDraft.known(self, tree, fresh)
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         return torch.stack((feature_TD[:, 0], pos_T - 1.0), -1)  # a mask predicts the token at its own place

@@ -19,7 +19,7 @@ from model.drafts.draft import Draft, NoDraft
 from model.drafts.mixture import Mixture
 from model.drafts.network import read_all
 from model.drafts.suffix import Suffix
-from pipeline.decode import Answer, Decoder, Limits, Request
+from pipeline.decode import Answer, Decoder, PipelineLimits, Request
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
@@ -130,7 +130,7 @@ class Bench:
             suffix = Suffix() if "suffix" in config.sources else None
             draft = Mixture(networks, suffix)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
-        strategy, limits = STRATEGIES[method.strategy], Limits(self._context)
+        strategy, limits = STRATEGIES[method.strategy], PipelineLimits(self._context)
         decoder = Decoder(ring, draft, strategy, tree, limits, passes)
         made = []
         for one in answers:

@@ -24,7 +24,7 @@ from config.schema.untrusted import one_line, read_json, short_repr
 from launch.split.gguf_tokenizer import Vocabulary
 from model.llama import LlamaConfig
 from model.rotary import Rotary
-from model.weights.checkpoint import Form, sample, writing
+from model.weights.checkpoint import TensorForm, sample, writing
 from model.weights.parts import shapes
 from model.weights.unfold import FUSED
 
@@ -316,9 +316,9 @@ class GgufFile:
         theirs: str = self._names.get_name(usual, KINDS) or usual
         return theirs if theirs.endswith(KINDS) else f"{theirs}.weight"
 
-    def _forms(self) -> dict[str, Form]:
+    def _forms(self) -> dict[str, TensorForm]:
         """Return the forms of the decoder's tensors, with products fused where the file has them fused."""
-        forms: dict[str, Form] = {}
+        forms: dict[str, TensorForm] = {}
         for name, shape in shapes(self._sizes):
             part = name.split(".")[-2]
             for together, parts in FUSED.items():
@@ -327,10 +327,10 @@ class GgufFile:
                 if self._theirs(name.replace(part, parts[0])) not in self._tensors:
                     name = name.replace(part, together)
             rows = forms[name].shape[0] if name in forms else 0
-            forms[name] = Form(torch.float32, (rows + shape[0], *shape[1:]))
+            forms[name] = TensorForm(torch.float32, (rows + shape[0], *shape[1:]))
         return forms
 
-    def _weights(self, name: str, tensor: Any, form: Form) -> Tensor:
+    def _weights(self, name: str, tensor: Any, form: TensorForm) -> Tensor:
         """Return a tensor in float32, dequantized, with its rows in Hugging Face's order."""
         from gguf import dequantize
 

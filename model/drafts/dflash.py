@@ -18,7 +18,7 @@ from model.drafts.network import CHUNK, Expansion, LMHead, TreeDraft
 from model.tree import TokenTree
 
 
-class Block(TreeDraft):
+class BlockDraft(TreeDraft):
     """A draft that reads only the tip, and thereby predicts the tokens after all guesses within its block.
 
     A new tip is read again, with the features of the text before it. Until then, guesses after it have the marginals

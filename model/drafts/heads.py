@@ -9,7 +9,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor, nn
 
-from config.schema.heads import BlockForm, Dialect
+from config.schema.heads import BlockForm, HeadDialect
 from model.cache import Rows
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, linear
 from model.rotary import Rotary, Rotation
@@ -79,7 +79,7 @@ class Eagle3Head(Head):
     training feeds it its own outputs for about seven passes.
     """
 
-    def __init__(self, c: LlamaConfig, target: int, vocab: int, dialect: Dialect) -> None:
+    def __init__(self, c: LlamaConfig, target: int, vocab: int, dialect: HeadDialect) -> None:
         super().__init__(c)
         self.dialect, self.inner = dialect, dialect.inner
         wide = len(self.inner) * target

@@ -53,7 +53,7 @@ AGAIN = "copy or download it again"
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorForm:
     """The type and shape of a tensor, known before its data is read."""
 
     dtype: torch.dtype
@@ -70,7 +70,7 @@ class Form:
         return self.width * math.prod(self.shape)
 
 
-def _header(path: Path) -> dict[str, tuple[Form, int]]:
+def _header(path: Path) -> dict[str, tuple[TensorForm, int]]:
     """Return the form of every tensor of a safetensors file, and its first byte. Raises ValueError if damaged."""
     try:
         # safe_open checks the header, including sizes and offsets, but does not return where data begins
@@ -90,7 +90,7 @@ def _header(path: Path) -> dict[str, tuple[Form, int]]:
     for name, entry in entries:
         if not is_name(name) or entry["dtype"] not in CODES:
             raise ValueError(f"{path} holds {short_repr(name)} of type {short_repr(entry['dtype'])}, unknown; {AGAIN}")
-        form = Form(CODES[entry["dtype"]], tuple(entry["shape"]))
+        form = TensorForm(CODES[entry["dtype"]], tuple(entry["shape"]))
         found[name] = form, 8 + length + entry["data_offsets"][0]
     return found
 
@@ -185,7 +185,7 @@ class Checkpoint:
                     if any(self.folder.glob(files))]
             raise ValueError(f"{self.folder} {what[0] if what else NO_WEIGHTS}")
         self.config = read_config(self.folder)
-        self._place: dict[str, tuple[Form, Path, int | None]] = {}
+        self._place: dict[str, tuple[TensorForm, Path, int | None]] = {}
         self._held: tuple[Path, dict[str, Tensor]] | None = None
         names = _weight_map(present[0]) if present[0].suffix == ".json" else {}
         shards = sorted(set(names.values())) or [present[0].name]
@@ -198,7 +198,7 @@ class Checkpoint:
                     self._place[name] = form, path, start
             else:
                 for name, x in self._bin(path).items():
-                    self._place[name] = Form(x.dtype, tuple(x.shape)), path, None
+                    self._place[name] = TensorForm(x.dtype, tuple(x.shape)), path, None
         for name in names:
             if name not in self._place:
                 raise ValueError(f"{self.folder / names[name]} does not hold {name}, but {present[0].name} says so; "
@@ -218,7 +218,7 @@ class Checkpoint:
         """Return the names of all tensors, file by file, so that reading in this order opens each file once."""
         return list(self._place)
 
-    def form(self, name: str) -> Form:
+    def form(self, name: str) -> TensorForm:
         return self._place[name][0]
 
     def place(self, name: str) -> Path:
@@ -236,7 +236,7 @@ class Checkpoint:
             return (whole[slice(*span)] if span else whole).clone()
         if span:
             begin, end = span
-            form = Form(form.dtype, (end - begin, *form.shape[1:]))
+            form = TensorForm(form.dtype, (end - begin, *form.shape[1:]))
             start += begin * form.bytes // max(1, end - begin)
         data = bytearray(form.bytes)
         with path.open("rb") as file:
@@ -266,7 +266,7 @@ class Checkpoint:
 class Writer:
     """A writer of tensors of given forms, one after the other, into a safetensors file."""
 
-    def __init__(self, file: BinaryIO, forms: dict[str, Form]) -> None:
+    def __init__(self, file: BinaryIO, forms: dict[str, TensorForm]) -> None:
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self.left = list(forms.items())
         end = 0
@@ -286,7 +286,7 @@ class Writer:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor; tensors must be written in the order of the forms."""
-        given = name, Form(tensor.dtype, tuple(tensor.shape))
+        given = name, TensorForm(tensor.dtype, tuple(tensor.shape))
         expected = self.left.pop(0)
         assert given == expected, f"{given} was written where {expected} comes next"
         flat = tensor.detach().contiguous().reshape(-1)
@@ -301,7 +301,7 @@ class Writer:
 
 
 @contextmanager
-def writing(path: Path, forms: dict[str, Form]) -> Iterator[Writer]:
+def writing(path: Path, forms: dict[str, TensorForm]) -> Iterator[Writer]:
     """Write a safetensors file, tensor by tensor; it gets its name when the `with` block ends without an error."""
     new = path.with_name(path.name + ".part")
     try:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from config.schema.fields import COUNT, list_of
 from config.schema.untrusted import short_repr
-from model.weights.checkpoint import NAMES, Form
+from model.weights.checkpoint import NAMES, TensorForm
 
 Make = Callable[[Sequence[Tensor]], Tensor]
-Unfolding = Tuple[Form, Tuple[str, ...], Make]  # the form of a weight, the tensors to read, and their conversion
+Unfolding = Tuple[TensorForm, Tuple[str, ...], Make]  # the form of a weight, the tensors to read, and their conversion
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale",
               ".weight_zero_point")  # tensors that are read together with a weight, or not at all
@@ -44,7 +44,7 @@ def check_method(config: Mapping[str, Any]) -> None:
                          "(only 'gemm'); take the model unquantized")
 
 
-def packed(name: str, forms: Mapping[str, Form], config: Mapping[str, Any]) -> Unfolding | None:
+def packed(name: str, forms: Mapping[str, TensorForm], config: Mapping[str, Any]) -> Unfolding | None:
     """Return how the tensor `name` is unfolded to a weight, or None if it is not quantized. Raises KeyError if a tensor
     that belongs to it is missing."""
     base, _, own = name.rpartition(".")
@@ -57,11 +57,11 @@ def packed(name: str, forms: Mapping[str, Form], config: Mapping[str, Any]) -> U
         if own == "weight" and scale in forms:
             blocks = said.get("weight_block_size") if scale.endswith("_inv") else None
             make = partial(scaled, sizes=_sizes(forms, name, scale, blocks))
-            return Form(forms[scale].dtype, forms[name].shape), (name, scale), make
+            return TensorForm(forms[scale].dtype, forms[name].shape), (name, scale), make
     return None
 
 
-def _gptq(base: str, forms: Mapping[str, Form], said: Mapping[str, Any]) -> Unfolding:
+def _gptq(base: str, forms: Mapping[str, TensorForm], said: Mapping[str, Any]) -> Unfolding:
     words, zeros, scale, order = (f"{base}.{end}" for end in ("qweight", "qzeros", "scales", "g_idx"))
     bits = said.get("bits", 4)
     in_word = 32 // bits
@@ -75,20 +75,20 @@ def _gptq(base: str, forms: Mapping[str, Form], said: Mapping[str, Any]) -> Unfo
     else:
         _check_groups(scale, groups, tall * in_word)
     offset = 0 if said.get("checkpoint_format") == "gptq_v2" else 1
-    form = Form(forms[scale].dtype, (outputs, tall * in_word))
+    form = TensorForm(forms[scale].dtype, (outputs, tall * in_word))
     return form, theirs, lambda read: gptq(read, bits, offset)
 
 
-def _awq(base: str, forms: Mapping[str, Form]) -> Unfolding:
+def _awq(base: str, forms: Mapping[str, TensorForm]) -> Unfolding:
     words, zeros, scale = theirs = (f"{base}.qweight", f"{base}.qzeros", f"{base}.scales")
     inputs, wide = _shape(forms, words, None, None)
     groups, outputs = _shape(forms, scale, None, wide * 8, dtype=None)
     _shape(forms, zeros, groups, wide)
     _check_groups(scale, groups, inputs)
-    return Form(forms[scale].dtype, (outputs, inputs)), theirs, awq
+    return TensorForm(forms[scale].dtype, (outputs, inputs)), theirs, awq
 
 
-def _compressed(base: str, forms: Mapping[str, Form]) -> Unfolding:
+def _compressed(base: str, forms: Mapping[str, TensorForm]) -> Unfolding:
     words, scale = theirs = (f"{base}.weight_packed", f"{base}.weight_scale")
     if f"{base}.weight_zero_point" in forms:
         raise ValueError(f"{words} has zero points in addition to scales, which is not supported; take the model "
@@ -96,10 +96,10 @@ def _compressed(base: str, forms: Mapping[str, Form]) -> Unfolding:
     outputs, wide = _shape(forms, words, None, None)
     _, groups = _shape(forms, scale, outputs, None, dtype=None)
     _check_groups(scale, groups, wide * 8)
-    return Form(forms[scale].dtype, (outputs, wide * 8)), theirs, words_of_four
+    return TensorForm(forms[scale].dtype, (outputs, wide * 8)), theirs, words_of_four
 
 
-def _shape(forms: Mapping[str, Form], name: str, *wanted: int | None,
+def _shape(forms: Mapping[str, TensorForm], name: str, *wanted: int | None,
            dtype: torch.dtype | None = torch.int32) -> tuple[int, ...]:
     """Return the shape of a tensor. Raises ValueError if it is not `wanted` (None: any size), or of another `dtype`."""
     found = forms[name]
@@ -117,7 +117,7 @@ def _check_groups(scale: str, groups: int, inputs: int) -> None:
                          "again")
 
 
-def _sizes(forms: Mapping[str, Form], name: str, scale: str, given: Any) -> Sequence[int]:
+def _sizes(forms: Mapping[str, TensorForm], name: str, scale: str, given: Any) -> Sequence[int]:
     """Return the numbers of rows and columns that share a scale: all, a row, or a block, which may be `given`."""
     whole, shape = forms[name].shape, forms[scale].shape
     if math.prod(shape) == 1:

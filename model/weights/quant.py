@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from config.schema.untrusted import reason
 from model.llama import fill
 from model.weights import int4
-from model.weights.checkpoint import Checkpoint, Form
+from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.onednn import packed
 
 T = TypeVar("T")
@@ -54,22 +54,22 @@ def library() -> Any:
     return bitsandbytes.functional
 
 
-def forms(kind: str, shape: tuple[int, ...]) -> dict[str, Form]:
+def forms(kind: str, shape: tuple[int, ...]) -> dict[str, TensorForm]:
     """Return the forms of the tensors of a quantized weight `[out, in]`.
 
     For int8: numbers of 8 bits, and a scale per row. For int4: see `int4.quantize`. Otherwise: pairs of 4 bits in a
     byte, flat, and a scale per block. Except for int4, a scale is the largest magnitude.
     """
     if kind == "int8":
-        scale, weight = Form(torch.float32, shape[:1]), Form(torch.int8, shape)
+        scale, weight = TensorForm(torch.float32, shape[:1]), TensorForm(torch.int8, shape)
     elif kind == "int4":
         groups = int4.groups(shape[1])
-        scale = Form(torch.bfloat16, (groups, shape[0], 2))
-        weight = Form(torch.uint8, (shape[0], groups * int4.GROUP // 2))
+        scale = TensorForm(torch.bfloat16, (groups, shape[0], 2))
+        weight = TensorForm(torch.uint8, (shape[0], groups * int4.GROUP // 2))
     else:
         size = math.prod(shape)
-        scale = Form(torch.float32, (math.ceil(size / BLOCK),))
-        weight = Form(torch.uint8, (math.ceil(size / 2),))
+        scale = TensorForm(torch.float32, (math.ceil(size / BLOCK),))
+        weight = TensorForm(torch.uint8, (math.ceil(size / 2),))
     return {"scale": scale, "weight": weight}
 
 
@@ -100,7 +100,7 @@ class Recast(Mapping[str, Tensor]):
                  kind: str = "none", sound: bool = False) -> None:
         self.source, self.names = source, names
         self.kind, self.sound = kind, sound
-        self.forms: dict[str, Form] = {}
+        self.forms: dict[str, TensorForm] = {}
         self._origin: dict[str, str] = {}
         self._last: tuple[str, dict[str, Tensor]] = "", {}
         for name in names:
@@ -108,7 +108,7 @@ class Recast(Mapping[str, Tensor]):
             self.forms.update(made)
             self._origin.update(dict.fromkeys(made, name))
 
-    def _forms(self, name: str) -> dict[str, Form]:
+    def _forms(self, name: str) -> dict[str, TensorForm]:
         form = self.source.form(self.names[name])
         if self._quantizes(name):
             return _with_names(name, forms(self.kind, form.shape))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model.llama import LlamaConfig
-from model.weights.checkpoint import Checkpoint, Form
+from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.packed import COMPANIONS, Make, check_method, mxfp4, packed
 
 BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # not weights: recomputed where needed
@@ -33,7 +33,7 @@ Piece = Tuple[str, "View"]
 class View(NamedTuple):
     """A tensor of the decoder: its form, the file's tensors from which it is made, and the conversion."""
 
-    form: Form
+    form: TensorForm
     theirs: tuple[str, ...]
     make: Make = lambda read: read[0]
     span: tuple[int, int] | None = None  # the rows of the file's tensors to read; None: all
@@ -72,7 +72,7 @@ class Unfolded(Checkpoint):
                 found[name] = view._replace(make=_apart(c, view.make))
         return found
 
-    def _whole(self, theirs: str, forms: Mapping[str, Form]) -> View:
+    def _whole(self, theirs: str, forms: Mapping[str, TensorForm]) -> View:
         """Return the view of a tensor that may be quantized."""
         try:
             made = packed(theirs, forms, self.config)
@@ -86,7 +86,7 @@ class Unfolded(Checkpoint):
     def names(self) -> list[str]:
         return list(self._views)
 
-    def form(self, name: str) -> Form:
+    def form(self, name: str) -> TensorForm:
         return self._views[name].form
 
     def place(self, name: str) -> Path:
@@ -111,7 +111,7 @@ def _cut(c: LlamaConfig, name: str, view: View) -> Iterator[Piece]:
         return
     begin, whole = 0, view
     for own, size in zip(FUSED[fused], sizes):
-        form = Form(dtype, (size, *shape[1:]))
+        form = TensorForm(dtype, (size, *shape[1:]))
         if len(view.theirs) == 1:
             view = View(form, view.theirs, span=(begin, begin + size))
         else:
@@ -139,7 +139,7 @@ def _apart(c: LlamaConfig, make: Make) -> Make:
 
 # --- experts in one tensor, as GPT-OSS has them -----------------------------------------------------------------------
 
-def _experts(name: str, product: str, forms: Mapping[str, Form]) -> Iterator[Piece]:
+def _experts(name: str, product: str, forms: Mapping[str, TensorForm]) -> Iterator[Piece]:
     """Yield the weights or biases of each expert separately; gate and up alternate in the fused rows."""
     if name.endswith("_scales"):  # which are read together with their blocks
         return
@@ -158,7 +158,7 @@ def _experts(name: str, product: str, forms: Mapping[str, Form]) -> Iterator[Pie
     for number in range(experts):
         for which, first, step in own:
             make = _one(first, step, kind == "weight")
-            form = Form(dtype, (shape[0] // step, *shape[1:]))
+            form = TensorForm(dtype, (shape[0] // step, *shape[1:]))
             view = View(form, theirs, make, (number, number + 1))
             yield f"{before}{number}.{which}.{kind}", view
 

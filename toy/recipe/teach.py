@@ -15,7 +15,7 @@ from toy.corpus import dialogues as corpus
 from toy.recipe.pack import HELD_ROWS, LENGTH, Rows
 from toy.recipe.train import Hyperparameters, begin, join, launch
 from train.course import Course
-from train.data import Row, draw, make_row
+from train.data import TokenRow, draw, make_row
 from train.eagle import heads
 from train.eagle.loss import DEPTHS, Objective, Task, own_part, part_at, teacher_parts
 from train.eagle.teacher import Teacher
@@ -25,9 +25,9 @@ from train.eagle.teacher import Teacher
 METHOD = Objective(passes=2, word_weight=1.0)
 
 
-def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[Row]:
+def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[TokenRow]:
     """Return packed rows for the training of heads, where only answers and source code count."""
-    return [Row(*row) for row in zip(ids, weights == 1)]
+    return [TokenRow(*row) for row in zip(ids, weights == 1)]
 
 
 def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Path, target: Path) -> None:
@@ -45,7 +45,7 @@ def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Pa
         _finish(plan, task, course, held, target)
 
 
-def _finish(plan: Hyperparameters, task: Task, course: Course, held: list[Row], target: Path) -> None:
+def _finish(plan: Hyperparameters, task: Task, course: Course, held: list[TokenRow], target: Path) -> None:
     """Print the agreement of the head on the held-out rows, and write the head."""
     agreement = task.agreement(held, DEPTHS)
     shown = ", ".join(f"{depth}: {found:.3f}" for depth, found in zip(DEPTHS, agreement))
@@ -55,7 +55,7 @@ def _finish(plan: Hyperparameters, task: Task, course: Course, held: list[Row], 
     heads.write(task.head, config, target, task.teacher.stored)
 
 
-def dialogues(work: Path, base_dir: Path, count: int) -> list[Row]:
+def dialogues(work: Path, base_dir: Path, count: int) -> list[TokenRow]:
     """Return the first `count` dialogues of the corpus as rows, where answers count, without those with a bundled
     question in their first question."""
     text, rows = Text(base_dir), []

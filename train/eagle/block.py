@@ -18,7 +18,7 @@ from torch import Tensor
 
 from model.cache import PLAIN, AttentionForm, attention
 from model.drafts.heads import TEXT, DFlashHead
-from train.data import Row
+from train.data import TokenRow
 from train.eagle.loss import LIKELIEST, Mark, Objective, Task, Wanted
 
 FADING = 2  # weights fall to 1/e after a block's size divided by this
@@ -59,7 +59,7 @@ class BlockTask(Task):
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         return self.words(out_MD, wanted)  # `passes` yields logits already, for all places at once
 
-    def weights(self, row: Row, passes: int) -> list[float]:
+    def weights(self, row: TokenRow, passes: int) -> list[float]:
         return super().weights(row, passes + 1)[1:]
 
     def passes(self, ids_N: Tensor, feature_ND: Tensor,

@@ -31,7 +31,7 @@ from model.drafts.eagle import MAPS, OWN_EMBEDDING, load_head
 from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Trainable
 from model.llama import LlamaConfig, RMSNorm
 from model.weights.checkpoint import Checkpoint
-from train.data import Row
+from train.data import TokenRow
 from train.eagle.teacher import Teacher
 
 Config = Dict[str, Any]  # the content of a `config.json`
@@ -106,7 +106,7 @@ def known_words(head: Eagle3Head) -> Tensor:
     return own if head.shift is None else own + head.shift.cpu()
 
 
-def counts(rows: Iterable[Row], known: int) -> Tensor:
+def counts(rows: Iterable[TokenRow], known: int) -> Tensor:
     """Return how often answers use each of `known` tokens."""
     found = torch.zeros(known, dtype=torch.long)
     for row in rows:
@@ -114,7 +114,7 @@ def counts(rows: Iterable[Row], known: int) -> Tensor:
     return found
 
 
-def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
+def vocabulary(rows: Iterable[TokenRow], size: int, known: int) -> Tensor:
     """Return the `size` most used of `known` tokens in answers, in the order of their ids; ties go to the lower id."""
     return counts(rows, known).argsort(descending=True, stable=True)[:size].sort().values
 

@@ -12,23 +12,23 @@ import torch
 from tqdm import tqdm
 
 from config.run_config import Growth, TreeConfig
-from model.drafts.dflash import Block
+from model.drafts.dflash import BlockDraft
 from model.drafts.draft import Draft
 from model.drafts.eagle import Eagle, load_head
 from model.drafts.heads import DFlashHead, Eagle3Head, MtpHead
 from model.drafts.mixture import Mixture
 from model.drafts.partial import PartialDraft
 from model.weights.checkpoint import Checkpoint
-from pipeline.decode import Decoder, Limits, Request
+from pipeline.decode import Decoder, PipelineLimits, Request
 from pipeline.strategies import serial
-from train.data import Row, answer_row
+from train.data import TokenRow, answer_row
 from train.eagle.teacher import Teacher
 from train.writer import ring_of
 
 TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # as in EAGLE-2's paper: 60 nodes with the root, 6 levels
 
 Prompts = Sequence[Sequence[int]]
-Answered = Tuple[List[Row], float]
+Answered = Tuple[List[TokenRow], float]
 
 
 def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
@@ -40,12 +40,12 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     ring = ring_of(teacher, capacity, head.inner)
     draft: Draft
     if isinstance(head, DFlashHead):
-        draft = Mixture([Block(head, teacher.lm_head, capacity)])
+        draft = Mixture([BlockDraft(head, teacher.lm_head, capacity)])
     elif isinstance(head, Eagle3Head) and head.dialect.partial:
         draft = Mixture([PartialDraft(head, teacher.lm_head, capacity)])
     else:
         draft = Eagle(head, teacher.lm_head, capacity)
-    return Decoder(ring, draft, serial, TREE, Limits(length))
+    return Decoder(ring, draft, serial, TREE, PipelineLimits(length))
 
 
 @torch.no_grad()

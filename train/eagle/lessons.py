@@ -15,7 +15,7 @@ import torch
 from config.files import ANOTHER
 from config.schema.untrusted import read_bytes
 from model.text import SETTINGS, TOKENIZER_FILES, Text
-from train.data import Row, make_rows, read_conversations
+from train.data import TokenRow, make_rows, read_conversations
 from train.terms import digest, kept
 
 LESSON_FILES = "lessons-*.pt"  # the star stands for the fingerprint
@@ -26,7 +26,7 @@ WORDS = ("template", "limit", "held_out", "judged", "seed")  # options of the co
 class Lessons(NamedTuple):
     """Conversations as rows to learn from, and prompts of the questions that are held out."""
 
-    rows: list[Row]
+    rows: list[TokenRow]
     prompts: list[list[int]]
     ends: frozenset[int]
 
@@ -57,7 +57,7 @@ def read_lessons(args: Namespace, context: int) -> Lessons:
 
     found = kept(path, made)
     sizes = found["sizes"]
-    rows = map(Row, found["ids"].split(sizes), found["answers"].split(sizes))
+    rows = map(TokenRow, found["ids"].split(sizes), found["answers"].split(sizes))
     print(message.format(len(sizes)))
     return Lessons(list(rows), found["prompts"], frozenset(found["ends"]))
 

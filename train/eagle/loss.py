@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.drafts.heads import Eagle3Head, EagleHead, Trainable
-from train.data import Row, Rows
+from train.data import Rows, TokenRow
 from train.eagle.heads import known_words
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import Known, unroll
@@ -100,7 +100,7 @@ class Task:
         """The values of that quantity for which agreement is counted."""
         return range(self.method.passes) if self.by_pass else DEPTHS
 
-    def size(self, row: Row) -> int:
+    def size(self, row: TokenRow) -> int:
         """Return the share of a row in the divisor of a batch's loss."""
         return int(row.answers[2:].sum())
 
@@ -132,7 +132,7 @@ class Task:
         best_M = self.own_V[logits_MV.argmax(-1)]
         return -(gain_MV * counts_M[:, None]).sum(), best_M == wanted.word_M
 
-    def marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
+    def marks(self, row: TokenRow, seed: Sequence[int]) -> list[Mark]:
         """Return the mark of each pass, in the teacher's number type; `seed` determines the noise and the starts."""
         teacher = self.teacher
         half = teacher.dtype in (torch.float16, torch.bfloat16)
@@ -163,7 +163,7 @@ class Task:
         """Return the features that later passes read, or None if they read the head's previous outputs."""
         return None
 
-    def starts(self, row: Row, seed: Sequence[int]) -> Tensor:
+    def starts(self, row: TokenRow, seed: Sequence[int]) -> Tensor:
         """Return the pairs `[A]` where later passes start: all, or a random choice of those that predict a word of an
         answer that is followed by another."""
         if self.method.starts is None:
@@ -173,7 +173,7 @@ class Task:
         chosen = torch.from_numpy(order[:self.method.starts])
         return places[chosen.sort().values]
 
-    def weights(self, row: Row, passes: int) -> list[float]:
+    def weights(self, row: TokenRow, passes: int) -> list[float]:
         """Return the weight of each pass over a row in the loss; a start also represents the places not chosen."""
         method = self.method
         later = 1.0
@@ -183,7 +183,7 @@ class Task:
         return [method.first, *(later * method.decay ** number for number in range(1, passes))]
 
     @torch.no_grad()
-    def _wanted(self, row: Row, last_ND: Tensor, word_N: Tensor) -> Wanted:
+    def _wanted(self, row: TokenRow, last_ND: Tensor, word_N: Tensor) -> Wanted:
         pair_M = row.answers[2:].nonzero()[:, 0]
         place_M = pair_M.to(last_ND.device) + 1
         feature_MD = last_ND[place_M]
@@ -233,7 +233,7 @@ class Task:
         return [right[depth] / max(words[depth], 1) for depth in depths]
 
 
-def _guessing(row: Row) -> Tensor:
+def _guessing(row: TokenRow) -> Tensor:
     """Return the pairs of a row that predict a word of an answer and are followed by another word of it."""
     return (row.answers[2:-1] & row.answers[3:]).nonzero()[:, 0]
 
@@ -248,7 +248,7 @@ class WordTask(Task):
         self.own_V = known_words(head).to(teacher.device)
         self._known_VD = teacher.lm_head.product.weight[self.own_V].detach()
 
-    def size(self, row: Row) -> int:
+    def size(self, row: TokenRow) -> int:
         return len(row.ids) - 1
 
     def known(self, feature_MD: Tensor) -> Tensor:

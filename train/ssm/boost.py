@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from eval.tokens_per_pass import Array, ranks
-from train.data import Row, Rows
+from train.data import Rows, TokenRow
 
 AT_ONCE = 64  # texts per batch without gradients
 
@@ -66,7 +66,7 @@ def ranks_of(model: PreTrainedModel, rows: Rows) -> Iterator[Array]:
         yield from np.split(rank_T, ends[:-1])
 
 
-def without_predicted(rows: Rows, ranked: Iterable[Array], stretch: int) -> list[Row]:
+def without_predicted(rows: Rows, ranked: Iterable[Array], stretch: int) -> list[TokenRow]:
     """Return the rows without the stretches of which the drafter predicts every token.
 
     `ranked` holds the ranks of the whole text at the end of each row, including stretches that were removed before.
@@ -77,5 +77,5 @@ def without_predicted(rows: Rows, ranked: Iterable[Array], stretch: int) -> list
         predicted = [part.all().expand(len(part)) for part in parts]
         answers = row.answers.clone()
         answers[-len(rank_T):] &= ~torch.cat(predicted)
-        found.append(Row(row.ids, answers))
+        found.append(TokenRow(row.ids, answers))
     return found

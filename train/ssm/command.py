@@ -31,7 +31,7 @@ from train.ssm.boost import learn, ranks_of, without_predicted
 from train.ssm.options import check, layers_of, parser
 from train.ssm.texts import prompts_of, texts_of
 from train.terms import digest, mark, settings
-from train.writer import Prompts, Writer, open_model
+from train.writer import Prompts, TextWriter, open_model
 
 SHAPES = ("1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1")  # of the trees of the figures
 RECORD, TEXTS, KEPT = "training.json", "texts", "layers"
@@ -58,7 +58,7 @@ class Training:
         self.terms = settings(args, NOT_TERMS)  # without the initial drafter, which `tune` adds
         self.terms.update(target=mark(self.pair.whole.source), data=digest(data))
         ends = self.pair.text.end_ids
-        self.writer = Writer(self.pair.whole, ends, args.new_tokens, args.temperature, args.seed)
+        self.writer = TextWriter(self.pair.whole, ends, args.new_tokens, args.temperature, args.seed)
 
     def _prompts(self, room: int) -> tuple[Prompts, Prompts]:
         """Return the held-out prompts and those for training, of at most `room` tokens each."""

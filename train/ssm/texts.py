@@ -14,7 +14,7 @@ from config.questions import OF_TOY, load, read
 from eval.pair_keys import SETS
 from toy.corpus.dialogues import dialogues
 from train.terms import Terms, check, kept
-from train.writer import WRITTEN_AT_ONCE, Prompts, Text, Writer
+from train.writer import WRITTEN_AT_ONCE, Prompts, SampledText, TextWriter
 
 SAVED = 2 * WRITTEN_AT_ONCE  # texts per file
 OWN = "flowspec boost"  # seed for the bundled models' grammar, different from that of the bundled questions
@@ -34,12 +34,12 @@ def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
     return chosen[:count]
 
 
-def texts_of(writer: Writer, prompts: Prompts, folder: Path, terms: Terms) -> list[Text]:
+def texts_of(writer: TextWriter, prompts: Prompts, folder: Path, terms: Terms) -> list[SampledText]:
     """Return the target's texts for these prompts; `folder` keeps them batch by batch.
 
     Raises ValueError if the folder holds texts of other terms.
     """
-    texts: list[Text] = []
+    texts: list[SampledText] = []
     for first in trange(0, len(prompts), SAVED, desc="texts", unit="batch"):
         path, some = folder / f"{first}.pt", prompts[first:first + SAVED]
 
@@ -49,5 +49,5 @@ def texts_of(writer: Writer, prompts: Prompts, folder: Path, terms: Terms) -> li
 
         found = kept(path, written)
         check(path, found["terms"], terms, "another --out")
-        texts += [Text(*text) for text in found["texts"]]
+        texts += [SampledText(*text) for text in found["texts"]]
     return texts
