@@ -24,7 +24,7 @@ from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.measure import Passed, fit, measured, times_as_long
 from eval.plan.plan import Plan, cluster, plan, planned
 from eval.plan.profiles import Row, compared, profiles, tried
-from eval.plan.record import SETTINGS, Book, Network, Written, book_of, make_record
+from eval.plan.record import SETTINGS, Book, NetworkTraits, Written, book_of, make_record
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Trial
 from eval.recorded import OFF_TEXT, Recorded, save, settings_of
@@ -61,7 +61,7 @@ def book(right: float = 0.8, answers: int = 2, tokens: int = 16) -> Book:
         tables = {name: [[listed(token) for _ in range(depths)] for token in text]
                   for name, depths in (("eagle", 6), ("ssm1", 1))}
         found.append(Written([1, 2, 3, 4, 5], text, tables))
-    networks = {"eagle": Network("eagle", 1, True), "ssm1": Network("ssm1", 0, False)}
+    networks = {"eagle": NetworkTraits("eagle", 1, True), "ssm1": NetworkTraits("ssm1", 0, False)}
     return Book(found, networks, VOCAB, [], 8)
 
 
@@ -123,7 +123,7 @@ def test_a_head_of_blocks_is_tried_with_its_record():
     found = book()
     for one in found.answers:
         one.guesses["dflash"] = [depths[:5] for depths in one.guesses["eagle"]]
-    found.networks["dflash"] = Network("dflash", 0, False, 6)
+    found.networks["dflash"] = NetworkTraits("dflash", 0, False, 6)
     bench = bench_of(SITE, found)
     speeds = {}
     for method, draft in (("ar", "none"), ("serial", "eagle"),

@@ -8,7 +8,7 @@ import pytest
 
 from config.presets import ROOT
 from config.run_config import Growth
-from eval.plan.record import Network, ReplayedBlock, Written, _table, accept_lengths, read_record
+from eval.plan.record import NetworkTraits, ReplayedBlock, Written, _table, accept_lengths, read_record
 from eval.recorded import save
 from eval.self_feeding import read_text, unrolled
 from model.drafts.mixture import Mixture
@@ -70,7 +70,7 @@ def test_a_block_is_recorded_and_replayed_as_it_guesses(temperature):
         tree = read_text(decoder, [*prompt, *text])
         features = [tree.nodes[node].hidden for node in tree.trunk]
     assert [len(depths) for depths in table] == [1, 2, 3, 4, *[5] * 10]
-    replayed = ReplayedBlock(Network("dflash", 0, False, 6), 64)
+    replayed = ReplayedBlock(NetworkTraits("dflash", 0, False, 6), 64)
     replayed.open(len(prompt), table)
     for known in (0, 1, 6):
         said = []

@@ -225,6 +225,10 @@ def test_no_builtin_stands_for_a_function_that_does_nothing() -> None:
     assert [f"{source.path} {problem}" for source in measured_files() for problem in builtins_as_no_ops(source)] == []
 
 
+def test_a_class_name_stands_once() -> None:
+    assert repeated_classes(measured_files()) == []
+
+
 # --- each rule can fail -----------------------------------------------------------------------------------------------
 
 PATH = "pipeline/stage.py"

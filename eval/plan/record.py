@@ -48,7 +48,7 @@ OTHER = "name another traces="
 APART = {"time": "virtual", "profile": "server"}  # any profile: the time is not used
 
 
-class Network(NamedTuple):
+class NetworkTraits(NamedTuple):
     """The properties of a network that drafting uses, with the names of `TreeDraft`."""
 
     source: str
@@ -69,7 +69,7 @@ class Book(NamedTuple):
     """A record: the answers to all questions, the networks, and properties of the target."""
 
     answers: list[Written]
-    networks: dict[str, Network]  # by name
+    networks: dict[str, NetworkTraits]  # by name
     vocab: int  # number of tokens
     ends: list[int]  # end tokens
     layers: int
@@ -99,7 +99,7 @@ def book_of(config: PlanConfig) -> Book:
 
 def _book(found: Mapping[str, Any]) -> Book:
     answers = [Written(**one) for one in found["answers"]]
-    networks = {name: Network(*values) for name, values in found["networks"].items()}
+    networks = {name: NetworkTraits(*values) for name, values in found["networks"].items()}
     return Book(answers, networks, found["vocab"], found["ends"], found["layers"])
 
 
@@ -162,7 +162,7 @@ def make_record(config: PlanConfig) -> Book:
             guesses = {network.source: _table(decoder, network, prompt, text, sampler)
                        for decoder, network in readers}
             answers.append(Written(prompt, text, guesses))
-        networks = {one.source: Network(one.source, one.lag, one.drifts, _block(one))
+        networks = {one.source: NetworkTraits(one.source, one.lag, one.drifts, _block(one))
                     for _, one in readers}
         return Book(answers, networks, sizes.vocab, sorted(ends), sizes.layers)
 
@@ -225,7 +225,7 @@ class Replayed(TreeDraft):
     others. Its features of a row are two numbers: the number of own guesses before the row, and its position.
     """
 
-    def __init__(self, network: Network, slots: int) -> None:
+    def __init__(self, network: NetworkTraits, slots: int) -> None:
         self.source, self.lag, self.drifts, _ = network
         TreeDraft.__init__(self, TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
         self._prompt = 0
@@ -281,7 +281,7 @@ class ReplayedBlock(Replayed, BlockDraft):
 
     inner = False
 
-    def __init__(self, network: Network, slots: int) -> None:
+    def __init__(self, network: NetworkTraits, slots: int) -> None:
         self.form = BlockForm((), network.block, 0)
         super().__init__(network, slots)
 
