@@ -138,7 +138,7 @@ def test_a_slow_grammar_delays_neither_other_requests_nor_the_end_of_the_server(
     slow, quick, plain = Heard(), Heard(), Heard()
     slow.job.choice = slow.job.choice._replace(guide=Guide("regex", "slow"))
     quick.job.choice = quick.job.choice._replace(guide=Guide("regex", "quick"))
-    with running(lambda: Pipeline.open(**words, processes=False, max_requests=2), Limits(2, 3, 60)) as engine:
+    with running(lambda: Pipeline.open(**words, processes=False, max_requests=2), ServerLimits(2, 3, 60)) as engine:
         asked(engine, slow, quick, plain)
         assert isinstance(quick.all()[-1], Ended) and isinstance(plain.all()[-1], Ended)
         [thread] = [thread for thread in threading.enumerate() if thread.name == "grammar"]
