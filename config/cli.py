@@ -38,7 +38,8 @@ INSTEAD = {"pipeline_type": "methods", "draft": "drafts", "temperature": "temper
            "question_file": "sets"}
 EXAMPLES = """\
   bash run_pipe.sh
-  bash run_pipe.sh "prompt=What does a baker do?"
+  bash run_pipe.sh "What does a baker do?"
+  cat question.txt | bash run_pipe.sh toy
   bash run_pipe.sh toy pipeline_type=naive temperature=1 seed=7 output=answer.json
   bash run_pipe.sh toy stages=0+1+1+5+1 trace=timeline
   bash run_pipe.sh model_dir=FOLDER prompt_ids=1,306,626 ignore_eos=true"""
@@ -117,6 +118,7 @@ class CommandKeys(Checked):
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}  # this command's defaults of keys of a run, where they differ
     UNSUPPORTED: ClassVar[Sequence[str]] = ()  # keys of a run that this command does not accept
+    COMPARES: ClassVar[bool] = True  # whether it names its methods and drafts itself, so that they have no defaults
 
     run: RunConfig
 
@@ -320,10 +322,10 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None) ->
     """Return the text of `--help`: usage, presets, methods, and every key with its default and meaning."""
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
              f"PRESET names a model (default: {SMOLLM2}, or {DEFAULT_PRESET} if that cannot be downloaded).",
-             "Quote a key together with its value if the value has spaces.",
+             "A word with spaces is the question. Quote a key together with its value if the value has spaces.",
              "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(RUN_PIPE, command), "",
              "presets:"]
-    lines += [f"  {name:<12} {_shown(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]
+    lines += [f"  {name:<12} {shown_path(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]
     lines += ["", "methods (pipeline_type):"]
     lines += [f"  {name:<12} {method.about}" for name, method in METHODS.items()]
     refused = getattr(kind, "UNSUPPORTED", ())
@@ -336,10 +338,10 @@ def _preset(name: str, keys: Mapping[str, Option]) -> RunConfig:
         return PRESETS[name]
     if name.lstrip("-") in keys:
         raise ValueError(f"{name} has no value: write {name.lstrip('-')}=VALUE, without spaces or dashes")
-    meant = nearest(name, PRESETS) or "write a key as key=value, without spaces"
+    meant = nearest(name, PRESETS) or f"write a key as key=value, and a question of one word as prompt={name}"
     raise ValueError(f"unknown preset {name}: {meant} (the presets are {', '.join(PRESETS)})")
 
 
-def _shown(path: str) -> str:
+def shown_path(path: str) -> str:
     """Return a path for display, relative to the repository if it lies there."""
     return os.path.relpath(path, ROOT) if path.startswith(str(ROOT)) else path or "no model folder"

@@ -12,6 +12,8 @@ DRAFTS = (  # values of the key `draft`: single sources, and the useful sums
     "eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm",
     "dflash", "dflash+suffix", "spd", "spd+suffix", "none")
 
+BEST_DRAFT = "eagle+suffix"  # the default on boards and emulated clusters
+
 
 def reads(draft: str) -> set[str]:
     """Return the keys of the folders that a draft reads, by its name, such as `model+suffix`."""

@@ -75,4 +75,5 @@ METHODS = {
         "naive", "galaxy", "eagle", "as tp, but ranks share rows between blocks, and send them during matmuls",
         tree="round", sizes=("init_depth",), look=("white", "\\\\")),
 }
+BEST_METHOD = "streaming"  # the default on boards and emulated clusters
 SHARINGS = ("tp", "galaxy")  # targets without a pipeline; ranks that share a pipeline's stage use the first

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Iterator
+from typing import ClassVar, Iterator
 
 from config.drafts import DRAFTS, MODEL_KEY, reads
 from config.keys import POSITIVE, Checked, Range, TextForm, listed, number, outside, unknown
@@ -109,8 +109,10 @@ def is_template_file(template: str) -> bool:
 class RunConfig(Checked):
     """The options of one run. Paths are relative to the working directory of the command; empty means "not given"."""
 
+    COMPARES: ClassVar[bool] = False  # as in `CommandKeys`
+
     # Method and models
-    pipeline_type: str = "continuous"  # the method, a row of config/methods.py, as serial; auto: chosen by a plan
+    pipeline_type: str = "continuous"  # the method, as serial; streaming on boards and clusters; auto: by a plan
     model: str = ""  # a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION; a folder; or a GGUF file
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
@@ -125,7 +127,7 @@ class RunConfig(Checked):
     replicas: str = "0"  # copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks
 
     # The questions (one of the first three)
-    prompt: str = ""  # the question
+    prompt: str = ""  # the question; -: standard input, where a terminal gives a conversation
     prompt_ids: str = ""  # token ids with commas between, for models without a tokenizer
     question_file: str = ""  # questions in the format of MT-bench, one JSON object per line
     questions: str = ""  # how many of them, as 5, or the first, counted from 0, and the end, as 30:50; empty: all
@@ -195,6 +197,7 @@ class RunConfig(Checked):
 
     # Output
     trace: str = ""  # folder for a timeline of every rank; empty: none
+    live: bool = False  # draw guesses and stages while the answer comes, then compare with plain decoding
     output: str = ""  # JSON file for the answers and their figures; empty: none
     debug: bool = False  # show the traceback of an error
 

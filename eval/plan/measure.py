@@ -251,4 +251,4 @@ def opened(run: RunConfig, **more: Any) -> Pipeline:
     differ = dict(vars(run).items() - vars(RunConfig()).items())
     if "ssm" not in run.sources:
         differ.pop("ssm", None)
-    return Pipeline.open("toy", **{**differ, **more})
+    return Pipeline.open("toy", **{"pipeline_type": run.pipeline_type, **differ, **more})

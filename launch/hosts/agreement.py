@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Sequence
 
 from config.cli import CommandKeys, flat
+from config.drafts import BEST_DRAFT
 from config.files import fits
 from config.keys import written
 from config.presets import ROOT
@@ -184,8 +185,8 @@ def code_version(root: Path = ROOT) -> str:
 def settings(keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
     """Return the keys that must agree, as typed; `found` has the values to which keys were resolved on this board."""
     typed = {name: value for name, value in flat(keys).items() if name not in LOCAL}
-    if typed["draft"] == "suffix":
-        typed["draft"] = RunConfig.draft  # which suffix replaces if rank 0 has no head; only rank 0 knows that
+    if typed["draft"] in ("suffix", BEST_DRAFT):
+        typed["draft"] = RunConfig.draft  # a default may depend on the head, and only rank 0 knows whether there is one
     typed["trace"] = "FOLDER" if typed["trace"] else ""  # each board has a folder of its own; all boards or none
     return {name: written(value) or "none" for name, value in {**typed, **found}.items()}
 
