@@ -32,13 +32,23 @@ HELP_WORDS = ("", *HELP)  # first words that request the help of a command with 
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 def opened(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command, with a file {"preset": NAME, "keys": {KEY: VALUE}} replaced by its content."""
+    """Return the words of a command in full: a question becomes a `prompt=`, and a file of keys its content.
+
+    The file {"preset": NAME, "keys": {KEY: VALUE}} stands in place of a preset.
+    """
+    questions = [f"prompt={word}" for word in argv if is_question(word)]
+    argv = [*(word for word in argv if not is_question(word)), *questions]  # a preset may follow its question
     if not argv or "=" in argv[0] or not argv[0].endswith(ENDING):
         return list(argv)
     found = files.read_json_file(os.path.expanduser(argv[0]), "name a preset, or a file that a plan has written")
     if not files.fits(found, {"preset": str, "keys": {str}}):
         raise ValueError(f"{argv[0]} is not a preset: name a file that a plan has written with preset=FILE")
     return with_defaults([found["preset"], *argv[1:]], found["keys"])
+
+
+def is_question(word: str) -> bool:
+    """Return whether a word has spaces before any `=`, so that it is neither a key nor a preset."""
+    return len(word.partition("=")[0].split()) > 1
 
 
 def preset_of(argv: Sequence[str]) -> str:

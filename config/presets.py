@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from config.drafts import BEST_DRAFT
+from config.methods import BEST_METHOD
 from config.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent  # the repository
 MODELS = Path(RunConfig().models).expanduser() if RunConfig().models else ROOT / "models"
 TOY = ROOT / "toy"
 SMOLLM2, TOY_PRESET = "smollm2", "toy"  # the default preset, and the one if that cannot be downloaded
+DEMO = "demo"  # the bundled model on an emulated cluster
 PROMPT = "Tell me a short story about a curious fox called Maya."
 
 
@@ -31,6 +34,9 @@ PRESETS = {
                      # on a CPU, each row and each drafted level of such a small model costs time, so only likely
                      # guesses pay
                      min_probability=0.1, expand_depth=2, ablate="none_expand"),
+    DEMO: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
+                    stages="0+2+2+2+2", prompt=PROMPT, pipeline_type=BEST_METHOD, draft=BEST_DRAFT,
+                    profile="jetson-7b", live=True),
     # the models of the FlowSpec paper
     "vicuna-7b": _hub("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "0+8+8+8+8", "vicuna"),
     "vicuna-13b": _hub("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE-Vicuna-13B-v1.3", "0+10+10+10+10", "vicuna"),

@@ -8,25 +8,33 @@ import json
 import sys
 from collections import Counter
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Dict, Tuple
 
 from tqdm import tqdm
 
 from config.files import streams, write
+from config.methods import METHODS
 from config.questions import Question, read
 from config.run_config import RunConfig
 from config.schema.untrusted import escaped
 from launch.console import say
+from launch.conversation import STANDARD_INPUT, converse, with_question
 from launch.pipeline import Generation, Pipeline
 from launch.run import Command
+from launch.screen import TextScreen, devices_of, introduction, pieces_of, screen_for, summary
 from pipeline.decode import Answer, Coroutine, by_position, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
            "tokens_per_second", "target_passes", "segments", "mean_accepted_length",
            "acceptance_by_position", "plain_tokens")  # of an answer, stored in `output`
+PLAIN = "ar"  # the method of plain decoding
+PLAIN_TOKENS = 24  # of the answer, which plain decoding writes again for a comparison
+LEAST_COMPARED = 8  # tokens of an answer that is compared
 POSITIONS = 8  # after the first token of a target pass: those for which the acceptance rate is printed
+RESTED = ("Guessing rested for {rested} of the {tokens} tokens, since plain decoding was faster on {devices}.\n"
+          "To see guesses at work: bash run_pipe.sh demo")
 Bar = Any  # a progress bar of tqdm
 Place = Tuple[int, int]  # of an answer: the index of its question, and its turn
 Done = Tuple[Place, Answer, Dict[str, Any]]  # an answer with its place, and its entry in `output`
@@ -48,7 +56,7 @@ def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, 
             "config": asdict(config)}
 
 
-def table(answers: list[Answer], whole: float | None = None) -> str:
+def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float | None = None) -> str:
     """Return the table over all answers; `whole` is their elapsed seconds, if several requests ran at once."""
     tokens = sum(answer.new_tokens for answer in answers)
     passes = sum(answer.target_passes for answer in answers)
@@ -71,10 +79,12 @@ def table(answers: list[Answer], whole: float | None = None) -> str:
     sources = sum((Counter(answer.sources) for answer in answers), Counter())
     if sources:
         rows["guesses in the text"] = ", ".join(f"{count} of {source}" for source, count in sorted(sources.items()))
-    plain = sum(answer.plain_tokens for answer in answers)
-    if plain:
-        rows["decoded plainly"] = f"{plain} tokens, since guessing was slower here"
-    return "\n".join(f"  {name:<22}{value}" for name, value in rows.items())
+    if config.kind != "real":
+        rows = {"figures": f"{config.kind}, profile={config.profile}: the speed of those devices", **rows}
+    lines = [f"  {name:<22}{value}" for name, value in rows.items()]
+    if rested := sum(answer.plain_tokens for answer in answers):
+        lines += ["", RESTED.format(rested=rested, tokens=tokens, devices=devices_of(config))]
+    return "\n".join(lines)
 
 
 def save(path: str, data: Any) -> None:
@@ -90,19 +100,48 @@ def save(path: str, data: Any) -> None:
 def ask_one(pipeline: Pipeline) -> None:
     """Answer `prompt`, and print the text as it settles."""
     config = pipeline.config
+    if config.live:
+        print(f"{introduction(config)}\n")
     if pipeline.text:
         prompt = escaped(config.prompt)
         shown = f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt
         print(f"{shown}\n", flush=True)
 
-    generation = pipeline.stream(config.prompt if pipeline.text else config.ids)
-    for piece in generation:
-        print(escaped(piece), end="", flush=True)
+    generation = pipeline.submit(config.prompt if pipeline.text else config.ids, waits=False)
+    with closing(generation), screen_for(pipeline, config.live) as screen:
+        for piece in pieces_of(pipeline.decoder, generation):
+            screen.show(generation, piece)
     warn_if_full(pipeline, generation.answer)
-    print("\n")
-    print(table([generation.answer]))
+    print()
+    if config.live:
+        compare(pipeline, generation)
+    else:
+        print(table([generation.answer], config))
     if config.output:
         save(config.output, record(config, config.prompt, generation))
+
+
+def compare(pipeline: Pipeline, generation: Generation) -> None:
+    """Answer the beginning of the question again, by plain decoding, and print how the speeds compare."""
+    config, answer = pipeline.config, generation.answer
+    print(f"{summary(pipeline, generation)}.")
+    if METHODS[config.pipeline_type].target != METHODS[PLAIN].target or answer.new_tokens < LEAST_COMPARED:
+        return
+
+    print("\nThe same by plain decoding, one token at a time:\n", flush=True)
+    decoder = pipeline.decoder_for(replace(config, pipeline_type=PLAIN))
+    question = config.prompt if pipeline.text else config.ids
+    num_tokens = min(PLAIN_TOKENS, answer.new_tokens)
+    plain = pipeline.submit(question, waits=False, decoder=decoder, max_new_tokens=num_tokens)
+    with closing(plain), TextScreen() as screen:
+        for piece in pieces_of(decoder, plain):
+            screen.show(plain, piece)
+
+    mark = "" if config.kind == "real" else f", {config.kind}"
+    fast, slow = answer.decode_rate, plain.answer.decode_rate
+    is_same = answer.token_ids[:plain.answer.new_tokens] == plain.answer.token_ids
+    print(f"\nWith guesses {fast:.1f} tokens/s, by plain decoding {slow:.1f} (measured{mark}): "
+          f"{fast / slow:.1f} times as fast, {'and the same text' if is_same else 'but another text'}.")
 
 
 def ask_many(pipeline: Pipeline) -> None:
@@ -138,7 +177,7 @@ def ask_many(pipeline: Pipeline) -> None:
         if config.output and not at_once:
             save(config.output, records())
     whole = clock.now() - begin if config.max_requests > 1 else None
-    print(table(answers, whole))
+    print(table(answers, config, whole))
 
 
 def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Coroutine[Done]:
@@ -170,8 +209,10 @@ def main(pipeline: Pipeline) -> None:
         say(f"max_length={asked} is more than the {positions} positions of the model, which prompt and answer share")
     if pipeline.config.question_file:
         ask_many(pipeline)
+    elif pipeline.config.prompt == STANDARD_INPUT:
+        converse(pipeline)
     else:
         ask_one(pipeline)
 
 
-GENERATE = Command("scripts.generate", main)
+GENERATE = Command("scripts.generate", main, fill=with_question)

@@ -128,8 +128,13 @@ def _place(asked: Words, argv: Words, config: RunConfig) -> Path:
     times = str(config.cluster) if config.cluster else _machine()
     about = json.dumps([sorted(asked), times, code_version(), files])
     digest = hashlib.sha256(about.encode()).hexdigest()[:16]
+    return cache_folder() / f"auto-{digest}.json"
+
+
+def cache_folder() -> Path:
+    """Return the project's folder in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "flowspec" / f"auto-{digest}.json"
+    return Path(cache) / "flowspec"
 
 
 def _machine() -> list[str]:

@@ -70,6 +70,11 @@ class Generation:
         return self._settled.tree
 
     @property
+    def segments_under_way(self) -> list[tuple[frozenset[int], float]]:
+        """The nodes of each segment in flight, with the share of its way through the stages that it has gone."""
+        return self._settled.segments_under_way
+
+    @property
     def accepted(self) -> int:
         """The number of tokens of the answer so far that were guesses in flight."""
         first = self.answer.prompt_tokens
@@ -212,14 +217,16 @@ class Pipeline:
         """
         return self._generation(prompt, options, self.decoder.stream)
 
-    def submit(self, prompt: Prompt, waits: bool = True, **options: Any) -> Generation:
+    def submit(self, prompt: Prompt, waits: bool = True, decoder: Decoder | None = None, **options: Any) -> Generation:
         """Like `stream`, for an answer that begins at once, or as soon as there is a place for it.
 
         Up to `max_requests` answers are generated at once. Reading one of them advances all of them. Unless it
         `waits`, its pieces are empty until tokens settle, and `turn` advances all. The option `priority`, above 0 and 1
-        by default, weights its guesses and decides which request begins first.
+        by default, weights its guesses and decides which request begins first. `decoder` replaces the pipeline's own,
+        as one of `decoder_for`.
         """
-        return self._generation(prompt, options, partial(self.decoder.submit, waits=waits))
+        submit = (decoder or self.decoder).submit
+        return self._generation(prompt, options, partial(submit, waits=waits))
 
     def turn(self) -> None:
         """Advance all submitted requests, or wait until one of them can advance. Raises PeerLost."""
@@ -254,13 +261,17 @@ class Pipeline:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
-        config = replace(self.config, **_answer_values(options))
+        config = self.answer_config(options)
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         grammar = self.grammar(guide) if isinstance(guide, Guide) else guide
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo, grammar=grammar)
         answer, settled = decode(request)
         reader = AnswerReader(self.text, stops) if self.text else None
         return Generation(answer, settled, reader, self.rank.trace)
+
+    def answer_config(self, options: Mapping[str, Any]) -> RunConfig:
+        """Return the configuration of an answer with these options; raises ValueError for impossible ones."""
+        return replace(self.config, **_answer_values(options))
 
     def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
         """Return a prompt as token ids, formatted by `template`, which may read `variables` in addition to messages.
@@ -387,6 +398,12 @@ class Pipeline:
     def segment_rows(self) -> int:
         """The number of rows that a segment should hold, measured by a few passes through the pipeline."""
         return segment_rows(self.ring, self.spec.context)
+
+    @property
+    def plain_rate(self) -> tuple[float, bool]:
+        """Tokens per second of plain decoding, and whether they were measured; else estimated from a round trip."""
+        measured = self.ring.pacing.fallback.measured_rate
+        return measured or 1 / max(self.round_trip, 1e-9), bool(measured)
 
     @cached_property
     def round_trip(self) -> float:

@@ -32,6 +32,7 @@ from launch.folder import RENDEZVOUS, Folder, private_folder
 from pipeline.failure import FILES, SPACE, explain, first_loss, limited, noted
 
 HUNG = "hung/{}"  # in the store: how often rank 0 has found a rank hung; the server then kills it
+CTRL_C = "ctrl_c"  # in the store: set while rank 0 handles Ctrl-C itself
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it must not outlive
 INTERFACE = "GLOO_SOCKET_IFNAME"  # in the environment: where gloo listens
 GRACE = 3  # seconds for a rank to end by itself, before it is killed
@@ -164,7 +165,7 @@ def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
     If the run `recovers`, any rank but 0 is started again when it is killed.
     """
     allow_files(world)
-    with private_folder() as folder, _noting_stops() as stops:
+    with private_folder() as folder, _noting_stops(folder) as stops:
         ranks = start_ranks(command, folder, world, range(world), range(1, world) if recovers else ())
         ended = _await(ranks, stops)
         loss = noted(Folder(folder))
@@ -176,13 +177,18 @@ def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
 
 
 @contextmanager
-def _noting_stops() -> Iterator[list[int]]:
+def _noting_stops(folder: str) -> Iterator[list[int]]:
     """Yield a list to which signals that ask this process to end are added. After one of them Ctrl-C is ignored."""
     stops: list[int] = []
     before = {number: signal.getsignal(number) for number in STOPS}
+
+    def note_stop(number: int, frame: object) -> None:
+        if number != signal.SIGINT or not Folder(folder).add(CTRL_C, 0):
+            stops.append(number)
+
     for number, handler in before.items():
         if number != signal.SIGHUP or handler != signal.SIG_IGN:  # under nohup SIGHUP stays ignored
-            signal.signal(number, lambda number, frame: stops.append(number))
+            signal.signal(number, note_stop)
     try:
         yield stops
     finally:
@@ -256,6 +262,12 @@ def _death(rank: int, number: int) -> str:
 def launched() -> bool:
     """Whether `start_ranks` has started this rank; then the launcher reports the losses of its ranks."""
     return RENDEZVOUS in os.environ
+
+
+def keep_ctrl_c() -> None:
+    """Let this rank alone, without its launcher, handle Ctrl-C from now on."""
+    if launched():
+        Folder(os.environ[RENDEZVOUS]).add(CTRL_C, 1)
 
 
 def note(loss: str) -> None:

@@ -38,13 +38,15 @@ class Command:
     """A command that uses a live pipeline.
 
     Each rank runs `module`, with its first words; rank 0 calls `main`. A command with keys of its own gives their class
-    as `kind`; `main` then receives them as `own`, after the pipeline. `trace` receives the keys of any command.
+    as `kind`; `main` then receives them as `own`, after the pipeline. `trace` receives the keys of any command. `fill`
+    adds defaults of its own to the typed words.
     """
 
     module: str
     main: Callable[..., None]
     kind: type[CommandKeys] | None = None
     trace: Callable[..., NoTrace] | None = None  # creates a rank's trace from keys, number and clock; None: by trace=
+    fill: Callable[[Sequence[str]], Sequence[str]] | None = None
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
@@ -65,7 +67,8 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         if name in os.environ and not launched():
             raise ValueError(f"{name}={os.environ[name]} in the environment was not set by FlowSpec: unset it, or "
                              "start this without torchrun, since it starts its ranks itself")
-    resolved = resolve(argv, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
+    typed_words = command.fill(argv) if command.fill else argv
+    resolved = resolve(typed_words, command.kind, os.environ.get(TYPED_AS, "bash run_pipe.sh"))
     keys, config = resolved.keys, resolved.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
     board = find_board(config, os.environ)

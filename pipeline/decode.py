@@ -97,6 +97,11 @@ class Answer:
         return self.new_tokens / max(self.seconds, 1e-9)
 
     @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first token."""
+        return (self.new_tokens - 1) / max(self.decode_seconds, 1e-9)
+
+    @property
     def mean_accepted_length(self) -> float:
         """Tokens per target pass, the target's own included (EAGLE's tau), without the token of the prefill."""
         if not self.target_passes:
@@ -229,6 +234,15 @@ class Settled:
     def ready(self) -> bool:
         """Whether the next tokens, or the end of the stream, can be read without advancing any request."""
         return bool(self._decoding.settled) or self._decoding.ended
+
+    @property
+    def segments_under_way(self) -> list[tuple[frozenset[int], float]]:
+        """The nodes of each segment in flight, the oldest first, with the share of its way that it has probably gone.
+
+        Segments of several requests that travel together count as one.
+        """
+        ring = self._decoder.ring
+        return ring.pacing.first_stage.whereabouts(ring.clock.now())
 
     def begin(self) -> None:
         if not self._begun:

@@ -123,6 +123,16 @@ class FirstStage:
             segment.ends_at = max(segment.begins_at, now) if is_given_up else segment.begins_at + stage_seconds
             free_at = segment.ends_at
 
+    def whereabouts(self, now: float) -> list[tuple[frozenset[int], float]]:
+        """Return each segment in flight, the oldest first, with the share of its way that it has probably gone."""
+        shares = []
+        for segment in self._in_flight:
+            stage_seconds = segment.ends_at - segment.begins_at
+            round_trip = self._mean_round_trip or stage_seconds / self._share or math.inf
+            passed = (now - segment.begins_at) / round_trip
+            shares.append((segment.nodes, min(max(passed, 0.0), 1.0)))
+        return shares
+
     @property
     def free_at(self) -> float:
         """Time at which all segments have left the stage."""
@@ -492,6 +502,7 @@ class Fallback:
 
     def __init__(self) -> None:
         self.guesses = True
+        self._is_measured = False  # whether the rate without guesses comes from tokens of answers, not from the start
         self._autoregressive_rate, self._guessing_rate = TokenRate(), TokenRate()
         self._lead = 0.0  # tokens by which guessing is ahead of autoregressive decoding, at most 0
         self._tokens_behind = 0  # settled since `_lead` was 0
@@ -508,6 +519,11 @@ class Fallback:
         self._last_settled_at = None
         if autoregressive_seconds and not self._autoregressive_rate.mean:
             self._autoregressive_rate.add(1, autoregressive_seconds)
+
+    @property
+    def measured_rate(self) -> float:
+        """Tokens per second without guesses, by the rounds of a rest; 0 before the first one."""
+        return self._autoregressive_rate.mean if self._is_measured else 0.0
 
     def settled(self, num_tokens: int, now: float) -> None:
         """Add settled tokens of the single request."""
@@ -538,6 +554,7 @@ class Fallback:
         """Guess again after the rest, or as soon as autoregressive decoding proves slower."""
         if self._num_tokens <= DRAIN_TOKENS + num_tokens:
             self._autoregressive_rate = TokenRate()
+            self._is_measured = True
         self._autoregressive_rate.add(num_tokens, seconds)
 
         is_measured = self._num_tokens >= MIN_RATE_TOKENS

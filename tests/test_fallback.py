@@ -78,6 +78,13 @@ def test_a_machine_on_which_everything_gets_slower_guesses_again_at_once():
     assert fallback.guesses
 
 
+def test_the_rate_of_plain_decoding_is_measured_by_plain_rounds_once_there_are_any():
+    fallback = opened()
+    assert fallback.measured_rate == 0
+    settle(fallback, 40, 2.0)
+    assert not fallback.guesses and fallback.measured_rate == pytest.approx(1.0)
+
+
 def test_nothing_is_weighed_before_plain_decoding_was_measured_nor_across_requests():
     ways, _ = settle(opened(plain=0.0), 100, 50.0)
     assert all(ways)
@@ -124,6 +131,6 @@ def test_where_rows_cost_much_every_method_is_about_as_fast_as_plain_decoding(tm
         for name, decoder in bench.decoders_of(pipeline, ("ar", "continuous", "streaming")).items():
             answer = decoder.complete(bench.request(pipeline, "What does a baker do?"))
             speeds[name] = answer.tokens_per_second
-            shown = f"decoded plainly       {answer.plain_tokens} tokens" in table([answer])
+            shown = f"Guessing rested for {answer.plain_tokens} of the {answer.new_tokens} tokens" in table([answer])
             assert shown == (answer.plain_tokens > 100) == (name != "ar")
     assert min(speeds.values()) >= 0.95 * speeds["ar"]

@@ -43,6 +43,15 @@ def test_a_segment_takes_its_share_of_the_time_after_which_such_a_one_came_back(
     assert stage.ready_at == pytest.approx(22.0 - EARLY_SHARE * 2.0)
 
 
+def test_where_a_segment_is_follows_from_its_round_trip():
+    stage = taught({2: 1.0})  # so that a round trip takes four seconds
+    stage.send([1, 2], 5000.0)
+    stage.send([3, 4], 5000.0)
+    assert stage.whereabouts(5000.0) == [(frozenset({1, 2}), 0.0), (frozenset({3, 4}), 0.0)]
+    assert stage.whereabouts(5003.0) == [(frozenset({1, 2}), 0.75), (frozenset({3, 4}), 0.5)]
+    assert [share for _, share in stage.whereabouts(6000.0)] == [1.0, 1.0]
+
+
 def test_segments_follow_each_other_through_the_stage():
     stage = taught({2: 1.0})
     for i in range(3):

@@ -1,0 +1,196 @@
+"""Questions from standard input: a pipe, a file, or a conversation on a terminal."""
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from config.keys import is_question
+from config.presets import ROOT
+from launch.conversation import Conversation, with_question
+from launch.pipeline import Pipeline
+from tests.checkpoints import refused
+from tests.saved import SLOW, here
+
+QUESTION = "What does a baker do?"
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("word, expected", [
+    (QUESTION, True), ("What is 1+1=?", True), ("prompt=What is it?", False), ("toy", False), ("temperature =1", False),
+    ("", False), (" ", False)])
+def test_a_word_with_spaces_before_any_equals_sign_is_a_question(word, expected):
+    assert is_question(word) == expected
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    """Sets what standard input is, and its content."""
+    def offer(kind, content=b""):
+        reader, writer = os.pipe()
+        os.write(writer, content)
+        os.close(writer)
+        monkeypatch.setattr("sys.stdin", os.fdopen(reader))
+        if kind != "pipe":
+            monkeypatch.setattr("launch.conversation.input_kind", lambda: kind)
+    return offer
+
+
+def test_a_pipe_holds_the_question_unless_there_is_one(offered):
+    offered("pipe", b"  What does\na baker do?\n")
+    assert with_question(["toy", "seed=1"]) == ["toy", "seed=1", "prompt=What does\na baker do?"]
+    offered("pipe", b"another")
+    for word in ("prompt=abc", "prompt_ids=1", "question_file=x"):
+        assert with_question(["toy", word]) == ["toy", word]
+    assert with_question([QUESTION, "toy"]) == ["toy", f"prompt={QUESTION}"]
+    assert with_question(["demo"]) == ["demo"]
+    assert with_question(["toy", "prompt=-"]) == ["toy", "prompt=another"]
+
+
+def test_without_a_terminal_and_a_text_the_question_is_the_default_one(offered):
+    offered("pipe", b"a\0b")
+    with refused("standard input is no question"):
+        with_question(["toy"])
+    offered("pipe", b" \n")
+    assert with_question(["toy"]) == ["toy"]
+    offered("")
+    assert with_question(["toy"]) == ["toy"]
+    with refused("reads the question from standard input, which is empty"):
+        with_question(["toy", "prompt=-"])
+
+
+def test_a_terminal_without_a_question_gives_a_conversation(offered):
+    offered("terminal")
+    assert with_question(["toy"]) == ["toy", "prompt=-", "reuse=true"]
+    assert with_question(["toy", "reuse=false"]) == ["toy", "reuse=false", "prompt=-"]
+    assert with_question(["toy", "hosts=x"]) == ["toy", "hosts=x", "prompt=-"]
+    assert with_question(["demo"]) == ["demo"] and with_question(["--help"]) == ["--help"]
+
+
+def test_the_question_of_a_pipe_is_answered(offered, saved, capsys):
+    words = [f"model_dir={saved / '0+2+2'}", "template=none", "max_new_tokens=4", "ignore_eos=true"]
+    assert here(*words, "prompt=abc") == 0
+    expected = capsys.readouterr().out.split("\n\n")[:2]
+    offered("pipe", b"abc\n")
+    assert here(*words) == 0
+    assert capsys.readouterr().out.split("\n\n")[:2] == expected
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def pipeline(saved):
+    with Pipeline.open(model_dir=str(saved / "0+2+2"), processes=False, dtype="float64", template="none",
+                       max_new_tokens=6, ignore_eos=True) as opened:
+        yield opened
+
+
+def test_a_conversation_answers_after_all_earlier_texts_with_the_options_that_were_set(pipeline, capsys):
+    conversation = Conversation(pipeline)
+    for line in ("abc", "/set temperature=0.5", "/set seed = 3", "def", "", "/tree", "/help"):
+        assert conversation.take(line)
+    first = pipeline.generate("abc").text
+    second = pipeline.generate(["abc", first, "def"], temperature=0.5, seed=3).text
+    assert conversation.texts == ["abc", first, "def", second]
+    printed = capsys.readouterr().out
+    assert first in printed and second in printed
+    assert "temperature=0.5, top_p=1.0, top_k=0, seed=3, max_new_tokens=6" in printed
+    assert conversation.shows_tree
+    assert conversation.take("/new") and conversation.texts == []
+    assert not conversation.take("/exit")
+
+
+@pytest.mark.parametrize("line, sentence", [
+    ("/set temprature=1", "did you mean temperature?"), ("/set temperature=-1", "temperature=-1.0 is not possible"),
+    ("/set stages=2", "is the same for all answers"), ("/nothing", "there is no command /nothing"),
+    ("x " * 4000, "shorten the prompt")])
+def test_a_mistake_is_one_sentence_and_changes_nothing(pipeline, capsys, line, sentence):
+    conversation = Conversation(pipeline)
+    assert conversation.take(line)
+    assert sentence in capsys.readouterr().out
+    assert conversation.texts == [] and conversation.options == {}
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------------------
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        self.number, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.generate", *words], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
+            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**os.environ, "TERM": "xterm", **environment})
+        os.close(theirs)
+        self.shown = ""
+
+    def press(self, keys: str) -> None:
+        os.write(self.number, keys.encode())
+
+    def see(self, pattern: str) -> re.Match[str]:
+        """Read until the screen shows this after what was seen before."""
+        while not (match := re.search(pattern, self.shown, re.S)):
+            assert select.select([self.number], [], [], 60 * SLOW)[0], self.shown
+            self.shown += os.read(self.number, 4096).decode(errors="replace").replace("\r", "")
+        self.shown = self.shown[match.end():]
+        return match
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        os.close(self.number)
+
+
+@pytest.fixture
+def terminal(saved, tmp_path):
+    opened = []
+
+    def start(*words):
+        opened.append(Terminal(f"model_dir={saved / '0+2+2'}", "template=none", "dtype=float64", "ignore_eos=true",
+                               "profile=jetson-7b", *words, XDG_CACHE_HOME=str(tmp_path)))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_a_person_asks_stops_an_answer_with_ctrl_c_and_ends_with_ctrl_d(terminal, tmp_path):
+    window = terminal("max_new_tokens=4")
+    window.see("Emulated in real time: five Jetson boards.*Ctrl-D ends.*> ")
+    window.press("abc\r")
+    window.see(r"  4 tokens, \d of them guessed in advance, [\d.]+ tokens/s \(emulated\)\n\n> ")
+    window.press("/set max_new_tokens=400\r")
+    window.see("max_new_tokens=400\n> ")
+    window.press("/tree\rabc\r")
+    window.see("stage 2 ")
+    window.press("\x03")
+    window.see(r"\(emulated\), stopped\n\n> ")
+    window.press("\x03")
+    window.see("> ")
+    window.press("\x04")
+    assert window.process.wait(60 * SLOW) == 0
+    history = (tmp_path / "flowspec" / "history").read_text().splitlines()
+    assert history == ["abc", "/set max_new_tokens=400", "/tree", "abc"]
+
+
+def test_the_demo_ends_with_a_comparison_in_one_line(terminal):
+    window = terminal("prompt=abc", "live=true", "max_new_tokens=12")
+    window.see("Emulated in real time.*abc.*stage 2 .*became text.*12 tokens")
+    line = window.see(r"\nWith guesses ([\d.]+) tokens/s, by plain decoding ([\d.]+) \(measured, emulated\): [\d.]+ "
+                      "times as fast, and the same text.\n")
+    assert float(line[1]) > 0 and float(line[2]) > 0
+    assert window.process.wait(60 * SLOW) == 0
