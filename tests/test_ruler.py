@@ -15,12 +15,12 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 19_573,
+    "config": 19_740,
     "model": 57_216,
-    "pipeline": 26_469,
+    "pipeline": 26_666,
     "tp": 5_790,
     "sim": 7_749,
-    "launch": 45_455,
+    "launch": 50_296,
     "eval": 39_627,
     "serve": 18_054,
     "eval/dsi": 15_936,
