@@ -334,7 +334,11 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
     rank_0, *others = (Rank(*each, busy=busy) for each in connected)
     with torch_as_it_was():
         threads = [guarded(f"rank {rank.spec.part.rank}", rank.serve, failed) for rank in others]
-        yield rank_0
+        try:
+            yield rank_0
+        except BaseException:  # the others wait for messages that do not come
+            wires[0].each(lambda link: link.fail(PeerLost("rank 0 has ended early")))
+            raise
         for thread in threads:
             thread.join()
         for own, trace in zip(wires, traces):

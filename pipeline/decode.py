@@ -401,13 +401,17 @@ class Decoder:
     # --- requests in turn ---------------------------------------------------------------------------------------------
 
     def add(self, decoding: Decoding) -> None:
-        """Start a request as soon as a place is free."""
+        """Start a request as soon as a place is free. Raises RuntimeError if the pipeline is closed."""
+        self._check_open()
         self.waiting.append(decoding)
         self._admit()
 
     def remove(self, decoding: Decoding) -> None:
         """End a request in any state. After the last request, wait until the stages have forgotten all."""
         decoding.ended = True
+        if self.ring.stopped:  # the stages have ended, and nothing comes back
+            return
+
         if decoding in self.waiting:
             self.waiting.remove(decoding)
         if decoding in self.running:
@@ -419,10 +423,15 @@ class Decoder:
         """Advance the requests, or wait until one can advance, at most until `until` on the ring's clock.
 
         Returned segments are verified first. Then all requests may send, in common messages, and networks read for all
-        of them in one pass.
+        of them in one pass. Raises RuntimeError if the pipeline is closed.
         """
+        self._check_open()
         with self.ring.meter:
             self._with_recovery(partial(self._turn, until))
+
+    def _check_open(self) -> None:
+        if self.ring.stopped:
+            raise RuntimeError("the pipeline is closed, so this answer cannot continue: read answers inside its with")
 
     def _with_recovery(self, step: Callable[[], None]) -> None:
         """Run a step. After a loss reconnect all ranks and restart the requests, or raise PeerLost."""

@@ -7,6 +7,7 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Callable
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from launch.split.write import Layout, split
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.failure import PeerLost
+from tests.saved import wait_until
+from tp.group import ThreadGroup
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
 NEW = 12
@@ -101,6 +104,70 @@ def test_a_rank_that_is_lost_ends_an_answer_by_its_name_and_closing_is_quiet(opt
                 pass
 
 
+def in_time(work: Callable[[], None]) -> None:
+    """Do this work in a thread; an endless wait becomes an error."""
+    failures: list[BaseException] = []
+
+    def guarded_work() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=guarded_work, daemon=True)
+    thread.start()
+    thread.join(120)
+    assert not thread.is_alive(), "it waits without end"
+    if failures:
+        raise failures[0]
+
+
+CLOSED = [{"pipeline_type": "streaming"}, {"pipeline_type": "dsi"}, {"pipeline_type": "tp", "tp": 2}]
+
+
+@pytest.mark.parametrize("start", CLOSED, ids=str)
+def test_an_answer_that_is_read_or_closed_after_the_pipeline_ends_at_once(pipeline_of, start):
+    def leave_in_the_middle() -> None:
+        answers = []
+        with pytest.raises(ZeroDivisionError), pipeline_of({**start, "processes": False}) as pipeline:
+            answers += [pipeline.stream(PROMPT), pipeline.submit(PROMPT), pipeline.submit(PROMPT)]
+            answers += [pipeline.submit(PROMPT), pipeline.stream(PROMPT)]
+            next(answers[0])
+            next(answers[1])
+            raise ZeroDivisionError
+        for answer in answers[:-1]:
+            with pytest.raises((RuntimeError, StopIteration)):
+                while True:
+                    next(answer)
+        answers[-1].close()
+
+    in_time(leave_in_the_middle)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken")], ids=repr)
+@pytest.mark.parametrize("name", ["tp", "galaxy"])
+def test_an_error_in_the_middle_of_a_shared_layer_ends_the_members(pipeline_of, monkeypatch, name, error):
+    operation = "all_reduce" if name == "tp" else "recv"
+    whole, calls = getattr(ThreadGroup, operation), []
+
+    def fails_once(group: ThreadGroup, x: torch.Tensor) -> object:
+        calls.append(group.member)
+        if len(calls) > 20 and group.member == 0 and error not in calls:
+            calls.append(error)
+            raise error
+        return whole(group, x)
+
+    def close_after_the_error() -> None:
+        before = threading.active_count()
+        start = {"pipeline_type": name, "tp": 2, "processes": False}
+        with pytest.raises(type(error)), pipeline_of(start) as pipeline:
+            monkeypatch.setattr(ThreadGroup, operation, fails_once)
+            pipeline.generate(PROMPT)
+        assert error in calls and wait_until(lambda: threading.active_count() <= before, 60)
+
+    in_time(close_after_the_error)
+
+
 def worker_of(rank: int) -> int:
     """The process that is this rank of the pipeline of this program."""
     server, = processes.started
@@ -140,7 +207,8 @@ def pipeline_of(options, tmp_path):
         if "tp" in start:
             saved = Path(options["model_dir"]).parent
             given["model_dir"] = str(tmp_path / "shared")
-            split(saved / "base", tmp_path / "shared", "0+2+2", saved / "head", progress=False,
+            stages = "" if "pipeline_type" in start else "0+2+2"
+            split(saved / "base", tmp_path / "shared", stages, saved / "head", progress=False,
                   layout=Layout(shares=(1, 1)))
         return Pipeline.open(**given)
     return opened

@@ -9,9 +9,10 @@ from bisect import bisect
 from collections import deque
 from dataclasses import dataclass
 from itertools import chain
-from typing import Sequence
+from typing import Any, Sequence
 
 from model.weights.split import placements
+from pipeline.failure import PeerLost, explain
 from pipeline.messages import Message, Prune
 from pipeline.stage import Stage
 from pipeline.transport import Link, Peers, StageLink
@@ -103,7 +104,7 @@ class Loop:
     The stage computes during `send`, so the answer is available at once.
     """
 
-    def __init__(self, stage: Stage, fan: Link | None) -> None:
+    def __init__(self, stage: Stage, fan: Any) -> None:
         self._stage, self._fan = stage, fan
         self._answers: deque[Message] = deque()
 
@@ -114,7 +115,12 @@ class Loop:
     def send(self, msg: Message) -> None:
         if self._fan is not None:
             self._fan.send(msg)
-        answer = self._stage.apply(msg)
+        try:
+            answer = self._stage.apply(msg)
+        except BaseException as error:
+            if self._fan is not None:  # the members wait in the middle of the stage, where no message reaches them
+                self._fan.fail(PeerLost(f"rank 0 failed: {explain(error)}"))
+            raise
         if answer is not None:
             self._answers.append(answer)
 
