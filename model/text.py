@@ -110,6 +110,14 @@ def own_template(folder: Name, file: str = "") -> str:
     return "\n".join(words).strip()
 
 
+class TemplateError(ValueError):
+    """A failure of a tokenizer's own template; `why` is the template's message."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class Text:
     """The tokenizer and the conversation templates of one model.
 
@@ -236,8 +244,8 @@ class Text:
             talk = [self._in_content_form(message) for message in messages]
             return self._sandbox.call(PATIENCE, talk, dict(variables))
         except Exception as error:  # untrusted code may raise anything
-            raise ValueError(f"the chat template of the tokenizer in {self.folder} fails ({shown(error)}); "
-                             f"{OTHERS}, or mend it") from error
+            raise TemplateError(f"the chat template of the tokenizer in {self.folder} fails ({shown(error)}); "
+                                f"{OTHERS}, or mend it", one_line(reason(error)[:200])) from error
 
     def _in_content_form(self, message: MessageDict) -> dict[str, Any]:
         """Return a message with its content as the template reads it: a text, or a list with one part."""

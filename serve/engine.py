@@ -270,6 +270,8 @@ class Engine(RequestLoop):
         outcome = "cancelled"
         if isinstance(end, Generation):
             end, outcome = self._count_answer(end, time.monotonic() - job.came), "answered"
+            if job.choice.prompt_only:
+                end = end._replace(finish_reason="length", stopped="", completion=0, accepted=0, rejected=0)
         elif isinstance(end, Refused):
             outcome = "lost" if end.status == UNAVAILABLE else "refused"
         elif isinstance(end, ValueError):

@@ -12,7 +12,7 @@ import secrets
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
+from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,6 +23,7 @@ from config.schema.untrusted import one_line, parse_object, short_repr
 from launch.pipeline import Prompt
 from model.grammar import Guide
 from model.text import own_template, taken_variables
+from serve.fields import unsupported_field
 from serve.tools import CallFormat, calls_of, dialect_of
 
 MOST_CHOICES = 16  # choices of one request: prompts times n
@@ -38,18 +39,12 @@ Renamed = Callable[[Facts], Facts]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # validated up to the first error: there may be a million
 CHOOSING = tuple(key for key in SAMPLING if key in RANGES)  # numbers, unlike the biases
 MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and the largest value
+UNLIMITED = -1  # in the place of a number of tokens: as many as fit
+TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")  # the first that is given counts
 NUMBERS = {  # field -> its range
     **{name: RANGES[name] for name in CHOOSING},
-    **dict.fromkeys(("max_tokens", "max_completion_tokens"), RANGES["max_new_tokens"]),
+    **dict.fromkeys(TOKEN_LIMITS, RANGES["max_new_tokens"]),
     "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
-# Unsupported fields that would change the answer. Values that are 0 or empty change nothing …
-REFUSED = """
-    functions function_call repeat_penalty best_of suffix modalities audio prediction
-    web_search_options min_tokens images stop_token_ids use_beam_search""".split()
-HARMLESS: dict[str, Sequence[Any]] = {  # … nor do these
-    "function_call": ("none", "auto"),
-    **dict.fromkeys(("repeat_penalty", "best_of"), (1,)),
-    "modalities": (["text"],)}
 
 
 class Refused(Exception):
@@ -73,7 +68,8 @@ class Choice(NamedTuple):
 
     `field` is the field of the prompt, `variables` are those of the template in addition to the messages, and `echo` is
     whether the answer begins with the prompt. `guide` is the grammar of the answer, and `guided_by` the field of that.
-    `dialect` is the format of tool calls in the answer, None if it cannot have any.
+    `dialect` is the format of tool calls in the answer, None if it cannot have any. A `prompt_only` answer ends with
+    the prompt.
     """
 
     prompt: Prompt
@@ -85,6 +81,7 @@ class Choice(NamedTuple):
     guide: Guide | None = None
     guided_by: str = ""
     dialect: CallFormat | None = None
+    prompt_only: bool = False
 
     @property
     def wants_logprobs(self) -> bool:
@@ -102,6 +99,24 @@ class Strict(BaseModel):
         if not isinstance(given, dict) or None not in given.values():
             return given
         return {name: value for name, value in given.items() if value is not None}
+
+
+def _whole(number: Any) -> Any:
+    """Return 8.0 as 8, since some clients know one type of numbers only."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _listed(content: Any) -> Any:
+    """Return a single object as a list of it."""
+    return [content] if isinstance(content, dict) else content
+
+
+def _unless_empty(text: Any) -> Any:
+    """Return None for an empty text, with which clients of llama.cpp leave a grammar out."""
+    return None if text == "" else text
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 class StreamOptions(Strict):
@@ -134,7 +149,7 @@ class ToolCall(Strict):
 
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Items[ContentPart] | None = None
+    content: Annotated[str | Items[ContentPart] | None, BeforeValidator(_listed)] = None
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: str = ""
     name: str = ""
@@ -183,40 +198,81 @@ class Schema(Strict):
 class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
+    schema_: Facts | None = Field(default=None, alias="schema")  # llama.cpp's form
 
     @property
     def guide(self) -> Guide | None:
         if self.type == "text":
             return None
-        if self.type == "json_schema" and self.json_schema is None:
+        schema = self.json_schema.schema_ if self.json_schema else self.schema_
+        if self.type == "json_schema" and schema is None:
             raise Refused("response_format.json_schema is missing: give it with a schema", "response_format")
-        return Guide.json_schema(self.json_schema.schema_ if self.json_schema else None)
+        return Guide.json_schema(schema)
+
+
+class StructuredOutputs(Strict):
+    """vLLM's present form of a grammar."""
+
+    json_: Facts | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Items[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    whitespace_pattern: Any = None
+    disable_additional_properties: bool = False
+
+    @property
+    def guide(self) -> Guide | None:
+        for name in ("structural_tag", "whitespace_pattern", "disable_additional_properties"):
+            if getattr(self, name):
+                raise Refused(f"structured_outputs.{name} is not supported: leave it out", "structured_outputs",
+                              "unsupported_parameter")
+        given = {"guided_json": self.json_, "guided_regex": self.regex, "guided_choice": self.choice,
+                 "guided_grammar": self.grammar}
+        guides = [GUIDES[name](value) for name, value in given.items() if value is not None]
+        guides += [Guide.json_schema()] if self.json_object else []
+        if len(guides) > 1:
+            raise Refused("structured_outputs has several grammars: give one of them", "structured_outputs")
+        return guides[0] if guides else None
+
+
+def _json_guide(schema: Facts | str) -> Guide:
+    return Guide("json_schema", schema) if isinstance(schema, str) else Guide.json_schema(schema)
+
+
+def _choice_guide(texts: list[str]) -> Guide:
+    if not texts:
+        raise Refused("the list of texts to choose from is empty: give some", "guided_choice")
+    return Guide("choice", json.dumps(texts))
 
 
 GUIDES: dict[str, Callable[[Any], Guide | None]] = {  # fields that name a grammar of the answer
     "response_format": lambda form: form.guide,
-    "guided_json": lambda given: Guide("json_schema", given) if isinstance(given, str) else Guide.json_schema(given),
-    "guided_regex": partial(Guide, "regex"),
-    "guided_choice": lambda texts: Guide("choice", json.dumps(texts)),
-    "guided_grammar": partial(Guide, "grammar")}
+    "structured_outputs": lambda form: form.guide,
+    **dict.fromkeys(("guided_json", "json_schema"), _json_guide),
+    "guided_choice": _choice_guide,
+    **dict.fromkeys(("guided_regex", "regex"), partial(Guide, "regex")),
+    **dict.fromkeys(("guided_grammar", "grammar", "ebnf"), partial(Guide, "grammar"))}
 
 
 class Body(Strict):
     """The fields that chats and completions share. Missing options are those with which the server was started."""
 
     model: str = ""
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
+    n_predict: Whole | None = None  # llama.cpp's name
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Annotated[int | None, BeforeValidator(lambda top: 0 if top == ALL else top)] = None
+    top_k: Annotated[Whole | None, BeforeValidator(lambda top: 0 if top == ALL else top)] = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] = {}
-    seed: int | None = None
-    n: int = 1
+    seed: Whole | None = None
+    n: Whole = 1
     stop: Annotated[Items[str] | None, BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -225,6 +281,12 @@ class Body(Strict):
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    json_schema: Facts | str | None = None  # of llama.cpp and SGLang, as the next
+    regex: Annotated[str | None, BeforeValidator(_unless_empty)] = None
+    ebnf: Annotated[str | None, BeforeValidator(_unless_empty)] = None
+    grammar: Annotated[str | None, BeforeValidator(_unless_empty)] = None
+    ignore_eos: bool | None = None
     user: str = ""
     flowspec_tree: bool = False  # FlowSpec's own: a stream also has `tree` events, which show the guesses
 
@@ -233,11 +295,24 @@ class Body(Strict):
         """The options of an answer that request log-probabilities."""
         raise NotImplementedError
 
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens of the answer: UNLIMITED, 0 for the prompt alone, or None if none is given."""
+        limits = [getattr(self, name) for name in TOKEN_LIMITS]
+        return next((limit for limit in limits if limit is not None), None)
+
+    @property
+    def other_limits(self) -> tuple[int, ...]:
+        """Numbers in the place of a limit that have a meaning of their own."""
+        return (UNLIMITED,)
+
     def options(self, config: RunConfig) -> list[Facts]:
         """Return the options of each of `n` answers, with consecutive seeds."""
         given = {key: getattr(self, key) for key in CHOOSING}
         given["logit_bias"] = ",".join(f"{token}:{value:.6f}" for token, value in self.logit_bias.items()) or None
-        given["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
+        limit = self.token_limit
+        given["max_new_tokens"] = config.max_length if limit == UNLIMITED else limit if limit is None else max(1, limit)
+        given["ignore_eos"] = self.ignore_eos
         options = {key: value for key, value in given.items() if value is not None}
         options.update(self.reported)
         if self.stop is not None:
@@ -251,8 +326,6 @@ class Body(Strict):
     @property
     def guides(self) -> dict[str, Guide]:
         """The grammars that the answer has to follow, by the field that names each."""
-        if self.guided_choice == []:
-            raise Refused("guided_choice is empty: give the texts to choose from", "guided_choice")
         given = {name: getattr(self, name) for name in GUIDES}
         found = {name: GUIDES[name](value) for name, value in given.items() if value is not None}
         return {name: guide for name, guide in found.items() if guide}
@@ -274,7 +347,9 @@ class Body(Strict):
         """Raise Refused for numbers out of range, invalid biases or stop texts, and several grammars."""
         for name, allowed in NUMBERS.items():
             value = getattr(self, name, None)
-            if value is not None and not allowed.holds(value):
+            if value is None or name in TOKEN_LIMITS and value in self.other_limits:
+                continue
+            if not allowed.holds(value):
                 raise Refused(f"{name}={short_repr(value)} is not possible: give {allowed.advice}", name)
         if self.seed is not None and not -SEEDS < self.seed < SEEDS:
             raise Refused(f"seed={short_repr(self.seed)} is not possible: give a number below 2 ** 64", "seed")
@@ -304,8 +379,9 @@ class Chat(Body):
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True  # whether forced calls may be several
     chat_template_kwargs: Facts = {}  # variables of a tokenizer's own template
+    echo: bool = False  # vLLM's, which is not supported
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
 
     @property
     def reported(self) -> Facts:
@@ -313,6 +389,8 @@ class Chat(Body):
 
     def check(self) -> None:
         super().check()
+        if self.echo:
+            raise Refused("echo is of /v1/completions: leave it out", "echo", "unsupported_parameter")
         if self.top_logprobs and not self.logprobs:
             raise Refused("top_logprobs needs logprobs: add logprobs=true, or leave it out", "top_logprobs")
         if self.tools and self.logprobs:
@@ -380,7 +458,7 @@ class Completion(Body):
 
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
     echo: bool = False
-    logprobs: int | None = None  # number of likeliest tokens to report
+    logprobs: Whole | None = None  # number of likeliest tokens to report
 
     @property
     def reported(self) -> Facts:
@@ -398,7 +476,12 @@ class Completion(Body):
                           f"most {MOST_CHOICES}", "prompt")
         if not all(self.prompts):
             raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
-        return [Choice(prompt, "none", echo=self.echo) for prompt in self.prompts]
+        prompt_only = self.token_limit == 0
+        return [Choice(prompt, "none", echo=self.echo, prompt_only=prompt_only) for prompt in self.prompts]
+
+    @property
+    def other_limits(self) -> tuple[int, ...]:
+        return (UNLIMITED, 0) if self.echo else (UNLIMITED,)
 
 
 class ToTokenize(Chat):
@@ -430,9 +513,9 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
     try:
         found = parse_object(data, "the body", "send one JSON object")
         given = renamed({name: value for name, value in found.items() if value is not None})
-        for name in REFUSED:
-            if given.get(name) and given[name] not in HARMLESS.get(name, ()):
-                raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
+        name = unsupported_field(given)
+        if name:
+            raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
         body = kind.model_validate(given)
         body.check()
         return body

@@ -9,7 +9,7 @@ from typing import Iterable, Iterator, NamedTuple, Sequence
 
 from launch.pipeline import Generation, Pipeline
 from model.sample import Logprob
-from model.text import Stream, Text, TokenText, TokenTexts
+from model.text import Stream, TemplateError, Text, TokenText, TokenTexts
 from model.tree import TokenTree
 from serve.protocol import Choice, Facts, Refused
 
@@ -66,6 +66,7 @@ class Pieces:
                              "leave out echo and logprobs, or start it without prompt_ids")
         self._ids = ids
         self._echo = ""
+        self._prompt_only = choice.prompt_only
         if choice.echo and text is not None:
             self._echo = choice.prompt if isinstance(choice.prompt, str) else text.decode(ids)
         self._length = len(self._echo)  # number of characters sent
@@ -79,6 +80,8 @@ class Pieces:
         if self._echo:
             yield Piece(self._echo, self._prompt(generation.answer.prompt_logprobs))
             self._echo = ""
+        if self._prompt_only:
+            return
         self._length += len(text)
         if text:
             yield Piece(text, self._tokens(generation.answer.logprobs))
@@ -112,7 +115,11 @@ def prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
     characters = sum(map(len, texts))
     if text is not None and characters > pipeline.spec.context * _longest(text):
         raise _too_long(f"{characters} characters", choice, pipeline)
-    return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
+    try:
+        return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
+    except TemplateError as error:
+        message = f"this model's chat template does not take these messages ({error.why}): change them"
+        raise Refused(message, choice.field) from None
 
 
 def checked_prompt_ids(choice: Choice, pipeline: Pipeline) -> list[int]:

@@ -135,6 +135,12 @@ class CallReader:
 
     def _call(self) -> Iterator[Part | None]:
         """Yield a call after its opening, or its text if it is no call."""
+        while not self._held.strip():
+            yield None
+        if not self._held.lstrip().startswith("{"):  # the opening is only mentioned
+            self._spoken = True
+            yield self._dialect.opening
+            return
         while not (head := HEAD.match(self._held)) and self._end_of_call() < 0:
             yield None
         self._unclear, self._spoken = None, False
@@ -151,8 +157,8 @@ class CallReader:
 
     def _end_of_call(self) -> int:
         """Return where a call ends, before its closing; -1 if it does not end yet."""
-        closing = self._dialect.closing
-        return self._held.find(closing) if closing else Braces().end(self._held)
+        end = Braces().end(self._held)
+        return self._held.find(self._dialect.closing, end) if end >= 0 else end
 
     def _arguments(self) -> Iterator[Part | None]:
         """Yield the arguments up to their closing brace, and skip the closing of the call."""
@@ -200,5 +206,5 @@ def _call_in(body: str) -> list[Part]:
         return []
     if not name or not isinstance(name, str):
         return []
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
     return [CallPart(name), CallPart(arguments=text)]

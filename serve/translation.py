@@ -36,7 +36,7 @@ class Wording(NamedTuple):
         """Return the text of a string or of a list of text parts; raise Refused for anything else."""
         if isinstance(content, str):
             return content
-        parts = checked_items(content, place)
+        parts = checked_items([content] if isinstance(content, dict) else content, place)
         if not all(part.get("type") in self.texts and isinstance(part.get("text"), str) for part in parts):
             raise Refused(f"{place} has a {self.part} that is no text, which is not supported: send text only", place,
                           "unsupported_parameter")

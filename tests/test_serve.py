@@ -17,20 +17,24 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from config.cli import parse
+from config.run_config import RunConfig
 from config.serve_config import ServeConfig, is_loopback
 from launch.ask import GENERATE
 from launch.run import run
 from launch.split.write import split
+from model.grammar import Guide
 from scripts.serve import build, keyed, main
 from serve import running
 from serve.app import CLIENT_GONE, Server
 from serve.auth import Guard
 from serve.engine import Health
-from serve.protocol import HARMLESS, REFUSED
+from serve.fields import HARMLESS, REFUSED
+from serve.protocol import Chat, Refused, read_body
 from tests.forked import command
 from tests.saved import wait_until
 from tests.serving import QUESTION, Live, alive, live
 
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
 SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 40}
 
 
@@ -210,6 +214,77 @@ def test_what_is_wrong_or_not_supported_is_refused_by_its_field(server, fields, 
     error = got.json()["error"]
     assert (got.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
     assert len(error["message"].split()) > 3
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_field_of_another_server_that_changes_the_answer_is_refused_by_name(name):
+    with pytest.raises(Refused) as refused:
+        read_body(json.dumps({**CHAT, name: {"some": "value"}}).encode(), Chat)
+    assert (refused.value.param, refused.value.status) == (name, 400)
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "grammar": "root ::= \"b\""}, "grammar"),
+    ({"json_schema": 5}, "json_schema"), ({"n_predict": -2}, "n_predict"), ({"echo": True}, "echo"),
+    ({"response_format": {"type": "grammar", "grammar": "x"}}, "response_format.type")])
+def test_a_constraint_that_is_not_supported_is_refused_by_its_field(fields, param):
+    with pytest.raises(Refused) as refused:
+        read_body(json.dumps({**CHAT, **fields}).encode(), Chat)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(("fields", "guide"), [
+    ({"structured_outputs": {"json": {"type": "null"}}}, Guide.json_schema({"type": "null"})),
+    ({"structured_outputs": {"json": '{"type": "null"}', "disable_any_whitespace": True}},
+     Guide.json_schema({"type": "null"})),
+    ({"structured_outputs": {"regex": "a"}}, Guide("regex", "a")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, Guide("choice", '["a", "b"]')),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, Guide("grammar", 'start: "a"')),
+    ({"structured_outputs": {"json_object": True}}, Guide.json_schema()),
+    ({"structured_outputs": {"regex": None, "json_object": False}}, None), ({"grammar": ""}, None),
+    ({"grammar": 'root ::= "a"'}, Guide("grammar", 'root ::= "a"')), ({"regex": "a"}, Guide("regex", "a")),
+    ({"ebnf": 'root ::= "a"'}, Guide("grammar", 'root ::= "a"')),
+    ({"json_schema": {"type": "null"}}, Guide.json_schema({"type": "null"})),
+    ({"json_schema": '{"type": "null"}'}, Guide.json_schema({"type": "null"})),
+    ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, Guide.json_schema({"type": "null"})),
+    ({"response_format": {"type": "json_schema", "schema": {"type": "null"}}}, Guide.json_schema({"type": "null"}))])
+def test_a_grammar_in_the_field_of_another_server_is_the_same_grammar(fields, guide):
+    body = read_body(json.dumps({**CHAT, **fields}).encode(), Chat)
+    assert [*body.guides.values()] == ([guide] if guide else [])
+
+
+@pytest.mark.parametrize(("fields", "options"), [
+    ({"max_tokens": -1}, {"max_new_tokens": 2048}), ({"n_predict": -1}, {"max_new_tokens": 2048}),
+    ({"n_predict": 7}, {"max_new_tokens": 7}), ({"max_completion_tokens": 5, "max_tokens": 9}, {"max_new_tokens": 5}),
+    ({"max_tokens": 8.0, "seed": 3.0, "top_k": 4.0}, {"max_new_tokens": 8, "seed": 3, "top_k": 4}),
+    ({"ignore_eos": True}, {"ignore_eos": True}), ({"top_logprobs": 2.0, "logprobs": True}, {"logprobs": 2})])
+def test_numbers_mean_what_they_mean_to_other_servers(fields, options):
+    [found] = read_body(json.dumps({**CHAT, **fields}).encode(), Chat).options(RunConfig())
+    assert {name: found[name] for name in options} == options
+    assert all(type(found[name]) is type(value) for name, value in options.items())
+
+
+def test_a_single_part_is_a_content(server):
+    part = {"type": "text", "text": QUESTION}
+    chats = [server.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], max_tokens=5).json()
+             for content in (QUESTION, part, [part])]
+    assert len({str(chat["choices"]) for chat in chats}) == 1
+
+
+def test_an_echo_without_an_answer_is_the_prompt_with_its_log_probabilities(server):
+    fields = {"prompt": "One day a fox", "echo": True, "logprobs": 1}
+    got = server.post("/v1/completions", **fields, max_tokens=0).json()
+    [choice] = got["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("One day a fox", "length")
+    assert got["usage"]["completion_tokens"] == 0
+    [longer] = server.post("/v1/completions", **fields, max_tokens=1).json()["choices"]
+    count = got["usage"]["prompt_tokens"]
+    assert {name: values[:count] for name, values in longer["logprobs"].items()} == choice["logprobs"]
+    assert server.post("/v1/completions", prompt="One", max_tokens=0).json()["error"]["param"] == "max_tokens"
 
 
 def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(server):

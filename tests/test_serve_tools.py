@@ -9,7 +9,8 @@ import pytest
 from tests.serving import QUESTION, live
 
 pytest.importorskip("llguidance", reason="grammars need llguidance (serve/requirements.txt)")
-HERMES = """{% if tools %}Tools: {% for tool in tools %}{{ tool | tojson }} {% endfor %}
+HERMES = """{% if messages[0].content == "refuse" %}{{ raise_exception("no such role") }}{% endif -%}
+{% if tools %}Tools: {% for tool in tools %}{{ tool | tojson }} {% endfor %}
 Write <tool_call> JSON </tool_call>
 {% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
@@ -119,3 +120,9 @@ def test_llamas_form_is_written_and_read_too(tmp_path):
 def test_what_cannot_be_called_is_refused_by_its_field(server, fields, param):
     got = server.post("/v1/chat/completions", **{**ASKED, **fields})
     assert (got.status_code, got.json()["error"]["param"]) == (400, param), got.text
+
+
+def test_messages_that_the_template_does_not_take_are_the_clients_to_change(server):
+    got = server.post("/v1/chat/completions", messages=[{"role": "system", "content": "refuse"}, *MESSAGES])
+    assert (got.status_code, got.json()["error"]["message"]) == (
+        400, "this model's chat template does not take these messages (TemplateError: no such role): change them")
