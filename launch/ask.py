@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Dict, Tuple
@@ -19,7 +19,7 @@ from config.methods import METHODS
 from config.questions import Question, read
 from config.run_config import RunConfig
 from config.schema.untrusted import escaped
-from launch.console import say
+from launch.console import PatientStream, say
 from launch.conversation import STANDARD_INPUT, converse, with_question
 from launch.pipeline import Generation, Pipeline
 from launch.run import Command
@@ -163,8 +163,10 @@ def ask_many(pipeline: Pipeline) -> None:
 
     try:
         with ExitStack() as shown:
-            bar = shown.enter_context(tqdm(total=turns, unit="answer", file=sys.stderr))
-            below = partial(tqdm, unit="token", file=sys.stderr, leave=False, disable=config.max_requests == 1)
+            errors = PatientStream(sys.stderr)
+            whole_bar = tqdm(total=turns, unit="answer", file=errors)
+            bar = shown.enter_context(whole_bar)
+            below = partial(tqdm, unit="token", file=errors, leave=False, disable=config.max_requests == 1)
             bars = [shown.enter_context(below(position=1 + place)) for place in range(config.max_requests)]
             jobs = (_talk(pipeline, number, question, bars) for number, question in enumerate(asked))
             for place, answer, entry in concurrent(jobs, pipeline.decoder, config.max_requests):
@@ -207,6 +209,21 @@ def main(pipeline: Pipeline) -> None:
     positions, asked = pipeline.decoder.max_length, pipeline.config.max_length
     if positions < asked != RunConfig.max_length:
         say(f"max_length={asked} is more than the {positions} positions of the model, which prompt and answer share")
+    if not pipeline.config.output:
+        _answer(pipeline)
+        return
+
+    screen = PatientStream(sys.stdout)
+    with redirect_stdout(screen):
+        _answer(pipeline)
+    if isinstance(screen.failure, BrokenPipeError):
+        raise screen.failure
+    if screen.failure:
+        raise ValueError(f"standard output cannot be written ({screen.failure.strerror}): the answer is in "
+                         f"{pipeline.config.output}")
+
+
+def _answer(pipeline: Pipeline) -> None:
     if pipeline.config.question_file:
         ask_many(pipeline)
     elif pipeline.config.prompt == STANDARD_INPUT:

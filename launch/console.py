@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Sequence
+from typing import Any, Callable, NoReturn, Sequence, TypeVar
 
 from pipeline.failure import PeerLost, explain, foreseen
 
@@ -29,7 +29,34 @@ FREE = {b"scripts.doctor", b"scripts.timeline"}  # commands that need no package
 ENTERED = "FLOWSPEC_ENTERED"  # in the environment of a restarted command, which is restarted only once
 
 Words = Sequence[str]
+Result = TypeVar("Result")
 _pressed = -AT_ONCE * 1.0
+
+
+class PatientStream:
+    """A stream of text that stores the first error of writing in `failure`, so that the work goes on without it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.failure: OSError | None = None
+
+    def write(self, text: str) -> int:
+        return self._try(partial(self._stream.write, text), len(text))
+
+    def flush(self) -> None:
+        self._try(self._stream.flush, None)
+
+    def _try(self, act: Callable[[], Result], otherwise: Result) -> Result:
+        if self.failure:
+            return otherwise
+        try:
+            return act()
+        except OSError as error:
+            self.failure = error
+            return otherwise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 # --- the end of a command ---------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def _lead(rank_0: Rank, main: Main) -> int:
     code = 0
     try:
         main(pipeline)
-    except (SystemExit, ValueError, BrokenPipeError, KeyboardInterrupt) as error:
+    except (SystemExit, ValueError, OSError, KeyboardInterrupt) as error:
         code = ended_by(error, debug)
     try:
         pipeline.stop()

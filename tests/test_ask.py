@@ -1,10 +1,13 @@
 """What a person asks and where answers shall go: what is wrong is refused before a start, and no answer is lost."""
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -153,3 +156,51 @@ def test_run_tp_sh_speaks_of_its_own_key(words, message):
     done = subprocess.run(["bash", "tp/run_tp.sh", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith(f"flowspec: {message}")
     assert done.stderr.count("\n") == 1
+
+
+class BrokenStream(io.StringIO):
+    """A stream that can be written to for a few characters."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        if self.tell() + len(text) > 3:
+            raise self.error
+        return super().write(text)
+
+    def fileno(self) -> int:
+        return os.open(os.devnull, os.O_WRONLY)  # a file that may be replaced
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+GONE = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+@pytest.mark.parametrize(("error", "code"), [(FULL, 2), (GONE, 141)], ids=["full", "gone"])
+@pytest.mark.parametrize("several", [False, True], ids=["prompt", "questions"])
+def test_an_output_file_is_whole_though_nothing_can_be_printed(ask, tmp_path, monkeypatch, several, error, code):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"question_id": i, "turns": ["abc"]}) + "\n" for i in range(2)))
+    words = [f"question_file={questions}"] if several else []
+    assert ask(*words, f"output={tmp_path / 'right.json'}") == 0
+    errors = io.StringIO()
+    with monkeypatch.context() as context:
+        context.setattr(sys, "stdout", BrokenStream(error))
+        context.setattr(sys, "stderr", BrokenStream(error) if several else errors)
+        assert ask(*words, f"output={tmp_path / 'found.json'}") == code
+    if error is FULL and not several:
+        assert f"standard output cannot be written (No space left on device): the answer is in {tmp_path}" in (
+            errors.getvalue())
+    found, right = ([content] if isinstance(content, dict) else content for content in (
+        read_json_file(tmp_path / name) for name in ("found.json", "right.json")))
+    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in right]
+    assert len(found) == 1 + several
+
+
+def test_without_an_output_file_an_answer_that_cannot_be_printed_ends(ask, monkeypatch, capsys):
+    with monkeypatch.context() as context:
+        context.setattr(sys, "stdout", BrokenStream(FULL))
+        assert ask() == 2
+    assert capsys.readouterr().err.endswith("flowspec: [Errno 28] No space left on device\n")
