@@ -84,7 +84,7 @@ def typed(tmp_path_factory):
         patch.setattr(argparse.ArgumentParser, "parse_args", reading(argparse.ArgumentParser.parse_args))
         patch.setattr(subprocess, "run", reading(lambda words, **_: words[1:]))
         patch.setattr("signal.signal", lambda *_: None)
-        patch.setattr("launch.hub.fetch", lambda *_: ROOT / "toy" / "llama")  # without a network
+        patch.setattr("launch.hub.fetch", lambda *_, **__: ROOT / "toy" / "llama")  # without a network
         patch.setattr("tempfile.tempdir", str(clone))
         patch.chdir(clone)
         yield clone
