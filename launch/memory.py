@@ -161,7 +161,7 @@ def _rows(spec: RankSpec) -> int:
 
 def _rows_of_one(spec: RankSpec) -> int:
     tree = spec.config.tree
-    copied = replicas.MOST if spec.copies > 1 else 0
+    copied = replicas.MAX_SEGMENT_ROWS if spec.copies > 1 else 0
     guesses = tree.init.nodes * spec.trees_at_once
     return max(copied, tree.chunk, guesses + 1, spec.config.init_topk_pipedec, tree.run)
 

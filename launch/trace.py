@@ -69,7 +69,7 @@ def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:
     for span in spans:
         found.update(span.get("tokens", ()))
         found.update(span.get("answer", ()))
-        found.update(span.get("said", {}).values())
+        found.update(span.get("answers", {}).values())
         if "token" in span:
             found.add(span["token"])
     return found

@@ -18,12 +18,12 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.pacing import DEFAULT_OPTIONS, TargetOptions
-from pipeline.requests import RequestTarget, Ring, sent
+from pipeline.requests import RequestTarget, Ring, facts_of_sending
 from pipeline.strategies import Progress
 from pipeline.trace import OFF, REAL, Clock, NoTrace
 from pipeline.transport import Link
 
-MOST = 64  # maximum rows of a segment
+MAX_SEGMENT_ROWS = 64  # maximum rows of a segment
 
 
 class Replicas(Ring):
@@ -41,9 +41,8 @@ class Replicas(Ring):
         return target
 
     def forget(self, request: int) -> None:
-        closed = self._open[request]
-        others = self._open.items()
-        self._open = {number: target for number, target in others if target is not closed}
+        closed_target = self._open[request]
+        self._open = {number: target for number, target in self._open.items() if target is not closed_target}
         self.requests += 1
 
     @property
@@ -60,8 +59,8 @@ class SegmentInFlight:
 
     nodes: list[int]
     ids: list[int]  # ids of the nodes in this replica
-    wanted: frozenset[int]  # the nodes to verify; the others are catch-up
-    stale: bool = False  # whether all its nodes were declared dead
+    to_verify: frozenset[int]  # the nodes to verify; the others are catch-up
+    is_stale: bool = False  # whether all its nodes were declared dead
 
 
 class Copy:
@@ -69,33 +68,33 @@ class Copy:
 
     def __init__(self, link: Link, request: int, tree: TokenTree, ids: Iterator[int]) -> None:
         self.link, self.request = link, request
-        self.flights: deque[SegmentInFlight] = deque()
+        self.segments_in_flight: deque[SegmentInFlight] = deque()
         self._tree, self._ids = tree, ids
-        self._id: dict[int, int] = {}  # node -> its id in the replica, for nodes sent and not given up
-        self._young: set[int] = set()  # the nodes among these that are not settled in the replica
-        self._back: set[int] = set()  # the young nodes whose rows have come back
-        self._settled = 0  # number of leading trunk nodes that are settled in the replica
+        self._id_of_node: dict[int, int] = {}  # node -> its id in the replica, for nodes sent and not given up
+        self._unsettled_nodes: set[int] = set()  # the nodes among these that are not settled in the replica
+        self._answered_nodes: set[int] = set()  # the unsettled nodes whose rows have come back
+        self._num_settled = 0  # number of leading trunk nodes that are settled in the replica
         self._horizon = 0  # above all ids of this replica
 
     @property
-    def busy(self) -> int:
+    def num_live_segments(self) -> int:
         """Number of segments in flight that are not given up."""
-        return sum(not flight.stale for flight in self.flights)
+        return sum(not sent_segment.is_stale for sent_segment in self.segments_in_flight)
 
-    def effort(self, nodes: Sequence[int]) -> tuple[int, int, int]:
+    def load_before(self, nodes: Sequence[int]) -> tuple[int, int, int]:
         """Return its work before these nodes: live segments, all segments, missing rows."""
-        return self.busy, len(self.flights), len(self.missing(nodes))
+        return self.num_live_segments, len(self.segments_in_flight), len(self.missing(nodes))
 
     def missing(self, nodes: Sequence[int]) -> list[int]:
         """Return those of these nodes and their ancestors that the replica lacks, parents first."""
-        found: set[int] = set()
+        missing_nodes: set[int] = set()
         for node in nodes:
-            while node not in self._id and node not in found:
-                found.add(node)
+            while node not in self._id_of_node and node not in missing_nodes:
+                missing_nodes.add(node)
                 node = self._tree.nodes[node].parent
-        return sorted(found)
+        return sorted(missing_nodes)
 
-    def name(self, segment: Segment, wanted: frozenset[int]) -> Segment:
+    def with_new_ids(self, segment: Segment, to_verify: frozenset[int]) -> Segment:
         """Return the segment with new ids, and add it to the flights.
 
         A segment with guesses may be given up as a whole, so its text rows count as guesses until a prune settles them.
@@ -103,64 +102,71 @@ class Copy:
         nodes = segment.nodes
         ids = [next(self._ids) for _ in nodes]
         self._horizon = ids[-1] + 1
-        self._id.update(zip(nodes, ids))
-        self._young.update(nodes)
-        self.flights.append(SegmentInFlight(nodes, ids, wanted))
-        parents = [self._id[parent] for parent in segment.parents]
-        text = len(nodes) if segment.text == len(nodes) else 0
-        return replace(segment, nodes=ids, parents=parents, text=text)
+        self._id_of_node.update(zip(nodes, ids))
+        self._unsettled_nodes.update(nodes)
+        self.segments_in_flight.append(SegmentInFlight(nodes, ids, to_verify))
+
+        parents = [self._id_of_node[parent] for parent in segment.parents]
+        num_text_rows = len(nodes) if segment.text == len(nodes) else 0
+        return replace(segment, nodes=ids, parents=parents, text=num_text_rows)
 
     def take(self, segment: Segment) -> Segment:
         """Accept the oldest segment, which came back; return it with rank 0's ids, without rows if it was given up."""
-        flight = self.flights.popleft()
-        if flight.stale:
+        sent_segment = self.segments_in_flight.popleft()
+        if sent_segment.is_stale:
             return segment.take([])
-        of_id = dict(zip(flight.ids, flight.nodes))
-        nodes = [of_id[id_] for id_ in segment.nodes]
-        self._back.update(self._young.intersection(nodes))
+
+        node_of_id = dict(zip(sent_segment.ids, sent_segment.nodes))
+        nodes = [node_of_id[replica_id] for replica_id in segment.nodes]
+        self._answered_nodes.update(self._unsettled_nodes.intersection(nodes))
         return replace(segment, nodes=nodes)
 
-    def prune(self, spare: bool = False) -> Prune | None:
+    def prune(self, keeps_in_flight: bool = False) -> Prune | None:
         """Return the prune for this replica; None before the replica has answered for the first row of the text.
 
-        Later text without an answer is kept like a live guess; with `spare`, so are all segments in flight.
+        Later text without an answer is kept like a live guess; with `keeps_in_flight`, so are all segments in flight.
         """
         tree = self._tree
-        if not spare:
+        if not keeps_in_flight:
             self._give_up()
-        while self._settled < len(tree.trunk) and tree.trunk[self._settled] in self._back:
-            node = tree.trunk[self._settled]
-            self._back.remove(node)
-            self._young.remove(node)
-            self._settled += 1
-        self._forget([node for node in self._young if node not in tree.nodes])
-        if not self._settled:
+
+        # the settled text
+        while self._num_settled < len(tree.trunk) and tree.trunk[self._num_settled] in self._answered_nodes:
+            node = tree.trunk[self._num_settled]
+            self._answered_nodes.remove(node)
+            self._unsettled_nodes.remove(node)
+            self._num_settled += 1
+
+        # the other nodes
+        self._forget([node for node in self._unsettled_nodes if node not in tree.nodes])
+        if not self._num_settled:
             return None
-        tip = tree.trunk[self._settled - 1]
+
+        tip = tree.trunk[self._num_settled - 1]
         parent = tree.nodes[tip].parent
-        keep = [self._id[node] for node in self._young]
-        if spare:
-            keep += chain.from_iterable(flight.ids for flight in self.flights)
-        return Prune(self.request, self._id[tip], self._id[parent], self._horizon, keep)
+        kept_ids = [self._id_of_node[node] for node in self._unsettled_nodes]
+        if keeps_in_flight:
+            kept_ids += chain.from_iterable(sent_segment.ids for sent_segment in self.segments_in_flight)
+        return Prune(self.request, self._id_of_node[tip], self._id_of_node[parent], self._horizon, kept_ids)
 
     def _give_up(self) -> None:
-        """Mark segments as stale, the newest first, up to one with a live wanted guess or without dead ones."""
+        """Mark segments as stale, the newest first, up to one with a live node to verify, or without dead ones."""
         tree = self._tree
-        for flight in reversed(self.flights):
-            useful = any(node in tree.live or node == tree.tip for node in flight.wanted)
-            died = any(node not in tree.nodes for node in flight.wanted)
-            if useful or not died:
+        for sent_segment in reversed(self.segments_in_flight):
+            is_useful = any(node in tree.live or node == tree.tip for node in sent_segment.to_verify)
+            has_dead_nodes = any(node not in tree.nodes for node in sent_segment.to_verify)
+            if is_useful or not has_dead_nodes:
                 return
-            if not flight.stale:
-                flight.stale = True
-                self._forget(flight.nodes)
+            if not sent_segment.is_stale:
+                sent_segment.is_stale = True
+                self._forget(sent_segment.nodes)
 
     def _forget(self, nodes: Sequence[int]) -> None:
         """Record that the replica gives these nodes up."""
         for node in nodes:
-            self._id.pop(node, None)
-            self._young.discard(node)
-            self._back.discard(node)
+            self._id_of_node.pop(node, None)
+            self._unsettled_nodes.discard(node)
+            self._answered_nodes.discard(node)
 
 
 class ReplicaTarget(RequestTarget):
@@ -175,29 +181,29 @@ class ReplicaTarget(RequestTarget):
 
     @property
     def in_flight(self) -> int:
-        under_way = (len(copy.flights) for copy in self._copies.values())
-        return len(self._returned) + sum(under_way)
+        num_sent = sum(len(copy.segments_in_flight) for copy in self._copies.values())
+        return len(self._returned_segments) + num_sent
 
     @property
     def free(self) -> bool:
-        return any(copy.busy < self._stages for copy in self._copies.values())
+        return any(copy.num_live_segments < self._stages for copy in self._copies.values())
 
     def send(self, nodes: Sequence[int]) -> None:
         copies = list(self._copies.values())
-        if any(self.tree.nodes[node].pos >= self._prompt for node in nodes):
-            copies = [min(copies, key=lambda copy: copy.effort(nodes))]
+        if any(self.tree.nodes[node].pos >= self._prompt_length for node in nodes):
+            copies = [min(copies, key=lambda copy: copy.load_before(nodes))]
         ids: list[int] = []
-        with self.ring.trace.span("send", **sent(self._segment(copies[0].request, nodes)), ids=ids):
+        with self.ring.trace.span("send", **facts_of_sending(self._segment(copies[0].request, nodes)), ids=ids):
             for copy in copies:
                 ids += self._send(copy, nodes)
 
     def _send(self, copy: Copy, nodes: Sequence[int]) -> Iterator[int]:
         """Send these nodes and the ancestors that the replica lacks; yield the ids of all."""
-        lacking = copy.missing(nodes)
-        for begin in range(0, len(lacking), MOST):
-            piece = lacking[begin:begin + MOST]
-            wanted = frozenset(piece).intersection(nodes)
-            segment = copy.name(self._segment(copy.request, piece), wanted)
+        missing_nodes = copy.missing(nodes)
+        for begin in range(0, len(missing_nodes), MAX_SEGMENT_ROWS):
+            segment_nodes = missing_nodes[begin:begin + MAX_SEGMENT_ROWS]
+            to_verify = frozenset(segment_nodes).intersection(nodes)
+            segment = copy.with_new_ids(self._segment(copy.request, segment_nodes), to_verify)
             copy.link.send(segment)
             self.segments += 1
             yield from segment.nodes
@@ -220,14 +226,14 @@ class ReplicaTarget(RequestTarget):
     def take(self, segment: Segment, message: int) -> None:
         copy = self._copies[segment.request]
         segment = copy.take(segment)
-        news = [i for i, node in enumerate(segment.nodes) if node not in self._returned_nodes]
+        new_rows = [i for i, node in enumerate(segment.nodes) if node not in self._returned_nodes]
         self._returned_nodes.update(segment.nodes)
-        self._queue(segment.take(news), message)
+        self._queue(segment.take(new_rows), message)
 
     def prune(self) -> None:
         with self._span("prune"):
             for copy in self._copies.values():
-                prune = copy.prune(spare=not self.options.prunes)
+                prune = copy.prune(keeps_in_flight=not self.options.prunes)
                 if prune is not None:
                     copy.link.broadcast(prune)
 

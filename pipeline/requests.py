@@ -41,6 +41,12 @@ class Returned:
     has_logits: bool = False  # whether its rows went through the LM head
     logits: dict[int, Tensor] = field(default_factory=dict)  # node -> logits [V]
 
+    def rows_of(self, nodes: Sequence[int]) -> Tensor:
+        """Return the rows `[T, D]` of some of its nodes."""
+        row_of_node = {node: row for row, node in enumerate(self.segment.nodes)}
+        row_T = torch.tensor([row_of_node[node] for node in nodes], dtype=torch.int64)
+        return self.x_TD.index_select(0, upload(row_T, self.x_TD.device))
+
 
 class RequestTarget(Target):
     """The ring as seen by one request: its segments in flight and returned, and the target's answers for them."""
@@ -49,17 +55,18 @@ class RequestTarget(Target):
         self.ring, self.tree, self.sampler = ring, tree, sampler
         self.request = request  # the number of its messages
         self.options = options
-        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments in flight
-        self._returned: deque[Returned] = deque()
-        self._prompt = self._settled = len(tree.trunk)  # lengths of the prompt, and of the text at the last prune
-        self._gone = 0  # value of `tree.guessed` at the last prune that left no guess alive
-        self.wakes: float | None = None  # time at which the strategy advances without a message
+        self._in_flight_nodes: deque[Sequence[int]] = deque()  # of each segment, the oldest first
+        self._returned_segments: deque[Returned] = deque()
+        self._prompt_length = len(tree.trunk)
+        self._settled_length = len(tree.trunk)  # of the text at the last prune
+        self._guessed_before = 0  # value of `tree.guessed` at the last prune that left no guess alive
+        self.wakes_at: float | None = None  # time at which the strategy advances without a message
         self.ended = False  # whether the request sends nothing any more
         self.closed = False  # whether every stage has forgotten the request
         self.segments = 0  # number of segments sent so far
         self.reused = 0  # number of prompt tokens that the stages held already
         self.passed_over = 0  # number of segments since the last one with guesses of this request
-        self._drafting = 0.0  # seconds that networks took for the newest level
+        self._level_seconds = 0.0  # seconds that networks took for the newest level
 
     @property
     def depth(self) -> int:
@@ -67,24 +74,25 @@ class RequestTarget(Target):
 
     @property
     def in_flight(self) -> int:
-        return len(self._flying) + len(self._returned)
+        return len(self._in_flight_nodes) + len(self._returned_segments)
 
     @property
     def has_room(self) -> bool:
         return self.in_flight < self.depth
 
     def ready(self) -> bool:
-        if not self._returned:
+        if not self._returned_segments:
             self.ring.poll()
-        return bool(self._returned)
+        return bool(self._returned_segments)
 
     def wait(self) -> Progress:
         assert self.in_flight, "nothing is in flight, so nothing can come back"
         with self.ring.trace.span("wait"):
-            under_way = self.in_flight
-            while not self.ready() and self.in_flight == under_way:
+            num_in_flight = self.in_flight
+            while not self.ready() and self.in_flight == num_in_flight:
                 yield WAIT
-        if self._returned:
+
+        if self._returned_segments:
             self._judge()
 
     @property
@@ -97,9 +105,10 @@ class RequestTarget(Target):
         pacing = self.ring.pacing
         if self.request in pacing.rows.left_out or pacing.batcher.holds(self.request):
             return False
-        reads = len(self.tree.unsent) > 1
-        readers = (other for other in self.ring.running if len(other.tree.unsent) > 1)
-        return not reads or self is next(readers)
+
+        has_prompt_rows = len(self.tree.unsent) > 1
+        with_prompt_rows = (target for target in self.ring.running if len(target.tree.unsent) > 1)
+        return not has_prompt_rows or self is next(with_prompt_rows)
 
     def share(self, size: int | None) -> int | None:
         running = self.ring.running
@@ -109,8 +118,10 @@ class RequestTarget(Target):
 
     def worth_waiting(self, expected_tokens: float) -> bool:
         self._finish_level()
-        if not self.options.thrifty or len(self.tree.trunk) <= self._prompt + 1:  # a network still reads the prompt
+        is_reading_prompt = len(self.tree.trunk) <= self._prompt_length + 1  # a network of the draft
+        if not self.options.thrifty or is_reading_prompt:
             return False
+
         expected_guesses = sum(map(math.exp, worths(self, weighed=False)))
         segment_tokens = len(self.tree.unsent) + expected_guesses
         stage_seconds = self.ring.pacing.times.slowest(len(self.tree.waiting) + 1)
@@ -125,21 +136,21 @@ class RequestTarget(Target):
     @property
     def guesses(self) -> bool:
         """Whether to guess at all; False for a single request for which plain decoding is faster."""
-        alone = self.options.plain_seconds and len(self.ring.running) == 1
-        return not alone or self.ring.pacing.fallback.guesses
+        may_fall_back = self.options.plain_seconds and len(self.ring.running) == 1
+        return not may_fall_back or self.ring.pacing.fallback.guesses
 
     def drafted(self, seconds: float) -> None:
         """Add the seconds of a network's pass to the newest level."""
-        self._drafting += seconds
+        self._level_seconds += seconds
 
     def _finish_level(self) -> None:
-        if self._drafting:
-            self.ring.pacing.gate.drafted(self._drafting)
-        self._drafting = 0.0
+        if self._level_seconds:
+            self.ring.pacing.gate.drafted(self._level_seconds)
+        self._level_seconds = 0.0
 
     def send(self, nodes: Sequence[int]) -> None:
         assert nodes and not self.ended, f"{len(nodes)} nodes to send for request {self.request}, ended: {self.ended}"
-        self._flying.append(nodes)
+        self._in_flight_nodes.append(nodes)
         self.segments += 1
         self.ring.put(self._segment(self.request, nodes))
 
@@ -148,30 +159,34 @@ class RequestTarget(Target):
         assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
             while not self.ready() and (self.in_flight or pending) and not (pending and self.free):
-                self.wakes = self.ring.pacing.first_stage.ready_at if pending and self._may_send else None
+                self.wakes_at = self.ring.pacing.first_stage.ready_at if pending and self._may_send else None
                 yield WAIT
-        self.wakes = None
+        self.wakes_at = None
 
     def prune(self) -> None:
         pacing, now = self.ring.pacing, self.ring.clock.now()
-        text = len(self.tree.trunk)
-        pacing.gate.settled(text - self._settled, now)
+        num_settled = len(self.tree.trunk) - self._settled_length
+        self._settled_length = len(self.tree.trunk)
+
+        # rates
+        pacing.gate.settled(num_settled, now)
         if len(self.ring.running) == 1:
-            pacing.fallback.settled(text - self._settled, now)
+            pacing.fallback.settled(num_settled, now)
         else:
             pacing.fallback.begin(self.options.plain_seconds)
-        self._settled = text
-        if self.tree.guessed == self._gone:
+
+        # dead guesses, if there can be any
+        if self.tree.guessed == self._guessed_before:
             return
         with self._span("prune"):
-            spared = () if self.options.prunes else chain.from_iterable(self._flying)
-            keep = self.tree.live.union(spared)
-            self._broadcast(list(keep))
-            if not keep:
-                self._gone = self.tree.guessed
-            flying = set(chain.from_iterable(self._flying))
-            dead = flying.difference(keep, [self.tree.tip])
-            pacing.first_stage.prune(dead, now)
+            in_flight_nodes = set(chain.from_iterable(self._in_flight_nodes))
+            kept_nodes = self.tree.live if self.options.prunes else self.tree.live.union(in_flight_nodes)
+            self._broadcast(list(kept_nodes))
+            if not kept_nodes:
+                self._guessed_before = self.tree.guessed
+
+            dead_nodes = in_flight_nodes.difference(kept_nodes, [self.tree.tip])
+            pacing.first_stage.prune(dead_nodes, now)
 
     def end(self, keep: bool = False) -> Sequence[int]:
         """End the request: prune what is in flight, and send the Reset, without waiting.
@@ -179,29 +194,29 @@ class RequestTarget(Target):
         With `keep` the stages may keep the text. Returns the nodes that they keep.
         """
         self.ended = True
-        self.wakes = None
-        # the tip was not sent yet
-        nodes = self.tree.trunk[:-1] if keep and self.held_prompt else []
+        self.wakes_at = None
+        kept_nodes = self.tree.trunk[:-1] if keep and self.held_prompt else []  # the tip was not sent yet
+
         with self._span("reset"):
             self._broadcast([])
-            for _ in range(self.ring.pacing.batcher.drop(self.request)):
-                self._flying.pop()
-            self.ring.link.send(Reset(self.request, nodes[-1] if nodes else NOBODY))
-        return nodes
+            num_unsent_segments = self.ring.pacing.batcher.drop(self.request)
+            for _ in range(num_unsent_segments):
+                self._in_flight_nodes.pop()
+            self.ring.link.send(Reset(self.request, kept_nodes[-1] if kept_nodes else NOBODY))
+        return kept_nodes
 
     @property
     def held_prompt(self) -> Sequence[int]:
         """The nodes of the prompt once every stage holds them as text; empty before."""
-        answered = len(self.tree.trunk) > self._prompt
-        return self.tree.trunk[:self._prompt] if answered else ()
+        is_answered = len(self.tree.trunk) > self._prompt_length
+        return self.tree.trunk[:self._prompt_length] if is_answered else ()
 
     def begin_behind(self, request: int, nodes: Sequence[int], length: int) -> None:
         """Begin after the first `length` nodes of another request, which have the same tokens."""
-        tip = self.tree.trunk[length - 1]
+        own_last, other_last = self.tree.trunk[length - 1], nodes[length - 1]
         self.tree.skip(length)
         self.reused = length
-        last = nodes[length - 1]
-        self.ring.link.send(Start(self.request, tip, request, last, length))
+        self.ring.link.send(Start(self.request, own_last, request, other_last, length))
 
     def close(self) -> None:
         if not self.ended:
@@ -211,38 +226,38 @@ class RequestTarget(Target):
 
     def take(self, segment: Segment, message: int) -> None:
         """Accept a segment that came back in the message of this number."""
-        assert self._flying, f"a segment came back for request {self.request}, which has none in flight"
-        self._flying.popleft()
+        assert self._in_flight_nodes, f"a segment came back for request {self.request}, which has none in flight"
+        self._in_flight_nodes.popleft()
         self._queue(segment, message)
 
     def learn(self, features: Features) -> None:
         """Record a stage's features of rows in flight, unless a later stage has reported more."""
         feature_TN = upload(features.x, self.ring.device)
         for node, feature_N in zip(features.nodes, feature_TN):
-            known = self.tree.nodes.get(node)
-            if known is None or known.hidden is not None:
+            tree_node = self.tree.nodes.get(node)
+            if tree_node is None or tree_node.hidden is not None:
                 continue
-            if known.partial is None or len(known.partial) < len(feature_N):
-                known.partial = feature_N
+            if tree_node.partial is None or len(tree_node.partial) < len(feature_N):
+                tree_node.partial = feature_N
 
     def reset(self, request: int) -> None:
         """Close the request: the Reset of `request` came back, of which a target with replicas has several."""
         self.closed = True
-        self._flying.clear()
+        self._in_flight_nodes.clear()
         self.ring.forget(self.request)
 
-    def _broadcast(self, keep: list[int]) -> None:
+    def _broadcast(self, kept_nodes: list[int]) -> None:
         """Send the end of the text and the live guesses to every stage."""
         tree, tip = self.tree, self.tree.tip
-        prune = Prune(self.request, tip, tree.nodes[tip].parent, tree.horizon, keep)
+        prune = Prune(self.request, tip, tree.nodes[tip].parent, tree.horizon, kept_nodes)
         self.ring.link.broadcast(prune)
 
     def alive(self, segment: Segment) -> Segment:
         """Return the rows of a waiting segment that are still worth sending."""
         if not self.options.prunes:
             return segment
-        known = [i for i, node in enumerate(segment.nodes) if node in self.tree.nodes]
-        return segment.take(known)
+        live_rows = [row for row, node in enumerate(segment.nodes) if node in self.tree.nodes]
+        return segment.take(live_rows)
 
     def to_judge(self, nodes: Iterable[int]) -> list[int]:
         """Return the live guesses and the tip among these nodes; below other nodes nothing can settle."""
@@ -251,34 +266,36 @@ class RequestTarget(Target):
 
     def echoes(self, node: int) -> bool:
         """Return whether the log-probability of the prompt token after this node is requested."""
-        wanted = self.options.logprobs
-        return wanted is not None and node in self.tree.nodes and self.tree.nodes[node].pos < wanted.echoed
+        logprob_request = self.options.logprobs
+        if logprob_request is None or node not in self.tree.nodes:
+            return False
+        return self.tree.nodes[node].pos < logprob_request.echoed
 
     def _queue(self, segment: Segment, message: int) -> None:
         """Queue a segment to be judged, unless it has no rows."""
         if segment.nodes:
             x_TD = upload(segment.x, self.ring.device)
-            self._returned.append(Returned(segment, x_TD, message))
+            self._returned_segments.append(Returned(segment, x_TD, message))
         else:
-            self.ring.trace.note("judge", self.ring.clock.now(), nodes=[], said={})
+            self.ring.trace.note("judge", self.ring.clock.now(), nodes=[], answers={})
 
     def _judge(self) -> None:
         """Record the target's answers for the rows of the oldest returned segment."""
-        returned = self._returned[0]
-        said: dict[int, int] = {}
-        with self.ring.trace.span("judge", nodes=returned.segment.nodes, said=said):
-            self._note(returned)
+        returned = self._returned_segments[0]
+        answers: dict[int, int] = {}
+        with self.ring.trace.span("judge", nodes=returned.segment.nodes, answers=answers):
+            self._record_features(returned)
             self._compute_logits(returned.message)
-            self._returned.popleft()
-            self._decide(returned.logits, said)
-            self._note_logprobs(returned.logits, said)
+            self._returned_segments.popleft()
+            self._decide(returned.logits, answers)
+            self._store_logprobs(returned.logits, answers)
 
-    def _decide(self, logits: Mapping[int, Tensor], said: dict[int, int]) -> None:
-        """Record in the tree and in `said` the tokens that follow these nodes."""
+    def _decide(self, logits: Mapping[int, Tensor], answers: dict[int, int]) -> None:
+        """Record in the tree and in `answers` the tokens that follow these nodes."""
         if nodes := self.to_judge(logits):
             logits_TV = torch.stack([logits[node] for node in nodes])
-            said.update(zip(nodes, self._tokens(nodes, logits_TV)))
-            for node, token in said.items():
+            answers.update(zip(nodes, self._tokens(nodes, logits_TV)))
+            for node, token in answers.items():
                 self.tree.nodes[node].target_token = token
 
     def _tokens(self, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
@@ -289,49 +306,56 @@ class RequestTarget(Target):
             return self.sampler(logits_TV, [self.tree.nodes[node].pos + 1 for node in nodes])
         return judged(self.sampler, self.tree, nodes, logits_TV)
 
-    def _note_logprobs(self, logits: Mapping[int, Tensor], said: Mapping[int, int]) -> None:
-        """Store the requested log-probabilities in the tree: of the tokens in `said`, and of the prompt."""
-        wanted, tree = self.options.logprobs, self.tree
-        if wanted is None:
+    def _store_logprobs(self, logits: Mapping[int, Tensor], answers: Mapping[int, int]) -> None:
+        """Store the requested log-probabilities in the tree: of the tokens in `answers`, and of the prompt."""
+        logprob_request, tree = self.options.logprobs, self.tree
+        if logprob_request is None:
             return
-        after = dict(said)
+
+        next_tokens = dict(answers)
         for node in logits:
             if self.echoes(node):
-                following = tree.trunk[tree.nodes[node].pos + 1]
-                after[node] = tree.nodes[following].token
-        if after:
-            logits_TV = torch.stack([logits[node] for node in after])
-            for node, logprob in zip(after, logprobs(logits_TV, list(after.values()), wanted.likeliest)):
+                next_node = tree.trunk[tree.nodes[node].pos + 1]
+                next_tokens[node] = tree.nodes[next_node].token
+
+        if next_tokens:
+            logits_TV = torch.stack([logits[node] for node in next_tokens])
+            all_logprobs = logprobs(logits_TV, list(next_tokens.values()), logprob_request.likeliest)
+            for node, logprob in zip(next_tokens, all_logprobs):
                 tree.nodes[node].logprob = logprob
 
     def _compute_logits(self, message: int) -> None:
         """Run the LM head once for all segments of a message, without those of ended requests."""
         ring = self.ring
-        asked: list[tuple[Returned, int]] = []
-        chosen = []
-        for target in ring.running:
-            for each in target._returned:
-                if each.message == message and not each.has_logits:
-                    each.has_logits = True
-                    nodes = each.segment.nodes
-                    wanted = target.to_judge(nodes) + [node for node in nodes if target.echoes(node)]
-                    asked += [(each, node) for node in wanted]
-                    place = {node: row for row, node in enumerate(nodes)}
-                    rows = torch.tensor([place[node] for node in wanted], dtype=torch.int64)
-                    chosen.append(each.x_TD.index_select(0, upload(rows, ring.device)))
-        if asked:
-            logits_TV = ring.lm_head(torch.cat(chosen))
-            for (each, node), logits_V in zip(asked, logits_TV):
-                each.logits[node] = logits_V
+        owners: list[tuple[Returned, int]] = []  # of each row: its segment, and its node
+        chosen_rows: list[Tensor] = []
 
-    def _note(self, returned: Returned) -> None:
+        for target in ring.running:
+            for returned in target._returned_segments:
+                if returned.message == message and not returned.has_logits:
+                    returned.has_logits = True
+                    nodes = target._nodes_with_logits(returned)
+                    owners += [(returned, node) for node in nodes]
+                    chosen_rows.append(returned.rows_of(nodes))
+
+        if owners:
+            logits_TV = ring.lm_head(torch.cat(chosen_rows))
+            for (returned, node), logits_V in zip(owners, logits_TV):
+                returned.logits[node] = logits_V
+
+    def _nodes_with_logits(self, returned: Returned) -> list[int]:
+        """Return the nodes of a segment whose logits are needed, for answers and then for log-probabilities."""
+        nodes = returned.segment.nodes
+        return self.to_judge(nodes) + [node for node in nodes if self.echoes(node)]
+
+    def _record_features(self, returned: Returned) -> None:
         """Store the features of a segment's rows in the tree, for the draft."""
         inner = returned.segment.inner
         feature_TD = returned.x_TD if inner is None else upload(inner, self.ring.device)
         for node, feature_D in zip(returned.segment.nodes, feature_TD):
-            known = self.tree.nodes.get(node)
-            if known:
-                known.hidden = feature_D
+            tree_node = self.tree.nodes.get(node)
+            if tree_node:
+                tree_node.hidden = feature_D
 
     def _span(self, name: str) -> ContextManager[object]:
         tip = self.tree.nodes[self.tree.tip]
@@ -339,13 +363,14 @@ class RequestTarget(Target):
 
     def _segment(self, request: int, nodes: Sequence[int]) -> Segment:
         """Return a segment of these nodes."""
-        known = [self.tree.nodes[node] for node in nodes]
-        parents = [node.parent for node in known]
-        pos = [node.pos for node in known]
-        text = len(nodes) - len(self.tree.live.intersection(nodes))
-        token_T = torch.tensor([node.token for node in known])
+        tree_nodes = [self.tree.nodes[node] for node in nodes]
+        parents = [tree_node.parent for tree_node in tree_nodes]
+        positions = [tree_node.pos for tree_node in tree_nodes]
+        num_text_rows = len(nodes) - len(self.tree.live.intersection(nodes))
+
+        token_T = torch.tensor([tree_node.token for tree_node in tree_nodes])
         inner_T0 = token_T.new_empty(len(nodes), 0) if self.options.inner else None
-        return Segment(request, list(nodes), parents, pos, text, token_T, inner_T0)
+        return Segment(request, list(nodes), parents, positions, num_text_rows, token_T, inner_T0)
 
 
 class Ring:
@@ -427,11 +452,13 @@ class Ring:
             segments = [self._open[segment.request].alive(segment) for segment in batcher.take()]
             message = joined(segments)
             self.pacing.first_stage.send(message.nodes, self.clock.now())
+
             *others, last = segments
             for segment in others:  # the span of the last one has the time of all
-                self.trace.note("send", self.clock.now(), **sent(segment))
-            with self.trace.span("send", **sent(last)):
+                self.trace.note("send", self.clock.now(), **facts_of_sending(segment))
+            with self.trace.span("send", **facts_of_sending(last)):
                 self.link.send(message)
+
             self.pacing.rows.close()
 
     # --- in -----------------------------------------------------------------------------------------------------------
@@ -439,25 +466,27 @@ class Ring:
     def listen(self, until: float | None = None) -> None:
         """Wait for a message, at most until `until` or a time that a request waits for; distribute messages."""
         self.depart()
-        moments = [target.wakes for target in self.running if target.wakes is not None]
+
+        wake_times = [target.wakes_at for target in self.running if target.wakes_at is not None]
         if until is not None:
-            moments.append(until)
+            wake_times.append(until)
         if self.pacing.batcher:
-            moments.append(self.pacing.first_stage.ready_at)
-        if moments:
-            self.link.rest(min(moments))
+            wake_times.append(self.pacing.first_stage.ready_at)
+
+        if wake_times:
+            self.link.rest(min(wake_times))
             self.poll()
         elif self.closing or any(target.in_flight for target in self.running):
-            self._hand_out(self.link.recv())
+            self._distribute(self.link.recv())
         else:
             self.pacing.rows.close()  # all were left out because of a request that has nothing to send any more
 
     def poll(self) -> None:
         """Distribute the messages that have arrived, without waiting."""
         while self.link.ready:
-            self._hand_out(self.link.recv())
+            self._distribute(self.link.recv())
 
-    def _hand_out(self, message: Message) -> None:
+    def _distribute(self, message: Message) -> None:
         """Pass a message to its requests."""
         if isinstance(message, Features):
             if message.request in self._open:
@@ -465,10 +494,12 @@ class Ring:
             return
         assert not isinstance(message, (Prune, Stop)), f"a {type(message).__name__} came back instead of a segment"
         self.returned_messages += 1
+
         if isinstance(message, Reset) and message.request in self._open:  # else the text of an ended request, or a ping
             self._open[message.request].reset(message.request)
         elif isinstance(message, Reset):
             self.unanswered -= message.request == self._ping
+
         segments = segments_of(message)
         if segments:
             self._measure(segments)
@@ -477,9 +508,10 @@ class Ring:
 
     def _measure(self, segments: Sequence[Segment]) -> None:
         """Measure the round trip of the oldest message, which came back."""
-        rows = sum(len(segment.nodes) for segment in segments)
-        way = self.pacing.first_stage.back(rows, self.clock.now())
-        self.pacing.times.learn(max((segment.visits for segment in segments), key=len), way)
+        num_rows = sum(len(segment.nodes) for segment in segments)
+        round_trip = self.pacing.first_stage.back(num_rows, self.clock.now())
+        longest_way = max((segment.visits for segment in segments), key=len)
+        self.pacing.times.learn(longest_way, round_trip)
 
     # --- the whole ring -----------------------------------------------------------------------------------------------
 
@@ -508,10 +540,10 @@ class Ring:
             self.epoch += 1
             try:
                 return self.start()
-            except PeerLost as another:
-                loss = another
+            except PeerLost as next_loss:
+                loss = next_loss
 
 
-def sent(segment: Segment) -> dict[str, Any]:
+def facts_of_sending(segment: Segment) -> dict[str, Any]:
     """Return the facts for the trace span in which rank 0 sends a segment."""
     return {"nodes": segment.nodes, "tokens": segment.x.tolist(), "parents": segment.parents, "text": segment.text}

@@ -24,7 +24,7 @@ class WalkingTarget(RequestTarget):
 
     ring: VirtualRing
 
-    def _note(self, returned: Returned) -> None:
+    def _record_features(self, returned: Returned) -> None:
         """Store the features of text in the tree; those of guesses follow when the text reaches them."""
         tree = self.tree
         text = {node: path for node, path in zip(returned.segment.nodes, returned.x_TD)
@@ -32,7 +32,7 @@ class WalkingTarget(RequestTarget):
         if text:
             self._store_features(text)
 
-    def _decide(self, logits: Rows, said: dict[int, int]) -> None:
+    def _decide(self, logits: Rows, answers: dict[int, int]) -> None:
         """Walk from the tip along the answers that have come back; `logits` holds the path of each answered node."""
         tree = self.tree
         node: int | None = tree.tip
@@ -41,15 +41,15 @@ class WalkingTarget(RequestTarget):
             if known.target_token is None:
                 if node not in logits:
                     return
-                super()._decide(self._logits({node: logits[node]}), said)
+                super()._decide(self._logits({node: logits[node]}), answers)
             assert known.target_token is not None, f"node {node} has no answer"
             node = tree.child(node, known.target_token)
 
-    def _note_logprobs(self, logits: Rows, said: Mapping[int, int]) -> None:
+    def _store_logprobs(self, logits: Rows, answers: Mapping[int, int]) -> None:
         if self.options.logprobs is not None:
-            wanted = [node for node in logits if node in said or self.echoes(node)]
+            wanted = [node for node in logits if node in answers or self.echoes(node)]
             logits = self._logits({node: logits[node] for node in wanted})
-        super()._note_logprobs(logits, said)
+        super()._store_logprobs(logits, answers)
 
     def _logits(self, paths: Rows) -> Rows:
         """Return the logits `[V]` of nodes, given their path numbers; also store their features."""

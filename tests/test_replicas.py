@@ -195,7 +195,7 @@ class Watched(Replicas):
 
         def counted(nodes):
             send(nodes)
-            self.most = max(self.most, sum(copy.busy for copy in target._copies.values()))
+            self.most = max(self.most, sum(copy.num_live_segments for copy in target._copies.values()))
         target.send = counted
         return target
 

@@ -16,13 +16,13 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 19_740,
-    "model": 57_264,
-    "pipeline": 26_704,
+    "model": 57_263,
+    "pipeline": 26_772,
     "tp": 5_825,
     "sim": 7_749,
     "launch": 50_557,
     "eval": 39_627,
-    "serve": 18_944,
+    "serve": 18_943,
     "eval/dsi": 15_936,
     "eval/load": 2_489,
     "eval/plan": 16_641,

@@ -47,11 +47,12 @@ def test_without_pruning_the_text_stays_and_all_that_was_sent_comes_back(strateg
     with pipeline(TINY, 3, strategy, TINY.twin(noise=0.05),
                   replace(TREE, prunes=False)) as decoder:
         sent, back = [], []
-        send, note = RequestTarget.send, RequestTarget._note
+        send, record = RequestTarget.send, RequestTarget._record_features
         monkeypatch.setattr(RequestTarget, "send",
                             lambda own, nodes: (sent.append(list(nodes)), send(own, nodes)))
         monkeypatch.setattr(
-            RequestTarget, "_note", lambda own, returned: (back.append(returned.segment.nodes), note(own, returned)))
+            RequestTarget, "_record_features",
+            lambda own, returned: (back.append(returned.segment.nodes), record(own, returned)))
         for sampler in (SAMPLER, Sampler()):
             assert write(decoder, PROMPT, NEW, sampler) == TINY.text(PROMPT, NEW, sampler)
             assert back == sent[:len(back)]

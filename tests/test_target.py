@@ -222,7 +222,7 @@ def test_a_request_that_is_given_up_in_its_rest_ends_at_its_reset(ring, link):
     link.clock.sleep_until(30.0)
     link.back(30.0, rows=[])
     target.close()
-    assert target.wakes is None and not link.inbox
+    assert target.wakes_at is None and not link.inbox
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])

@@ -152,7 +152,7 @@ def _line(spans: Sequence[Span], start: float, end: float) -> dict[str, Any]:
             late += until - since
         elif name == "send" and facts["nodes"]:
             segment_rows.append(len(facts["nodes"]))
-        elif name == "judge" and facts["said"]:
+        elif name == "judge" and facts["answers"]:
             has_answer = True
 
     carried = sent_bytes["wire"] or sent_bytes["sent"]
@@ -182,7 +182,7 @@ def replay(spans: Sequence[Span], begin: float, end: float) -> RowFlight:
     for index, (name, _, _, facts) in enumerate(spans):
         if name == "judge":
             judged.update(dict.fromkeys(facts["nodes"], index))
-            answers.update(facts["said"])
+            answers.update(facts["answers"])
         elif name == "send" and "parents" in facts:
             sent.update(dict.fromkeys(facts["nodes"], index))
             for row, (node, token, parent) in enumerate(zip(facts["nodes"], facts["tokens"], facts["parents"])):

@@ -107,14 +107,14 @@ class RunHistory:
 
     def _judge(self, span: Span) -> None:
         begin, at = span["t0"], span["t1"]
-        for node, token in span.get("said", {}).items():
+        for node, token in span.get("answers", {}).items():
             self.nodes[int(node)].update(said=token, saidAt=at)
             self.requests[-1]["said"] = True
         # round a ring, segments come back in order, even those of which all rows have died
         number = self._segment_of(span) if self._dealt else self._away.popleft() if self._away else None
         if number is not None:
             self.segments[number].update(judged=[begin, at], back=begin)
-            self._note(at, "judge", number, len(span.get("said", ())))
+            self._note(at, "judge", number, len(span.get("answers", ())))
 
     def _segment_of(self, span: Span) -> int | None:
         """Return the segment of a span, if any of its rows is left to identify it."""
