@@ -1,4 +1,4 @@
-"""Ranges of numbers in JSON schemas that a compiled grammar would not keep, so that they are refused.
+"""Numbers and ranges in JSON schemas that a compiled grammar would not keep, so that they are refused.
 
 llguidance computes with 64-bit floats. It lets an exclusive whole bound through if the other bound is less than 1 away.
 """
@@ -10,7 +10,8 @@ from typing import Any, Iterator
 
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 BOUNDS = (*LOWER, *UPPER)
-VALUES = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
+LITERALS = ("const", "enum")  # keywords with values that an answer repeats
+VALUES = (*LITERALS, "default", "examples")  # keywords whose values are no schemas
 EXACT_WHOLE = 2 ** 53  # up to here each whole number is a float
 EXACT_DIGITS = 15  # of a decimal number that a float keeps
 INLINE = "%json"  # precedes a schema in a grammar
@@ -54,16 +55,17 @@ def _objects_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _problem(entry: dict[str, Any]) -> str:
-    """Return the problem of one schema's bounds, with those of its `allOf`."""
+    """Return the problem of one schema's numbers, with the bounds of its `allOf`."""
     schemas = [entry, *(part for part in _list_of(entry, "allOf") if isinstance(part, dict))]
     pairs = [pair for schema in schemas for pair in schema.items() if pair[0] in BOUNDS]
     bounds = [(name, bound) for name, bound in pairs if _is_number(bound)]
 
-    # single bounds
-    for name, bound in bounds:
-        num_digits = len(Decimal(bound).normalize().as_tuple().digits)
-        if abs(bound) > EXACT_WHOLE or num_digits > EXACT_DIGITS and bound != int(bound):
-            return f"{name} {bound} is not exact: give a bound of at most 2 ** 53, and with at most 15 digits"
+    # single numbers
+    literals = [(name, number) for name in LITERALS for number in _numbers_in(entry.get(name))]
+    for name, number in (*bounds, *literals):
+        num_digits = len(Decimal(number).normalize().as_tuple().digits)
+        if abs(number) > EXACT_WHOLE or num_digits > EXACT_DIGITS and number != int(number):
+            return f"{name} {number} is not exact: give a number of at most 2 ** 53, and with at most 15 digits"
 
     # narrow ranges
     lower_bounds = [bound for name, bound in bounds if name in LOWER]
@@ -78,6 +80,14 @@ def _problem(entry: dict[str, Any]) -> str:
 def _list_of(entry: dict[str, Any], name: str) -> list[Any]:
     value = entry.get(name)
     return value if isinstance(value, list) else []
+
+
+def _numbers_in(value: Any) -> list[Any]:
+    """Return the numbers of a value, also of those inside."""
+    if isinstance(value, (list, dict)):
+        inner_values = value.values() if isinstance(value, dict) else value
+        return [number for inner_value in inner_values for number in _numbers_in(inner_value)]
+    return [value] if _is_number(value) else []
 
 
 def _is_number(value: Any) -> bool:
