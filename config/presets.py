@@ -28,7 +28,7 @@ def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
 
 PRESETS = {
     SMOLLM2: RunConfig(base_dir=str(MODELS / "smollm2-135m"), eagle_dir=str(ROOT / "smollm2" / "eagle"),
-                       draft="eagle+suffix", stages="0+7+7+8+8", prompt=PROMPT),
+                       draft=BEST_DRAFT, stages="0+7+7+8+8", prompt="What is photosynthesis?"),
     TOY_PRESET: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
                      stages="0+2+2+2+2", prompt=PROMPT,
                      # on a CPU, each row and each drafted level of such a small model costs time, so only likely

@@ -23,7 +23,7 @@ from launch.console import PatientStream, say
 from launch.conversation import STANDARD_INPUT, converse, with_question
 from launch.pipeline import Generation, Pipeline
 from launch.run import Command
-from launch.screen import TextScreen, devices_of, introduction, pieces_of, screen_for, summary
+from launch.screen import devices_of, introduction, pieces_of, screen_for, summary
 from pipeline.decode import Answer, Coroutine, by_position, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
@@ -128,20 +128,20 @@ def compare(pipeline: Pipeline, generation: Generation) -> None:
     if METHODS[config.pipeline_type].target != METHODS[PLAIN].target or answer.new_tokens < LEAST_COMPARED:
         return
 
-    print("\nThe same by plain decoding, one token at a time:\n", flush=True)
+    print("\nThe same by plain decoding, one token at a time, to measure that:\n", flush=True)
     decoder = pipeline.decoder_for(replace(config, pipeline_type=PLAIN))
     question = config.prompt if pipeline.text else config.ids
     num_tokens = min(PLAIN_TOKENS, answer.new_tokens)
     plain = pipeline.submit(question, waits=False, decoder=decoder, max_new_tokens=num_tokens)
-    with closing(plain), TextScreen() as screen:
+    with closing(plain), screen_for(pipeline, draws=True, shows_guesses=False) as screen:
         for piece in pieces_of(decoder, plain):
             screen.show(plain, piece)
 
-    mark = "" if config.kind == "real" else f", {config.kind}"
+    mark = "" if config.kind == "real" else f" ({config.kind})"
     fast, slow = answer.decode_rate, plain.answer.decode_rate
     is_same = answer.token_ids[:plain.answer.new_tokens] == plain.answer.token_ids
-    print(f"\nWith guesses {fast:.1f} tokens/s, by plain decoding {slow:.1f} (measured{mark}): "
-          f"{fast / slow:.1f} times as fast, {'and the same text' if is_same else 'but another text'}.")
+    print(f"\n{'The same' if is_same else 'Another'} text {fast / slow:.1f} times as fast: "
+          f"{fast:.1f} tokens/s, plain decoding {slow:.1f}{mark}.")
 
 
 def ask_many(pipeline: Pipeline) -> None:

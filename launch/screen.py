@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import time
 from importlib.util import find_spec
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from config.cli import shown_path
 from config.run_config import RunConfig
@@ -20,11 +20,12 @@ from pipeline.decode import Decoder
 FRAME_SECONDS = 0.1  # between two pictures
 MAX_GUESSES = 60  # of a picture, the likeliest ones
 MAX_TREE_LINES = 8
-LEFT_LINES = 12  # of the terminal, for the text above the picture, and for the stages
+LEFT_LINES = 14  # of the terminal, for the text above the picture, and for the stages
 FATES = [*MARKS]  # of rows, in the order in which they are drawn
+END_NAME = "(end)"  # of a guess that the answer ends
 END_LETTERS = 14  # of the text, at which the tree begins
-STYLES = {"text": "green", "guess": "cyan", "unsent": "dim", "wrong": "bright_black", "branch": "bright_black",
-          "label": "dim", "": ""}
+STYLES = {"text": "green", "guess": "cyan", "unsent": "grey58", "wrong": "bright_black",
+          "branch": "bright_black", "label": "grey58", "": ""}
 
 
 def pieces_of(decoder: Decoder, generation: Generation) -> Iterator[str]:
@@ -52,11 +53,12 @@ class TextScreen:
 class LiveScreen(TextScreen):
     """An answer with the guesses and the stages below it. Finished lines scroll up as on any terminal."""
 
-    def __init__(self, pipeline: Pipeline, console: Any) -> None:
+    def __init__(self, pipeline: Pipeline, console: Any, shows_guesses: bool) -> None:
         from rich.live import Live
 
         config = pipeline.config
         assert pipeline.text is not None, "only texts are drawn"
+        self._pipeline, self._shows_guesses = pipeline, shows_guesses
         self._names = TokenTexts(pipeline.text.tokenizer)
         self._num_stages = 0 if config.replicated else pipeline.ring.depth - 1
         self._console = console
@@ -76,11 +78,21 @@ class LiveScreen(TextScreen):
             return
 
         self._next_frame = now + FRAME_SECONDS
-        num_tree_lines = max(1, min(MAX_TREE_LINES, self._console.height - LEFT_LINES))
-        scene = scene_of(generation, self._names, self._num_stages)
-        lines = picture(scene, self._console.width - 1, num_tree_lines)
         last_line = self._print_finished()
-        self._live.update(_stacked([last_line, "", *map(styled, lines)]), refresh=True)
+        drawn_lines = self._picture(generation) if self._shows_guesses else []
+        self._live.update(_stacked([last_line, *drawn_lines]), refresh=True)
+
+    def _picture(self, generation: Generation) -> list[Any]:
+        """Return the lines below the text, with the figures so far."""
+        num_tree_lines = max(1, min(MAX_TREE_LINES, self._console.height - LEFT_LINES))
+        scene = scene_of(generation, self._name_of, self._num_stages)
+        figures: Line = [(summary(self._pipeline, generation), "label")]
+        lines = picture(scene, self._console.width - 1, num_tree_lines)
+        return [styled(line) for line in ([], *lines, [], figures)]
+
+    def _name_of(self, token: int) -> str:
+        assert self._pipeline.text is not None, "only texts are drawn"
+        return END_NAME if token in self._pipeline.text.end_ids else self._names(token).name
 
     def __exit__(self, *error: object) -> None:
         last_line = self._print_finished()
@@ -102,14 +114,14 @@ class LiveScreen(TextScreen):
         return [*lines] or [Text()]
 
 
-def screen_for(pipeline: Pipeline, draws: bool) -> TextScreen:
-    """Return the screen for an answer: with its guesses if it `draws`, and if standard output is a terminal."""
+def screen_for(pipeline: Pipeline, draws: bool, shows_guesses: bool = True) -> TextScreen:
+    """Return the screen for an answer: text alone, unless it `draws` and standard output is a terminal."""
     if not draws or pipeline.text is None or not sys.stdout.isatty() or find_spec("rich") is None:
         return TextScreen()
     from rich.console import Console
 
     console = Console(highlight=False)
-    return TextScreen() if console.is_dumb_terminal else LiveScreen(pipeline, console)
+    return TextScreen() if console.is_dumb_terminal else LiveScreen(pipeline, console, shows_guesses)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -122,7 +134,7 @@ def introduction(config: RunConfig) -> str:
     time = "virtual time" if config.virtual else "real time"
     model = shown_path(config.base_dir or config.model_dir)
     return (f"{config.kind.capitalize()} in {time}: {config.cluster.about}.\n"
-            f"The text is that of {model}. {method}")
+            f"Text of the small model {model}; {method}")
 
 
 def devices_of(config: RunConfig) -> str:
@@ -155,7 +167,7 @@ def _stacked(lines: Sequence[Any]) -> Any:
     return Group(*lines)
 
 
-def scene_of(generation: Generation, names: TokenTexts, num_stages: int) -> Scene:
+def scene_of(generation: Generation, name_of: Callable[[int], str], num_stages: int) -> Scene:
     """Return the state of an answer: the likeliest guesses, and the rows in each stage by the time that they left."""
     tree = generation.tree
     tip_score = tree.nodes[tree.tip].score
@@ -165,7 +177,7 @@ def scene_of(generation: Generation, names: TokenTexts, num_stages: int) -> Scen
         guess = tree.nodes[node]
         parent = guess.parent if guess.parent in tree.live else None
         is_sent = node not in tree.waiting
-        name, score = names(guess.token).name, guess.score - tip_score
+        name, score = name_of(guess.token), guess.score - tip_score
         guesses.append(GuessView(node, parent, name, score, is_sent))
 
     words = generation.text.split()

@@ -21,7 +21,7 @@ from pipeline.failure import explain, guarded
 from pipeline.requests import Ring
 from serve.metrics import Metrics
 from serve.protocol import Choice, Refused
-from serve.text_chunks import Pieces, checked_prompt_ids, snapshot
+from serve.text_chunks import Pieces, checked_prompt_ids, snapshot, speed_facts
 
 SNAPSHOT_INTERVAL = 0.05  # seconds between two snapshots of an answer
 RING_INTERVAL = 1.0  # seconds between two pings of an idle ring
@@ -261,7 +261,7 @@ class Engine(RequestLoop):
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= SNAPSHOT_INTERVAL:
             job.seen = now
-            ranks = {"busy": self.figures.busy_of_ranks, "plain": round(1 / max(pipeline.round_trip, 1e-9), 2)}
+            ranks = {"busy": self.figures.busy_of_ranks, **speed_facts(pipeline)}
             job.report({**snapshot(job.generation, pipeline.text), **ranks})
         super()._hand_out(job, pipeline)
 

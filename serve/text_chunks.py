@@ -5,8 +5,10 @@ This module knows nothing about HTTP or engines.
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Iterable, Iterator, NamedTuple, Sequence
 
+from config.methods import METHODS
 from launch.pipeline import Generation, Pipeline
 from model.sample import Logprob
 from model.text import Stream, TemplateError, Text, TokenText, TokenTexts
@@ -160,6 +162,18 @@ def snapshot(generation: Generation, text: Text | None) -> Facts:
     return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed,
             "accepted": generation.accepted, "tokens": answer.new_tokens, "passes": answer.target_passes,
             "seconds": round(answer.seconds, 3), "decode": round(answer.decode_seconds, 3)}
+
+
+def speed_facts(pipeline: Pipeline) -> Facts:
+    """Return what a snapshot's speed is compared with, in tokens per second, and whether devices are emulated.
+
+    `plain` is 0 for a method that never guesses.
+    """
+    config = pipeline.config
+    rate, is_measured = pipeline.plain_rate
+    guesses = METHODS[config.pipeline_type].draft != "none"
+    return {"plain": round(rate, 2) if guesses else 0, "measured": is_measured, "kind": config.kind,
+            "profile": Path(config.profile).name}
 
 
 def _guess(tree: TokenTree, node: int, text: Text | None) -> Facts:

@@ -28,7 +28,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "eval/plan": 16_641,
     "eval/specinfer": 3_658,
     "train": 17_965,
-    "scripts": 4_190,
+    "scripts": 5_253,
     "split_and_save_models": 569,
 }
 LONGEST_FUNCTION = 520  # tokens

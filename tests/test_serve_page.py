@@ -57,6 +57,25 @@ def test_the_likeliest_path_of_a_tree_is_its_first_line_and_depth_is_a_column(tm
                                               [5, 1, 1], [7, 1, 0], [9, 0, 2]]
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the script with")
+def test_emulated_figures_are_marked_and_a_rate_says_whether_it_was_measured(tmp_path: Path):
+    functions = "\n".join(re.search(rf"^function {name}.*?}}$", SCRIPT, re.S | re.M)[0]
+                          for name in ("markOf", "plainOf", "speedOf", "figuresOf"))
+    sights = [{"kind": "real", "profile": "none", "plain": 60.04, "measured": False},
+              {"kind": "emulated", "profile": "jetson-7b", "plain": 3.84, "measured": True},
+              {"kind": "real", "profile": "none", "plain": 0, "measured": False}]
+    counts = {"tokens": 11, "decode": 1, "passes": 5, "accepted": 3, "sent": 9}
+    program = tmp_path / "figures.js"
+    program.write_text(f"{functions}\nconsole.log(JSON.stringify("
+                       f"{json.dumps([{**sight, **counts} for sight in sights])}.map(figuresOf)))")
+    ran = subprocess.run(["node", program], capture_output=True, text=True, check=True)
+    rest = "; 2.00 tokens per pass of the model (1 without guesses); 3 of 9 guesses accepted"
+    assert json.loads(ran.stdout) == [
+        f"11 tokens, 10.0 tokens/s, plain decoding: about 60.0 (estimate){rest}",
+        f"11 tokens, 10.0 tokens/s (emulated, jetson-7b), plain decoding: 3.8 (measured){rest}",
+        f"11 tokens, 10.0 tokens/s{rest}"]
+
+
 def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(server):
     asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 60}
     plain = server.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"]
@@ -74,6 +93,7 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
         assert tree["accepted"] <= min(tree["sent"], tree["tokens"])
         assert len(tree["busy"]) in (0, 5)
         assert all(0 <= share <= 1 for share in tree["busy"]) and tree["plain"] > 0
+        assert (tree["kind"], tree["profile"], tree["measured"]) == ("real", "none", False)
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
         print(f"\n\n{table([answer])}\n", flush=True)
 
     if len(answers) > 1:
-        print(f"All {len(answers)} answers\n\n{table(answers)}")
+        print(f"All {len(answers)} answers\n\n{table(answers, config)}")
     if len(answers) < len(prompts):
         raise SystemExit(EXIT_WRONG)
 
