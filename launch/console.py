@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Sequence, TypeVar
 
-from pipeline.failure import PeerLost, explain, foreseen
+from pipeline.failure import PeerLost, explain, is_expected
 
 EXIT_WRONG, EXIT_LOST = 2, 75  # exit codes: invalid input, a lost peer
 EXIT_STOPPED = 128  # ended by a signal: the signal's number is added
@@ -74,7 +74,7 @@ def run(main: Callable[[Words], int], argv: Words) -> int:
         sys.stdout.flush()
         return code
     except Exception as error:
-        if not foreseen(error):
+        if not is_expected(error):
             raise
         return ended_by(error, "debug=true" in argv)
     except KeyboardInterrupt as interrupted:
@@ -105,7 +105,7 @@ def ended_by(error: BaseException, debug: bool = False, report: Callable[[str], 
 
 def show(error: BaseException, debug: bool) -> None:
     """Print the traceback, unless the error is a foreseen one and `debug` is off."""
-    if debug or not foreseen(error):
+    if debug or not is_expected(error):
         traceback.print_exception(type(error), error, error.__traceback__)
 
 

@@ -10,7 +10,8 @@ import time
 from typing import Any, Callable, NamedTuple, Sequence
 
 from launch.processes import HUNG
-from pipeline.failure import Heartbeat, PeerLost, first_loss, noted
+from pipeline.failure import PeerLost
+from pipeline.heartbeat import Heartbeat, report_loss, reported_loss
 from pipeline.sockets import Connections, Door
 from pipeline.transport import Peers, Wire
 
@@ -52,7 +53,7 @@ class Epochs:
         self._made = Connections(own, ())
         self.number = door_of(self._store, own)[0]
         if self.number:
-            first_loss(self._store, f"rank {own} was lost: its process ended", self._suffix)
+            report_loss(self._store, f"rank {own} was lost: its process ended", self._suffix)
 
     def join(self, until: float = math.inf) -> list[Wire]:
         """Return the wires of the next epoch in which this rank connects to all its peers; raises PeerLost.
@@ -95,8 +96,8 @@ class Epochs:
             made.reach(door, kind, peer, door_of(self._store, peer)[1])
         while made.missing:
             made.accept(door)
-            if self._heartbeat.lost or self._over:
-                raise PeerLost(self._heartbeat.lost or "the epoch is over")
+            if self._heartbeat.first_loss or self._over:
+                raise PeerLost(self._heartbeat.first_loss or "the epoch is over")
 
     def _next(self) -> int:
         """Return the next epoch, once it is open."""
@@ -140,7 +141,7 @@ class Coming(Epochs):
 
     def _wait(self) -> None:
         time.sleep(LOOK)
-        if loss := noted(self._store) or self._heartbeat.gone(self.root, self._patience):
+        if loss := reported_loss(self._store) or self._heartbeat.loss_of(self.root, self._patience):
             raise PeerLost(loss)
 
 
@@ -155,7 +156,7 @@ class Opening(Epochs):
         found: set[int] = set()
         others = self._heartbeat.others
         while missing := [rank for rank in others if door_of(self._store, rank)[0] < self.number]:
-            hung = set(missing).intersection(self._heartbeat.silent())
+            hung = set(missing).intersection(self._heartbeat.silent_peers())
             for peer in () if first else hung - found:
                 found.add(peer)
                 self._store.add(HUNG.format(peer), 1)

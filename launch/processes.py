@@ -29,7 +29,8 @@ from typing import Iterator, Mapping, MutableMapping, Sequence
 
 from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
 from launch.folder import RENDEZVOUS, Folder, private_folder
-from pipeline.failure import FILES, SPACE, explain, first_loss, limited, noted
+from pipeline.failure import FILES, SPACE, explain, limit_remedy
+from pipeline.heartbeat import report_loss, reported_loss
 
 HUNG = "hung/{}"  # in the store: how often rank 0 has found a rank hung; the server then kills it
 CTRL_C = "ctrl_c"  # in the store: set while rank 0 handles Ctrl-C itself
@@ -153,7 +154,7 @@ def allow_files(world: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ValueError(f"a rank of {world} may need {needed} open files, but {limited(FILES)}")
+        raise ValueError(f"a rank of {world} may need {needed} open files, but {limit_remedy(FILES)}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
@@ -168,7 +169,7 @@ def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
     with private_folder() as folder, _noting_stops(folder) as stops:
         ranks = start_ranks(command, folder, world, range(world), range(1, world) if recovers else ())
         ended = _await(ranks, stops)
-        loss = noted(Folder(folder))
+        loss = reported_loss(Folder(folder))
     if stops:
         return EXIT_STOPPED + stops[0]
     if ended.get(0) == EXIT_LOST:
@@ -218,7 +219,7 @@ def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
 def lost(ranks: Ranks, folder: str) -> str:
     """Return why a run is lost, if a rank has ended that is not started again, else an empty string."""
     ended = ranks.ended()
-    return reason_of(ended, noted(Folder(folder))) if ended else ""
+    return reason_of(ended, reported_loss(Folder(folder))) if ended else ""
 
 
 def kill_all() -> None:
@@ -228,7 +229,7 @@ def kill_all() -> None:
 
 
 def _exit_code(ended: dict[int, int], loss: str) -> int:
-    """Return the exit code of a run from those of its ranks. `loss` is what the ranks have noted of a lost peer.
+    """Return the exit code of a run from those of its ranks. `loss` is what the ranks have reported of a lost peer.
 
     Print what no rank could: which rank was killed, or has ended without a message.
     """
@@ -237,13 +238,13 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
     if not bad or (first > 0 and first not in (EXIT_WRONG, EXIT_LOST)):
         return first  # 0, or the command's own
     is_wrong = EXIT_WRONG in bad.values()
-    if message := loss if is_wrong else reason_of(bad, loss):  # if nothing is noted, rank 0 has printed it
+    if message := loss if is_wrong else reason_of(bad, loss):  # if nothing is reported, rank 0 has printed it
         say(message, "\n")
     return EXIT_WRONG if is_wrong else EXIT_LOST
 
 
 def reason_of(bad: Mapping[int, int], loss: str) -> str:
-    """Return why a run is lost: the ranks that were killed, else the noted `loss`, else the first early end, if any."""
+    """Return why a run is lost: ranks that were killed, else the reported `loss`, else the first early end, if any."""
     killed = [_death(rank, -code) for rank, code in bad.items() if code < 0]
     early = [f"rank {rank} ended too early, with exit code {code}" for rank, code in bad.items()]
     return "; ".join(killed) or loss or "".join(early[:1])
@@ -253,7 +254,7 @@ def _death(rank: int, number: int) -> str:
     message = f"rank {rank} was killed ({signal.Signals(number).name})"
     if number == signal.SIGKILL:
         return f"{message}: by hand, or by the system if memory ran short, as dmesg would show"
-    reason = limited(SPACE) if number != signal.SIGTERM else ""
+    reason = limit_remedy(SPACE) if number != signal.SIGTERM else ""
     return f"{message}: {reason}" if reason else message
 
 
@@ -272,7 +273,7 @@ def keep_ctrl_c() -> None:
 
 def note(loss: str) -> None:
     """Note a loss for the launcher, which reports the first one of all its ranks."""
-    first_loss(Folder(os.environ[RENDEZVOUS]), loss)
+    report_loss(Folder(os.environ[RENDEZVOUS]), loss)
 
 
 # --- the process that forks the ranks ---------------------------------------------------------------------------------

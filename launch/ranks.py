@@ -28,7 +28,8 @@ from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
 from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
-from pipeline.failure import Heartbeat, PeerLost, explain, guarded
+from pipeline.failure import PeerLost, explain, guarded
+from pipeline.heartbeat import Heartbeat
 from pipeline.sockets import FolderDoor
 from pipeline.trace import OFF, REAL, NoTrace, forget
 from tp.links import Placement
@@ -134,7 +135,7 @@ class Member:
             send_time(store, range(1, placement.world), machine())
         elif config.trace and not comes_again:  # rank 0 sends the time at its own start only
             learn_time(store, number, machine(), self.trace)
-        return Rank(spec, wires, self.trace, busy=self.heartbeat.busy, rejoin=self.rejoin)
+        return Rank(spec, wires, self.trace, busy=self.heartbeat.busy_shares, rejoin=self.rejoin)
 
     def rejoin(self, loss: PeerLost) -> None:
         """Connect all ranks again after a loss; raises PeerLost if that is impossible, or if a rank does not come."""
@@ -170,7 +171,7 @@ class Member:
         """Release whatever the rank holds, in a program that continues; has no effect after `leave`."""
         self.trace.close()
         if self.wires is not None and self.heartbeat is not None:
-            self.heartbeat.stop(outlive=not self.heartbeat.lost)
+            self.heartbeat.stop(outlive=not self.heartbeat.first_loss)
             if self._epochs is not None:
                 self._epochs.cut()
                 self._epochs.close()
@@ -202,7 +203,7 @@ class Member:
             say(reason, "\n")
         self._prints = False  # `lose` must not print another one
         if self.heartbeat is not None:
-            self.heartbeat.note(reason)
+            self.heartbeat.report_at_once(reason)
         elif launched():
             processes.note(reason)
         time.sleep(self._linger)
@@ -273,7 +274,7 @@ def _in_group(member: Member, meeting: Meeting) -> Iterator[Rank]:
         ends.callback(member.drop)
         rank = member.connect(meeting, member.fail)
         yield rank
-        if not (member.heartbeat and member.heartbeat.lost):
+        if not (member.heartbeat and member.heartbeat.first_loss):
             member.leave(outlive=True)
     join_traces(rank.spec)
 

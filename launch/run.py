@@ -25,7 +25,7 @@ from launch.ranks import Member, alone, connect, leave_groups
 from launch.trace import join_traces
 from launch.wiring import Rank
 from launch.words import resolve
-from pipeline.failure import PeerLost, foreseen
+from pipeline.failure import PeerLost, is_expected
 from pipeline.trace import NoTrace
 
 Main = Callable[[Pipeline], None]
@@ -54,7 +54,7 @@ def run(command: Command, argv: Sequence[str]) -> int:
     try:
         code = _run(command, argv)
     except (Exception, KeyboardInterrupt) as error:
-        if not foreseen(error):
+        if not is_expected(error):
             raise
         code = ended_by(error, "debug=true" in argv, note if launched() else say)
     if code >= EXIT_STOPPED:

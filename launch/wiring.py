@@ -14,7 +14,8 @@ import torch.distributed as dist
 from config.profiles import Profile
 from launch.build import build_stage
 from launch.spec import RankSpec
-from pipeline.failure import Heartbeat, PeerLost
+from pipeline.failure import PeerLost
+from pipeline.heartbeat import Heartbeat
 from pipeline.requests import no_recovery
 from pipeline.stage import run_stage
 from pipeline.trace import REAL, Clock, Meter, NoTrace
@@ -91,11 +92,11 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
     mine = placement.group(rank)
     groups = {ranks: dist.new_group(list(ranks), backend="gloo", timeout=IDLE)
               for ranks in placement.groups if len(ranks) > 1}
-    group = DistGroup(groups.get(mine), mine, mine.index(rank), heartbeat.loss)
+    group = DistGroup(groups.get(mine), mine, mine.index(rank), heartbeat.wait_for_loss)
     inbox = Inbox(trace, placement.peers(rank)[0].ordered, meter)
 
     def connect(peers: Peers) -> Any:
-        return ProcessLink(peers, heartbeat.failed, trace, inbox)
+        return ProcessLink(peers, heartbeat.report_failure, trace, inbox)
 
     return _wires(rank, placement, connect, (cluster, trace), group, meter)
 

@@ -15,7 +15,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Iterable, NamedTuple, Sequence
 
-from pipeline.failure import broken, guarded
+from pipeline.failure import broken_connection, guarded
 from pipeline.keys import Keys, encrypted
 from pipeline.transport import WIRES, Peers, Wire
 
@@ -208,7 +208,7 @@ class Connections:
             connection.sendall(GREETING.pack(MARK, door.epoch, kind, self._own))
             connection.settimeout(None)
         except (OSError, ValueError) as error:
-            raise broken(peer) from error
+            raise broken_connection(peer) from error
 
     def accept(self, door: Door) -> None:
         """Accept the next missing peer, if one connects soon."""

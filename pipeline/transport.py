@@ -16,7 +16,7 @@ from typing import Any, Iterable, NamedTuple, Protocol, Sequence
 import torch
 from torch import Tensor
 
-from pipeline.failure import Failure, PeerLost, broken, explain, guarded
+from pipeline.failure import Failure, PeerLost, broken_connection, explain, guarded
 from pipeline.messages import Header, Message, Prune, Stop, facts_of, packets, receive
 from pipeline.trace import OFF, Meter, NoTrace
 
@@ -212,7 +212,7 @@ class Wire:
         try:
             self.out[peer].sendall(_bytes(x))
         except OSError as error:
-            raise broken(peer) from error
+            raise broken_connection(peer) from error
 
     def recv(self, x: Tensor, peer: int) -> None:
         """Fill a tensor with the next bytes from a peer."""
@@ -221,10 +221,10 @@ class Wire:
             while left:
                 count = connection.recv_into(left)
                 if not count:
-                    raise broken(peer)
+                    raise broken_connection(peer)
                 left = left[count:]
         except OSError as error:
-            raise broken(peer) from error
+            raise broken_connection(peer) from error
 
 
 def _bytes(x: Tensor) -> memoryview:

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from launch.console import NEEDED, enter, interrupt, missing_package
-from pipeline.failure import SPACE, limited, shortage
+from pipeline.failure import SPACE, limit_remedy, shortage
 
 LIBRARIES = 1 << 30  # bytes of address space, with a margin, that torch and transformers take before a model is read
 
@@ -34,7 +34,7 @@ def _check_memory() -> None:
     """Exit with a message if the libraries would exceed a memory limit: C++ would end the process without one."""
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most != resource.RLIM_INFINITY and most < LIBRARIES:
-        print(f"flowspec: there is not enough memory for torch alone: {limited(SPACE)}", file=sys.stderr)
+        print(f"flowspec: there is not enough memory for torch alone: {limit_remedy(SPACE)}", file=sys.stderr)
         sys.exit(2)
 
 

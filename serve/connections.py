@@ -119,7 +119,7 @@ class LoopErrorHandler:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in FILES.numbers:
+        if not isinstance(error, OSError) or error.errno not in FILES.error_numbers:
             loop.default_exception_handler(context)
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + LOG_INTERVAL

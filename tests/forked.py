@@ -25,7 +25,7 @@ from launch.folder import RENDEZVOUS, Folder, private_folder
 from launch.hosts.board import BOARD
 from launch.processes import LAUNCHER
 from launch.run import run
-from pipeline.failure import LOSS_KEY
+from pipeline.heartbeat import LOSS_KEY
 from scripts import generate
 from tests.saved import Command, leaving_nothing, wait_until
 

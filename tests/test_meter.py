@@ -7,7 +7,7 @@ import pytest
 
 from launch.folder import Folder
 from pipeline import trace as meter
-from pipeline.failure import Heartbeat
+from pipeline.heartbeat import Heartbeat
 from pipeline.messages import Stop
 from pipeline.transport import Inbox
 from tests.saved import wait_until
@@ -70,8 +70,8 @@ def test_every_rank_hears_how_busy_the_others_are(tmp_path):
     for each in ranks:
         each.start(print)
     with ranks[1].meter:
-        assert wait_until(lambda: ranks[0].busy()[1] > 0.9, 30)
-        assert ranks[0].busy()[0] == 0.0
-        assert ranks[1].busy() == ranks[0].busy()
+        assert wait_until(lambda: ranks[0].busy_shares()[1] > 0.9, 30)
+        assert ranks[0].busy_shares()[0] == 0.0
+        assert ranks[1].busy_shares() == ranks[0].busy_shares()
     for each in ranks:
         each.stop()

@@ -23,8 +23,9 @@ from config.presets import ROOT
 from launch import processes, ranks
 from launch.folder import DIGITS, Folder, private_folder
 from launch.processes import spawn
-from pipeline import failure as loss
-from pipeline.failure import LOSS_KEY, PeerLost
+from pipeline import failure
+from pipeline.failure import PeerLost
+from pipeline.heartbeat import LOSS_KEY
 from serve import running
 from serve.engine import Health
 from tests.forked import command
@@ -343,19 +344,19 @@ def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(monkeypatch):
 ])
 def test_what_a_machine_has_too_little_of_is_reported_with_what_to_do(monkeypatch, error, message):
     def limit(most):
-        monkeypatch.setattr(loss.resource, "getrlimit", lambda which: (most, most))
+        monkeypatch.setattr(failure.resource, "getrlimit", lambda which: (most, most))
 
     limit(900_000_000)
-    assert loss.explain(error).startswith(message) and "raise it, as in ulimit" in loss.explain(error)
-    limit(loss.resource.RLIM_INFINITY)
-    assert loss.explain(error).startswith(message) and "end other programs" in loss.explain(error)
-    assert loss.foreseen(error) and "\n" not in loss.explain(error)
+    assert failure.explain(error).startswith(message) and "raise it, as in ulimit" in failure.explain(error)
+    limit(failure.resource.RLIM_INFINITY)
+    assert failure.explain(error).startswith(message) and "end other programs" in failure.explain(error)
+    assert failure.is_expected(error) and "\n" not in failure.explain(error)
 
 
 def test_what_is_nobodys_want_keeps_its_own_words():
-    assert loss.shortage(ValueError("the cache is full")) == ""
-    assert loss.explain(ValueError("the cache is full")) == "the cache is full"
-    assert loss.explain(KeyError(5)) == "KeyError: 5" and not loss.foreseen(KeyError(5))
+    assert failure.shortage(ValueError("the cache is full")) == ""
+    assert failure.explain(ValueError("the cache is full")) == "the cache is full"
+    assert failure.explain(KeyError(5)) == "KeyError: 5" and not failure.is_expected(KeyError(5))
 
 
 def test_a_command_whose_modules_find_no_memory_says_so():

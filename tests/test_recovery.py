@@ -22,7 +22,8 @@ from launch.folder import Folder
 from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.failure import END, LOSS_KEY, Heartbeat, PeerLost, broken
+from pipeline.failure import PeerLost, broken_connection
+from pipeline.heartbeat import END_COUNT, LOSS_KEY, Heartbeat
 from pipeline.sockets import GREETING, MARK, Connections, FolderDoor, shut_down
 from pipeline.trace import rank_files, read
 from pipeline.transport import CONTROL, DATA, Peers, Wire
@@ -177,7 +178,7 @@ def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, mo
         way = wire.out[peer]
         way.sendall(memoryview(x.view(torch.uint8).numpy())[:x.nbytes // 2])
         shut_down(way)
-        raise broken(peer)
+        raise broken_connection(peer)
 
     with opened(saved) as pipeline:
         monkeypatch.setattr(Wire, "send", cut)
@@ -226,7 +227,7 @@ def coming(folder, patience):
 def test_a_rank_waits_for_a_rank_0_that_has_been_silent_for_longer_than_the_timeout(tmp_path):
     store = Folder(str(tmp_path))
     with coming(str(tmp_path), 600.0) as (heartbeat, ended):
-        assert wait_until(lambda: heartbeat.silent() == [0], 60)
+        assert wait_until(lambda: heartbeat.silent_peers() == [0], 60)
         time.sleep(5 * LOOK)
         assert ended == []
         store.add(EPOCH, 1)
@@ -242,7 +243,7 @@ def test_a_rank_0_that_stays_silent_ends_the_waiting(tmp_path, patience, silent)
 
 
 def test_a_rank_0_that_has_ended_is_not_waited_for(tmp_path):
-    Folder(str(tmp_path)).add("heartbeat/0", END)
+    Folder(str(tmp_path)).add("heartbeat/0", END_COUNT)
     with coming(str(tmp_path), 600.0) as (_, ended):
         pass
     assert ended == ["rank 0 has ended"]
@@ -253,7 +254,7 @@ def test_who_has_not_listened_finds_nobody_silent(tmp_path):
     heartbeat.start(lambda loss: None)
     heartbeat.stop()
     time.sleep(0.2)
-    assert heartbeat.silent() == []
+    assert heartbeat.silent_peers() == []
 
 
 # --- commands and servers ---------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 19_740,
-    "model": 57_369,
-    "pipeline": 26_772,
+    "model": 57_368,
+    "pipeline": 26_846,
     "tp": 5_825,
     "sim": 7_749,
-    "launch": 50_704,
+    "launch": 50_724,
     "eval": 39_627,
     "serve": 19_013,
     "eval/dsi": 15_936,

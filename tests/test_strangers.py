@@ -20,7 +20,7 @@ from launch.hosts.board import Board, Line
 from launch.hosts.rendezvous import NumberDoor, reaches
 from launch.hosts.store import Entries, Store, StoreClient, StoreServer, shut_down
 from launch.trace import learn_time, send_time
-from pipeline.failure import Heartbeat
+from pipeline.heartbeat import Heartbeat
 from pipeline.sockets import STRANGERS
 from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost

@@ -16,8 +16,9 @@ import torch
 from config.presets import ROOT
 from eval.observe.timeline_page import page
 from launch.folder import Folder
-from pipeline import failure, trace, transport
-from pipeline.failure import BEAT, Heartbeat, guarded
+from pipeline import heartbeat, trace, transport
+from pipeline.failure import guarded
+from pipeline.heartbeat import BEAT_SECONDS, Heartbeat, report_loss
 from pipeline.messages import Header, Reset, Segment
 from pipeline.trace import Trace, merge, read
 from pipeline.transport import Peers, ProcessLink, Wire
@@ -40,7 +41,7 @@ def poison(sick: int, thread: str, rank: int) -> None:
     def start(name, run, failed):
         return guarded(name, die if (rank, name) == (sick, thread) else run, failed)
 
-    for module in (transport, devices, failure):
+    for module in (transport, devices, heartbeat):
         module.guarded = start
 
 
@@ -147,29 +148,29 @@ def test_what_is_noted_first_is_what_all_tell_and_a_terminal_does_not_obey_it(tm
     store = Folder(str(tmp_path))
     beating, found = heard(store, timeout=30)
     other, _ = heard(store, rank=1, timeout=30)
-    other.note("rank 1 failed: \33[2J\rno room")
-    beating.note("rank 0 failed: too late")
+    other.report_at_once("rank 1 failed: \33[2J\rno room")
+    beating.report_at_once("rank 0 failed: too late")
     assert wait_until(lambda: found, 10) and found == ["rank 1 failed: \\x1b[2J\\rno room"]
-    assert beating.loss() == found[0]
+    assert beating.wait_for_loss() == found[0]
     (tmp_path / "heartbeat%2Flost").write_bytes(b"\xff\xfe" + b"x" * 5000)
-    assert len(failure.first_loss(store, "")) < 1100
+    assert len(report_loss(store, "")) < 1100
 
 
 def test_who_slept_itself_listens_again_before_it_calls_others_silent(tmp_path, monkeypatch):
     store = Folder(str(tmp_path))
     now = [0.0]
-    beats = iter([BEAT, 60.0])
+    beats = iter([BEAT_SECONDS, 60.0])
     beating = Heartbeat(store, 0, 3, timeout=10)
-    monkeypatch.setattr(failure.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     heard = []
 
     def wait(seconds):
-        heard.append(beating.silent())
+        heard.append(beating.silent_peers())
         now[0] = next(beats, now[0])
         return len(heard) == 3
 
-    monkeypatch.setattr(beating._ended, "wait", wait)
-    beating._listen_again()
+    monkeypatch.setattr(beating._is_stopped, "wait", wait)
+    beating._restart_timeouts()
     beating._beat()
     assert now[0] == 60.0 and heard == [[], [], []]
 

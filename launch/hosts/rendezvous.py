@@ -32,7 +32,8 @@ from launch.hosts.store import Entries, Store, StoreClient, StoreServer
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
 from launch.spec import RankSpec
-from pipeline.failure import PeerLost, noted
+from pipeline.failure import PeerLost
+from pipeline.heartbeat import reported_loss
 from pipeline.sockets import BoardDoor
 
 PATIENCE = 15  # seconds for a present board to reply, and for late boards to receive the reason of an end
@@ -257,7 +258,7 @@ class Coordinator(Rendezvous):
         return prepared
 
     def _look_after(self) -> str:
-        if failed := noted(self._store):
+        if failed := reported_loss(self._store):
             return failed
         first = self._store.add(EPOCH, 0) == 1
         patience = math.inf if first else self._server.patience or math.inf
@@ -404,7 +405,7 @@ class Spare(Participant):
         patience = AT_ONCE * (1 + self.board.rank - self.board.world)
         while self.board.is_spare:
             time.sleep(LOOK)
-            if loss := noted(self._store):
+            if loss := reported_loss(self._store):
                 raise PeerLost(loss)
             epoch, now = self._store.add(EPOCH, 0), time.monotonic()
             if epoch < 2 or self._store.add(OPEN, 0) == epoch:
