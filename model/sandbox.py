@@ -123,9 +123,9 @@ def _close_others(kept: int) -> None:
 
 def _silence() -> None:
     """Leave nothing at the terminal or in a core file when native code ends the process for lack of memory."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    with open(os.devnull, "w", encoding="ascii") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

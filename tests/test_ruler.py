@@ -16,7 +16,7 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 19_740,
-    "model": 57_368,
+    "model": 57_378,
     "pipeline": 26_846,
     "tp": 5_825,
     "sim": 7_749,
