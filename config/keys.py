@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any, ClassVar, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from config import files
+from config.old_names import advice_for
 
 Kind = TypeVar("Kind")
 SIMILAR = 0.5  # difflib ratio from which a name is suggested
@@ -163,7 +164,8 @@ def _pair(word: str, keys: Mapping[str, Option]) -> tuple[str, str]:
     if files.HALF.search(value):
         raise ValueError(f"{key} has bytes that are not UTF-8: write it in UTF-8")
     if key not in keys:
-        raise ValueError(f"unknown key {key}: {nearest(key, keys) or '--help shows them all'}")
+        hint = advice_for(key, keys) or nearest(key, keys) or "--help shows them all"
+        raise ValueError(f"unknown key {key}: {hint}")
     return key, value
 
 

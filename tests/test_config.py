@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from config.cli import flat, help_text, parse
-from config.keys import options
+from config.keys import options, parsed
 from config.methods import METHODS
+from config.old_names import OLD_NAMES, advice_for
 from config.presets import PRESETS, ROOT, absent
 from config.run_config import Growth, RunConfig, TreeConfig
 from config.serve_config import ServeConfig
+from eval.keys import EvalConfig
 from launch.run import prepare
+from tests.checkpoints import refused
 
 
 def test_nothing_said_means_the_toy_preset() -> None:
@@ -240,3 +243,30 @@ def test_a_configuration_is_checked_when_it_is_made_in_python_too() -> None:
         RunConfig(temperature=-2)
     with pytest.raises(dataclasses.FrozenInstanceError):
         RunConfig().seed = 1  # type: ignore[misc]
+
+
+def test_every_old_name_in_the_page_on_moving_is_a_key_or_known_with_the_key_of_today():
+    page = (ROOT / "docs" / "moving.md").read_text(encoding="utf-8")
+    table = page.partition("## Options")[2].partition("## Figures")[0]
+    left = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    names = {name for cell in left for name in re.findall(r"`(\w+)`", cell)}
+    keys = {option.name: option for option in options(RunConfig)}
+    assert {"init_topk", "num_stage", "draft_gen_sort_score", "question_end"} <= names
+    assert sorted(name for name in names if name not in keys and not advice_for(name, keys)) == []
+
+
+@pytest.mark.parametrize(("word", "advice"), [
+    ("init_topk=10", "unknown key init_topk: write width=NUMBER"),
+    ("expand_subseq_token=16", "unknown key expand_subseq_token: write subseq_token=NUMBER"),
+    ("num_stage=5", "unknown key num_stage: write stages=NUMBER, without rank 0"),
+    ("none_expand=true", "unknown key none_expand: it is on, and ablate=none_expand turns it off")])
+def test_an_old_name_is_answered_with_the_key_of_today(word, advice):
+    with refused(advice):
+        parsed([word], {option.name: option for option in options(RunConfig)})
+
+
+def test_the_keys_of_today_that_old_names_lead_to_exist():
+    keys = {option.name for kind in (RunConfig, EvalConfig) for option in options(kind)}
+    assert {key for key, _ in OLD_NAMES.values()} <= keys
+    assert keys.isdisjoint(OLD_NAMES.keys() - {"temperatures"})
+    assert advice_for("init_topk", {"stages"}) == "", "the command has no width"

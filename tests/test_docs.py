@@ -8,6 +8,7 @@ import pytest
 from config.cli import EXAMPLES
 from config.methods import METHODS
 from config.presets import ROOT
+from config.schema.families import FAMILIES
 from tests.sources import FLOORS
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -82,3 +83,16 @@ def test_the_readmes_program_runs_in_few_lines(capfd):
     assert len(program.splitlines()) <= 15
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
     assert len(capfd.readouterr().out.split()) > 20
+
+
+def test_the_families_of_the_readme_are_those_of_the_page_on_models():
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    table = page.partition("## Families")[2].partition("- **Tests.**")[0]
+    rows = [row.split("|") for row in table.splitlines() if row.startswith("| `")][1:]
+    kinds = {kind for row in rows for kind in re.findall(r"`(\w+)`", row[1])}
+    cells = (re.sub(r"\(.*?\)|1 to 3\.2|also 16k|but 350m|dense", "", row[2]) for row in rows)
+    models = {name.strip() for cell in cells for name in re.split("[,;]", cell)} - {""}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = readme.partition("[Families](docs/models.md#families): ")[2].partition(". Others")[0]
+    assert kinds == set(FAMILIES)
+    assert {name.strip() for name in " ".join(listed.split()).split(",")} == models

@@ -15,7 +15,7 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 19_740,
+    "config": 20_006,
     "model": 57_378,
     "pipeline": 26_846,
     "tp": 5_825,

@@ -1,0 +1,35 @@
+"""Names of keys in the original program and in earlier versions, for messages about unknown keys.
+
+docs/moving.md explains those of the original.
+"""
+from __future__ import annotations
+
+from typing import Collection
+
+# the old name: the key of today, and what to write
+OLD_NAMES = {
+    **dict.fromkeys(("init_topk", "expand_topk", "stream_topk"), ("width", "write width=NUMBER")),
+    **dict.fromkeys(("init_subseq_token", "expand_subseq_token", "stream_subseq_token"),
+                    ("subseq_token", "write subseq_token=NUMBER")),
+    **dict.fromkeys(("none_expand", "none_expand_size", "none_expand_depth"),
+                    ("ablate", "it is on, and ablate=none_expand turns it off")),
+    **dict.fromkeys(("draft_gen_sort_score", "score_order"),
+                    ("ablate", "it is on, and ablate=score_order turns it off")),
+    **dict.fromkeys(("question_begin", "question_end"), ("questions", "write questions=BEGIN:END")),
+    **dict.fromkeys(("hardware", "set_network", "rate_mbps"),
+                    ("wires", "type sudo bash scripts/netem.sh, or give wires= on an emulated cluster")),
+    **dict.fromkeys(("master_addr", "master_port"), ("master", "write master=HOST:PORT")),
+    "num_stage": ("stages", "write stages=NUMBER, without rank 0"),
+    "temperatures": ("temperature", "write temperature=NUMBER; an evaluation takes temperatures"),
+    "recover_seconds": ("recover", "write recover=SECONDS"),
+    "opt_threshold": ("policy", "write policy=opt:NUMBER"),
+    "tp_shares": ("tp", "write tp=SPEED,SPEED"),
+    "run_pipeinfer": ("lookahead", "write lookahead=NUMBER"),
+    "prune": ("ablate", "it is on, and ablate=prune turns it off"),
+}
+
+
+def advice_for(old_name: str, keys: Collection[str]) -> str:
+    """Return what to write in place of an old name, or an empty text if it is none, or a command lacks the key."""
+    key, advice = OLD_NAMES.get(old_name, ("", ""))
+    return advice if key in keys else ""
