@@ -394,6 +394,7 @@ class Ring:
         self.unanswered = 0  # messages of the last `ping` that have not come back
         self.stopped = False
         self.epoch = 0  # number of times that all ranks have reconnected
+        self.loss = ""  # while a lost rank is waited for: which one, and why
         self.reconnect: Callable[[PeerLost], None] = no_recovery  # reconnects all ranks, or raises PeerLost
         self.ids: Iterator[int] = count()  # for the nodes of all requests: no id is ever used twice
         self._numbers: Iterator[int] = count()  # for the requests
@@ -534,12 +535,15 @@ class Ring:
     def recover(self, loss: PeerLost) -> None:
         """Reconnect all ranks after a loss, and start with empty stages; raises PeerLost if that fails."""
         while True:
+            self.loss = str(loss)
             self.reconnect(loss)
             self._open, self.unanswered = {}, 0
             self.reset_measurements()
             self.epoch += 1
             try:
-                return self.start()
+                self.start()
+                self.loss = ""
+                return
             except PeerLost as next_loss:
                 loss = next_loss
 

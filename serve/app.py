@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware import Middleware
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import StreamingResponse
+from fastapi.responses import RedirectResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException as NotServed
 from starlette.requests import ClientDisconnect
@@ -23,8 +23,9 @@ from serve import anthropic, responses
 from serve.answering import AnswerForm
 from serve.auth import Framing, Guard, refusal
 from serve.completions import ChatAnswer, CompletionAnswer
-from serve.engine import Engine
+from serve.engine import UNAVAILABLE, Engine
 from serve.protocol import Body, Chat, Completion, Facts, Refused, Renamed, ToTokenize, read_body
+from serve.start_line import start_lines
 from serve.text_chunks import prompt_ids
 
 PAGE = Path(__file__).with_name("page") / "chat.html"
@@ -52,7 +53,8 @@ async def _failed(request: Request, error: Exception) -> Response:
 class Server:
     """The endpoints of OpenAI's and Anthropic's protocols, and a chat page."""
 
-    GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
+    GETS = {"/": "page", "/v1": "to_page", "/v1/": "to_page", "/livez": "liveness", "/readyz": "readiness",
+            "/health": "readiness", "/metrics": "metrics", "/v1/models": "models",
             "/v1/models/{name:path}": "one_model"}
     ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[AnswerForm]]] = {  # body, translation into it, answer
         "/v1/chat/completions": (Chat, dict, ChatAnswer),
@@ -64,6 +66,7 @@ class Server:
 
     def __init__(self, engine: Engine, config: ServeConfig, model: str) -> None:
         self.engine, self.config, self.model = engine, config, model
+        self._unannounced: list[str] = []  # the server's address, until it was printed
 
     @property
     def app(self) -> FastAPI:
@@ -80,9 +83,17 @@ class Server:
                 app.add_api_route(path, getattr(self, name), methods=methods)
         return app
 
-    def begun(self, url: str) -> None:
-        """Print the address at which the server now listens."""
-        print(f"flowspec: {url}/v1", flush=True)
+    def listens(self, url: str) -> None:
+        """Announce the address at which the server now listens, once the pipeline is ready."""
+        self._unannounced = [url]
+        self.announce()
+
+    def announce(self) -> None:
+        """Print the lines of a start, once, if the server listens and its pipeline is ready."""
+        facts = self.engine.facts
+        with suppress(IndexError):  # not yet, or already
+            if facts is not None:
+                print(start_lines(self._unannounced.pop(), self.model, facts), flush=True)
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
 
@@ -90,11 +101,25 @@ class Server:
         """Return the chat page, which loads nothing and sends requests to this server only."""
         return Response(PAGE.read_bytes(), media_type="text/html", headers={"Content-Security-Policy": POLICY})
 
-    async def health(self) -> Response:
-        """Return status 200 if the ring can answer, else 503 with the reason."""
+    async def to_page(self) -> Response:
+        """Lead a person who opens the address of the API to the page."""
+        return RedirectResponse("/")
+
+    async def readiness(self) -> Response:
+        """Return status 200 if the ring can answer now, else 503 with the reason."""
+        return self._health(self.engine.health.status == "ready")
+
+    async def liveness(self) -> Response:
+        """Return status 503 if only a restart of the server helps, else 200: also while it loads or recovers."""
+        return self._health(self.engine.is_alive)
+
+    def _health(self, is_well: bool) -> Response:
         health = self.engine.health
         facts = {"status": "ok" if health.status == "ready" else health.status, "reason": health.reason}
-        return as_json(facts, 200 if health.status == "ready" else 503)
+        response = as_json(facts, 200 if is_well else UNAVAILABLE)
+        if not is_well and health.retry_seconds:
+            response.headers["Retry-After"] = str(health.retry_seconds)
+        return response
 
     async def metrics(self) -> Response:
         return Response(self.engine.figures.text(), media_type=CONTENT_TYPE_LATEST)
@@ -112,8 +137,9 @@ class Server:
 
     @property
     def _model(self) -> Facts:
+        facts = self.engine.facts
         return {"id": self.model, "object": "model", "created": 0, "owned_by": "flowspec",
-                "max_model_len": self.config.run.max_length}
+                "max_model_len": self.config.run.max_length, "flowspec": facts._asdict() if facts else {}}
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or of messages."""

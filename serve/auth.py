@@ -16,7 +16,8 @@ from config.serve_config import ServeConfig, is_address, is_loopback
 from serve import anthropic
 from serve.protocol import Refused
 
-OPEN = ("/", "/health")  # paths that need no key: the page, which asks for it, and the state of the pipeline
+# Paths that need no key: the page, which asks for it; the API's root, which leads there; the pipeline's state.
+OPEN = ("/", "/v1", "/v1/", "/health", "/readyz", "/livez")
 
 
 class Framing:

@@ -21,6 +21,7 @@ from pipeline.failure import explain, guarded
 from pipeline.requests import Ring
 from serve.metrics import Metrics
 from serve.protocol import Choice, Refused
+from serve.start_line import PipelineFacts
 from serve.text_chunks import Pieces, checked_prompt_ids, snapshot, speed_facts
 
 SNAPSHOT_INTERVAL = 0.05  # seconds between two snapshots of an answer
@@ -28,6 +29,7 @@ RING_INTERVAL = 1.0  # seconds between two pings of an idle ring
 TRIES = 5  # to restart a pipeline
 PAUSE = 1.0  # seconds between two tries
 UNAVAILABLE = 503  # HTTP status if the pipeline is not available
+RETRY_SECONDS = 5  # until a client that comes too early may try again
 
 
 class Ended(NamedTuple):
@@ -76,10 +78,23 @@ class ServerLimits(NamedTuple):
 
 
 class Health(NamedTuple):
-    """The state of the pipeline (loading, ready, silent, restarting, lost or stopped) and its reason."""
+    """The state of the pipeline and its reason.
+
+    It is loading, ready, recovering (a lost rank may come back), silent (the ring does not answer), restarting, lost
+    (it was given up) or stopped.
+    """
 
     status: str
     reason: str = ""
+
+    @property
+    def retry_seconds(self) -> int:
+        """Seconds until a client may try again; 0 if that changes nothing, or is not needed."""
+        return 0 if self.status in ("ready", "lost", "stopped") else RETRY_SECONDS
+
+
+def ignore_readiness() -> None:
+    """Do nothing when the pipeline is ready."""
 
 
 class Engine(RequestLoop):
@@ -92,11 +107,15 @@ class Engine(RequestLoop):
         self.prompts = ThreadPoolExecutor(1, "prompts")  # reading a long one delays no answer
         self.state = Health("loading")
         self.error: BaseException | None = None  # why the first pipeline could not be opened
+        self.facts: PipelineFacts | None = None  # of the pipeline, once it was ready
+        self.on_ready: Callable[[], None] = ignore_readiness  # called each time that the pipeline is ready
+        self._ring: Ring | None = None  # of the present pipeline
         self._waiting: list[AnswerJob] = []  # some may be finished already
         self._compiling: set[AnswerJob] = set()  # each has a place, and a thread that compiles its grammar
         self._seconds = 1.0  # that an answer takes, estimated
         self._failed = 0  # consecutive failed tries to open the pipeline
         self._patience = 0.0  # seconds within which the ring must answer
+        self._recover_seconds = 0.0  # more, within which a rank that is silent may come back
         self._pinged = self._answered = 0.0  # when the ring was last pinged, and last known to answer
         self._messages = 0  # number that had come back by then
         self._polled = 0.0  # when the shares of busy time were last read
@@ -106,18 +125,35 @@ class Engine(RequestLoop):
     @property
     def health(self) -> Health:
         """The state of the pipeline; `silent` if its ring has not answered for more than `timeout` seconds."""
-        silence = time.monotonic() - self._answered
-        if self.state.status != "ready" or silence <= self._patience:
+        ring, silence = self._ring, time.monotonic() - self._answered
+        if self.state.status != "ready":
             return self.state
-        return Health("silent", f"the ring has not answered for {silence:.0f} s: a rank hangs, although it reports "
-                                "that it is alive: restart the server; or a segment takes that long: raise timeout=")
+        if ring is not None and ring.loss:
+            return Health("recovering", f"{ring.loss}: answers wait until it is back, up to recover="
+                                        f"{self._recover_seconds:g} seconds")
+        if silence <= self._patience:
+            return self.state
+
+        symptom = f"the ring has not answered for {silence:.0f} s: "
+        if silence <= self._patience + self._recover_seconds:
+            return Health("silent", f"{symptom}a rank hangs, and has recover={self._recover_seconds:g} seconds to come "
+                                    "back; or a segment takes that long: raise timeout=")
+        return Health("silent", f"{symptom}a rank hangs, although it reports that it is alive: restart the server; or "
+                                "a segment takes that long: raise timeout=")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server works, or recovers by itself; if not, only a restart of the server helps."""
+        if self.health.status == "silent":
+            return time.monotonic() - self._answered <= self._patience + self._recover_seconds
+        return self.state.status != "lost"
 
     def check_healthy(self) -> None:
         """Raise Refused unless the pipeline can answer now."""
-        status, reason = self.health
-        if status != "ready":
-            retry = 0 if status in ("lost", "stopped") else 5
-            raise Refused(reason or f"the pipeline is {status}", code=status, status=UNAVAILABLE, retry=retry)
+        health = self.health
+        if health.status != "ready":
+            raise Refused(health.reason or f"the pipeline is {health.status}", code=health.status, status=UNAVAILABLE,
+                          retry=health.retry_seconds)
 
     def check_ready(self) -> None:
         """Raise Refused as `check_healthy` does, but not during a restart, since answers can wait for its end."""
@@ -165,10 +201,13 @@ class Engine(RequestLoop):
             self._failed, self._messages, self._answered = 0, 0, time.monotonic()
             virtual = pipeline.config.virtual  # its ring answers only while requests run
             self._patience = math.inf if virtual else pipeline.config.timeout + RING_INTERVAL
+            self._recover_seconds = pipeline.config.recovery
             self.figures.plain.set(pipeline.round_trip)
             with suppress(ValueError):  # a request with a grammar gives the reason
                 pipeline.prepare_grammars()
+            self._ring, self.facts = pipeline.ring, PipelineFacts.of(pipeline)
             self.state = Health("ready")
+            self.on_ready()
             try:
                 self.work(pipeline)
                 self._end_all()
@@ -304,7 +343,7 @@ class Engine(RequestLoop):
                 show(error, debug=False)
             say(reason)
         final = last or before == "loading" or not self.limits.restart
-        self.state = Health("lost" if final else "restarting", reason)
+        self.state, self._ring = Health("lost" if final else "restarting", reason), None
         self.error = error if before == "loading" else None
         self.figures.occupy([])
         running, self._running = self._running, []

@@ -24,6 +24,7 @@ from launch.words import resolve
 from serve.app import Server
 from serve.connections import Connection, LoopErrorHandler, connection_limits
 from serve.engine import Engine, ServerLimits
+from serve.start_line import reachable_url
 
 COMMAND = "bash run_server.sh"
 PATIENCE = 10.0  # seconds for the pipeline to close
@@ -32,28 +33,26 @@ REPORT = 5  # seconds more to send the error of the shutdown to the other client
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server that calls `begun` with its address once it listens.
+    """A uvicorn server that calls `listens` with its address, as other devices can open it, once it listens.
 
     When it shuts down, it calls `ending`: at once if nothing is under way, else after at most `LEAVE` seconds.
     """
 
-    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any],
+    def __init__(self, app: Any, config: ServeConfig, listens: Callable[[str], Any],
                  ending: Callable[[], Any]) -> None:
         most, backlog = connection_limits(config)
         connection: Any = partial(Connection, most)
         super().__init__(uvicorn.Config(
             app, config.host, config.port, http=connection, ws="none", backlog=backlog,
             timeout_graceful_shutdown=LEAVE + REPORT, log_level="error"))  # its warnings are of clients' errors
-        self._begun, self._ending = begun, ending
+        self._listens, self._ending = listens, ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         asyncio.get_running_loop().set_exception_handler(LoopErrorHandler())
-        for server in self.servers:
-            for bound in server.sockets:
-                host, port = bound.getsockname()[:2]
-                shown = f"[{host}]" if ":" in host else host
-                self._begun(f"http://{shown}:{port}")
+        addresses = [bound.getsockname() for server in self.servers for bound in server.sockets]
+        for host, port, *_ in addresses[:1]:  # a name may have two, one of each protocol
+            self._listens(reachable_url(host, port))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         leaving = asyncio.get_running_loop().call_later(LEAVE, self._ending)
@@ -99,7 +98,8 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     typed = raw_values(argv)
     folder = Path(typed.get("model_dir") or typed.get("base_dir") or "").name
     served = Server(engine, config, config.model_name or folder or preset_of(argv) or preset)
-    return engine, Listener(served.app, config, served.begun, engine.stop)
+    engine.on_ready = served.announce
+    return engine, Listener(served.app, config, served.listens, engine.stop)
 
 
 def run(engine: Engine, listener: Listener) -> int:

@@ -6,6 +6,7 @@ import errno
 import socket
 import threading
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from serve.auth import Framing
 from serve.connections import LoopErrorHandler, connection_limits
 from serve.engine import Engine, Health, ServerLimits
 from serve.running import Listener
+from serve.start_line import PipelineFacts, reachable_url, start_lines
 
 REQUEST = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -183,12 +185,68 @@ def test_the_server_refuses_it_before_anything_else_answers():
     assert (status, headers[b"connection"]) == (400, b"close")
 
 
-@pytest.mark.parametrize(("status", "code"), [
-    ("loading", 503), ("restarting", 503), ("lost", 503),
-    ("stopped", 503), ("ready", 200)])
-def test_the_health_and_the_models_agree_whether_the_server_is_ready(status, code):
+@pytest.mark.parametrize(("status", "ready", "alive", "retry"), [
+    ("loading", 503, 200, b"5"), ("restarting", 503, 200, b"5"), ("recovering", 503, 200, b"5"),
+    ("silent", 503, 200, b"5"), ("hung for good", 503, 503, b"5"), ("lost", 503, 503, None),
+    ("stopped", 503, 200, None), ("ready", 200, 200, None)])
+def test_readiness_health_and_models_agree_and_liveness_fails_only_where_a_restart_helps(status, ready, alive, retry):
     engine = Engine(lambda: None, ServerLimits(1, 1, 1))
-    engine.state, engine._patience = Health(status), float("inf")
+    engine.state, engine._patience = Health("ready"), float("inf")
+    if status == "recovering":
+        engine._ring = SimpleNamespace(loss="rank 2 was lost: its connection broke")
+    elif status in ("silent", "hung for good"):
+        engine._patience, engine._recover_seconds = 0, float("inf") if status == "silent" else 0
+    else:
+        engine.state = Health(status)
+    server = Server(engine, ServeConfig.of(api_key="k"), "toy")
+    key = ((b"host", b"localhost"), (b"x-api-key", b"k"))
+    for path in ("/health", "/readyz", "/v1/models", "/v1/models/toy"):
+        code, headers = response(server.app, path=path, headers=key)
+        assert (code, headers.get(b"retry-after")) == (ready, retry)
+    assert response(server.app, path="/livez")[0] == alive  # without a key
+
+
+def test_the_root_of_the_api_leads_to_the_page():
+    server = Server(None, ServeConfig.of(api_key="k"), "toy")
+    for path in ("/v1", "/v1/"):
+        code, headers = response(server.app, path=path)
+        assert (code, headers[b"location"]) == (307, b"/")
+
+
+# --- the lines of a start ---------------------------------------------------------------------------------------------
+
+FACTS = PipelineFacts("streaming", "eagle+suffix", 4, "0+7+7+8+8", "emulated", "jetson-7b")
+
+
+def test_the_start_names_page_api_model_stages_method_and_end():
+    assert start_lines("http://192.168.1.7:8000", "smollm2", FACTS).splitlines() == [
+        "flowspec: ready",
+        "  page    http://192.168.1.7:8000",
+        "  API     http://192.168.1.7:8000/v1",
+        "  model   smollm2, 4 stages, layers 0+7+7+8+8",
+        "  method  streaming, guesses from eagle+suffix   times emulated as jetson-7b",
+        "  end     Ctrl-C"]
+    plain = start_lines("http://[::1]:8000", "toy", PipelineFacts("ar", "none", 1, "8", "real", ""))
+    assert "http://[::1]:8000   this machine only; for others add host=0.0.0.0 api_key=SECRET" in plain
+    assert "  model   toy, 1 stage, layers 8\n  method  ar\n" in plain
+
+
+@pytest.mark.parametrize(("host", "way", "url"), [
+    ("127.0.0.1", "10.0.0.9", "http://127.0.0.1:8000"), ("0.0.0.0", "10.0.0.9", "http://10.0.0.9:8000"),
+    ("::", "10.0.0.9", "http://10.0.0.9:8000"), ("0.0.0.0", "", f"http://{socket.gethostname()}:8000"),
+    ("fd00::7", "", "http://[fd00::7]:8000")])
+def test_the_address_of_the_page_is_one_that_another_device_can_open(monkeypatch, host, way, url):
+    monkeypatch.setattr("serve.start_line.way_to", lambda address: way)
+    assert reachable_url(host, 8000) == url
+
+
+def test_a_start_is_announced_once_whichever_comes_first(capsys):
+    engine = Engine(lambda: None, ServerLimits(1, 1, 1))
     server = Server(engine, ServeConfig.of(), "toy")
-    for path in ("/health", "/v1/models", "/v1/models/toy"):
-        assert response(server.app, path=path)[0] == code
+    server.announce()
+    server.listens("http://127.0.0.1:8000")
+    assert not capsys.readouterr().out
+    engine.facts = FACTS
+    server.announce()
+    server.announce()  # after a restart
+    assert capsys.readouterr().out.count("/v1") == 1

@@ -298,7 +298,14 @@ def test_a_command_whose_rank_0_is_stopped_for_longer_than_the_others_wait_write
 def test_a_stream_over_http_pauses_and_goes_on(saved):
     with live(f"model_dir={saved / '0+2+2'}", "template=none", "dtype=float64", "max_length=400") as server:
         asked = {"prompt": "hello", "max_tokens": 150, "stream": True, "ignore_eos": True, "temperature": 1, "seed": 2}
-        texts = []
+        texts, health = [], []
+
+        def watched(pipeline):
+            reconnect = pipeline.ring.reconnect
+            pipeline.ring.reconnect = lambda loss: (health.append((*server.engine.health, server.engine.is_alive)),
+                                                    reconnect(loss))
+
+        server.engine.call(watched).result(60)
         for accident in (False, True):
             with server.client.stream("POST", "/v1/completions", json=asked) as response:
                 events = []
@@ -311,6 +318,8 @@ def test_a_stream_over_http_pauses_and_goes_on(saved):
             texts.append("".join(piece["text"] for piece in pieces))
         assert texts[0] == texts[1] and texts[0]
         assert server.engine.health.status == "ready"
+        [(status, reason, is_alive)] = health
+        assert (status, is_alive) == ("recovering", True) and reason.startswith("rank 1 was lost: ")
 
 
 # --- what does not come back ------------------------------------------------------------------------------------------

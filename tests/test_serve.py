@@ -529,9 +529,11 @@ def test_a_key_in_the_environment_counts_and_loopback_is_distinguished_from_the_
 
 def test_the_command_serves_until_it_is_asked_to_end(tmp_path):
     with command(tmp_path, "scripts.serve", "port=0") as started:
-        assert wait_until(lambda: "/v1" in started.stdout, 60), started.stderr
-        url = started.stdout.split()[-1].removesuffix("/v1")
-        assert wait_until(lambda: httpx.get(f"{url}/health").status_code == 200, 120)
+        assert wait_until(lambda: "Ctrl-C" in started.stdout, 120), started.stderr
+        _, page, api, *_ = started.stdout.splitlines()
+        url = page.split()[1]
+        assert api.split()[1] == f"{url}/v1"
+        assert httpx.get(f"{url}/readyz").status_code == httpx.get(f"{url}/livez").status_code == 200
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "toy"
         started.process.send_signal(signal.SIGTERM)
         assert started.end(60) == 130
