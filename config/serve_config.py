@@ -26,7 +26,7 @@ class ServeConfig(CommandKeys):
     DEFAULTS = {"max_requests": 4, "reuse": True}
     COMPARES = False
     # given by each request, or not needed since answers are sent back
-    UNSUPPORTED: ClassVar[Sequence[str]] = ("prompt", "prompt_ids", "question_file", "questions", "output")
+    UNSUPPORTED: ClassVar[Sequence[str]] = ("prompt", "prompt_ids", "question_file", "questions", "output", "live")
 
     # The server
     host: str = "127.0.0.1"  # address to listen on; one that other machines can reach needs api_key or open=true

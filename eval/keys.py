@@ -128,7 +128,7 @@ class Contender(NamedTuple):
 class EvalConfig(ComparedDrafts, ComparesMethods):
     """The keys of an evaluation. `bash run_eval.sh --help` prints the comments, as it does those of `RunConfig`."""
 
-    UNSUPPORTED = ("temperature", "prompt_ids", "question_file", "answers", "reuse")
+    UNSUPPORTED = ("temperature", "prompt_ids", "question_file", "answers", "reuse", "live")
     RANGES = {"repeats": REPEATS, "concurrency": OF_RUNS["max_requests"]}
     LISTS = {**ComparesMethods.LISTS, "drafts": "asked_drafts"}
     EXAMPLES: ClassVar[str] = EXAMPLES

@@ -33,8 +33,8 @@ PLAIN = "ar"  # the method of plain decoding
 PLAIN_TOKENS = 24  # of the answer, which plain decoding writes again for a comparison
 LEAST_COMPARED = 8  # tokens of an answer that is compared
 POSITIONS = 8  # after the first token of a target pass: those for which the acceptance rate is printed
-RESTED = ("Guessing rested for {rested} of the {tokens} tokens, since plain decoding was faster on {devices}.\n"
-          "To see guesses at work: bash run_pipe.sh demo")
+RESTED = ("Guessing rested for {rested} of the {tokens} tokens, since plain decoding was faster\n"
+          "on {devices}. To see guesses at work: bash run_pipe.sh demo")
 Bar = Any  # a progress bar of tqdm
 Place = Tuple[int, int]  # of an answer: the index of its question, and its turn
 Done = Tuple[Place, Answer, Dict[str, Any]]  # an answer with its place, and its entry in `output`
@@ -79,8 +79,8 @@ def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float |
     sources = sum((Counter(answer.sources) for answer in answers), Counter())
     if sources:
         rows["guesses in the text"] = ", ".join(f"{count} of {source}" for source, count in sorted(sources.items()))
-    if config.kind != "real":
-        rows = {"figures": f"{config.kind}, profile={config.profile}: the speed of those devices", **rows}
+    if config.cluster:
+        rows = {"figures": f"{config.kind}: {config.cluster.about} (profile={config.profile})", **rows}
     lines = [f"  {name:<22}{value}" for name, value in rows.items()]
     if rested := sum(answer.plain_tokens for answer in answers):
         lines += ["", RESTED.format(rested=rested, tokens=tokens, devices=devices_of(config))]

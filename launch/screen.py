@@ -141,7 +141,7 @@ def devices_of(config: RunConfig) -> str:
     """Return what a run computes on, as messages name it."""
     if config.cluster:
         return f"the {config.kind} cluster"
-    return "these boards" if config.hosts else "this machine, where all ranks share the cores"
+    return "these boards" if config.hosts else "this machine, where ranks share cores"
 
 
 def summary(pipeline: Pipeline, generation: Generation) -> str:

@@ -24,7 +24,7 @@ class LoadConfig(ComparesMethods):
     """A measurement of load. `python3 -m scripts.bench load --help` prints the comments."""
 
     DEFAULTS = {"max_requests": 16}
-    UNSUPPORTED = ("temperature", "prompt_ids", "question_file")
+    UNSUPPORTED = ("temperature", "prompt_ids", "question_file", "live")
     RANGES = {"requests": Range(1, 100_000)}
     EXAMPLES: ClassVar[str] = """\
   python3 -m scripts.bench load

@@ -26,7 +26,7 @@ class PlanConfig(DataSetKeys):
     """One plan. `--help` prints the comments, as for `RunConfig`."""
 
     DEFAULTS = {"draft": "model"}  # not the draft of a run; it makes draft_dir a valid key
-    UNSUPPORTED = ("pipeline_type", "draft", "verify", "tp", "replicas", "prompt_ids", "question_file", "stop",
+    UNSUPPORTED = ("pipeline_type", "draft", "verify", "tp", "replicas", "prompt_ids", "question_file", "stop", "live",
                    "ignore_eos", "answers", "time", "trace", "output")
     RANGES = {"boards": Range(1, 1024, {0: "the number of the cluster, or 4"}),
               "layer_gb": Range(0.000001, 1000, {0: "the figure of the profile"}),
