@@ -15,17 +15,17 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 20_006,
+    "config": 20_008,
     "model": 57_378,
     "pipeline": 26_864,
     "tp": 5_825,
     "sim": 7_749,
-    "launch": 50_724,
-    "eval": 39_627,
+    "launch": 50_722,
+    "eval": 39_629,
     "serve": 19_755,
     "eval/dsi": 15_936,
-    "eval/load": 2_489,
-    "eval/plan": 16_641,
+    "eval/load": 2_491,
+    "eval/plan": 16_643,
     "eval/specinfer": 3_658,
     "train": 17_965,
     "scripts": 5_253,
