@@ -55,9 +55,16 @@ def lines(path: Name, remedy: str = MEND, growing: bool = False) -> Iterator[tup
 def _parse(text: str, where: str, remedy: str) -> Any:
     """Parse JSON for a tokenizer or a file, and refuse surrogates, which neither of them accepts."""
     found = parse_json(text, where, remedy)
-    if ESCAPED.search(text) and HALF.search(json.dumps(found, ensure_ascii=False)):
+    if has_half_character(text, found):
         raise ValueError(f"{where} has half a character (a surrogate): write \\u escapes of surrogates in pairs")
     return found
+
+
+def has_half_character(text: str, content: Any) -> bool:
+    """Return whether a JSON text has a surrogate without its other half; `content` is what it was parsed to."""
+    if not ESCAPED.search(text):
+        return False
+    return bool(HALF.search(json.dumps(content, ensure_ascii=False)))
 
 
 def fits(value: Any, form: Any) -> bool:
@@ -99,6 +106,8 @@ def streams(path: Name) -> bool:
 
 def check_output(path: Name, remedy: str) -> None:
     """Raise ValueError if a file cannot be written, before there is anything to write. Creates its folder."""
+    if os.path.basename(path) == "-":
+        raise ValueError(f"{path} would be a file of this name: give /dev/stdout for standard output, or {remedy}")
     with as_value_error(path, remedy):
         place = _place(path)
         if not streams(path):

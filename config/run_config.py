@@ -213,6 +213,10 @@ class RunConfig(Checked):
         for name, usual in EMULATION.items():
             if self.profile == "none" and values[name] != usual:
                 yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
+        tokens = [entry.partition(":")[0] for entry in listed(self.logit_bias)]
+        repeated = next((token for token in tokens if tokens.count(token) > 1), "")
+        if repeated:
+            yield f"logit_bias={self.logit_bias} has token {repeated} twice: leave one of them out"
         yield from _misfits(self)
         yield from _problems_of_small_models(self)
         yield from _problems_of_trees(self)

@@ -51,6 +51,8 @@ class ServeConfig(CommandKeys):
         wrong = [origin for origin in self.origins if not ORIGIN.fullmatch(origin)]
         if wrong:
             yield f"cors={self.cors} has {wrong[0]}, which is not an origin: write http://NAME or http://NAME:PORT"
+        if not is_known(self.host):
+            yield f"host={self.host} is no address, and no name that this machine can look up: give its own address"
         if not self.api_key and not self.open and not is_loopback(self.host):
             yield f"host={self.host} can be reached by other machines: add api_key=SECRET, or open=true if everybody " \
                   "there may send requests, or leave host out"
@@ -65,6 +67,15 @@ class ServeConfig(CommandKeys):
     def origins(self) -> tuple[str, ...]:
         """The origins of the key `cors`."""
         return listed(self.cors)
+
+
+def is_known(host: str) -> bool:
+    """Return whether this is an address, or a name that has one; an empty text means all addresses."""
+    if not host or is_address(host):
+        return True
+    with suppress(OSError, UnicodeError):
+        return bool(socket.getaddrinfo(host, None))
+    return False
 
 
 def is_loopback(host: str) -> bool:

@@ -257,7 +257,10 @@ def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
         raise ValueError(f"this board is rank {board.rank}, but requests come from rank 0: start this on the board of "
                          f"{board.named(0)}, and bash run_jetson.sh here")
     _begin_groups()
-    say(f"on each of the other boards: bash run_jetson.sh {shlex.join(resolved.words)}")
+    words = [word for word in resolved.words if not word.startswith("keys=")]
+    has_keys = len(words) < len(resolved.words)
+    own_keys = ", with keys=FOLDER if its own keys are not in keys/" if has_keys else ""
+    say(f"on each of the other boards: bash run_jetson.sh {shlex.join(words)}{own_keys}")
     with ExitStack() as ends:
         with environment_kept(*RENDEZVOUS_VARIABLES):
             coordinator = ends.enter_context(closing(Coordinator(board)))

@@ -110,6 +110,22 @@ def own_template(folder: Name, file: str = "") -> str:
     return "\n".join(words).strip()
 
 
+def check_template_links(folder: Path) -> None:
+    """Raise ValueError for a template that is a link out of a model's folder, since it may lead to a private file.
+
+    The hub's own programs store files as links to `blobs`.
+    """
+    home = folder.resolve()
+    allowed = [home]
+    if home.parent.name == "snapshots":
+        allowed.append(home.parent.parent / "blobs")
+    for path in (folder / ALONE, *folder.glob("additional_chat_templates/*")):
+        target = path.resolve()
+        if path.is_symlink() and not any(root in target.parents for root in allowed):
+            raise ValueError(f"{path} is a link to {target}, outside of its folder: copy the file itself there, or "
+                             "delete the link")
+
+
 class TemplateError(ValueError):
     """A failure of a tokenizer's own template; `why` is the template's message."""
 
@@ -131,6 +147,7 @@ class Text:
         if not any((self.folder / name).is_file() for name in VOCABULARIES):
             raise ValueError(f"{self.folder} has no tokenizer ({', '.join(VOCABULARIES)}); copy the model's tokenizer "
                              f"files there, or give token ids with prompt_ids=")
+        check_template_links(self.folder)
         present = [name for name in SETTINGS if (self.folder / name).is_file()]
         self._held = {name: read_json(self.folder / name) for name in present}
         if self._held.get("tokenizer_config.json", {}).get("model_type") == "gpt2":  # only transformers writes this

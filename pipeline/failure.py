@@ -62,6 +62,9 @@ def shortage(error: BaseException) -> str:
     text = "bad_alloc" if isinstance(error, MemoryError) else str(error)
     for entry in (SPACE, THREADS, FILES):
         has_number = isinstance(error, OSError) and error.errno in entry.error_numbers
+        is_explained = entry.sentence in text  # by another rank, or further down
+        if is_explained:
+            return ""
         if has_number or any(part in text for part in entry.message_parts):
             first_line = one_line(text.splitlines()[0])
             return f"{entry.sentence} ({first_line}): {limit_remedy(entry) or entry.other_remedy}"

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple,
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from config.files import HALF
+from config.files import HALF, has_half_character
 from config.keys import Range
 from config.run_config import RANGES, SAMPLING, RunConfig
 from config.schema.untrusted import one_line, parse_object, short_repr
@@ -518,6 +518,9 @@ def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
             raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
         body = kind.model_validate(given)
         body.check()
+        for name, value in found.items():
+            if has_half_character(data.decode(), value):
+                raise Refused(f"{name} has half a character (a surrogate): write \\u escapes in pairs", name)
         return body
     except ValidationError as error:
         place, wrong = _first_error(error)

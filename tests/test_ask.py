@@ -130,6 +130,11 @@ def test_a_device_that_is_not_here_is_reported_before_the_start(unstarted, monke
         device_named("meta", "--device ")
 
 
+def test_a_dash_is_no_name_of_an_output_file(unstarted):
+    assert "/- would be a file of this name: give /dev/stdout for standard output, or choose another output=" in (
+        unstarted("output=-"))
+
+
 def test_bytes_that_are_not_utf_8_are_reported_before_the_start(unstarted):
     assert "prompt has bytes that are not UTF-8: write it in UTF-8" in unstarted("prompt=a\udcff")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -270,3 +271,23 @@ def test_the_keys_of_today_that_old_names_lead_to_exist():
     assert {key for key, _ in OLD_NAMES.values()} <= keys
     assert keys.isdisjoint(OLD_NAMES.keys() - {"temperatures"})
     assert advice_for("init_topk", {"stages"}) == "", "the command has no width"
+
+
+def test_a_token_with_two_biases_is_refused():
+    with refused("logit_bias=5:1,6:1,5:2 has token 5 twice: leave one of them out"):
+        parse(["toy", "logit_bias=5:1,6:1,5:2"])
+    assert parse(["toy", "logit_bias=5:1,6:1"]).biases == ((5, 1.0), (6, 1.0))
+
+
+def test_a_host_that_has_no_address_is_reported_as_such(monkeypatch):
+    def unknown(name: str, port: object) -> list[object]:
+        if name == "no.such.host":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [name]
+
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
+    with refused("host=no.such.host is no address, and no name that this machine can look up"):
+        parse(["toy", "host=no.such.host", "api_key=secret"], kind=ServeConfig)
+    assert parse(["toy", "host=0.0.0.0", "api_key=secret"], kind=ServeConfig).host == "0.0.0.0"
+    with refused("host=known.host can be reached by other machines: add api_key=SECRET"):
+        parse(["toy", "host=known.host"], kind=ServeConfig)

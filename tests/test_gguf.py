@@ -159,6 +159,18 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         split(tmp_path / "none.gguf", tmp_path / "out", "1", progress=False)
 
 
+def test_a_file_without_an_architecture_holds_no_model(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "none.gguf"), "llama")
+    writer.kv_data[0].pop("general.architecture")
+    writer.add_uint32("general.file_type", 0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="does not name its architecture .*, so it holds no model"):
+        unpack(tmp_path / "none.gguf", tmp_path / "out", progress=False)
+
+
 def llama3(factor: float) -> np.ndarray:
     """What llama.cpp divides each wave by in a model of Llama 3's kind."""
     sizes: dict[str, Any] = {

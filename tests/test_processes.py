@@ -353,6 +353,11 @@ def test_what_a_machine_has_too_little_of_is_reported_with_what_to_do(monkeypatc
     assert failure.is_expected(error) and "\n" not in failure.explain(error)
 
 
+def test_a_shortage_that_another_rank_has_explained_is_not_explained_again():
+    lost = failure.PeerLost(f"rank 1 failed: {failure.explain(MemoryError())}")
+    assert failure.explain(lost) == str(lost)
+
+
 def test_what_is_nobodys_want_keeps_its_own_words():
     assert failure.shortage(ValueError("the cache is full")) == ""
     assert failure.explain(ValueError("the cache is full")) == "the cache is full"

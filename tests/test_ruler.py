@@ -15,20 +15,20 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 20_008,
-    "model": 57_378,
-    "pipeline": 26_864,
+    "config": 20_157,
+    "model": 57_569,
+    "pipeline": 26_876,
     "tp": 5_825,
     "sim": 7_749,
-    "launch": 50_733,
-    "eval": 39_629,
-    "serve": 19_969,
+    "launch": 50_812,
+    "eval": 39_929,
+    "serve": 20_001,
     "eval/dsi": 15_936,
     "eval/load": 2_491,
     "eval/plan": 16_643,
     "eval/specinfer": 3_658,
     "train": 17_965,
-    "scripts": 5_253,
+    "scripts": 5_257,
     "split_and_save_models": 569,
 }
 LONGEST_FUNCTION = 520  # tokens

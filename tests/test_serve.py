@@ -295,6 +295,15 @@ def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(server):
     assert got.status_code == 200, got.text
 
 
+def test_half_a_character_in_a_body_is_refused_wherever_it_is(server):
+    start = (b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, '
+             b'"tools": [{"type": "function", "function":')
+    for function in (b'{"name": "\\ud83d"}', b'{"name": "a", "description": "\\ud83d"}',
+                     b'{"name": "a", "parameters": {"\\udc00": {}}}'):
+        wrong = server.client.post("/v1/chat/completions", content=start + function + b"}]}")
+        assert wrong.status_code == 400 and "tools has half a character" in wrong.json()["error"]["message"]
+
+
 def test_a_prompt_that_is_too_long_and_a_body_that_is_too_large_are_refused(server):
     long = server.chat("fox " * 5000)
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")

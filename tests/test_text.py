@@ -285,7 +285,7 @@ def test_a_tokenizer_may_be_larger_than_the_model_but_ids_beyond_it_end_nothing(
 
 def copied(text, folder, **settings):
     """Copy the tokenizer's folder, with other settings."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for path in text.folder.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     old = json.loads((folder / "tokenizer_config.json").read_text())
@@ -557,3 +557,23 @@ def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speak
 def test_messages_that_no_answer_follows_are_refused(llama, messages, sentence):
     with pytest.raises(ValueError, match=sentence):
         llama.chat_ids([{"role": role, "content": content} for role, content in messages], "vicuna")
+
+
+def test_a_template_that_is_a_link_out_of_its_folder_is_refused_but_not_the_hubs_own_links(llama3, tmp_path):
+    private = tmp_path / "private"
+    private.write_text("{{ messages[0].content }} secret")
+    folder = copied(llama3, tmp_path / "new")
+    (folder / "chat_template.jinja").symlink_to(private)
+    with refused(f"{folder / 'chat_template.jinja'} is a link to {private}, outside of its folder"):
+        Text(folder)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "own.jinja").write_text("{{ messages[0].content }}")
+    (folder / "chat_template.jinja").symlink_to(folder / "own.jinja")
+    assert Text(folder).prompt_text(["Hi"], "own") == "Hi"
+
+    snapshot = copied(llama3, tmp_path / "models--a--b" / "snapshots" / "0123")
+    blob = tmp_path / "models--a--b" / "blobs" / "abc"
+    blob.parent.mkdir()
+    blob.write_text("{{ messages[0].content }}!")
+    (snapshot / "chat_template.jinja").symlink_to(blob)
+    assert Text(snapshot).prompt_text(["Hi"], "own") == "Hi!"

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import zipfile
 from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Sequence
@@ -299,3 +301,25 @@ def test_every_tensor_has_one_holder_and_buffers_have_none():
     for extra in ("vision.weight", layer(3)):
         with refused(f"holds {extra}, which belongs to no rank"):
             assign([*names, extra], [0, 2, 1], tied=False)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"])
+def test_a_pipe_in_place_of_weights_is_named_without_waiting_for_it(model, name):
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / name)
+    with refused(f"{model / name} is a folder, a device or a pipe: copy the file itself there"):
+        Checkpoint(model)
+
+
+def test_a_bin_file_with_compressed_entries_is_refused_before_they_are_read(model):
+    (model / "model.safetensors").unlink()
+    path = model / "pytorch_model.bin"
+    torch.save({"x": torch.zeros(4)}, path)
+    with zipfile.ZipFile(path) as whole:
+        entries = {entry.filename: whole.read(entry) for entry in whole.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bomb:
+        for name, content in entries.items():
+            bomb.writestr(name, bytes(1 << 24) if name.endswith("data.pkl") else content)
+    with refused("pytorch_model.bin cannot be read (") as error:
+        Checkpoint(model)
+    assert "data.pkl' is compressed" in str(error.value).replace('"', "'")

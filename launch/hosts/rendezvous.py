@@ -329,6 +329,8 @@ class Participant(Rendezvous):
         """
         board = self.board
         names = board.named(0), board.named(board.rank, self._host)
+        has_address = board.master in names[0]
+        master = f"port {board.port}" if has_address else f"{board.master}:{board.port}"
         since = time.monotonic()
         late: Exception = PeerLost(LATE.format(names[0], board.wait))
         while True:
@@ -344,12 +346,12 @@ class Participant(Rendezvous):
                                    "give this board a NODE_RANK of its own")
                 late = wrong  # still the reason if that run ends before this board gives up
             except ssl.SSLError:
-                wrong = PeerLost(f"{names[0]} at {board.master}:{board.port} has no keys, or not those of the cluster "
+                wrong = PeerLost(f"{names[0]} at {master} has no keys, or not those of the cluster "
                                  f"of {names[1]}: bash scripts/make_keys.sh hosts=FILE makes them for all boards")
             except OSError as error:
                 if error.errno == errno.ECONNREFUSED:
                     since = time.monotonic()
-                wrong = PeerLost(f"{names[0]} cannot be reached at {board.master}:{board.port} from {names[1]} "
+                wrong = PeerLost(f"{names[0]} cannot be reached at {master} from {names[1]} "
                                  f"({error.strerror or error}): check MASTER_ADDR or the hosts file, the cable and the "
                                  "firewall")
             now = time.monotonic()

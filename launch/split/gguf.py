@@ -173,7 +173,10 @@ class GgufFile:
         self._tensors = {tensor.name: tensor for reader in (self._reader, *others) for tensor in reader.tensors}
         if self._value("count", 1, of="split") not in (0, len(parts)):
             raise ValueError("it is one of several parts, without its name: join them with gguf-split --merge")
-        self._name = str(self._reader.fields["general.architecture"].contents())
+        named = self._reader.fields.get("general.architecture")
+        if named is None:
+            raise ValueError("it does not name its architecture (general.architecture), so it holds no model")
+        self._name = str(named.contents())
         if self._name not in ARCHITECTURES:
             raise ValueError(f"a model of the kind {self._name} is not supported, only {', '.join(ARCHITECTURES)}")
         self._architecture = MIXTRAL if self._model_value("expert_count") and self._name == "llama" else \

@@ -22,7 +22,7 @@ from config.schema.untrusted import Name
 from launch.split.gguf import is_gguf, unpack
 from model.drafts.eagle import MAPS, borrows_embedding, fit_head, held_ahead
 from model.llama import LlamaConfig
-from model.text import TOKENIZER_FILES
+from model.text import TOKENIZER_FILES, check_template_links
 from model.weights.checkpoint import Checkpoint, sample, writing
 from model.weights.parts import (
     FLOATS,
@@ -167,6 +167,7 @@ def identify(source: Checkpoint, head: Checkpoint | None, stages: list[int], lay
 
 
 def _text_files(source: Checkpoint) -> list[str]:
+    check_template_links(source.folder)
     return [name for name in TEXT_FILES if (source.folder / name).is_file()]
 
 

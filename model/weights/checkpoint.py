@@ -100,6 +100,16 @@ def _mappable(path: Path) -> bool:
     return "mmap" in inspect.signature(torch.load).parameters and zipfile.is_zipfile(path)
 
 
+def _check_archive(path: Path) -> None:
+    """Raise ValueError for an archive with compressed entries, which torch never writes: they may be huge."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"its entry {short_repr(entry.filename)} is compressed")
+
+
 def _load_bin(path: Path) -> dict[str, Tensor]:
     """Return all tensors of a `.bin` file, mapped if torch can do that, so that no data is read yet."""
     if "weights_only" not in inspect.signature(torch.load).parameters:
@@ -109,6 +119,7 @@ def _load_bin(path: Path) -> dict[str, Tensor]:
     if _mappable(path):
         options["mmap"] = True
     try:
+        _check_archive(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of what is refused below, or is harmless
             content = torch.load(str(path), **options)
@@ -180,6 +191,9 @@ class Checkpoint:
             raise ValueError(f"there is no folder {self.folder}; give the path of a model in Hugging Face form, as hf "
                              "download NAME --local-dir DIR writes it")
         present = [self.folder / name for name in SOURCES if (self.folder / name).is_file()]
+        for path in (self.folder / name for name in SOURCES):
+            if path.exists() and not path.is_file():
+                raise ValueError(f"{path} is a folder, a device or a pipe: copy the file itself there")
         if not present:
             what = [what for files, what in OTHERS.items()
                     if any(self.folder.glob(files))]
