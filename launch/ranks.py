@@ -247,6 +247,13 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
             others.kill()
 
 
+def command_elsewhere(words: Sequence[str]) -> str:
+    """Return what a user types on the other boards; each has keys of its own."""
+    shared = [word for word in words if not word.startswith("keys=")]
+    own_keys = ", with keys=FOLDER if its own keys are not in keys/" if len(shared) < len(words) else ""
+    return f"bash run_jetson.sh {shlex.join(shared)}{own_keys}"
+
+
 @contextmanager
 def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
     """Yield rank 0 on this board, once the others have come; there a user runs `run_jetson.sh` with the same words.
@@ -257,10 +264,7 @@ def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
         raise ValueError(f"this board is rank {board.rank}, but requests come from rank 0: start this on the board of "
                          f"{board.named(0)}, and bash run_jetson.sh here")
     _begin_groups()
-    words = [word for word in resolved.words if not word.startswith("keys=")]
-    has_keys = len(words) < len(resolved.words)
-    own_keys = ", with keys=FOLDER if its own keys are not in keys/" if has_keys else ""
-    say(f"on each of the other boards: bash run_jetson.sh {shlex.join(words)}{own_keys}")
+    say(f"on each of the other boards: {command_elsewhere(resolved.words)}")
     with ExitStack() as ends:
         with environment_kept(*RENDEZVOUS_VARIABLES):
             coordinator = ends.enter_context(closing(Coordinator(board)))

@@ -8,6 +8,7 @@ import pytest
 
 from config.run_config import RunConfig
 from launch.hosts.board import BOARD, Board, Line, find_board, main, read_hosts, stages_for
+from launch.ranks import command_elsewhere
 from tests.checkpoints import refused
 
 WRONG = ("0", "0.0", "-8", "x", "", "8GB", "nan", "8,8", "9999999")
@@ -135,3 +136,18 @@ def test_a_split_for_boards_goes_by_their_memory_if_all_lines_say_it(tmp_path):
     assert stages("b0\nb1 memory=8\n") == "auto:1"
     with refused("hosts gives memory= for 1 of 2 boards after rank 0's, but not for b2: give it for all of them"):
         stages("b0\nb1 memory=8\nb2\n")
+
+
+def test_the_command_for_other_boards_has_no_keys_of_this_one():
+    words = ["toy", "hosts=h", "keys=cluster/0", "prompt=two words"]
+    own_keys = ", with keys=FOLDER if its own keys are not in keys/"
+    assert command_elsewhere(words) == f"bash run_jetson.sh toy hosts=h 'prompt=two words'{own_keys}"
+    assert command_elsewhere(words[:2]) == "bash run_jetson.sh toy hosts=h"
+
+
+def test_the_address_of_rank_0_stands_once_in_a_sentence():
+    lines = [Line("10.0.0.1"), Line("10.0.0.2")]
+    board = Board(1, "10.0.0.1", 29500, "", 1, lines)
+    assert f"{board.named(0)} cannot be reached at {board.meeting_point(board.named(0))}" == (
+        "rank 0 (10.0.0.1) cannot be reached at port 29500")
+    assert Board(1, "10.0.0.1", 29500, "", 1, ()).meeting_point("rank 0") == "10.0.0.1:29500"

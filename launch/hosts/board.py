@@ -92,6 +92,11 @@ class Board(NamedTuple):
         own = f"rank {rank}" if line.spare is None else "spare"
         return f"{own} ({where})" if where else own
 
+    def meeting_point(self, name_of_root: str) -> str:
+        """Return where rank 0 listens, without its address if the name before it in a sentence has it."""
+        has_address = self.master in name_of_root
+        return f"port {self.port}" if has_address else f"{self.master}:{self.port}"
+
     def listen_address(self) -> str:
         """Return the only address at which the store listens on rank 0's board.
 

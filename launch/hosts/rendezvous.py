@@ -329,8 +329,7 @@ class Participant(Rendezvous):
         """
         board = self.board
         names = board.named(0), board.named(board.rank, self._host)
-        has_address = board.master in names[0]
-        master = f"port {board.port}" if has_address else f"{board.master}:{board.port}"
+        master = board.meeting_point(names[0])
         since = time.monotonic()
         late: Exception = PeerLost(LATE.format(names[0], board.wait))
         while True:
