@@ -27,7 +27,7 @@ CHOICES = {
     "quant": ("auto", "none", "int8", "int4", "nf4", "fp4"),
     "quant_head": ("none", "int8", "int4"),
     "quant_kv": ("none", "int8"),
-    "kernel": ("torch", "native", "auto"),
+    "kernel": ("auto", "native", "torch"),
 }
 COUNT = 1_000_000_000  # the largest number of anything countable
 GUESSES = Range(1, MOST_GUESSES)
@@ -176,7 +176,7 @@ class RunConfig(Checked):
     quant_draft: bool = False  # quantize the draft's layers in the same way
     quant_head: str = "none"  # weights of the LM head: none, int8 or int4
     quant_kv: str = "none"  # keys and values of the text: none, or int8 with a scale for each head and token
-    kernel: str = "torch"  # of the layers on a CPU: torch; native, in C; auto: native if there is a C compiler
+    kernel: str = "auto"  # of layers on a CPU: native, in C; torch; auto: native if AVX2 and a C compiler are here
     max_length: int = 2048  # tokens of prompt and answer together
     max_requests: int = 1  # requests answered at once; each needs a KV cache of max_length tokens in every rank
     reuse: bool = False  # skip the beginning that a prompt shares with a text that the ranks hold

@@ -31,11 +31,13 @@ from model.drafts.retokenized import Retokenized
 from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
 from model.llama import Logits, Slice, fill
 from model.native.layers import NativeSlice
+from model.native.linear import NativeProducts
 from model.sample import Penalties, Sampler
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
+from model.weights.onednn import packed
 from model.weights.parts import EMBED, HEAD, read_sizes
-from model.weights.quant import Recast, compress, fuse, load, pack, probe, unfolded
+from model.weights.quant import Packer, Recast, compress, fuse, load, pack, probe, unfolded
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, PipelineLimits
@@ -105,6 +107,11 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False,
     return body
 
 
+def _packer(spec: RankSpec) -> Packer:
+    """Return the function that packs plain linear layers of drafts."""
+    return NativeProducts(torch.get_num_threads()).plain if spec.has_native_products("none") else packed
+
+
 def _warn_if_unfolded(spec: RankSpec, module: torch.nn.Module) -> None:
     if why := unfolded(module):
         say(f"rank {spec.part.rank} unfolds int4 weights for every product, which is slow: {spec.device} has no kernel "
@@ -127,10 +134,16 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
 def build_lm_head(spec: RankSpec) -> Logits:
     """Build the LM head, which rank 0 holds."""
     spec.prepare_torch()
+    kind = spec.config.quant_head
     lm_head = Logits(spec.sizes)
     fill(lm_head, {"product.weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
-    probe(spec.config.quant_head, spec.dtype, spec.device)
-    compress(lm_head, spec.config.quant_head, spec.dtype)
+    probe(kind, spec.dtype, spec.device)
+
+    if spec.has_native_products(kind):
+        products = NativeProducts(torch.get_num_threads())
+        lm_head.product = products.quantized(lm_head.product, kind)  # type: ignore[assignment]
+        return lm_head
+    compress(lm_head, kind, spec.dtype)
     pack(lm_head)
     _warn_if_unfolded(spec, lm_head)
     return lm_head
@@ -209,7 +222,7 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
     if isinstance(head, DFlashHead):
         return BlockDraft(head, lm_head, spec.slots)
     fuse(head)
-    pack(head)
+    pack(head, _packer(spec))
     kind = PartialDraft if isinstance(head, Eagle3Head) and head.dialect.partial else Eagle
     return kind(head, lm_head, spec.slots, Fit(str(source.folder), say))
 
@@ -252,8 +265,9 @@ def _context(source: Checkpoint, spec: RankSpec) -> int:
 def _drafting(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
     """Load a small model with its weights, as a draft."""
     whole = Whole(source, spec.dtype, spec.device, spec.draft_quant(), context)
-    pack(whole.body)
-    pack(whole.lm_head)
+    packer = _packer(spec)
+    pack(whole.body, packer)
+    pack(whole.lm_head, packer)
     return ModelDraft(whole.body, whole.lm_head, whole.cache(spec.slots))
 
 

@@ -20,6 +20,7 @@ from config.run_config import RunConfig
 from launch.folder import RENDEZVOUS
 from model.llama import LlamaConfig
 from model.native.layers import reason_against
+from model.native.structures import reason_against_numbers
 from model.weights.parts import Part
 from model.weights.quant import probe, running_kind
 from tp.links import Placement
@@ -151,6 +152,11 @@ class RankSpec:
         if len(self.part.shares) > 1:
             return "ranks share them"
         return reason_against(self.sizes, self.dtype, self.device, self.quant)
+
+    def has_native_products(self, kind: str) -> bool:
+        """Whether native kernels compute this rank's linear layers outside of a stage, with this kind of weights."""
+        reason = reason_against_numbers(self.dtype, self.device, kind, self.sizes.hidden)
+        return self.config.kernel == "native" and not reason
 
     @property
     def sources(self) -> tuple[str, ...]:

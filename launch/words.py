@@ -31,7 +31,7 @@ from launch.console import Words, say
 from launch.hosts.board import BOARD, is_one_rank
 from launch.hub import words_of
 from launch.split.gguf import is_current, is_gguf, unpack
-from model.native.compiler import library
+from model.native.compiler import levels, library
 from model.text import AUTO, OWN, VOCABULARIES, chosen
 
 PRESET = "FLOWSPEC_PRESET"  # in the environment: the default preset of commands, instead of smollm2
@@ -103,6 +103,8 @@ def _kernel(asked: str) -> dict[str, tuple[str, str]]:
 
     Raises ValueError, with the fix, for native ones that cannot be compiled.
     """
+    if asked == "auto" and not levels()[0].is_faster:
+        return {"kernel": ("torch", "")}
     try:
         library()
     except ValueError as error:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import stat
+import subprocess
 from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle
@@ -19,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from config.presets import ROOT
 from config.schema.families import FAMILIES
 from launch.hosts.timing import random_weights
 from launch.run import run
@@ -29,6 +32,7 @@ from model.llama import LlamaConfig, Slice, fill
 from model.native import compiler
 from model.native.compiler import levels, library, private_folder
 from model.native.layers import NativeSlice, reason_against
+from model.native.linear import NativeProducts
 from model.sample import Sampler
 from model.weights import int4
 from model.weights.quant import LINEAR, quantize
@@ -363,6 +367,8 @@ def test_inner_features_are_the_inputs_of_layers():
 @pytest.mark.parametrize("sizes, dtype, kind, reason", [
     (SIZES, torch.float64, "none", "compute in float32 on a CPU"),
     (SIZES, torch.float32, "nf4", "have no nf4"),
+    (replace(SIZES, hidden=4096), torch.float32, "none", "torch is faster in float32 for rows of more than 2048"),
+    (replace(SIZES, hidden=4096), torch.float32, "int8", ""),
     (replace(SIZES, family=FAMILIES["gemma2"]), torch.float32, "none", "the layers of Gemma2ForCausalLM"),
     (replace(SIZES, family=FAMILIES["opt"]), torch.float32, "none", "the layers of OPTForCausalLM"),
     (replace(SIZES, experts=4, family=FAMILIES["mixtral"]), torch.float32, "none", "the layers of MixtralForCausalLM"),
@@ -433,6 +439,62 @@ def test_without_a_compiler_torch_computes_and_says_why(cache, monkeypatch, caps
     monkeypatch.setenv("CC", "no-such-compiler")
     asked = ("toy", "processes=false", "max_new_tokens=2", "pipeline_type=ar")
     assert run(generate.GENERATE, (*asked, "kernel=auto")) == 0
-    assert "kernel=torch, since there is no C compiler" in capsys.readouterr().err
+    assert ("kernel=torch, since there is no C compiler" in capsys.readouterr().err) == levels()[0].is_faster
     assert run(generate.GENERATE, (*asked, "kernel=native")) == 2
     assert "kernel=native is not possible here: there is no C compiler" in capsys.readouterr().err
+
+
+# --- linear layers outside of a stage ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["none", "int4"])
+def test_a_linear_layer_gives_a_row_the_same_bits_beside_any_number_of_others(kind, level):
+    linear = torch.nn.Linear(100, 70)
+    generator = torch.Generator().manual_seed(1)
+    linear.weight.data, linear.bias.data = (torch.randn(x.shape, generator=generator) for x in linear.parameters())
+    rows = torch.randn(70, 100, generator=generator)
+    wanted = NativeProducts(1).quantized(linear, kind)(rows)
+    native = NativeProducts(2, LEVELS[level]).quantized(linear, kind)
+    for count in (1, 2, 5, 8, 17, 70):
+        assert torch.equal(native(rows[:count]), wanted[:count])
+    assert (wanted - linear(rows)).norm() < {"none": 1e-6, "int4": 0.15}[kind] * wanted.norm()
+    assert native(rows[:0]).shape == (0, 70)
+
+
+def test_rows_of_another_width_are_refused():
+    native = NativeProducts(1).plain(torch.zeros(3, 8))
+    for rows in (torch.zeros(2, 9), torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8)):
+        with pytest.raises(IndexError, match="instead of 8 numbers"):
+            native(rows)
+
+
+# --- other processors -------------------------------------------------------------------------------------------------
+
+FOREIGN = {  # by compiler: how to run what it makes
+    "cc": [],
+    "aarch64-linux-gnu-gcc": ["qemu-aarch64"],
+}
+
+
+def printed(compiler_name, runner, level, folder):
+    """What tests/native_bits.c prints, compiled for a level."""
+    program = folder / f"{compiler_name}-{level.name}"
+    kinds = [flag for flag in compiler.STRICT_FLAGS if flag not in ("-shared", "-fPIC")]
+    sources = [str(ROOT / "tests" / "native_bits.c"), str(compiler.SOURCE_FOLDER / "pool.c")]
+    statically = ["-static"] if runner else []
+    command = [compiler_name, *kinds, *level.flags, f"-I{compiler.SOURCE_FOLDER}", *statically, *sources]
+    subprocess.run([*command, "-o", str(program), "-lm"], check=True)
+    return subprocess.run([*runner, str(program)], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("compiler_name, names", [("cc", list(LEVELS)),
+                                                  ("aarch64-linux-gnu-gcc", ["dotprod", "plain"])], ids=str)
+def test_every_instruction_set_prints_the_same_hashes(compiler_name, names, tmp_path):
+    """ARM's with a cross-compiler and qemu-user, where both are installed."""
+    runner = FOREIGN[compiler_name]
+    if not all(map(shutil.which, [compiler_name, *runner])):
+        pytest.skip(f"{compiler_name} or {runner} is not installed")
+    wanted = (ROOT / "tests" / "golden" / "native_bits.txt").read_text()
+    for level in compiler.LEVELS:
+        if level.name in names:
+            assert printed(compiler_name, runner, level, tmp_path) == wanted, level.name

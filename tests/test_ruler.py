@@ -16,13 +16,13 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 20_157,
-    "model": 57_569,
+    "model": 58_292,
     "pipeline": 26_876,
     "tp": 5_825,
     "sim": 7_749,
-    "launch": 50_839,
+    "launch": 51_002,
     "eval": 39_929,
-    "serve": 20_001,
+    "serve": 19_787,
     "eval/dsi": 15_936,
     "eval/load": 2_491,
     "eval/plan": 16_643,

@@ -33,12 +33,13 @@ class Level(NamedTuple):
     name: str
     features: frozenset[str]
     flags: tuple[str, ...]
+    is_faster: bool = False  # than torch on the same machine, as measured for every number type
 
 
 LEVELS = (  # the best one first
     Level("avx512", frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}),
-          ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")),
-    Level("avx2", frozenset({"avx2"}), ("-mavx2",)),
+          ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni"), True),
+    Level("avx2", frozenset({"avx2"}), ("-mavx2",), True),
     Level("dotprod", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",)),
     Level("plain", frozenset(), ()),
 )

@@ -197,6 +197,7 @@ static void quantize(const float *x, int64_t size, const Quantized *to) {
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
+#define AHEAD 512 /* numbers of a weight in float32 that are fetched ahead, since a row's sums keep the processor busy */
 #define UNROLL _Pragma("GCC unroll 16")
 #define PART(i) UNROLL for (int i = 0; i < PARTS; i++)
 #define ROW(r) UNROLL for (int r = 0; r < rows; r++)
@@ -210,6 +211,8 @@ INLINE void float_block(const Run *run, int64_t block, int64_t t, int rows, bool
     const float *whole = (const float *)w->numbers + block * w->inputs * BLOCK;
     const uint16_t *halves = (const uint16_t *)w->numbers + block * w->inputs * BLOCK;
     for (int64_t input = 0; input < w->inputs; input++) {
+        __builtin_prefetch(half ? (const void *)(halves + (input + 2 * AHEAD / BLOCK) * BLOCK)
+                                : (const void *)(whole + (input + AHEAD / BLOCK) * BLOCK));
         fw weight[PARTS];
         PART(i) {
             int64_t at = input * BLOCK + i * WIDTH;
@@ -227,6 +230,7 @@ INLINE void int8_block(const Run *run, int64_t block, int64_t t, int rows, fw to
         iw sum[ROWS][PARTS] = {0};
         for (int unit = 0; unit < GROUP / UNIT8; unit++, w += BLOCK * UNIT8) {
             weights part[PARTS];
+            __builtin_prefetch(w + 4 * AHEAD);
             PART(i) part[i] = load_weights8(w + i * WIDTH * UNIT8);
             ROW(r) PART(i) sum[r][i] = dot8(sum[r][i], part[i], x + r * run->wide + group * GROUP + unit * UNIT8);
         }
@@ -248,6 +252,7 @@ INLINE void int4_block(const Run *run, int64_t block, int64_t t, int rows, fw to
         const number4 *x = run->numbers4 + t * run->wide + group * GROUP;
         sum4 sum[ROWS][PARTS] = {0};
         for (int unit = 0; unit < half; unit++, w += BLOCK * UNIT4) {
+            __builtin_prefetch(w + 4 * AHEAD);
             PART(i) {
                 weights low = low_codes(w + i * WIDTH * UNIT4), high = high_codes(w + i * WIDTH * UNIT4);
                 ROW(r) {
@@ -319,6 +324,12 @@ static void quantize_row(const Run *run, int64_t t, const Weight *w, const float
     Quantized to = {four ? NULL : run->numbers8 + t * run->wide, four ? run->numbers4 + t * run->wide : NULL,
                     run->scales + t * run->groups, run->sums + t * run->groups};
     quantize(x, w->inputs, &to);
+}
+
+static void before_product(void *job, int64_t t, int64_t thread) {
+    const Run *run = job;
+    (void)thread;
+    quantize_row(run, t, run->weight, run->in + t * run->in_stride);
 }
 
 /* Multiply the rows `in` `[T, I]` (or the quantized ones) with a weight; write the results to `out`, or add them. */
@@ -661,10 +672,8 @@ static int64_t lay_out(Run *run, char *memory) {
     return at;
 }
 
-/* Measure what a run needs. */
-static void measure(Run *run) {
-    const Model *m = run->model;
-    int64_t widest = most(m->hidden, most(m->intermediate, m->heads * m->head_dim));
+/* Measure what a run needs, whose widest weight has `widest` inputs. */
+static void measure(Run *run, int64_t widest) {
     run->groups = parts_of(widest, GROUP);
     run->wide = run->groups * GROUP;
     for (int64_t i = 0; i < run->segment->requests; i++) {
@@ -703,6 +712,19 @@ static void copy_out(const Run *run, int64_t place) {
     if (inputs && inputs[place]) memcpy(inputs[place], run->segment->x, bytes);
 }
 
+/* Give a run its memory, which grows as needed; return whether there is enough. */
+static bool reserve(Slice *slice, Run *run) {
+    int64_t size = lay_out(run, NULL);
+    if (size > slice->size) {
+        free(slice->memory);
+        slice->memory = aligned_alloc(64, (size_t)size);
+        slice->size = slice->memory ? size : 0;
+        if (!slice->memory) return false;
+    }
+    lay_out(run, slice->memory);
+    return true;
+}
+
 /* --- what Python calls -------------------------------------------------------------------------------------------- */
 
 /* Return how 8-bit and 4-bit weights are to be packed: UNIT8, OFFSET8, UNIT4. */
@@ -739,15 +761,9 @@ EXPORTED int32_t slice_run(Slice *slice, const Segment *segment) {
     }
     if (rows < 1 || rows != segment->rows) return WRONG;
 
-    measure(&run);
-    int64_t size = lay_out(&run, NULL);
-    if (size > slice->size) {
-        free(slice->memory);
-        slice->memory = aligned_alloc(64, (size_t)size);
-        slice->size = slice->memory ? size : 0;
-        if (!slice->memory) return NO_MEMORY;
-    }
-    lay_out(&run, slice->memory);
+    const Model *m = run.model;
+    measure(&run, most(m->hidden, most(m->intermediate, m->heads * m->head_dim)));
+    if (!reserve(slice, &run)) return NO_MEMORY;
     if (!list_rows(&run)) return WRONG;
 
     for (int64_t i = 0; i < slice->model.layers; i++) {
@@ -757,5 +773,18 @@ EXPORTED int32_t slice_run(Slice *slice, const Segment *segment) {
     }
     copy_out(&run, slice->model.layers);
     if (slice->model.norm) pool_run(slice->model.pool, last_norm, &run, rows);
+    return DONE;
+}
+
+/* Multiply the rows `in` `[rows, I]` with a weight, with the threads and the memory of a slice of no layers; write the
+ * results to `out` `[rows, N]`. Return a Result. */
+EXPORTED int32_t slice_multiply(Slice *slice, const Weight *weight, const float *in, int64_t rows, float *out) {
+    Segment segment = {.rows = rows};
+    Run run = {.model = &slice->model, .segment = &segment, .weight = weight, .in = in, .in_stride = weight->inputs};
+    measure(&run, weight->inputs);
+    if (!reserve(slice, &run)) return NO_MEMORY;
+
+    if (is_quantized(weight)) pool_run(slice->model.pool, before_product, &run, rows);
+    product(&run, weight, in, out, false);
     return DONE;
 }

@@ -15,7 +15,7 @@ import math
 import re
 from contextlib import suppress
 from functools import partial
-from typing import Any, Iterator, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.onednn import packed
 
 T = TypeVar("T")
+Packer = Callable[..., Optional[nn.Module]]  # from a weight and a bias; None if it cannot compute them
 KINDS = ("int8", "int4", "nf4", "fp4")
 BLOCK = 64  # weights that share a scale in nf4 and fp4
 PIECE = 1 << 22  # weights that are quantized at once, to bound memory; whole blocks
@@ -154,6 +155,11 @@ def _with_names(name: str, made: Mapping[str, T]) -> dict[str, T]:
     """Return the tensors of a quantized weight under full names, such as `a.scale` and `a.weight`."""
     owner = name.rpartition(".")[0]
     return {f"{owner}.{end}": one for end, one in made.items()}
+
+
+def quantized_tensors(name: str, kind: str, weight: Tensor) -> dict[str, Tensor]:
+    """Quantize a weight, and return its tensors under full names."""
+    return _with_names(name, quantize(kind, weight.cpu()))
 
 
 class Quantized(nn.Module):
@@ -286,17 +292,17 @@ def fuse(module: nn.Module) -> None:
             block.fused = partial(parts[0].kernel, **whole)  # type: ignore[assignment]
 
 
-def pack(module: nn.Module) -> None:
+def pack(module: nn.Module, product: Packer = packed) -> None:
     """Pack plain linear layers for their device's kernels, if there are any; the plain weights are freed."""
     for block in list(module.modules()):
         fused = vars(block).get("fused")
         is_plain = isinstance(fused, partial) and fused.func is F.linear
-        if is_plain and (made := packed(**fused.keywords)):  # type: ignore[union-attr]
+        if is_plain and (made := product(**fused.keywords)):  # type: ignore[union-attr]
             block.fused = made
             for name in block.fusible:  # type: ignore[union-attr]
                 setattr(block, name, None)
         for name, child in list(block.named_children()):
-            if type(child) is nn.Linear and (made := packed(child.weight, child.bias)):
+            if type(child) is nn.Linear and (made := product(child.weight, child.bias)):
                 setattr(block, name, made)
     with suppress(OSError, AttributeError):  # libraries other than glibc, which would not return the freed memory
         ctypes.CDLL(None).malloc_trim(0)
@@ -331,7 +337,7 @@ def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
     """Quantize the linear layers of a loaded module in place, but not an LM head in it."""
     for owner, name, child in _linears(module, kind):
         small, device = nn.ModuleDict({name: child}), child.weight.device
-        tensors = _with_names(f"{name}.weight", quantize(kind, child.weight.cpu()))
+        tensors = quantized_tensors(f"{name}.weight", kind, child.weight)
         if child.bias is not None:
             tensors[f"{name}.bias"] = child.bias
         load(small, kind, tensors, dtype, device)

@@ -1,0 +1,68 @@
+"""Linear layers in C, such as an LM head's: a row has the same bits in every batch and on every processor.
+
+Shapes: T rows, N outputs, I inputs.
+"""
+from __future__ import annotations
+
+from ctypes import byref, c_int64, c_void_p
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model.llama import fill
+from model.native.compiler import Level, library
+from model.native.structures import CModel, Weights, check_result, packing_of, start
+from model.weights.quant import hollow, quantized_tensors
+
+NO_LAYERS = CModel(heads=1, kv_heads=1)
+
+
+class NativeProducts:
+    """The threads that compute linear layers in C, and the layers that they can compute: in float32 on a CPU."""
+
+    def __init__(self, num_threads: int, level: Level | None = None) -> None:
+        self.library = library(level)
+        self.handle = start(self, self.library, NO_LAYERS, num_threads)
+
+    def plain(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
+        """Return a linear layer with this weight."""
+        num_outputs, num_inputs = weight.shape
+        layer = SimpleNamespace(weight=weight, bias=bias, in_features=num_inputs, out_features=num_outputs)
+        return NativeLinear(self, layer)
+
+    def quantized(self, linear: nn.Linear, kind: str) -> NativeLinear:
+        """Return a linear layer with the weights of `linear`, quantized to `kind`."""
+        if kind == "none":
+            return self.plain(linear.weight, linear.bias)
+        tensors = quantized_tensors("linear.weight", kind, linear.weight)
+        if linear.bias is not None:
+            tensors["linear.bias"] = linear.bias
+
+        module = nn.ModuleDict({"linear": linear})
+        hollow(module, kind)
+        fill(module, tensors, torch.float32, "cpu")
+        return NativeLinear(self, module["linear"])
+
+
+class NativeLinear(nn.Module):
+    """A linear layer in C; `layer` has its sizes, its weight, perhaps with scales, and its bias."""
+
+    def __init__(self, products: NativeProducts, layer: Any) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self._products = products
+        self._weights = Weights(packing_of(products.library))
+        self._weight = self._weights.linear_weight(layer)
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        rows = x_TI.contiguous()
+        if rows.shape[1:] != (self.in_features,) or rows.dtype != torch.float32:
+            raise IndexError(f"rows of shape {tuple(rows.shape)} in {rows.dtype} instead of {self.in_features} numbers")
+        out_TN = torch.empty(len(rows), self.out_features)
+        if len(rows):
+            addresses = c_void_p(rows.data_ptr()), c_int64(len(rows)), c_void_p(out_TN.data_ptr())
+            multiply = self._products.library.slice_multiply
+            check_result(multiply(self._products.handle, byref(self._weight), *addresses))
+        return out_TN

@@ -1,0 +1,169 @@
+"""The structures of `slice.c` as Python passes them, packed weights, and the life of a slice in C.
+
+It knows nothing about what a slice computes. Structures have the addresses of tensors, which must live as long.
+"""
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from model.cache import AdmittedRows
+from model.llama import RMSNorm
+from model.native.packing import PackedWeight, Packing, pack_float, pack_int4, pack_int8
+
+KINDS = ("none", "int8", "int4")  # of weights
+WIDEST_FLOAT32 = 2048  # numbers of a row; beyond, torch is up to 11 % faster for 16 rows and more, as measured
+LEVELS_OF_INT8 = 127
+DONE, GIVEN_UP, NO_MEMORY = range(3)  # results of a call
+StillNeeded = ctypes.CFUNCTYPE(c_int32)
+
+
+def reason_against_numbers(dtype: torch.dtype, device: torch.device, kind: str, width: int) -> str:
+    """Return why torch must compute products of rows of this width in these numbers; empty if native kernels can."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return "the native kernels compute in float32 on a CPU"
+    if kind == "none" and width > WIDEST_FLOAT32:
+        return f"torch is faster in float32 for rows of more than {WIDEST_FLOAT32} numbers"
+    return "" if kind in KINDS else f"the native kernels have no {kind}"
+
+
+def _fields(names: str, kind: Any = c_int64) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class CWeight(Structure):
+    _fields_ = (
+        _fields("form outputs inputs") +
+        _fields("numbers scales bias", c_void_p))
+
+
+class CSlots(Structure):
+    _fields_ = (
+        _fields("keys values key_scales value_scales", c_void_p) +
+        _fields("layers first room"))
+
+
+class CLayer(Structure):
+    _fields_ = (
+        _fields("attention_norm mlp_norm q_norm k_norm", c_void_p) +
+        _fields("qkv o gate_up down", CWeight) +
+        _fields("window rotates slots place"))
+
+
+class CModel(Structure):
+    _fields_ = (
+        _fields("hidden heads kv_heads head_dim rotated intermediate layers") +
+        _fields("eps scale", c_float) +
+        _fields("layer", POINTER(CLayer)) +
+        _fields("norm pool", c_void_p))
+
+
+class CRequest(Structure):
+    _fields_ = (
+        _fields("rows settled tail stride") +
+        _fields("sees", c_void_p) +
+        _fields("slots", POINTER(CSlots)) +
+        _fields("windows"))
+
+
+class CSegment(Structure):
+    _fields_ = (
+        _fields("rows requests") +
+        _fields("x cos sin", c_void_p) +
+        _fields("request", POINTER(CRequest)) +
+        _fields("inputs", POINTER(c_void_p)) +
+        _fields("still_needed", StillNeeded))
+
+
+def request_of(admitted: AdmittedRows) -> CRequest:
+    """Return the structure of a request's rows; the memory behind `admitted` must live as long."""
+    slots = (CSlots * len(admitted.slots))()
+    for slot, held_slots in zip(slots, admitted.slots):
+        keys_LKSE = held_slots.held[0]
+        slot.keys, slot.values, *scales = (x.data_ptr() for x in held_slots.held)
+        slot.key_scales, slot.value_scales = scales or (None, None)
+        slot.layers, _, slot.room, _ = keys_LKSE.shape
+        slot.first = held_slots.first
+
+    num_rows, num_tail_slots = admitted.sees.shape
+    row_stride = admitted.sees.strides[0]
+    return CRequest(
+        num_rows, admitted.settled, num_tail_slots, row_stride,
+        sees=admitted.sees.ctypes.data, slots=slots, windows=len(slots))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+def _joined(linears: Sequence[Any], name: str, dim: int = 0) -> Tensor:
+    tensors = [getattr(linear, name) for linear in linears]
+    return torch.cat(tensors, dim)
+
+
+class Weights:
+    """The structures of packed weights, and the tensors behind them, which must live as long."""
+
+    def __init__(self, packing: Packing) -> None:
+        self.packing = packing
+        self.tensors: list[Tensor] = []
+
+    def address(self, tensor: Tensor | None) -> int | None:
+        """Return the address of a tensor, which is kept; None for none."""
+        if tensor is None:
+            return None
+        self.tensors.append(tensor.detach().contiguous())
+        return self.tensors[-1].data_ptr()
+
+    def norm_address(self, norm: nn.Module) -> int | None:
+        """Return the address of a norm's weight; None if there is no norm."""
+        return self.address(norm.weight) if isinstance(norm, RMSNorm) else None
+
+    def linear_weight(self, *linears: Any) -> CWeight:
+        """Pack linear layers that read the same inputs as one weight."""
+        packed_weight = self._pack(linears)
+        bias = None if linears[0].bias is None else _joined(linears, "bias")
+        num_outputs = sum(linear.out_features for linear in linears)
+
+        addresses = map(self.address, (packed_weight.numbers, packed_weight.scales, bias))
+        return CWeight(packed_weight.form, num_outputs, linears[0].in_features, *addresses)
+
+    def _pack(self, linears: Sequence[Any]) -> PackedWeight:
+        kind = getattr(linears[0], "kind", "none")
+        weight = _joined(linears, "weight")
+        if kind == "int8":
+            int8_scale = _joined(linears, "scale") / LEVELS_OF_INT8
+            return pack_int8(weight, int8_scale, self.packing)
+        if kind == "int4":
+            return pack_int4(weight, _joined(linears, "scale", 1), self.packing)
+        return pack_float(weight)
+
+
+# --- a slice in C -----------------------------------------------------------------------------------------------------
+
+def packing_of(library: ctypes.CDLL) -> Packing:
+    """Return the order of whole numbers that a library needs."""
+    numbers = (c_int64 * 3)()
+    library.slice_packing(numbers)
+    return Packing(*numbers)
+
+
+def start(owner: object, library: ctypes.CDLL, model: CModel, num_threads: int) -> c_void_p:
+    """Return a slice with its threads, which end with `owner`."""
+    library.slice_new.restype = c_void_p
+    handle = library.slice_new(byref(model), c_int64(num_threads))
+    if not handle:
+        raise MemoryError(f"{num_threads} threads cannot be started: give threads_per_rank a smaller value")
+    weakref.finalize(owner, library.slice_free, c_void_p(handle))
+    return c_void_p(handle)
+
+
+def check_result(result: int) -> None:
+    """Raise the error of a call, if there is one."""
+    if result == NO_MEMORY:
+        raise MemoryError("the native kernels got no memory: give max_length or prefill_chunk a smaller value")
+    if result not in (DONE, GIVEN_UP):
+        raise IndexError("the rows do not fit their caches")
