@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -75,27 +74,6 @@ def test_runs_end_with_misses_and_the_last_one_may_be_cut_off():
     assert runs(matches("MX")) == ([1], 0)
 
 
-def test_matches_by_places_are_the_rate_of_the_greatest_likelihood_of_runs_that_may_be_cut_off():
-    records = [matches(text) for text in ("MMXMMMM", "XMM", "MMMMX")]
-    counted = [runs(one) for one in records]
-
-    def log_likelihood(rate):
-        ended = [length * math.log(rate) + math.log(1 - rate)
-                 for one in counted for length in one.ended]
-        cut = [one.cut * math.log(rate) for one in counted]
-        return sum(ended) + sum(cut)
-
-    best = max(np.linspace(0.001, 0.999, 999), key=log_likelihood)
-    assert rate(records).value == pytest.approx(best, abs=0.001)
-
-
-def test_runs_that_are_left_out_because_they_are_cut_off_make_the_rate_too_small():
-    drawn = np.random.default_rng(0).random((400, 20)) < 0.8
-    records = drawn.astype(int).tolist()
-    likeliest = rate(records)
-    assert rate(records, "runs").high < likeliest.low < 0.8 < likeliest.high
-
-
 def test_the_bounds_are_those_of_a_bootstrap_over_texts_and_one_text_has_none():
     records = [matches("M" * right + "X" * (10 - right))
                for right in (9, 8, 3, 7, 9, 6)]
@@ -133,15 +111,6 @@ def test_one_pass_over_a_text_finds_what_a_drafter_says_token_by_token(target, d
     assert 0 < sum(found) < len(found)
 
 
-@pytest.mark.parametrize("config", [CONFIG, DRAWN])
-def test_the_first_run_is_the_common_prefix_of_what_both_write(target, drafter, config):
-    sampler = sampler_of(config)
-    theirs, mine = (answer(model, PROMPT, 24, sampler) for model in (target, drafter))
-    differ = [place for place, both in enumerate(zip(theirs, mine)) if both[0] != both[1]]
-    found = record(drafter, PROMPT, theirs, sampler)
-    assert found.index(0) == differ[0]
-
-
 def test_a_drafter_with_other_tokens_is_refused_by_name(target, tmp_path):
     def other(name, file, old, new):
         folder = tmp_path / name
@@ -168,25 +137,6 @@ def test_the_command_writes_matches_that_simulations_read(target, drafter, tmp_p
     assert code == 0 and len(records) == 4
     assert {match for one in records for match in one} <= {0, 1}
     assert f"{rate(records).value:.3f}" in printed and "all" in printed
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["do_sample=true", "temperature=0"], "temperature=0 draws nothing"),
-    (["do_sample=true", "top_p=0"], "top_p=0 leaves no token"),
-    (["temperature=0.5"], "temperature=0.5 counts only where tokens are drawn: add do_sample=true"),
-    (["top_p=0.5"], "top_p=0.5 counts only where tokens are drawn"),
-    (["sets=c4:FILE"], "c4 is no format of prompts: choose among cnn_dailymail, alpaca, mbpp, mbpp_docstring"),
-    (["sets=qa,qa"], "names something twice"), (["sets="], "sets is empty"), (["sets=nope"], "no data set nope"),
-    (["sets=mbpp:"], "mbpp: names no file"), (["num_examples=21", "sets=qa"], "more than the 20 of qa"),
-    (["max_new_tokens=2048", "sets=qa"], "no prompt of qa leaves room"), (["dtype=int8"], "dtype=int8 is unknown"),
-    (["template=nope"], "template=nope is unknown"), (["device=tpu"], "device=tpu is not possible: give auto, cpu"),
-    (["drafts=x"], "unknown key drafts: did you mean draft"),
-    (["draft=nowhere"], "there is no folder"), (["target="], "name the folder of a model"),
-], ids=lambda value: " ".join(value)[:20])
-def test_what_cannot_be_measured_is_one_sentence(words, message, capsys):
-    assert main(["acceptance", *words]) == 2
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("flowspec: ") and message in said
 
 
 @pytest.mark.parametrize("command", ["acceptance", "latency", "table"])

@@ -1,18 +1,15 @@
 """Exact moments of what a text costs, against formulas, and against counting text by text."""
 from __future__ import annotations
 
-from itertools import islice, product, takewhile
+from itertools import product, takewhile
 from typing import Sequence
 
 import numpy as np
 import pytest
 
 from eval.dsi import cost_model as rounds
-from eval.dsi.cases import proposition
 from eval.dsi.cost_model import DecodingRounds, counted, moments
 from eval.dsi.formulas import dsi_rate, si_rate
-from eval.dsi.keys import Offline
-from eval.dsi.offline import sampled
 
 COSTS = (1.0, 0.3, 3)  # target, drafter, lookahead
 DECODINGS: dict[str, DecodingRounds] = {
@@ -50,21 +47,6 @@ def test_moments_are_those_over_all_patterns_of_a_short_text(name: str) -> None:
             assert exact.deviation == pytest.approx(deviation, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", DECODINGS)
-def test_drawn_texts_have_these_moments(name: str) -> None:
-    exact, repeats = moments(DECODINGS[name], 0.7, 200), 4000
-    lookahead = max(1, int(DECODINGS[name].lookahead.item()))
-    asked = Offline(a=0.7, k=lookahead, S=200, random_seed=11, num_target_servers=0)
-    texts = islice(sampled(asked), repeats)
-    costs = np.array([counted(DECODINGS[name], windows, 200).cost for windows in texts])
-    if exact.deviation == 0:
-        assert costs == pytest.approx(exact.mean[0])
-        return
-    error = exact.deviation / np.sqrt(repeats)
-    assert abs(costs.mean() - exact.mean) < 4 * error
-    assert abs(costs.std() / exact.deviation - 1) < 0.06
-
-
 def test_one_more_token_of_a_long_text_costs_what_the_formulas_say() -> None:
     costs = {name: moments(decoding, 0.8, 300).mean[0] - moments(decoding, 0.8, 299).mean[0]
              for name, decoding in DECODINGS.items()}
@@ -74,13 +56,6 @@ def test_one_more_token_of_a_long_text_costs_what_the_formulas_say() -> None:
               "corrected": dsi_rate(T, d, 0.8, k), "non-si": T}
     assert costs == {name: pytest.approx(float(rate), rel=1e-9)
                      for name, rate in wanted.items()}
-
-
-def test_proposition_1_is_the_cost_at_lookahead_1() -> None:
-    for drafter, acceptance, tokens in ((0.1, 0.8, 100), (0.5, 0.5, 100),
-                                        (1.0, 0.3, 10), (0.1, 1.0, 50)):
-        exact = moments(rounds.dsi(1.0, drafter, 1), acceptance, tokens)
-        assert exact.mean == pytest.approx(proposition(drafter, 1.0, acceptance, tokens)["expected"], rel=1e-12)
 
 
 def test_configurations_stand_side_by_side() -> None:

@@ -9,11 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from config.keys import options
 from config.presets import ROOT
 from eval.dsi import command as simulate
 from eval.dsi import formulas
-from eval.dsi.heatmap import FORMS, NAMES, _edges, bands
+from eval.dsi.heatmap import FORMS, NAMES, bands
 from eval.dsi.heatmap_costs import (
     ALGORITHMS,
     COLUMNS,
@@ -60,13 +59,6 @@ def test_a_grid_has_as_many_legal_configurations_as_that_of_the_published_simula
     config = Heatmap(ndim=ndim)
     drafters, acceptances, lookaheads = grid(config)
     assert sum(legal(config, drafters, k).sum() for k in lookaheads) * len(acceptances) == rows
-
-
-def test_the_ends_of_a_grid_are_the_bounds_of_the_published_simulator() -> None:
-    drafters, acceptances, lookaheads = grid(Heatmap(ndim=4))
-    assert drafters.tolist() == [0.01, 0.25, 0.5, 0.75, 1]
-    assert acceptances.tolist() == [0.01, 0.25, 0.5, 0.75, 0.99]
-    assert list(lookaheads) == [1, 2, 3, 4]
 
 
 def test_the_paper_s_grid_has_its_100_drafters_101_acceptance_rates_and_200_lookaheads() -> None:
@@ -138,21 +130,6 @@ def test_dsi_in_the_original_accounting_has_the_known_values_of_the_paper_s_grid
     assert place(ratio, ratio.argmax()) == where
 
 
-def test_by_events_dsi_gains_more_and_the_few_cells_in_which_si_wins_stay(original: Bests, corrected: Bests) -> None:
-    assert np.median(speed_up(MAP["dsi_over_best"], corrected)) == pytest.approx(1.16, abs=0.005)
-    for bests in (original, corrected):
-        ratio = speed_up(MAP["dsi_over_si"], bests)
-        assert ratio.min() == pytest.approx(0.991, abs=5e-4)
-        assert 100 * np.mean(ratio < 1) == pytest.approx(0.45, abs=0.005)
-        assert place(ratio, ratio.argmin()) == (0.41, 0.01)
-        assert speed_up(MAP["dsi_over_nonsi"], bests).min() == 1
-
-
-def test_a_pipeline_with_free_hops_is_as_fast_as_dsi_where_its_first_stage_is_no_slower_than_the_drafter() -> None:
-    ratio = speed_up(MAP["continuous_over_dsi"], best(Heatmap(grid="paper", hop=0)))
-    assert np.all(ratio[14:, -1] == 1)  # all drafts are right, a drafter of 0.15 and more, 7 stages of 1/7
-
-
 def test_a_draw_belongs_to_every_method_that_is_as_fast(corrected: Bests) -> None:
     first = fastest(corrected, ALGORITHMS)
     assert first.any(0).all()
@@ -191,19 +168,6 @@ def test_a_table_says_its_configuration_and_has_a_row_for_each_cell_and_method(t
     assert [row["c"] for row in of_dsi if row["cost"] == "nan"] == ["0.01"] * 4
 
 
-def test_the_paper_s_table_marks_where_si_wins(tmp_path, original: Bests) -> None:
-    config = Heatmap(grid="paper", accounting="original")
-    path = tmp_path / "heatmap.csv"
-    path.write_text(table(config, original), encoding="utf-8")
-    there = rows(str(path))
-    assert len(there) == 10100 * len(ALGORITHMS)
-    wins = [row for row in there if row["si_wins"] == "1" and row["algorithm"] == "SI"]
-    assert len(wins) == 45
-    cell, = (row for row in wins if (row["c"], row["a"]) == ("0.01", "0.41"))
-    assert cell["k"] == "4"
-    assert float(cell["cost"]) == pytest.approx(0.6211, abs=5e-4)
-
-
 # --- the maps ---------------------------------------------------------------------------------------------------------
 
 def test_bands_are_the_paper_s_slow_downs_are_one_and_what_is_beyond_is_labelled() -> None:
@@ -219,10 +183,6 @@ def test_bands_are_the_paper_s_slow_downs_are_one_and_what_is_beyond_is_labelled
     assert len(set(free.labels)) == len(free.borders)
     alike = bands(MAP["continuous_over_dsi"], np.array([[1.0, 1.0]]))
     assert len(set(alike.labels)) == len(alike.borders)
-
-
-def test_cells_meet_half_way_and_end_at_0_and_1() -> None:
-    assert _edges(np.array([0.01, 0.5, 1])) == pytest.approx([0, 0.255, 0.75, 1])
 
 
 def test_the_documentation_shows_every_map_and_quotes_the_summary_of_its_command(corrected: Bests) -> None:
@@ -246,32 +206,8 @@ def test_the_command_computes_and_draws(tmp_path, capsys) -> None:
     assert all(content.startswith(signs[name[-4:]]) for name, content in drawn.items())
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["ndim=1"], "ndim=1 is not possible: give a number from 2 to 50"),
-    (["ndim=ten"], "ndim=ten is not a whole number"),
-    (["num_target_servers=0"], "num_target_servers=0 is not possible"),
-    (["grid=big"], "grid=big is unknown: choose one of ndim, paper"),
-    (["accounting=mine"], "accounting=mine is unknown: choose one of corrected, original"),
-    (["grid=paper", "ndim=2"], "ndim is ignored with grid=paper: omit one of them"),
-    (["output="], "output= is empty: name a folder"),
-    (["levels=3"], "unknown key levels"),
-])
-def test_a_mistake_is_one_sentence(words: list[str], said: str, capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert simulate.main(["heatmap", *words]) == 2
-    printed = capsys.readouterr()
-    assert said in printed.err and printed.err.count("\n") == 1 and not printed.out
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("eval.dsi.heatmap_costs.best", None)
     (tmp_path / "maps").write_text("mine")
     assert simulate.main(["heatmap", f"output={tmp_path / 'maps'}"]) == 2
     assert "cannot be written" in capsys.readouterr().err and (tmp_path / "maps").read_text() == "mine"
-
-
-def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:
-    numbers = {option.name: option.default for option in options(Heatmap) if option.kind in ("int", "float")}
-    assert numbers.keys() == Heatmap.RANGES.keys()
-    assert all(Heatmap.RANGES[name].holds(value) for name, value in numbers.items())

@@ -78,23 +78,6 @@ def test_the_latency_command_shows_what_it_measured(folder, capsys):
     assert shown.count("TTFT") == 2 and "m = 1 " in shown and "m = 3 " in shown
 
 
-@pytest.mark.parametrize(("command", "words", "message"), [
-    ("latency", ["max_new_tokens=1"], "leaves no token after the first to time: give 2 or more"),
-    ("table", ["max_new_tokens=1"], "leaves no token after the first to time: give 2 or more"),
-    ("latency", ["do_sample=true", "temperature=0"], "temperature=0 draws nothing"),
-    ("latency", ["repeats=0"], "repeats=0 is not possible"), ("latency", ["rows=1,x"], "rows=1,x is no list of sizes"),
-    ("latency", ["rows=0"], "rows=0 is no list of"), ("latency", ["rows="], "rows= is no list of"),
-    ("latency", ["context=2048", "sets=qa"], "exceed the 2048 positions"),
-    ("latency", ["device=cuda:99"], "device=cuda:99 does not exist here"),
-    ("table", ["output=rows.csv"], "rows.csv is not a JSON file"), ("table", ["drafts="], "drafts is empty"),
-    ("table", ["num_target_servers=0"], "num_target_servers=0 is not possible"),
-], ids=lambda value: " ".join(value)[:24])
-def test_what_cannot_be_measured_is_one_sentence(command, words, message, capsys):
-    assert main([command, *words]) == 2
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("flowspec: ") and message in said
-
-
 def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(folder, tmp_path, capsys, monkeypatch):
     output = tmp_path / "rows.json"
     words = ["table", f"target={folder}", f"drafts={folder}", *SMALL, f"output={output}"]

@@ -56,14 +56,3 @@ def test_a_picture_is_drawn(form: str, tmp_path: Path, capsys: pytest.CaptureFix
     picture = tmp_path / f"costs.{form}"
     assert main(["offline", "S=30", "num_repeats=20", f"picture={picture}"]) == 0
     assert picture.stat().st_size > 5000 and f"The histograms are in {picture}." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    ("accounting=exact", "choose one of corrected, original"), ("k=1", "is too small for k=1"),
-    ("picture=costs.txt", "name one that ends in .png or .svg"),
-    ("num_repeats=1000000", "give num_repeats=20000 or less"), ("S=20001", "give a number from 1 to 20000"),
-])
-def test_a_mistake_is_one_sentence(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["offline", *words.split()]) == 2
-    shown = capsys.readouterr()
-    assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""

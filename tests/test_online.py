@@ -85,24 +85,6 @@ def test_recorded_matches_take_the_place_of_chance(tmp_path):
         [False, True] * 3 + [False], [True, True, False] * 2 + [True]]
 
 
-MISTAKES = {
-    "simul_type=dsi": "simul_type=dsi is unknown: choose one of DSI, SI, both",
-    "preemption=some": "choose one of instant, none", "wall=true": "unknown key wall",
-    "c_sub=0.2": "target: give c_sub=0.1 or less", "num_target_servers=2000": "give num_target_servers=1024 or less",
-    "num_target_servers=0 k=1 c_sub=0.0001": "give num_target_servers=1024 or less, or a larger k",
-    "S=20000 num_repeats=1001": "give num_repeats=1000 or less",
-    "traces=nowhere.json": "nowhere.json", "maximum_correct_token=3": "did you mean maximum_correct_tokens?",
-}
-
-
-@pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_answered_by_one_sentence_that_names_the_fix(words: str, capsys):
-    assert simulate.main(["online", *words.split()]) != 0
-    shown = capsys.readouterr()
-    assert MISTAKES[words] in shown.err
-    assert shown.err.count("\n") == 1 and shown.out == ""
-
-
 @pytest.mark.parametrize("content", ["[1, 0]", "[[2]]", "[[]]"])
 def test_a_file_without_matches_is_refused(tmp_path, capsys, content: str):
     traces = tmp_path / "matches.json"

@@ -80,14 +80,5 @@ def test_texts_that_would_never_end_are_refused(acceptance: float, most: int) ->
         online_mean(TIMES, acceptance, 5, 7, 50, most)
 
 
-@pytest.mark.parametrize(("word", "said"), [
-    ("S=20", "give a number from 21"), ("num_target_servers=1", "give a number from 2"),
-])
-def test_a_mistake_is_one_sentence(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", word]) == 2
-    shown = capsys.readouterr()
-    assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
-
-
 def test_two_servers_allow_a_lookahead_of_the_paper_for_every_row() -> None:
     assert all(recomputed(row, Paper(num_target_servers=2)).dsi_lookahead <= 10 for row in TABLE)

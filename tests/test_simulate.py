@@ -1,14 +1,18 @@
-"""`python3 -m scripts.simulate` as it is typed: interrupted, read by somebody who has had enough, misspelled."""
+"""`python3 -m scripts.simulate` as it is typed: its keys, what is said of mistakes, and how it is interrupted."""
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from config.keys import options, read_keys
 from config.presets import ROOT
 from eval.dsi.command import COMMANDS, main
+from eval.dsi.formulas import least_lookahead, servers_needed
+from eval.dsi.keys import Heatmap, Offline, Online, Simulation
 from eval.tables import in_columns
 
 COMMAND = [sys.executable, "-m", "scripts.simulate"]
@@ -46,6 +50,101 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert main([]) == 0 and main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert all(printed.count(f"\n{name} ") == 2 for name in COMMANDS)
+
+
+MISTAKES = {  # the command with its words, and what is said of them
+    "acceptance do_sample=true temperature=0": "temperature=0 draws nothing",
+    "acceptance do_sample=true top_p=0": "top_p=0 leaves no token",
+    "acceptance temperature=0.5": "temperature=0.5 counts only where tokens are drawn: add do_sample=true",
+    "acceptance sets=c4:FILE": "c4 is no format of prompts: choose among cnn_dailymail, alpaca, mbpp, mbpp_docstring",
+    "acceptance sets=qa,qa": "names something twice",
+    "acceptance sets=mbpp:": "mbpp: names no file",
+    "acceptance num_examples=21 sets=qa": "more than the 20 of qa",
+    "acceptance max_new_tokens=2048 sets=qa": "no prompt of qa leaves room",
+    "acceptance template=nope": "template=nope is unknown",
+    "acceptance device=tpu": "device=tpu is not possible: give auto, cpu",
+    "acceptance drafts=x": "unknown key drafts: did you mean draft",
+    "acceptance draft=nowhere": "there is no folder",
+    "acceptance target=": "name the folder of a model",
+    "cases": "file is missing: name",
+    "cases no": "there is no file",
+    "cases no x=1": "unknown key x",
+    "heatmap ndim=1": "ndim=1 is not possible: give a number from 2 to 50",
+    "heatmap grid=big": "grid=big is unknown: choose one of ndim, paper",
+    "heatmap grid=paper ndim=2": "ndim is ignored with grid=paper: omit one of them",
+    "heatmap output=": "output= is empty: name a folder",
+    "latency max_new_tokens=1": "leaves no token after the first to time: give 2 or more",
+    "latency do_sample=true temperature=0": "temperature=0 draws nothing",
+    "latency rows=1,x": "rows=1,x is no list of sizes",
+    "latency context=2048 sets=qa": "exceed the 2048 positions",
+    "latency device=cuda:99": "device=cuda:99 does not exist here",
+    "offline accounting=exact": "choose one of corrected, original",
+    "offline k=1": "is too small for k=1",
+    "offline picture=costs.txt": "name one that ends in .png or .svg",
+    "offline num_repeats=1000000": "give num_repeats=20000 or less",
+    "online c=5": "c=5 exceeds failure_cost=1, but the drafter must not be slower than the target: give c=1 or less",
+    "online a=1.1": "give a number from 0 to 1",
+    "online k=1.5": "k=1.5 is not a whole number",
+    "online k=1": "needs 10: give num_target_servers=10 or more, 0 for as many as needed, or k=2 or more",
+    "online num_target_servers=-1": "give 0 for as many as needed or a number from 1",
+    "online num_repeat=3": "did you mean num_repeats?",
+    "online k": "write k=VALUE",
+    "online k=3 k=3": "k is given twice",
+    "online toy": '"toy" is not key=value',
+    "online simul_type=dsi": "simul_type=dsi is unknown: choose one of DSI, SI, both",
+    "online c_sub=0.2": "target: give c_sub=0.1 or less",
+    "online num_target_servers=2000": "give num_target_servers=1024 or less",
+    "online num_target_servers=0 k=1 c_sub=0.0001": "give num_target_servers=1024 or less, or a larger k",
+    "online S=20000 num_repeats=1001": "give num_repeats=1000 or less",
+    "online traces=nowhere.json": "nowhere.json",
+    "paper S=20": "give a number from 21",
+    "paper num_target_servers=1": "give a number from 2",
+    "table output=rows.csv": "rows.csv is not a JSON file",
+    "table drafts=": "drafts is empty",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_sentence_that_names_the_fix(
+        words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+
+    shown = capsys.readouterr()
+    said = shown.err.strip().splitlines()[-1]
+    assert said.startswith("flowspec: ") and MISTAKES[words] in said
+    assert shown.out == "" and list(tmp_path.iterdir()) == []
+
+
+def test_nothing_said_means_the_values_of_the_paper() -> None:
+    asked = read_keys([], Simulation, "any")
+    assert asked == Simulation()
+    assert vars(asked) == {"c": 0.1, "a": 0.9,
+                           "k": 5, "failure_cost": 1.0, "S": 1000, "num_target_servers": 7,
+                           "random_seed": 42, "num_repeats": 5}
+
+
+def test_what_the_sentence_about_servers_names_is_enough_and_the_least() -> None:
+    for c, failure_cost, k in ((0.1, 1.0, 1), (1 / 7, 1.0, 1),
+                               (2.5, 37.7, 2), (0.01, 1.0, 3)):
+        needed = servers_needed(failure_cost, c, k)
+        Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=needed)
+        for servers in range(1, needed):
+            least = least_lookahead(failure_cost, c, servers)
+            with pytest.raises(ValueError, match=f"needs {needed}: .* or k={least} or more"):
+                Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=servers)
+            Simulation(c=c, failure_cost=failure_cost, k=least, num_target_servers=servers)
+            assert least == 1 or servers_needed(failure_cost, c, least - 1) > servers
+    assert servers_needed(1.0, 1 / 7, 1) == 7
+    assert servers_needed(4.2, 0.6, 1) == 7 == least_lookahead(4.2, 0.6, 1)
+
+
+def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:
+    for kind in (Heatmap, Offline, Online):
+        ranges = kind.RANGES
+        found = {option.name: option for option in options(kind) if option.kind in ("int", "float")}
+        assert set(found) == set(ranges)
+        assert all(ranges[name].holds(option.default) for name, option in found.items())
 
 
 def test_columns_are_as_wide_as_they_need_be() -> None:

@@ -6,14 +6,11 @@ import statistics
 from dataclasses import replace
 from math import ceil, sqrt
 
-import numpy as np
 import pytest
 
 from eval.dsi.cost_model import dsi, moments, si
 from eval.dsi.events import DSI, EventPlan, Forward, decode
-from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.online import spread
-from eval.dsi.paper import ForwardLatencies, online_mean
 
 
 def even(ticks: int) -> Forward:
@@ -120,41 +117,6 @@ def test_texts_cost_in_the_mean_what_is_computed_exactly(target: int, drafter: i
                                      abs=4 * exact.deviation[0] / sqrt(texts))
 
 
-@pytest.mark.parametrize("acceptance", ACCEPTANCES)
-@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES[:5])
-def test_long_texts_cost_what_the_closed_forms_say(target: int, drafter: int, lookahead: int, acceptance: float):
-    tokens, texts = 500, 16
-    for method, rate in (("DSI", dsi_rate(target, drafter, acceptance, lookahead, "corrected", bare=False)),
-                         ("SI", si_rate(target, drafter, acceptance, lookahead)), ("non-SI", target)):
-        asked = plan(target, drafter, lookahead, tokens)
-        costs = [decode(method, asked, chances(acceptance, tokens, seed)).ticks for seed in range(texts)]
-        end = target + lookahead * drafter  # the last tokens have no run, or round, of their own
-        assert abs(statistics.mean(costs) - rate * tokens) <= 4 * statistics.stdev(costs) / sqrt(texts) + end
-
-
-PREEMPTION = [  # T, d, k; a; tokens; and the times in T of another simulation, with and without preemption, the latter
-    # with one server more
-    ((7, 1, 1), 0.0, 20, (20.00, 20.00)), ((10, 1, 2), 0.8, 50, (15.06, 15.05)), ((10, 1, 5), 0.8, 50, (16.50, 16.43)),
-    ((20, 1, 4), 0.9, 60, (10.00, 9.99)), ((5, 1, 1), 0.6, 50, (26.52, 26.52))]
-
-
-@pytest.mark.parametrize(("sizes", "acceptance", "tokens", "known"), PREEMPTION)
-def test_without_preemption_one_server_more_makes_up_for_it(sizes: tuple, acceptance: float, tokens: int, known: tuple):
-    def times(stops: bool, more: int) -> np.ndarray:
-        asked = replace(plan(*sizes, tokens, more), stops=stops)
-        return np.array([decode("DSI", replace(asked, seed=seed), chances(acceptance, tokens, seed)).ticks / sizes[0]
-                         for seed in range(100)])
-    instant = times(True, 0)
-    none = times(False, 0)
-    more = times(False, 1)
-    error = instant.std() / 10
-    assert abs(instant.mean() - known[0]) <= 4 * error
-    assert abs(more.mean() - known[1]) <= 4 * error
-    assert more.mean() == pytest.approx(instant.mean(), rel=0.01)
-    assert (more >= times(True, 1)).all()
-    assert none.mean() > 1.05 * instant.mean()
-
-
 class Watched(DSI):
     """DSI that notices an answer of an epoch that is over, and more servers at work than there are."""
 
@@ -206,18 +168,3 @@ def test_slow_drafts_do_not_keep_the_target_waiting():
     for seed in range(20):
         right = chances(0.7, 30, seed)
         assert decode("DSI", asked, right).ticks <= decode("non-SI", asked, right).ticks
-
-
-PUBLISHED = [  # T, d, a, ratios of first to later forwards, and SI over DSI as recomputed from the published simulator
-    (206, 68, 0.93, 1.35, 1.19, 1.74), (521, 340, 0.95, 1.29, 1.23, 1.52), (377, 25, 0.63, 5.36, 1.04, 1.71)]
-
-
-@pytest.mark.parametrize(("target", "drafter", "acceptance", "first", "first_draft", "ratio"), PUBLISHED)
-def test_the_published_accounting_yields_what_the_published_simulator_does(
-        target: int, drafter: int, acceptance: float, first: float, first_draft: float, ratio: float):
-    times = ForwardLatencies(target, drafter, round(target * first), round(drafter * first_draft))
-
-    def best(servers: int | None, lookaheads: list) -> float:
-        return min(online_mean(times, acceptance, lookahead, servers, 50) for lookahead in lookaheads)
-    legal = [lookahead for lookahead in (1, 5, 10) if ceil(target / (lookahead * drafter)) <= 7]
-    assert best(None, [1, 5, 10]) / best(7, legal) == pytest.approx(ratio, rel=0.04)
