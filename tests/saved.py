@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
@@ -23,19 +24,37 @@ from config.presets import ROOT
 from launch.folder import MARK
 from launch.run import run
 from launch.split.write import split
+from model.sample import Sampler
 from scripts import generate
-from tests.tiny import CONFIG, Tiny, weights
+from tests.tiny import CONFIG, TINY, Tiny, weights
 
 SLOW = 5  # times as long as usual what a machine does may take, if others use it
 SPECIAL = ["<unk>", "<s>", "</s>"]
 SIGNS = string.ascii_lowercase + " .,:?!'\n" + string.digits  # one token each
 SPLITS = ("0+4", "0+2+2", "0+1+1+2", "0+1+1+1+1")
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+NEW = 30
+ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
+FAST = ("init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16")
+ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
 FORM = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "tie_word_embeddings": False,
         "hidden_size": CONFIG.hidden, "num_hidden_layers": CONFIG.layers, "num_attention_heads": CONFIG.heads,
         "num_key_value_heads": CONFIG.kv_heads, "head_dim": CONFIG.head_dim, "vocab_size": CONFIG.vocab,
         "intermediate_size": CONFIG.intermediate, "max_position_embeddings": 1 << 15,
         "rms_norm_eps": CONFIG.eps, "rope_theta": CONFIG.theta, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@lru_cache(maxsize=None)
+def reference(temperature: float) -> list[int]:
+    """The text of the tiny model that ASK requests."""
+    return TINY.text(PROMPT, NEW, Sampler(temperature, seed=4))
+
+
+def token_ids(output: Path) -> list[int]:
+    """Those of the answer that a command wrote with output=FILE."""
+    answer: dict[str, list[int]] = json.loads(output.read_text())
+    return answer["token_ids"]
 
 
 def save_model(folder: Path, tiny: Tiny | None = None) -> None:

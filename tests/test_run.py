@@ -2,29 +2,17 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from itertools import cycle
 
 import pytest
 
-from model.sample import Sampler
 from model.text import Text
 from tests.forked import ranks
-from tests.saved import SPLITS, command, here
-from tests.tiny import TINY
+from tests.saved import ASK, FAST, NEW, PROMPT, SPLITS, command, here, reference, token_ids
 
-PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
-NEW = 30
 KEYS = ["prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds",
         "ttft_seconds", "tokens_per_second", "target_passes", "mean_accepted_length",
         "acceptance_by_position", "config"]
-ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
-FAST = ("init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16")
-
-
-@lru_cache(maxsize=None)
-def reference(temperature: float) -> list[int]:
-    return TINY.text(PROMPT, NEW, Sampler(temperature, seed=4))
 
 
 def result(path):
@@ -37,7 +25,7 @@ def result(path):
 def test_every_method_writes_the_reference_text_whatever_the_split(saved, tmp_path, method, stages, temperature):
     assert here(f"model_dir={saved / stages}", f"pipeline_type={method}", f"temperature={temperature}",
                 f"output={tmp_path / 'out.json'}", *ASK, *FAST) == 0
-    assert result(tmp_path / "out.json")["token_ids"] == reference(float(temperature))
+    assert token_ids(tmp_path / "out.json") == reference(float(temperature))
 
 
 def typed(saved, folder, stages, method, temperature):
@@ -136,14 +124,3 @@ def test_an_answer_ends_at_a_stop_string_at_the_end_token_and_at_the_end_of_the_
     seed = next(seed for seed in range(100) if 2 in answer(*long, f"seed={seed}")["token_ids"])
     free, ended = answer(*long, f"seed={seed}"), answer("max_new_tokens=60", f"seed={seed}")
     assert ended["token_ids"] == free["token_ids"][:free["token_ids"].index(2) + 1]
-
-
-def test_a_timeline_has_the_spans_of_every_rank(saved, tmp_path, capsys):
-    assert here(f"model_dir={saved / '0+2+2'}", f"trace={tmp_path / 'trace'}", *ASK, *FAST) == 0
-    spans = [json.loads(line) for rank in range(3)
-             for line in (tmp_path / "trace" / f"rank_{rank}.jsonl").read_text().splitlines()]
-    named = {(span["rank"], span["name"]) for span in spans}
-    assert {(0, name) for name in ("grow", "send", "recv", "prune", "wait")} <= named
-    assert {(rank, name) for rank in (1, 2) for name in ("forward", "prune")} <= named
-    assert all(span["t0"] <= span["t1"] for span in spans)
-    assert len(result(tmp_path / "trace" / "trace.json")["traceEvents"]) > len(spans)

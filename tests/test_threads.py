@@ -24,10 +24,9 @@ from pipeline.trace import Trace, merge, read
 from pipeline.transport import Peers, ProcessLink, Wire
 from sim import devices
 from tests.forked import ranks
-from tests.saved import here, wait_until
+from tests.saved import ENDLESS, here, wait_until
 
-ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000", "timeout=5",
-           "threads_per_rank=1", "device=cpu", "profile=server")
+WORDS = (*ENDLESS, "timeout=5", "threads_per_rank=1", "device=cpu", "profile=server")
 ALL = ["data sender", "data listener", "emulated wire", "heartbeat", "watch"]
 THREADS = {0: [*ALL, "control sender"], 1: [*ALL, "control listener"]}
 
@@ -47,7 +46,7 @@ def poison(sick: int, thread: str, rank: int) -> None:
 
 @pytest.mark.parametrize("sick", THREADS)
 def test_whatever_a_thread_dies_of_ends_all_ranks_with_its_name(saved, tmp_path, sick):
-    words = [f"model_dir={saved / '0+4'}", *ENDLESS]
+    words = [f"model_dir={saved / '0+4'}", *WORDS]
     with ExitStack() as stack:
         runs = {thread: stack.enter_context(ranks(tmp_path / thread, words, 2, partial(poison, sick, thread)))
                 for thread in THREADS[sick]}
@@ -88,10 +87,7 @@ def lost(numbers, *sent):
 
 @pytest.mark.parametrize(("numbers", "sentence"), [
     ((99, 0, 0, 0, 0, 0), "a message of unknown kind 99"),
-    ((-1, 0, 0, 0, 0, 0), "a message of unknown kind -1"),
     ((0, -1, 2, 4, 0, 1), "a message of impossible size or type"),
-    ((0, 8, -1, 4, 0, 1), "a message of impossible size or type"),
-    ((0, 8, 2, -1, 0, 1), "a message of impossible size or type"),
     ((0, 8, 2, 4, -2, 1), "a message of impossible size or type"),
     ((0, 8, 2, 4, 0, 9), "a message of impossible size or type"),
     ((0, 1 << 60, 2, 4, 0, 1), "a message of impossible size or type"),
@@ -179,7 +175,7 @@ def test_who_slept_itself_listens_again_before_it_calls_others_silent(tmp_path, 
 
 def test_the_trace_of_a_run_that_was_lost_can_be_read_and_a_cut_line_at_its_end_does_no_harm(saved, tmp_path):
     folder = tmp_path / "trace"
-    words = [f"model_dir={saved / '0+2+2'}", *ENDLESS[:-1], f"trace={folder}"]
+    words = [f"model_dir={saved / '0+2+2'}", *WORDS[:-1], f"trace={folder}"]
     with ranks(tmp_path / "run", words, 3) as run:
         assert wait_until(lambda: len(run.text(0, 1)) > 200, 60), run.text(0)
         for written in (folder / "rank_1.jsonl", folder / "rank_2.jsonl"):
