@@ -19,11 +19,13 @@ from launch.run import Command, run
 from launch.split.write import split
 from launch.words import WITHOUT
 from model.cache import TreeCache
+from model.weights.parts import Part
+from scripts import generate as command
 from tests import forked
-from tests.saved import here, save_tokenizer, wait_until
+from tests.saved import ENDLESS, here, save_tokenizer, wait_until
 
 FIVE = "0+1+1+1+1"
-ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
+FEW = ("prompt_ids=5,17,40", "ignore_eos=true", "max_new_tokens=4")
 
 
 @pytest.fixture
@@ -42,22 +44,14 @@ def sentence(text: str) -> str:
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["prompt="], "prompt is empty: write the question after prompt="),
-    (["prompt= "], "prompt is empty"),
     (["prompt_ids=,"], "prompt_ids=, is not possible: give token ids with commas between"),
     (["prompt_ids=5,53"], "prompt_ids has 53, but the model knows 0 to 52 only: take ids of this model's tokenizer"),
     (["prompt_ids=" + "5," * 20, "max_length=20"], "the prompt has 20 tokens and the context only 20: shorten"),
     (["prompt=" + "a" * 300, "template=none", "max_length=300"],
      "the prompt has 300 tokens and the context only 300: shorten"),
-    (["temperature=-0.5"], "temperature=-0.5 is not possible: give 0"),
-    (["pipeline_type=continuos"], "pipeline_type=continuos is unknown: choose one of ar, serial"),
-    (["temprature=1"], "unknown key temprature: did you mean temperature"),
     (["stages=0+2+2"], "is split as 0+1+1+1+1, not as stages=0+2+2: leave stages out"),
-    (["stages=3"], "is split as 0+1+1+1+1, not as stages=3: leave stages out"),
     (["stages=0+2+2+2+2"], "adds up to 8 layers, but the model has 4; try 0+1+1+1+1"),
-    (["stages=0+0+4"], "give the layers of every rank"),
     (["question_file=nowhere.jsonl"], "there is no file"),
-    (["threads_per_rank=1000000"], "give 0 for a share of the cores or a number from 1 to 1024"),
     (["threads_per_rank=1024"], "threads_per_rank=1024 is more than the"),
     (["template=own"], "has no chat template of its own; use template=vicuna"),
 ])
@@ -154,6 +148,47 @@ def test_bad_input_ends_all_processes_in_one_sentence_too(saved, tmp_path):
     with forked.command(tmp_path, "scripts.generate", *words) as run:
         assert run.end(90) == 2  # found by rank 0, when all have started
     assert "the prompt has 3 tokens and the context only 3" in sentence(run.stderr)
+
+
+@pytest.mark.parametrize("word", ["draft=\33[2J", "temprature\33=1", "seed=" + "9" * 5000, "stages=" + "1+" * 20000,
+                                  "question_file=\33[2Jx", "x" * 100_000, "a\nb\nc=1"])
+def test_what_was_typed_is_reported_in_one_short_line_that_no_terminal_obeys(capsys, word):
+    assert run(command.GENERATE, [word]) == 2
+    printed = capsys.readouterr().err.strip()
+    assert printed.isprintable() and len(printed) < 1100 and printed.startswith("flowspec: ")
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_a_rank_that_no_launcher_of_ours_has_set_is_reported(monkeypatch, capsys, name):
+    monkeypatch.setenv(name, "1")
+    assert run(command.GENERATE, ["toy"]) == 2
+    assert f"{name}=1 in the environment was not set by FlowSpec: unset it" in capsys.readouterr().err
+
+
+def test_an_output_destroys_nothing_that_the_run_reads(saved, tmp_path, capsys):
+    questions = tmp_path / "q.jsonl"
+    questions.write_text(json.dumps({"turns": ["who?"]}) + "\n")
+    parts = saved / "0+2+2"
+    assert here(f"model_dir={parts}", f"question_file={questions}", f"output={questions}") == 2
+    assert "is the question file" in capsys.readouterr().err
+    assert here(f"model_dir={parts}", *FEW, f"output={parts / 'stage_0' / 'config.json'}") == 2
+    assert "which the run reads" in capsys.readouterr().err
+    Part(parts / "stage_0").verify()
+
+
+def test_a_trace_forgets_only_its_own_files(saved, tmp_path):
+    (tmp_path / "rank_list.jsonl").write_text("mine")
+    (tmp_path / "rank_7.jsonl").write_text("")
+    assert here(f"model_dir={saved / '0+2+2'}", *FEW, f"trace={tmp_path}") == 0
+    assert (tmp_path / "rank_list.jsonl").read_text() == "mine" and not (tmp_path / "rank_7.jsonl").exists()
+
+
+def test_a_closed_stdout_is_no_traceback(saved):
+    words = ["-m", "scripts.generate", f"model_dir={saved / '0+2+2'}", "processes=false", *FEW]
+    ended = subprocess.run(["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, *words],
+                           cwd=ROOT, text=True,
+                           capture_output=True)
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr
 
 
 # --- what breaks ------------------------------------------------------------------------------------------------------

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.pipeline import Pipeline
 from launch.split.write import check, split
 from model.weights.parts import Part
-from pipeline.failure import PeerLost
 from split_and_save_models import main
 from tests.checkpoints import refused, save_head, save_llama, tensors_of
 
@@ -39,23 +37,16 @@ def test_what_is_no_split_is_named_as_what_it_is(out, tmp_path):
 
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"version": 99}, "not of this version of FlowSpec; split again"),
-    ({"format": "x"}, "split again"),
     ({"layers": [0, 3]}, "is damaged"), ({"rank": 2}, "is damaged"),
-    ({"rank": 3}, "is damaged"), ({"stages": []}, "is damaged"),
     ({"stages": [1, 2]}, "is damaged"),
     ({"stages": [0, 1, 3]}, "says 4 layers, config.json 3"),
     ({"rank": None}, "does not give rank"), ({"rank": True}, "rank=True"),
-    ({"rank": -1}, "rank=-1"),
     ({"stages": "0+1+2"}, "stages='0+1+2', which should be a list"), ({"stages": [0, 1, 2.0]}, "stages=[0, 1, 2.0]"),
-    ({"stages": [0, 1, -2]}, "stages=[0, 1, -2]"),
     ({"stages": [0] * 5000}, "a list of at most 1024"),
-    ({"layers": 1}, "layers=1"),
     ({"layers": [[0], 1]}, "layers=[[0], 1]"), ({"split_id": 7}, "split_id=7"),
     ({"split_id": "\x1b[2J"}, "split_id='\\x1b[2J'"),
     ({"quant": "zz"}, "quant='zz', which should be one of none, int8"),
-    ({"quant": ["int8"]}, "quant=['int8']"),
     ({"quant": "auto"}, "quant='auto'"), ({"shares": 2}, "shares=2"),
-    ({"shares": ["1"]}, "shares=['1']"), ({"shares": [0]}, "shares=[0]"),
     ({"shares": [float("nan")]}, "shares=[nan]"),
     ({"files": 3}, "files=3, which should be names of files in its folder"),
     *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "should be names of files in its folder") for name in (
@@ -145,18 +136,6 @@ def test_a_damaged_weight_is_named_when_it_is_read_and_a_split_of_older_code_is_
     read()
 
 
-def test_a_pipeline_over_a_damaged_split_is_refused_before_it_answers(out, tmp_path):
-    keys = f"model_dir={out}", "prompt_ids=1,2", "draft=suffix", "processes=false"
-    with Pipeline.open("", **dict(key.split("=") for key in keys)) as pipeline:
-        assert pipeline.generate([1, 2]).answer.token_ids
-    path = out / "stage_2" / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises((PeerLost, ValueError), match=f"{path} is damaged"):
-        Pipeline.open("", **dict(key.split("=") for key in keys))
-
-
 def test_ranks_of_different_splits_are_refused_by_the_check(out, tmp_path):
     split(tmp_path / "base", tmp_path / "other", "0+2+1", progress=False)
     shutil.rmtree(out / "stage_1")
@@ -174,3 +153,13 @@ def test_a_folder_without_a_manifest_is_refused_by_the_check_and_one_that_is_els
     shutil.rmtree(out / "stage_2")
     assert [part.rank for part in check(out)] == [0, 1]
     assert main(["--check", str(out)]) == 0 and "2 of 3 ranks are here" in capsys.readouterr().out
+
+
+def test_a_config_that_was_edited_in_one_ranks_folder_is_noticed(saved, tmp_path):
+    split(saved / "base", tmp_path / "parts", "0+2+2", progress=False)
+    path = tmp_path / "parts" / "stage_1" / "config.json"
+    text = path.read_text()
+    path.write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-01'))
+    assert path.read_text() != text and path.stat().st_size == len(text)
+    with refused("config.json has changed since it was written (its hash differs)"):
+        Part(tmp_path / "parts" / "stage_1")

@@ -8,8 +8,7 @@ import os
 import re
 import resource
 import shutil
-import subprocess
-import weakref
+import stat
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +27,6 @@ from split_and_save_models import main
 from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
 from tests.forked import CONTEXT
 
-ROOT = Path(__file__).resolve().parent.parent
 LAYOUTS = {"safetensors": {}, "shards": {"max_shard_size": "4KB"}, ".bin": {"bins": True}}
 
 
@@ -121,20 +119,6 @@ def test_the_sample_of_a_large_file_covers_its_beginning_middle_and_end(tmp_path
         (tmp_path / "file").write_bytes(data)
         marks.add(sample(tmp_path / "file", block=10, blocks=4))
     assert len(marks) == 4
-
-
-def test_one_tensor_at_a_time_is_in_memory(models, tmp_path, monkeypatch):
-    read, last = Checkpoint.read, []
-
-    def watched(self: Checkpoint, name: str) -> torch.Tensor:
-        assert all(ref() is None for ref in last), "the tensor before is still held"
-        tensor = read(self, name)
-        last[:] = [weakref.ref(tensor)]
-        return tensor
-
-    monkeypatch.setattr(Checkpoint, "read", watched)
-    split(models / "base", tmp_path, "3", models / "eagle", progress=False)
-    assert last
 
 
 def test_a_checkpoint_of_thirteen_files_is_split_interrupted_resumed_and_checked(tmp_path, monkeypatch):
@@ -236,19 +220,6 @@ def test_what_was_half_written_is_not_taken_for_good(models, out, monkeypatch, s
     assert len(check(out)) == 3
 
 
-@pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system of 12 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(folder)], capture_output=True,
-                             text=True) if shutil.which("mount") else None
-    if not mounted or mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here ({mounted.stderr.strip() if mounted else 'no mount'})")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 @contextmanager
 def as_another_user() -> Iterator[None]:
     """Turn root into a user bound by permissions; other users already are."""
@@ -258,18 +229,6 @@ def as_another_user() -> Iterator[None]:
         yield
     finally:
         os.seteuid(me)
-
-
-def test_a_disk_that_others_fill_meanwhile_ends_the_split_and_leaves_nothing_half(models, small_disk, monkeypatch):
-    with refused("choose another output folder or free some space"):  # it is seen beforehand, if nobody interferes
-        split(models / "base", small_disk, "1", progress=False)
-    monkeypatch.setattr(program.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 0, 1 << 30))
-    with refused(f"the disk of {small_disk} is full; free some space and type the command again"):
-        split(models / "base", small_disk, "1", progress=False)
-    assert not list(small_disk.glob("**/*.part")) and not (small_disk / "stage_1" / "manifest.json").exists()
-    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
-    split(models / "base", small_disk, "1", progress=False)
-    assert len(check(small_disk)) == 2
 
 
 def test_a_whole_split_that_may_only_be_read_is_used_and_an_unfinished_one_is_refused():
@@ -348,3 +307,17 @@ def test_an_error_is_one_sentence_and_exit_code_two(models, tmp_path, capsys, st
     with pytest.raises(SystemExit, match="2"):
         main([str(models / "base")])
     assert "MODEL_DIR, OUT_DIR and --stages or --tp are needed" in capsys.readouterr().err
+
+
+def test_the_lock_of_a_split_follows_no_link_and_waits_for_no_pipe(saved, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    for name in ("linked", "piped"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "linked" / ".lock").symlink_to(precious)
+    os.mkfifo(tmp_path / "piped" / ".lock")
+    for name in ("linked", "piped"):
+        with refused(str(tmp_path / name)):
+            split(saved / "base", tmp_path / name, "0+2+2", progress=False)
+    assert precious.read_text() == "kept"
+    assert stat.S_ISFIFO((tmp_path / "piped" / ".lock").stat().st_mode)
