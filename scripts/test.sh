@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every check of the project: ruff, pytest, which gets the arguments, and mypy at the same time, reported last:
 # bash scripts/test.sh [pytest's options]
+# bash scripts/test.sh core [pytest's options] runs only the twelve files that test the core, in about two minutes.
 # Several processes share the files of tests (tests/conftest.py); `-n 0` runs all in one, as a debugger needs it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
@@ -8,10 +9,18 @@ show_help "$@"
 make_env serve/requirements.txt tests/requirements.txt
 cd "$ROOT"
 export PYTHONDONTWRITEBYTECODE=  # else each of the many processes that tests start would compile the project again
+
+parallel=(-n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder)
+core=(exact tree cache prunes target rules wire stage sample decode mixture golden)
+core=("${core[@]/#/tests/test_}")
+if [ "${1:-}" = core ]; then
+    exec "$PY" -m pytest -q "${parallel[@]}" "${core[@]/%/.py}" "${@:2}"
+fi
+
 "$PY" -m ruff check .
 exec 3< <("$PY" -m mypy 2>&1)
 types=$! code=0
-"$PY" -m pytest -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@" 3<&- || code=$?
+"$PY" -m pytest -q "${parallel[@]}" "$@" 3<&- || code=$?
 cat <&3
 wait "$types" || code=$?
 exit "$code"
