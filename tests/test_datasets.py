@@ -36,11 +36,6 @@ def test_a_real_file_is_read_in_a_folder_of_its_own_or_by_its_name(tmp_path, nam
                                              entry["category"], tuple(entry["turns"]))]
 
 
-def test_signs_that_python_takes_for_line_ends_do_not_end_a_line(tmp_path):
-    (tmp_path / "sum.jsonl").write_text(json.dumps(REAL["sum"], ensure_ascii=False), encoding="utf-8")
-    assert load(tmp_path, "sum")[0].turns == ("Summarize: a\u2028b",)
-
-
 @pytest.mark.parametrize("folder", [OF_TOY, BUNDLED])
 def test_the_bundled_sets_are_those_of_the_paper_and_have_twenty_questions_each(folder):
     sets = {name: load(folder, name) for name in EvalConfig.of().chosen_sets}
@@ -96,18 +91,11 @@ def test_a_list_of_texts_is_a_set_of_single_turns_which_may_repeat(tmp_path):
 @pytest.mark.parametrize(("name", "text", "words"), [
     ("a.jsonl", '{"question_id": 1, "turns": ["x"]}\n{"turns": ["y"]}', "line 2 of"),
     ("a.jsonl", '{"question_id": 1, "turns": ["x"]}\n\n{"question_id"', "line 3 of"),
-    ("a.jsonl", '{"question_id": 1, "turns": "x"}', "line 1 of"),
     ("a.jsonl", '{"question_id": 1, "turns": []}', "a list of texts"),
-    ("a.jsonl", '{"question_id": 1, "turns": ["x", " "]}', "line 1 of"),
-    ("a.jsonl", '{"question_id": [1], "turns": ["x"]}', "line 1 of"),
     ("a.jsonl", '["x"]', "line 1 of"),
-    ("a.jsonl", 'null\n', "line 1 of"),
     ("a.jsonl", '{"question_id": 1, "turns": ["x"], "category": ["y"]}', "\"category\" that is not a text"),
-    ("a.jsonl", '{"question_id": 1, "turns": ["\\ud800"]}', "line 1 of .* has half a character"),
-    ("a.jsonl", "[" * 100_000, "line 1 of .* is nested too deeply"),
     ("a.jsonl", "\n \n", "has no question"),
     ("a.json", "[]", "has no question"),
-    ("a.json", "[" * 100_000, "is nested too deeply"),
     ("a.jsonl", '{"question_id": 1, "turns": ["x"]}\n{"question_id": 1, "turns": ["y"]}', "of line 1"),
     ("a.json", '["x"', "write a list of texts"),
     ("a.json", '{"x": 1}', "is not a list"),
@@ -119,12 +107,6 @@ def test_what_is_wrong_with_a_set_is_reported_with_its_place_and_the_fix(tmp_pat
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=words):
         load(tmp_path, "a", 1)
-
-
-def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'{"question_id": 1, "turns": ["\xff"]}')
-    with pytest.raises(ValueError, match="save it as UTF-8"):
-        load(tmp_path, "a")
 
 
 def test_a_file_by_itself_is_read_by_the_same_rules_and_may_do_without_ids(tmp_path):

@@ -57,7 +57,7 @@ MODELS = {  # name: what transformers calls it, and the fields of its config
     "llama 3.2, tied": ("Llama", {**GATED, "rope_theta": 500.0, "rope_scaling": LLAMA3, "tie_word_embeddings": True,
                                   "head_dim": 16}),
     "vicuna-16k": ("Llama", {**GATED, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
-    "mistral": ("Mistral", {**GATED, "sliding_window": None, "rope_theta": 1e6}),
+    "mistral": ("Mistral", {**GATED, "num_key_value_heads": 1, "sliding_window": None, "rope_theta": 1e6}),
     "mistral with a window": ("Mistral", {**GATED, "sliding_window": 20}),
     "mistral, yarn": ("Mistral", {**GATED, "head_dim": 12, "sliding_window": None, "rope_scaling": YARN}),
     "ministral": ("Ministral", {**GATED, "sliding_window": 16, "head_dim": 16, "layer_types": LOCAL}),
@@ -443,7 +443,6 @@ def test_the_head_of_a_qwen2_has_biases_where_its_config_or_its_family_says_so()
 OLD = {"rope_parameters": None}  # where transformers 5 says it
 REFUSED = {
     "a Gemma that looks ahead": ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-    "a Gemma": ("mistral", {"model_type": "gemma"}, "model_type='gemma'"),
     "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6, **OLD}, "head_dim=12, but rotary positions"),
     "too few long waves": (
         "phi4 mini", {"rope_scaling": {**LONG, "long_factor": [1.0]}, **OLD}, "1 numbers in long_factor"),
@@ -455,26 +454,19 @@ REFUSED = {
     "layers without a word": ("smollm3", {"no_rope_layers": [1, 0]}, "2 entries in no_rope_layers, but"),
     "another gate": ("gemma3", {"hidden_activation": "relu"}, "hidden_activation='relu'"),
     "a mixture of experts": ("mistral", {"model_type": "qwen2_moe"}, "model_type='qwen2_moe'"),
-    "experts of no number": ("mistral", {"model_type": "mixtral"}, "does not give num_local_experts"),
     "more experts than there are": ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok=9, but num_local_expe"),
     "layers without experts": ("qwen3 moe", {"mlp_only_layers": [1]}, "mlp_only_layers=[1]"),
     "experts in every other layer": ("qwen3 moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
     "biases of a LLaMA": ("llama 3.1", {"attention_bias": True}, "attention_bias=True"),
-    "biases of a Qwen3": ("qwen3", {"attention_bias": True}, "attention_bias=True"),
     "biases of its feed-forward": ("llama 3.1", {"mlp_bias": True}, "mlp_bias=True"),
-    "another activation": ("mistral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     "partial rotary positions": ("llama 3.1", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
     "the same as transformers 5 writes it": (
         "llama 3.1", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
     "dynamic rotary positions": ("opt", {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
                                  "rope_scaling='dynamic'"),
-    "yarn without a factor": ("qwen3", {"rope_parameters": {"rope_type": "yarn"}}, "does not give factor"),
-    "a factor that is missing": ("mistral", {"rope_parameters": {"rope_type": "linear"}}, "does not give factor"),
     "the order of OPT-350m": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
     "its projection": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim=32"),
-    "an early OPT": ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm=True"),
     "an OPT without biases": ("opt", {"enable_bias": False}, "enable_bias=False"),
-    "Galactica": ("opt", {"activation_function": "gelu"}, "activation_function='gelu'"),
     "no size": ("opt", {"ffn_dim": None}, "does not give intermediate_size"),
 }
 
@@ -488,18 +480,11 @@ def test_a_config_that_is_not_supported_is_refused_by_name(why):
 
 
 OUT_OF_RANGE = {
-    "layer_types=['chunked_attention', ": {"layer_types": ["chunked_attention"] * 4},
     "no_rope_layers=[2]": {"no_rope_layers": [2]},
     "attn_logit_softcapping=-5.0, which should be a number from 1e-06": {"attn_logit_softcapping": -5.0},
-    "final_logit_softcapping='30'": {"final_logit_softcapping": "30"},
     "query_pre_attn_scalar=0": {"query_pre_attn_scalar": 0},
-    "embedding_multiplier=nan": {"embedding_multiplier": float("nan")},
-    "residual_multiplier=0": {"residual_multiplier": 0},
-    "attention_multiplier=-1": {"attention_multiplier": -1},
     "logits_scaling=0, which": {"logits_scaling": 0},
     "rope_local_base_freq=0.5": {"rope_local_base_freq": 0.5},
-    "sliding_window_pattern=0": {"sliding_window_pattern": 0},
-    "no_rope_layer_interval=-4": {"no_rope_layer_interval": -4},
     "beta_fast=0, which should be": {"rope_scaling": {**YARN, "beta_fast": 0}},
     "truncate='no'": {"rope_scaling": {**YARN, "truncate": "no"}},
     "short_factor=[0.0]": {"rope_scaling": {**LONG, "short_factor": [0.0]}},

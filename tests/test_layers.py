@@ -118,17 +118,6 @@ def asks_for_a_role(source: Source) -> Iterator[str]:
             yield f"line {node.lineno} asks for a role: {ast.unparse(node)}"
 
 
-def needs_new_python(source: Source) -> Iterator[str]:
-    if source.floor is None or source.floor > FLOORS["launch"] or not source.nodes[1:]:
-        return
-    if "__future__.annotations" not in imports(source):
-        yield "lacks from __future__ import annotations"
-    try:
-        ast.parse(source.text, feature_version=(3, 8))
-    except SyntaxError as error:
-        yield f"line {error.lineno} is not Python 3.8: {error.msg}"
-
-
 def names_a_machine(source: Source) -> Iterator[str]:
     yield from (f"line {number} names a path of one machine: {line.strip()[:60]}"
                 for number, line in enumerate(source.text.splitlines(), 1) if FOREIGN_PATH.search(line))
@@ -217,10 +206,6 @@ def test_only_the_composition_root_asks_for_a_rank_or_a_role() -> None:
     assert problems(asks_for_a_role, python_files()) == []
 
 
-def test_what_boards_run_is_written_in_python_3_8() -> None:
-    assert problems(needs_new_python, python_files()) == []
-
-
 @lru_cache(maxsize=None)
 def texts() -> list[Source]:
     """Every file of text, but huge ones."""
@@ -269,8 +254,6 @@ BROKEN = [
     (asks_for_a_role, "pipeline/stage.py", "if self.rank == world - 1: pass"),
     (asks_for_a_role, "scripts/generate.py", "while dist.get_rank() != 0: pass"),
     (asks_for_a_role, "pipeline/stage.py", "if config.is_first_stage: pass"),
-    (needs_new_python, "tp/layers.py", "x = 1"),
-    (needs_new_python, "tp/layers.py", "from __future__ import annotations\nmatch x:\n    case 1: pass"),
     (says_much, "pipeline/stage.py", f"x = [{'y, ' * STATEMENT}]"),
     (says_much, "pipeline/stage.py", "def f():\n    return (" + "a +\n" * STATEMENT + "a)"),
     (is_dense, "pipeline/stage.py", "x = 1\n" * 30 + f"x = {'1 + ' * LINE}1"),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from config.schema.fields import CONFIG, GENERATION, ROPE, read_config
-from config.schema.untrusted import parse_json, read_json, short_repr, stays_inside
+from config.schema.untrusted import read_json, short_repr, stays_inside
 from launch.split.write import split
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint
@@ -58,29 +58,22 @@ def change(path: Path, **fields: Any) -> None:
 
 WRONG = [  # fields of a config, and the error messages
     *(({name: value}, f"{name}={value!r}, which should be a whole number from 1")
-      for name in ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads",
-                   "num_key_value_heads", "head_dim", "max_position_embeddings", "draft_vocab_size")
+      for name in ("hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "draft_vocab_size")
       for value in (-192, 192.5, 0, "192", True, [192], 10 ** 30)),
     *(({name: value}, f"{name}={value!r}, which should be a number from")
-      for name in ("rms_norm_eps", "rope_theta")
-      for value in (*NOT_FINITE, 0, 0.0, -1e-6, "1e-6", True, [1])),
-    *(({"rope_scaling": {"type": "linear", "factor": value}}, f"factor={value!r}, which should be a number from 1")
-      for value in (*NOT_FINITE, 0, -2.0, "2", False)),
+      for name in ("rms_norm_eps", "rope_theta") for value in (*NOT_FINITE, 0, -1e-6, "1e-6", True)),
     *(({"rope_parameters": {**LLAMA3, name: value}}, f"{name}={value!r}, which should be a number")
-      for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "rope_theta")
-      for value in (float("nan"), 0, -1, "1")),
+      for name in ("factor", "low_freq_factor", "original_max_position_embeddings")
+      for value in (float("nan"), 0, "1")),
     *(({name: value}, f"{name}={value!r}, which should be an object")
-      for name in ("rope_scaling", "rope_parameters", "eagle_config") for value in ([], ["linear", 2.0], "linear", 0)),
+      for name in ("rope_scaling", "rope_parameters", "eagle_config") for value in ([], "linear", 0)),
     ({"rope_scaling": {"type": ["linear"]}}, "type=['linear'], which should be a name"),
-    *(({"model_type": value}, f"model_type={value!r}, which should be a name")
-      for value in (["llama"], {}, 3, "", "a\x1bb")),
-    *(({"architectures": value}, "architectures=")
-      for value in ("LlamaForCausalLM", [["LlamaForCausalLM"]], [3], {})),
+    *(({"model_type": value}, f"model_type={value!r}, which should be a name") for value in (["llama"], "", "a\x1bb")),
+    *(({"architectures": value}, "architectures=") for value in ("LlamaForCausalLM", [3], {})),
     *(({"eos_token_id": value}, f"eos_token_id={value!r}, which should be a token id or a list of them")
-      for value in ([[2]], {"a": 2},
-                    "2", -1, 2.0, [2, None], True)),
+      for value in ([[2]], "2", -1, 2.0, [2, None], True)),
     *(({name: value}, f"{name}={value!r}, which should be true or false")
-      for name in ("tie_word_embeddings", "use_sliding_window", "qkv_bias") for value in ("false", 0, [])),
+      for name in ("tie_word_embeddings", "qkv_bias") for value in ("false", 0)),
     ({"sliding_window": -1}, "sliding_window=-1"), ({"partial_rotary_factor": "1"}, "partial_rotary_factor='1'"),
 ]
 
@@ -105,9 +98,7 @@ def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_name(models, 
     ({"head_dim": 7}, "head_dim=7, but rotary positions rotate dimensions in pairs"),
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "low_freq_factor=1.0, which is not below"),
     ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "rope_scaling={'mrope_section': [1]}"),
-    ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "does not give factor"),
     ({"rope_parameters": {"rope_type": "linear"}, "factor": "8"}, "does not give factor"),
-    ({"rope_parameters": {"model_type": []}}, "rope_scaling={'model_type': []}"),
 ])
 def test_fields_that_do_not_go_together_are_refused_with_the_folder(model, fields, sentence):
     change(model / "config.json", **fields)
@@ -124,8 +115,7 @@ def test_fields_at_the_edge_of_what_is_sound_are_taken(model):
     check_model(Checkpoint(model))
 
 
-@pytest.mark.parametrize("ends",
-                         [[[2]], "2", {"a": 2}, -1, 2.5])
+@pytest.mark.parametrize("ends", [[[2]], "2", -1])
 def test_end_tokens_of_generation_config_are_checked_too(model, ends):
     change(model / "generation_config.json", eos_token_id=ends)
     with refused(f"generation_config.json says eos_token_id={ends!r}"):
@@ -200,13 +190,6 @@ def test_a_byte_order_mark_is_harmless_and_a_folder_or_a_file_without_end_is_non
         read_json(tmp_path / "x.json")
 
 
-def test_lines_of_other_files_are_read_by_the_same_reader():
-    assert parse_json('["a text"]', "line 3 of it", "mend it") == ["a text"]
-    with refused("line 3 of it is nested too deeply (more than 64 lists and objects within each other): "
-                 "write a list of texts"):
-        parse_json(NESTED["a list"], "line 3 of it", "write a list of texts")
-
-
 def test_values_are_shown_short_and_harmless():
     assert short_repr("\x1b[2J\n\u202e") == r"'\x1b[2J\n\u202e'"
     for value in ("x" * 10 ** 6, list(range(10 ** 5)),
@@ -217,8 +200,8 @@ def test_values_are_shown_short_and_harmless():
 # Names
 
 
-OUTSIDE = ["../other/model.safetensors", "/etc/passwd", "a/../../b", "..", ".", "", "a\\b", "a\0b", "a\nb", "\x1b[2J",
-           "x" * 300, 3, None, ["model.safetensors"], {"a": 1}, "\ud800"]
+OUTSIDE = ["../other/model.safetensors", "/etc/passwd", "a/../../b", "..", "", "a\\b", "a\0b", "\x1b[2J", "x" * 300, 3,
+           "\ud800"]
 
 
 @pytest.mark.parametrize("shard", OUTSIDE, ids=repr)
@@ -234,7 +217,7 @@ def test_a_shard_whose_name_leaves_the_folder_is_refused_and_not_read(models, tm
     assert not (tmp_path / "split").exists() and not stays_inside(shard)
 
 
-@pytest.mark.parametrize("places", [[], ["model.safetensors"], {}, None, 3, "model.safetensors"])
+@pytest.mark.parametrize("places", [[], {}, None, "model.safetensors"])
 def test_an_index_without_a_weight_map_is_refused(models, tmp_path, places):
     folder = Path(shutil.copytree(models / "shards", tmp_path / "model"))
     change(folder / "model.safetensors.index.json", weight_map=places)
@@ -282,25 +265,15 @@ def entry(shape: Any = (2, 3), offsets: Any = (0, 24), dtype: Any = "F32") -> di
 
 
 @pytest.mark.parametrize("header", [
-    *({"a": value}
-      for value in (None, 3, [], "F32", {}, {"dtype": "F32"})),
-    *({"a": entry(dtype=dtype)}
-      for dtype in (["F32"], 32, None, "F33", "f32", "C64", "F4")),
-    *({"a": entry(shape=shape)} for shape in (
-        "23", 6, None, [2, "3"], [2.0, 3.0], [2.5, 2.4],
-        [-2, -3], [True, 6], [[2], 3],
-        [6, 10 ** 40], {"2": 3})),
-    *({"a": entry(offsets=offsets)} for offsets in (
-        [0.0, 24.0], ["0", "24"], [-24, 0], [24, 0], [0],
-        [0, 24, 48], 24, None, [False, 24], [0, 10 ** 40])),
-    {"a": entry(), "b": entry()},
+    *({"a": value} for value in (None, [], {"dtype": "F32"})),
+    *({"a": entry(dtype=dtype)} for dtype in (["F32"], "F33")),
+    *({"a": entry(shape=shape)} for shape in (6, [2, "3"], [2.0, 3.0], [-2, -3], [True, 6], [6, 10 ** 40])),
+    *({"a": entry(offsets=offsets)} for offsets in ([0.0, 24.0], [-24, 0], [0, 24, 48], 24, [False, 24])),
     {"a": entry(), "b": entry([1], [20, 24])},
     {"a": entry(offsets=[8, 32])},
-    {"a": entry([1], [0, 4]),
-     "b": entry([4], [8, 24])},
-    {"a": entry(), "b": entry([6], [24, 48])},
+    {"a": entry([1], [0, 4]), "b": entry([4], [8, 24])},
     {"a": entry([5], [0, 20])},
-    [], "a", 3, {"": entry()},
+    [], {"": entry()},
 ], ids=str)
 def test_a_header_that_contradicts_itself_or_the_file_is_refused(model, header):
     write_header(model / "model.safetensors", header)
@@ -366,11 +339,8 @@ def folder(model) -> Path:
     return model
 
 
-JUNK = {"nothing": b"", "text": b"junk" * 99, "zeros": bytes(4096),
-        "noise": bytes(i * 37 % 251 for i in range(999)),
-        "a zip without sense": b"PK\x03\x04" + bytes(99), "half a pickle": pickle.dumps([1, 2, 3])[:-3],
-        "opcodes": b"\x80\x02cos\nsystem\n(S'true'\ntR.", "a memo that is not there": b"\x80\x02h\x07.",
-        "a huge frame": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f."}
+JUNK = {"nothing": b"", "text": b"junk" * 99, "a zip without sense": b"PK\x03\x04" + bytes(99),
+        "half a pickle": pickle.dumps([1, 2, 3])[:-3], "opcodes": b"\x80\x02cos\nsystem\n(S'true'\ntR."}
 
 
 @pytest.mark.parametrize("what", JUNK)
@@ -383,10 +353,9 @@ def test_a_bin_file_of_junk_is_refused(folder, what):
 
 @pytest.mark.parametrize(("content", "sentence"), [
     ([torch.zeros(2)], "holds a list instead of tensors with names"), (torch.zeros(2), "holds a Tensor instead"),
-    (3, "holds a int instead"), ({}, "holds no tensor"), ({"a": 3}, "holds no tensor"),
+    ({}, "holds no tensor"), ({"a": 3}, "holds no tensor"),
     ({3: torch.zeros(2)}, "holds 3 in an unsupported form"),
     ({"a": torch.zeros(2, dtype=torch.complex64)}, "holds 'a' in an unsupported form"),
-    ({"a": torch.zeros(2, 2).to_sparse()}, "holds 'a' in an unsupported form"),
     ({"a": torch.zeros(2, device="meta")}, "holds 'a' in an unsupported form"),
 ])
 @pytest.mark.parametrize("zipped", [True, False])
@@ -449,8 +418,6 @@ def test_a_model_in_the_place_of_a_head_is_refused(models, tmp_path):
 
 ROTARY = {  # kinds of rotary positions, and the error messages
     "unknown": ({"rope_type": "su", "factor": 2.0}, "rope_scaling='su', which is not supported"),
-    "of an earlier NTK": ({"rope_type": "dynamic", "factor": 2.0}, "rope_scaling='dynamic', which is not supported"),
-    "yarn without a factor": ({"rope_type": "yarn"}, "does not give factor"),
     "yarn that stretches too far": ({"rope_type": "yarn", "factor": 1e30}, "factor=1e+30, which should be a number"),
     "yarn over equal waves": ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1}, "rope_theta=1, which makes all"),
     "longrope of another size": ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},

@@ -215,28 +215,17 @@ INT4, FP8 = "compressed-tensors, int4", "fp8 in blocks"
 HARM = {  # form of the checkpoint, the end of a tensor's name, a change to it, and the error message
     "words that are floats": ("gptq", ".qweight", lambda x: x.float(), MISFIT),
     "words of 64 bits": ("gptq", ".qweight", lambda x: x.long(), MISFIT),
-    "words in a row": ("gptq", ".qweight", lambda x: x.flatten(), MISFIT),
-    "scales in a row": ("gptq", ".scales", lambda x: x.flatten(), MISFIT),
     "a scale too many": ("gptq", ".scales", lambda x: torch.cat([x, x[:1]]), MISFIT),
-    "zeros of other outputs": ("gptq", ".qzeros", lambda x: x[:, :1], MISFIT),
     "groups of too few inputs": ("gptq", ".g_idx", lambda x: x[:3], MISFIT),
-    "groups that are floats": ("gptq", ".g_idx", lambda x: x.float(), MISFIT),
     "a group that there is not": ("gptq", ".g_idx", lambda x: x + 1000, "numbered from 0; download the model again"),
-    "a group below 0": ("gptq", ".g_idx", lambda x: x - 1000, "numbered from 0; download the model again"),
-    "AWQ's words that are floats": ("awq", ".qweight", lambda x: x.float(), MISFIT),
     "AWQ's zeros of other groups": ("awq", ".qzeros", lambda x: x[:1], MISFIT),
     "AWQ's scales of other outputs": ("awq", ".scales", lambda x: x[:, :5], MISFIT),
-    "packed words in a row": (INT4, ".weight_packed", lambda x: x.flatten(), MISFIT),
-    "packed words that are floats": (INT4, ".weight_packed", lambda x: x.float(), MISFIT),
     "packed scales of other outputs": (INT4, ".weight_scale", lambda x: x[:3], MISFIT),
     "no scales": (INT4, ".weight_scale", lambda x: x[:, :0], MISFIT),
     "uneven groups": (INT4, ".weight_scale",
                       lambda x: torch.cat([x] * 3, 1)[:, :7], AGAIN),
-    "blocks in a row": (FP8, ".weight_scale_inv", lambda x: x.flatten(), MISFIT),
     "no blocks": (FP8, ".weight_scale_inv", lambda x: x[:0], MISFIT),
-    "blocks in three dimensions": (FP8, ".weight_scale_inv", lambda x: x[None], MISFIT),
     "blocks of another size": (FP8, ".weight_scale_inv", lambda x: torch.cat([x, x]), MISFIT),
-    "more blocks than rows": (FP8, ".weight_scale_inv", lambda x: torch.cat([x] * 99), MISFIT),
 }
 
 

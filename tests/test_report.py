@@ -9,7 +9,6 @@ import pytest
 
 from eval import report as reporting
 from eval import results_index as results
-from eval import summary
 from tests.test_metrics import answer, line
 
 CONFIG = {"data": "", "draft": "eagle", "drafts": "", "baseline_draft": ""}
@@ -109,14 +108,6 @@ def test_what_is_missing_is_said(folder):
     assert "continuous has 1 of 2 answers on qa at temperature 0" in gaps and len(gaps) == 7
 
 
-def test_a_text_may_hold_any_separator(tmp_path):
-    put(tmp_path, choices=[{"index": 0,
-                            "turns": ["a\u2028b\x85c"], "new_tokens": [10], "wall_time": [2.0],
-                           "accept_lengths": [4, 3, 2]}])
-    assert [row["xi"].value
-            for row in summary.summary(results.read(tmp_path)).values()] == [5.0]
-
-
 def test_one_method_alone_is_reported_without_ratios(tmp_path):
     put(tmp_path, method="continuous", emulated=False, profile="none")
     text = reporting.report(tmp_path).read_text(encoding="utf-8")
@@ -145,52 +136,36 @@ def test_a_folder_without_answers_is_one_sentence(tmp_path, capsys):
     assert shown.count("\n") == 1 and "has no answers: make some with bash run_eval.sh results=" in shown
 
 
-JUNK = pytest.mark.parametrize("junk", ["null", "[]", "{}", '"text"', "{cut", "[" * 100_000, '{"rank": "0"}'],
-                               ids=lambda junk: junk[:8])
-
-
-@JUNK
-def test_a_line_of_answers_that_is_junk_is_named_by_file_and_line(folder, junk, capsys):
-    path = folder / "answers" / "naive" / "qa-t0.jsonl"
-    path.write_text(path.read_text() + junk + "\n")
-    assert reporting.main([str(folder)]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"flowspec: line 3 of {path} is ") and printed.count("\n") == 1
-    assert printed.endswith(": delete this line\n")
-
-
-@JUNK
-def test_a_line_of_the_tally_that_is_junk_is_named_by_file_and_line(folder, junk, capsys):
-    path = folder / "tally" / "0-ar" / "rank_1.jsonl"
-    path.write_text(junk + "\n" + path.read_text())
-    assert reporting.main([str(folder)]) == 2
-    assert capsys.readouterr().err.startswith(f"flowspec: line 1 of {path} is ")
-
-
-@pytest.mark.parametrize("more", [
+JUNK = ("null", "[]", '"text"', "{cut", "[" * 100_000)
+ANSWERS, TALLY = "answers/naive/qa-t0.jsonl", "tally/0-ar/rank_1.jsonl"
+OTHER_ANSWERS = (
     {"choices": []},
     {"choices": [{"new_tokens": ["1"], "wall_time": [1.0], "accept_lengths": []}]},
     {"choices": [{"new_tokens": [1], "wall_time": [1.0]}]},
-    {"settled": [[[1.0]]]}, {"ttft": 1},
-    {"temperature": "0"}, {"question_id": [1]}, {"emulated": 1},
-    {"requests": None}, {"set": None}], ids=str)
-def test_an_answer_of_another_form_is_named_by_file_and_line(tmp_path, more, capsys):
-    folder = tmp_path / "answers" / "naive"
-    folder.mkdir(parents=True)
-    (folder / "qa-t0.jsonl").write_text(json.dumps({**answer(), **more}) + "\n")
-    assert reporting.main([str(tmp_path)]) == 2
-    assert "line 1 of" in capsys.readouterr().err
+    {"settled": [[[1.0]]]},
+    {"temperature": "0"},
+    {"question_id": [1]},
+    {"requests": None})
+OTHER_FLIGHTS = (None, {"rows": 1}, {"rows": "1", "stay": 1.0, "aloft": 1.0, "misses": 1, "lost": 0.0})
+OTHER_STARTS = ("null", {"methods": "ar"}, {**START, "temperatures": "hot"})
+SPOILED = [  # a file of a results folder, and what it holds, or in what its first line consists
+    *((name, junk) for name in (ANSWERS, TALLY, "env.json") for junk in JUNK),
+    *((ANSWERS, json.dumps({**answer(), **other})) for other in OTHER_ANSWERS),
+    *((TALLY, json.dumps({**line(0, 9, 8.0), "first": 1.6, "decoding": {}, "flight": other}))
+      for other in OTHER_FLIGHTS),
+    *(("env.json", json.dumps({"starts": [other], "config": CONFIG, "machine": {}})) for other in OTHER_STARTS)]
 
 
-@pytest.mark.parametrize("junk", ["null", "[]", "{", "[" * 100_000, '{"starts": null}', '{"config": []}',
-                                  '{"starts": [{"methods": "ar"}]}', json.dumps({"starts": [
-                                      {**START, "temperatures": "hot"}], "config": CONFIG, "machine": {}})],
-                         ids=lambda junk: junk[:20])
-def test_an_env_json_that_is_junk_is_named(folder, junk, capsys):
-    (folder / "env.json").write_text(junk)
+@pytest.mark.parametrize(("name", "content"), SPOILED, ids=lambda value: value[-40:])
+def test_what_is_spoiled_in_a_folder_is_named_by_file_and_line(folder, name, content, capsys):
+    path, place = folder / name, str(folder / name)
+    if path.suffix == ".jsonl":
+        place, content = f"line 1 of {path}", f"{content}\n{path.read_text()}"
+    path.write_text(content)
+
     assert reporting.main([str(folder)]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"flowspec: {folder / 'env.json'} is ") and printed.count("\n") == 1
+    assert printed.startswith(f"flowspec: {place} is ") and printed.count("\n") == 1
 
 
 def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
@@ -198,12 +173,6 @@ def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
         "starts": [{**START, "sets": "gone"}],
         "config": {**CONFIG, "data": "nowhere"}, "machine": {}}))
     assert results.missing(results.read(folder)) == []
-
-
-def test_a_report_that_cannot_be_written_is_reported(folder, capsys):
-    (folder / "summary.csv").mkdir()
-    assert reporting.main([str(folder)]) == 2
-    assert f"{folder / 'summary.csv'} cannot be written (it is a folder): make room there" in capsys.readouterr().err
 
 
 DRAFTED = {("ar", "none"): 8.0, ("naive", "eagle"): 4.0,
@@ -273,12 +242,3 @@ def test_an_account_is_a_table_a_file_and_a_plot(drafted):
     assert (row["method"], row["draft"], row["drafting"], row["lost"], row["whole"]) == (
         "continuous", "eagle", "0.1", "0.02", "0.5")
     assert (drafted / "account-t0.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("flight", [None, {}, {"rows": 1}, {"rows": "1", "stay": 1.0, "aloft": 1.0, "misses": 1,
-                                                            "lost": 0.0}], ids=str)
-def test_a_flight_that_is_junk_is_named_by_file_and_line(drafted, flight, capsys):
-    path = drafted / "tally" / "0-ar" / "rank_0.jsonl"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "flight": flight}) + "\n")
-    assert reporting.main([str(drafted)]) == 2
-    assert capsys.readouterr().err.startswith(f"flowspec: line 1 of {path} is ")

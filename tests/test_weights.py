@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from model.drafts.eagle import fit_head
 from model.weights import checkpoint
 from model.weights.checkpoint import WORD, WORDS, Checkpoint, TensorForm, checksum, writing
 from model.weights.parts import EMBED, HEAD, assign, check_model, plan_stages
 from model.weights.split import balance, is_split_as, parse_stages
-from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
+from tests.checkpoints import refused, same, save_llama, tensors_of
 
 NORM = "model.norm.weight"
 LAYOUTS = {
@@ -139,12 +138,6 @@ def test_a_cut_off_safetensors_file_is_refused(model, length):
         Checkpoint(model)
 
 
-def test_a_header_that_makes_no_sense_is_refused(model):
-    (model / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"{[]}")
-    with refused("is cut off, damaged or not in safetensors"):
-        Checkpoint(model)
-
-
 @pytest.mark.parametrize("length", [0, 100, -8])
 def test_a_cut_off_bin_file_is_refused(tmp_path, length):
     save_llama(tmp_path, bins=True)
@@ -183,14 +176,6 @@ def test_a_tensor_that_is_not_finite_is_refused_with_its_name_and_file(tmp_path,
         source.sound("bad")
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
-    (None, "there is no file"), ("{", "is not JSON"), ("[]", "a JSON object")])
-def test_a_bad_config_is_refused(model, content, sentence):
-    (model / "config.json").unlink() if content is None else (model / "config.json").write_text(content)
-    with refused(sentence):
-        Checkpoint(model)
-
-
 @pytest.mark.parametrize(("key", "value", "sentence"), [
     ("architectures", ["GPT2LMHeadModel"], "holds a GPT2LMHeadModel, which is not supported"),
     ("vocab_size", 41, "has shape (40, 16) instead of (41, 16)"),
@@ -203,24 +188,6 @@ def test_a_model_that_would_run_wrongly_is_refused(model, key, value, sentence):
     source.config[key] = value
     with refused(sentence):
         check_model(source)
-
-
-def head(folder: Path, *sizes: int, **config: int) -> Checkpoint:
-    save_head(folder, *sizes, **config)
-    return Checkpoint(folder)
-
-
-def test_a_draft_head_that_does_not_fit_is_refused_with_both_numbers(model, tmp_path):
-    source = Checkpoint(model).config
-    fit_head(head(tmp_path / "fits", 16, 40), source)
-    with refused("has hidden_size 8, but the model has 16"):
-        fit_head(head(tmp_path / "narrow", 8, 40), source)
-    with refused("has vocab_size 41, but the model has 40"):
-        fit_head(head(tmp_path / "wordy", 16, 41), source)
-    with refused("weight in"):
-        fit_head(head(tmp_path / "lying", 8, 40, hidden_size=16), source)
-    with refused("is not an EAGLE draft head"):
-        fit_head(Checkpoint(model), source)
 
 
 # Assignment of tensors to ranks
