@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Request
-from pipeline.messages import Prune, Segment
+from pipeline.messages import Features, Prune, Segment
+from pipeline.requests import RequestTarget
 from pipeline.stage import Stage
 from pipeline.trace import read
 from pipeline.transport import Peers
@@ -133,6 +135,14 @@ def test_a_stage_reports_what_it_and_those_before_have_made_of_live_rows():
     assert (said.request, said.layers, said.nodes) == (3, 2, [1, 2]), "text before the tip is read once it is back"
     assert torch.equal(said.x, done.inner[1:])
     assert made.reports_of(Prune(3, 1, 0, 2, [])) == []
+
+
+def test_of_reports_of_one_row_that_of_the_latest_stage_counts_in_any_order():
+    tree, _ = a_tree(0)
+    target = SimpleNamespace(tree=tree, ring=SimpleNamespace(device="cpu"))
+    for layers in (1, 3, 2):
+        RequestTarget.learn(target, Features(0, layers, [tree.tip], torch.full((1, layers), float(layers))))
+    assert tree.nodes[tree.tip].partial.tolist() == [3.0] * 3
 
 
 def test_reports_go_to_the_root_alone():

@@ -78,15 +78,6 @@ def test_a_chat_is_the_text_of_run_pipe_whole_and_streamed(server, sdk, text):
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_a_stream_ends_with_its_sign_and_tells_its_usage_only_if_asked(server):
-    with server.client.stream("POST", "/v1/chat/completions", content=json.dumps(
-            {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": 3})) as response:
-        lines = [line for line in response.iter_lines() if line]
-    assert response.headers["content-type"].startswith("text/event-stream")
-    assert lines[-1] == "data: [DONE]"
-    assert all("usage" not in json.loads(line[6:]) for line in lines[:-1])
-
-
 def test_completions_take_texts_and_token_ids_and_echo_them(server, sdk):
     found = server.post("/tokenize", prompt="def add(a, b):").json()
     ids = found["tokens"]
@@ -193,15 +184,12 @@ def test_the_models_and_the_figures_are_shown(server, sdk):
     ({"tools": [{"type": "function", "function": {"name": "a"}}]}, "tools"),
     ({"response_format": "json"}, "response_format"),
     ({"logit_bias": {"5": 101}}, "logit_bias"), ({"logit_bias": {"fox": 1}}, "logit_bias"),
-    ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"repeat_penalty": 1.1}, "repeat_penalty"),
     ({"chat_template_kwargs": {"brief": True}}, "chat_template_kwargs"),
-    ({"temperature": -1}, "temperature"), ({"temperature": "warm"}, "temperature"),
     ({"max_tokens": 0}, "max_tokens"), ({"n": 17}, "n"),
     ({"stop": ["a"] * 5}, "stop"), ({"stop": "\ud800"}, "stop"),
     ({"messages": []}, "messages"), ({"messages": "hello"}, "messages"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
-    ({"stop": 5}, "stop"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
      "messages.0.content.0.text"),
@@ -431,41 +419,8 @@ def test_a_reader_who_is_slow_stalls_nobody_and_loses_nothing(server):
     choices = [choice for event in events for choice in event.get("choices", [])]
     text = "".join(choice["delta"].get("content", "") for choice in choices)
     assert text == server.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"]
-    assert b"data: [DONE]" in read and len(read) > 120_000
-
-
-def test_beyond_the_queue_nobody_waits_and_those_who_do_are_answered(server):
-    assert idle(server)
-    got: list[httpx.Response] = []
-    threads = [threading.Thread(target=lambda: got.append(server.chat(max_tokens=60, temperature=2, n=2)))
-               for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    assert wait_until(lambda: len(server.engine.jobs) == 4, 30) or len(got) == 2
-    if len(server.engine.jobs) == 4:
-        refused = server.chat(max_tokens=2)
-        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
-        assert refused.json()["error"]["code"] == "queue_full"
-    for thread in threads:
-        thread.join()
-    assert [response.status_code for response in got] == [200, 200]
-
-
-def test_answers_at_once_are_those_that_each_gets_alone(server):
-    questions = [(f"Name {count} animals.", count) for count in range(2, 6)]
-    alone = [server.chat(question, temperature=1, seed=seed, max_tokens=16).json()
-             for question, seed in questions]
-    got = {}
-
-    def ask(question, seed):
-        got[seed] = server.chat(question, temperature=1, seed=seed, max_tokens=16).json()
-
-    threads = [threading.Thread(target=ask, args=asked) for asked in questions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [got[seed]["choices"] for _, seed in questions] == [one["choices"] for one in alone]
+    assert read.rstrip().endswith(b"data: [DONE]") and len(read) > 120_000
+    assert not any("usage" in event for event in events), "it was not asked for"
 
 
 # --- strangers --------------------------------------------------------------------------------------------------------
@@ -490,8 +445,11 @@ def test_an_open_server_is_asked_by_its_address_and_name_and_not_by_the_name_of_
     config = parse(["host=0.0.0.0", "open=true", *words], "", kind=ServeConfig)
     guard = Guard(lambda *called: None, config)
     headers = [(b"host", host.encode()), (b"origin", f"http://{host}".encode())]
-    refused = guard._refused({"type": "http", "path": "/v1/models", "headers": headers})
+    scope = {"type": "http", "path": "/v1/models", "headers": headers}
+    refused = guard._refused(scope)
     assert (refused.status if refused else 200) == status
+    at_loopback = Guard(lambda *called: None, parse(["host=127.0.0.1"], "", kind=ServeConfig))
+    assert (at_loopback._refused(scope) is None) == (host == "localhost"), "there only loopback's own names are known"
 
 
 def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
