@@ -112,13 +112,6 @@ def test_a_token_that_nobody_guessed_changes_no_weight():
     assert blend.weights(["model", "suffix"], 4) == pytest.approx({"model": 1 - WEIGHTS[3], "suffix": WEIGHTS[3]})
 
 
-def test_the_same_lessons_make_the_same_blend():
-    first, second = (taught(draws({"eagle": .3, "model": .7}, 500))
-                     for _ in range(2))
-    assert first.mix(BOTH, 4, 2) == second.mix(BOTH, 4, 2)
-    assert first.weights(["eagle", "model"], 0) == second.weights(["eagle", "model"], 0)
-
-
 # --- calibration ------------------------------------------------------------------------------------------------------
 
 def claims(truth, count, seed):

@@ -45,16 +45,8 @@ def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there(tmp_path
         assert f"ok: {thing}" in found or re.search(f"^ok: .*{re.escape(thing)}", found, re.M), thing
 
 
-def test_the_help_tells_what_is_looked_at(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        doctor.main(["--help"])
-    shown = capsys.readouterr().out
-    assert "python3 -m scripts.doctor" in shown and "all-reduce" in shown
-
-
 @pytest.mark.parametrize(("findings", "code", "end"), [
     ([doctor.Finding("a")], 0, "Everything that is required is present."),
-    ([doctor.Finding("a"), doctor.Finding("b", "this", needed=False)], 0, "Everything that is required is present."),
     ([doctor.Finding("a", "this"), doctor.Finding("b")], 1, "1 of the required things is missing."),
     ([doctor.Finding("a", "this"), doctor.Finding("b", "that")], 1, "2 of the required things are missing."),
 ])
@@ -115,10 +107,6 @@ def test_a_full_disk_of_temporary_files_is_reported(first, monkeypatch):
         assert message in line.replace("[Errno 2] ", "")
 
 
-def test_the_pip_that_counts_is_the_environments_else_that_of_a_new_one():
-    assert re.match(r"\d+\.\d", doctor._pip())
-
-
 def test_without_torch_the_rest_is_examined_all_the_same(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     found = list(map(str, doctor.examine()))
@@ -169,7 +157,6 @@ def test_a_gpu_that_torch_does_not_see_is_reported_but_the_cpu_will_do(monkeypat
 @pytest.mark.parametrize(("failure", "message"), [
     (RuntimeError("connect timed out\nmore"), "2 processes fails (connect timed out); do name a working network"),
     (multiprocessing.TimeoutError(), "2 processes fails (no answer for 60 seconds); do name a working network"),
-    ([2, 1], "2 processes fails (it gave [2, 1]); do name a working network"),
 ])
 def test_an_all_reduce_that_fails_is_reported_with_its_reason(monkeypatch, failure, message):
     def in_two(store):
@@ -207,10 +194,6 @@ def test_the_interface_is_named_with_its_reason_and_its_reach(monkeypatch, named
     monkeypatch.setattr(socket, "gethostbyname", resolve)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
     assert only(doctor.interface) == message
-
-
-def test_the_addresses_are_those_of_this_machine():
-    assert doctor._addresses().get("lo", "127.0.0.1") == "127.0.0.1"
 
 
 def test_too_little_disk_or_memory_is_reported(monkeypatch):

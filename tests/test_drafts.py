@@ -120,53 +120,6 @@ def test_a_small_model_waits_until_the_prompt_is_sent_and_then_does_not_wait_for
     assert at_once(draft.grow(tree, growth)) and tree.live
 
 
-class Both:
-    """Two drafts that grow the same tree."""
-
-    inner = False
-
-    def __init__(self, *drafts):
-        self.drafts, self.proposers = drafts, set()
-
-    @property
-    def consumed(self):
-        return min(draft.consumed for draft in self.drafts)
-
-    def grow(self, tree, growth, *worth_drafting):
-        self.tree = tree
-        grew = []
-        for draft in self.drafts:
-            grew.append((yield from draft.grow(tree, growth)))
-        self.proposers.update(source for node in tree.nodes.values() for source in node.proposals)
-        return any(grew)
-
-    def begin(self, sampler):
-        for draft in self.drafts:
-            draft.begin(sampler)
-
-    def refresh(self):
-        for draft in self.drafts:
-            draft.refresh()
-
-    def reset(self):
-        self.features = sum(node.hidden is not None for node in self.tree.nodes.values())
-        for draft in self.drafts:
-            draft.reset()
-
-
-@pytest.mark.parametrize("strategy", SPECULATIVE)
-def test_two_heads_and_a_model_share_one_tree_and_it_is_known_who_proposed_what(strategy):
-    first, second, model = DEEP.eagle(), DEEP.eagle(), DEEP.twin()
-    second.source = "second"
-    draft = Both(first, second, model)
-    with pipeline(DEEP, 2, strategy, draft) as decoder:
-        answer, stream = decoder.stream(Request(PROMPT, max_new_tokens=NEW))
-        assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, Sampler())
-    assert draft.proposers == {"eagle", "second", "model"}
-    assert answer.target_passes < NEW - 1, "no guess was used"
-    assert draft.features < len(PROMPT) + NEW, "features that all have read are kept"
-
-
 def test_a_head_with_fewer_tokens_guesses_in_the_vocabulary_of_the_target():
     draft = DEEP.eagle3(VOCAB)
     own = draft.network.logits(torch.randn(3, CONFIG.hidden, dtype=torch.float64))
@@ -249,11 +202,9 @@ BROKEN = {
     "lacks midlayer.hidden_norm.weight": {"change": lambda t: t.pop("midlayer.hidden_norm.weight")},
     "lacks t2d": {"change": lambda t: t.pop("t2d")},
     "holds fc.bias": {"change": lambda t: t.update({"fc.bias": torch.zeros(CONFIG.hidden)})},
-    "holds layers.0.norm.weight": {"change": lambda t: t.update({"layers.0.norm.weight": t["norm.weight"].clone()})},
     "midlayer.mlp.up_proj.weight in": {"change": swap},
     "d2t and t2d": {"change": lambda t: t["t2d"].logical_not_()},
     "has hidden_size 16, but the model has 32": {"hidden_size": 16},
-    "has hidden_size 64, but the model has 32": {"target_hidden_size": 64},
     "has vocab_size 54, but the model has 53": {"vocab_size": 54},
     "lm_head.weight in": {"draft_vocab_size": 39},
     "reads the inputs of layers [2, 4, 10], but the model has 8": {
@@ -364,15 +315,3 @@ def test_a_draft_model_in_the_folder_of_rank_0_needs_no_name(folder, capsys, tmp
         text(capsys, tmp_path, "draft=model")
     shutil.copytree(folder / "small", tmp_path / "base-split" / "stage_0" / "draft")
     assert text(capsys, tmp_path, "draft=model") == text(capsys, folder, "pipeline_type=ar")
-
-
-def test_a_draft_model_with_other_tokens_is_refused_with_both_numbers(folder, capsys, tmp_path):
-    shutil.copytree(folder / "small", tmp_path / "other")
-    wide = load_file(tmp_path / "other" / "model.safetensors")
-    wide.update({name: torch.cat((wide[name], wide[name][:1]))
-                 for name in (EMBED, HEAD)})
-    save_file(wide, tmp_path / "other" / "model.safetensors")
-    (tmp_path / "other" / "config.json").write_text(json.dumps({**FORM, "vocab_size": 54}))
-    (tmp_path / "other" / "tokenizer.json").unlink(missing_ok=True)  # with which its text could be guessed
-    with pytest.raises(AssertionError, match="has vocab_size 54, but the model has 53"):
-        text(capsys, folder, "draft=model", f"draft_dir={tmp_path / 'other'}")

@@ -22,7 +22,7 @@ from pipeline.messages import Prune, Reset, Segment
 from pipeline.stage import Stage
 from pipeline.trace import Trace, read
 from sim.clock import Pace
-from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice
+from sim.devices import Lane, SlowLink, SlowPasses, SlowSlice
 from sim.wires import size
 from tests.tiny import CONFIG, TINY, pipeline, write
 
@@ -37,12 +37,6 @@ SAMPLER = Sampler(1.0, seed=11)
 def segment(rows: int, width: int) -> Segment:
     return Segment(0, list(range(rows)), [0] * rows,
                    list(range(rows)), 0, torch.zeros(rows, width))
-
-
-def seconds(call) -> float:
-    start = time.monotonic()
-    call()
-    return time.monotonic() - start
 
 
 def test_a_stage_pays_for_its_share_of_the_layers_for_rows_beyond_the_free_ones_and_for_the_text_before():
@@ -101,16 +95,6 @@ def test_a_profile_slowed_down_is_the_same_cluster_in_slow_motion(name):
                                                       4 * PROFILES[name].latency)
 
 
-def test_nothing_is_done_before_its_modelled_time():
-    cache = CONFIG.cache(4, 64, TINY.lm_head.weight)
-    cache.admit([0, 1, 2], [0, 0, 1], text=3)
-    tokens, pos = torch.tensor([1, 2, 3]), torch.arange(3)
-    part = SlowSlice(TINY.whole, Pace(QUICK), 1.0)
-    assert seconds(lambda: part(tokens, pos, cache, {})) >= QUICK.stage(1.0, 3, 2)
-    head = SlowHead(TINY.lm_head, Pace(QUICK))
-    assert seconds(lambda: head(torch.zeros(1, CONFIG.hidden, dtype=torch.float64))) >= 4e-3
-
-
 class ModelledClock:
     """One that moves only when somebody sleeps."""
 
@@ -153,11 +137,6 @@ def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
 
 def reading(draft, asked):
     return Reading(draft, None, None, None, asked)
-
-
-def test_a_level_takes_its_time():
-    passes = SlowPasses(lambda readings: readings, Pace(QUICK))
-    assert seconds(lambda: passes([reading(SimpleNamespace(network=1, source=""), 4)])) >= 2e-3
 
 
 def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():

@@ -134,11 +134,6 @@ def test_the_cache_is_where_the_hubs_own_programs_look(tmp_path, monkeypatch, va
     assert cached_snapshot("b/else", None) is None
 
 
-def test_a_run_takes_a_cached_snapshot(hub, cache, capsys):
-    assert here("model=b/other", "prompt=hello", "max_new_tokens=8", "stages=0+4+4", f"models={cache.parent}") == 0
-    assert "tokens                8" in capsys.readouterr().out
-
-
 def test_weights_are_fetched_in_one_form():
     assert _weights(["a.json", "model-1-of-2.safetensors", "pytorch_model.bin"]) == "*.safetensors"
     assert _weights(["config.json", "pytorch_model-00001-of-00002.bin", "training_args.bin"]) == "pytorch_model*.bin"

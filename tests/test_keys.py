@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import socket
-import struct
 import subprocess
 import threading
 from contextlib import contextmanager, suppress
@@ -138,24 +137,6 @@ def test_who_listens_reads_nothing_and_cannot_play_it_again(clusters):
                     pass
         made.accept(door)
         assert (DATA, 0) in made.missing
-
-
-def test_idle_strangers_and_junk_hold_nobody_up(clusters):
-    own, same = clusters[0]
-    with door_of(own) as (door, made), BoardDoor(HERE, same, 7) as friend:
-        address, _, port = door.name.rpartition(":")
-        idle = [socket.create_connection((address, int(port))) for _ in range(300)]
-        for way in idle[::3]:
-            way.send(b"\x16\x03\x01 junk" * 9)
-        for way in idle[:50]:
-            way.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it is reset
-            way.close()
-        with friend.reach(door.name) as way:
-            way.sendall(GREETING.pack(MARK, 7, CONTROL, 0))
-            while (CONTROL, 0) in made.missing:
-                made.accept(door)
-        for way in idle:
-            way.close()
 
 
 # --- the store --------------------------------------------------------------------------------------------------------

@@ -226,9 +226,7 @@ FIRST, SECOND = available.FIRST, available.SECOND
 @pytest.mark.parametrize("own, version, group, counts, free", [
     ("0::/a/b", SECOND, "a/b", ("5000", "3000", "inactive_file 40\nactive_file 2\nfile 90"), 2042),
     ("0::/a/b", SECOND, "a", ("5000", "3000", ""), 2000),
-    ("0::/of/the/host", SECOND, "", ("5000", "4000", ""), 1000),
     ("0::/a", SECOND, "a", ("max", "3000", ""), 2000 * 1024),
-    ("0::/a", SECOND, "a", ("100", "3000", ""), 0),
     ("0::/a", SECOND, "elsewhere", ("100", "0", ""), 2000 * 1024),
     ("4:cpu,memory:/a", FIRST, "a", ("5000", "3000", "inactive_file 7\ntotal_inactive_file 50"), 2050),
     ("1:name=systemd:/a\n4:memory:/of/the/host\n0::/", FIRST, "", ("5000", "4000", ""), 1000),

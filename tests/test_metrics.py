@@ -72,12 +72,6 @@ def test_a_quantile_is_a_value_that_was_measured():
     assert math.isnan(metrics.quantile([], 0.95))
 
 
-def test_repeats_of_a_question_are_one_row():
-    answers = [answer(repeat=0, seed=0),
-               answer(repeat=1, seed=1, tokens=(12,), seconds=(1.0,))]
-    assert metrics.sample(answers).tolist() == [[22, 3]]
-
-
 def test_a_ratio_is_of_the_same_questions_only():
     mine = [answer(question=1, tokens=(10,), seconds=(1.0,)),
             answer(question=2, tokens=(99,), seconds=(1.0,)),
@@ -109,15 +103,6 @@ def test_bounds_enclose_the_value_are_the_same_each_time_and_absent_for_one_ques
     assert math.isnan(one.low) and math.isnan(one.high)
     assert all(math.isnan(x) for x in metrics.speed([]))
     assert math.isnan(metrics.speed_up([rows[:0]]).value)
-
-
-def test_bounds_hold_the_true_speed_about_as_often_as_they_say():
-    random, held = np.random.default_rng(4), 0
-    for _ in range(60):
-        seconds = random.gamma(9, 1.0, 30)
-        held += metrics.speed([np.column_stack([np.full(30, 9.0), seconds])]).low <= 1.0 <= metrics.speed(
-            [np.column_stack([np.full(30, 9.0), seconds])]).high
-    assert 51 <= held
 
 
 def test_the_mean_accepted_length_counts_the_bonus_token_and_not_that_of_the_prefill():

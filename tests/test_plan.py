@@ -21,7 +21,7 @@ from eval.plan.advice import advice, limit, table
 from eval.plan.candidates import PLAIN_METHOD, Candidate, families, shares, splits, typed
 from eval.plan.hosts import write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.measure import Passed, fit, measured, times_as_long
+from eval.plan.measure import Passed, fit, times_as_long
 from eval.plan.plan import Plan, cluster, plan, planned
 from eval.plan.profiles import Row, compared, profiles, tried
 from eval.plan.record import SETTINGS, Book, NetworkTraits, Written, book_of, make_record
@@ -251,8 +251,7 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(
             ({"like": "server", "links": [[1, 1, 2, 10]]}, "has a link between 1 and 1: leave it out"),
             ({"like": "server", "links": [[1, 2, 2, 10],
                                           [2, 1, 3, 10]]}, "has a second link between 2 and 1: leave it out"),
-            ({"like": "server", "factors": [1, 1], "memory": [8]}, "factors of 2 boards, but memory of 1"),
-            ({"like": "server", "factors": [1] * 2000}, "write a list of at most 1024"))):
+            ({"like": "server", "factors": [1, 1], "memory": [8]}, "factors of 2 boards, but memory of 1"))):
         other = tmp_path / f"other{number}.json"
         other.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=found):
@@ -296,19 +295,6 @@ def test_the_memory_that_a_hosts_file_gives_counts_for_a_plan(tmp_path):
     hosts.write_text("b0\nb1 memory=4\nb2\n")
     with pytest.raises(ValueError, match="memory is given for 1 of 2 boards: give memory= for all"):
         cluster(config)
-
-
-def test_a_measurement_of_another_model_is_refused(tmp_path):
-    path = tmp_path / "here.json"
-    write(str(path), replace(SITE, model_of="other"))
-    usual = config_of()
-    config = replace(usual, run=replace(usual.run, profile="none"), measured=str(path))
-    with pytest.raises(ValueError, match="was measured with other, but the model is llama"):
-        measured(config)
-    with pytest.raises(ValueError, match="add measure=true"):
-        measured(replace(config, measured=str(tmp_path / "none.json")))
-    write(str(tmp_path / "own.json"), replace(SITE, model_of="llama"))
-    assert measured(replace(config, measured=str(tmp_path / "own.json"))).model_of == "llama"
 
 
 def test_the_times_of_a_stage_are_found_again_out_of_its_passes():
@@ -368,9 +354,7 @@ def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_pa
     lambda one, found: one["guesses"]["eagle"].pop(),
     lambda one, found: one["guesses"].pop("eagle"),
     lambda one, found: one["text"].__setitem__(0, VOCAB),
-    lambda one, found: one["prompt"].clear(),
     lambda one, found: one["guesses"]["eagle"].__setitem__(2, []),
-    lambda one, found: found.update(layers=0),
     lambda one, found: one["guesses"]["eagle"][0][0][1].pop(),
     lambda one, found: found["answers"].clear()])
 def test_a_record_with_something_missing_is_refused(tmp_path, damage):

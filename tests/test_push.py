@@ -112,7 +112,7 @@ def test_what_begins_with_a_dash_reaches_neither_ssh_nor_rsync(push, tmp_path, l
 
 
 @needs_rsync
-@pytest.mark.parametrize("ranks", [".*", "", ",", "1,", "[0-2]", "0 1", "-1", "1.", "$(true)"])
+@pytest.mark.parametrize("ranks", [".*", "", "1,", "$(true)"])
 def test_ranks_are_numbers_and_no_pattern(push, saved, tmp_path, ranks):
     found = push(f"split={saved / '0+2+2'}", f"ranks={ranks}")
     assert found.returncode == 2 and found.stderr.startswith("flowspec: ranks=") and found.stdout == ""

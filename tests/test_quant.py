@@ -51,7 +51,7 @@ def linear(inputs, outputs, dtype, bias=True):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("inputs, outputs", [(48, 80), (256, 96), (32, 53)])
+@pytest.mark.parametrize("inputs, outputs", [(256, 96), (32, 53)])
 def test_a_quantized_linear_is_near_the_plain_one(kind, inputs, outputs, dtype):
     module, x = linear(inputs, outputs, dtype)
     wanted = module["linear"](x).double()
@@ -158,8 +158,7 @@ def test_every_method_writes_the_text_of_ar_over_quantized_stages(setting, saved
 
 
 OLDER = ("llama 3.2, tied", "mistral", "qwen2.5", "qwen3", "opt")
-NEWER = ("ministral", "smollm3", "phi3", "phi4 mini", "olmo2", "granite", "glm", "glm4", "gemma2", "gemma3", "mixtral",
-         "qwen3 moe", "gpt-oss")
+NEWER = ("phi3", "granite", "gemma3", "mixtral", "gpt-oss")
 
 
 @pytest.mark.parametrize("name, kind", [

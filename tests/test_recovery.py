@@ -149,13 +149,6 @@ def test_a_rank_that_hangs_is_ended_and_started_again(saved, capfd):
     assert "rank 2 was lost: it has been silent for 2 seconds; all ranks are connected again" in capfd.readouterr().err
 
 
-def test_a_rank_that_dies_while_nothing_is_asked_is_there_for_the_next_question(saved):
-    with opened(saved) as pipeline:
-        assert pipeline.generate(PROMPT, **ASK).answer.token_ids == reference(0.0)
-        strike(1)
-        assert pipeline.generate(PROMPT, **ASK).answer.token_ids == reference(0.0)
-
-
 def test_the_trace_of_a_rank_that_was_started_again_has_both_parts(saved, tmp_path):
     (tmp_path / "rank_1_7.jsonl").write_text("of an earlier run")
     with opened(saved, trace=str(tmp_path)) as pipeline:

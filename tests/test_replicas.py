@@ -230,8 +230,7 @@ def test_with_a_drafter_that_is_always_right_only_the_last_verification_is_waite
     assert seconds == (NEW - 1) * 1.0 + 8.0
 
 
-@pytest.mark.parametrize("lookahead, servers", [(1, 8), (2, 4),
-                                                (3, 3), (8, 1), (5, 7)])
+@pytest.mark.parametrize("lookahead, servers", [(1, 8), (3, 3), (8, 1)])
 @pytest.mark.parametrize("new", [1, 2, NEW])
 def test_with_a_drafter_that_is_never_right_it_takes_as_long_as_plain_decoding(new, lookahead, servers):
     seconds, most = takes(new, 8.0, 1.0, lookahead, servers, wrong=1)
@@ -253,8 +252,8 @@ def test_a_run_of_right_guesses_takes_its_drafting_and_one_verification(wrong, l
     assert seconds == 16.0 + (runs - 2) * whole + last
 
 
-@pytest.mark.parametrize("lookahead", range(1, 7))
-@pytest.mark.parametrize("servers", range(1, 6))
+@pytest.mark.parametrize("lookahead", [1, 2, 3, 6])
+@pytest.mark.parametrize("servers", [1, 2, 5])
 def test_verifications_that_end_in_any_order_change_nothing_and_none_is_under_way_without_a_server(lookahead, servers):
     chance = random.Random(10 * lookahead + servers)
     wrong, temperature = [(0, 0.7), (0, 1.0), (1, 1.0), (3, 1.0), (3, 0.0)][(lookahead + servers) % 5]

@@ -146,12 +146,6 @@ def test_the_cpu_build_of_torch_is_tried_first_and_is_not_needed(clone):
     assert clone.asked[0].endswith("+cpu") and "ERROR" not in err
 
 
-def test_the_repository_is_found_whatever_cdpath_says(clone):
-    (clone.top / "elsewhere" / "scripts").mkdir(parents=True)
-    clone.start()
-    assert clone.start(env={"CDPATH": str(clone.top / "elsewhere")}) == clone.ready
-
-
 OFFLINE = """\
 WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError("HTTPSConnection(host='a', port=1): \
 Failed to establish a new connection: [Errno 101] Network is unreachable")': /simple/torch/

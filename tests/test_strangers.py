@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from config.schema.untrusted import one_line
 from launch.hosts.agreement import Junk, clean, judge_ways
 from launch.hosts.board import Board, Line
-from launch.hosts.rendezvous import NumberDoor, reaches
 from launch.hosts.store import Entries, Store, StoreClient, StoreServer, shut_down
 from launch.trace import learn_time, send_time
 from pipeline.heartbeat import Heartbeat
@@ -305,12 +304,3 @@ def test_a_strangers_text_is_printable_and_an_honest_one_stays_as_it_is(text):
 def test_ways_to_ranks_that_are_none_are_not_looked_at():
     assert judge_ways({0: FACTS, 1: FACTS},
                       {0: [], 1: [900]}, ["rank 0", "rank 1"]) == ""
-
-
-def test_a_connection_that_is_reset_leaves_the_door_open():
-    with NumberDoor(HERE, 4) as bell:
-        for _ in range(2 * STRANGERS):
-            reset(bell.port)
-        assert reaches({"address": HERE, "port": bell.port}, 4)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HERE, bell.port), timeout=20)

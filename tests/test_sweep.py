@@ -144,15 +144,6 @@ def test_an_ablation_is_bars_and_one_without_answers_a_sentence(tmp_path):
     assert "| continuous | 10.00 | 5.00 | – | – | – |" in text and (tmp_path / "sweep.png").is_file()
 
 
-def test_a_point_that_is_spoiled_is_reported_and_not_passed_over(tmp_path):
-    for question in (1, 2):
-        put(tmp_path / "on", method="naive", question=question)
-    path = next((tmp_path / "on").glob("answers/*/*"))
-    path.write_text(path.read_text() + "null\n")
-    with pytest.raises(ValueError, match="line 3 of .* is no answer"):
-        write_sweep(tmp_path, "prune", SWEEPS["prune"])
-
-
 @pytest.mark.parametrize(("words", "message"), [
     (["results="], "results is empty: name a folder"), (["ablate=thrift"], "ablate is what prune varies")])
 def test_a_sweep_that_cannot_be_is_reported_before_its_first_point(monkeypatch, capsys, words, message):

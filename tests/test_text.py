@@ -27,14 +27,14 @@ CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not min
 MIXED = "Grüße an 世界! 👩‍👧 costs 5 €,  two  spaces\n\tdone 🎉"
 
 
-def sentencepiece(folder: Path, tidy: bool = False) -> Path:
+def sentencepiece(folder: Path) -> Path:
     """A tokenizer like LLaMA's: BPE over whole characters, bytes for the rest."""
     import sentencepiece as spm
 
     folder.mkdir(exist_ok=True)
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS * 20), model_prefix=str(folder / "tokenizer"), vocab_size=380,
-        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=tidy,
+        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
         hard_vocab_limit=False, minloglevel=2)
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": False, "bos_token": "<s>",
                 "eos_token": "</s>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False}
@@ -145,16 +145,6 @@ def test_spaces_at_the_seams_are_kept_and_special_tokens_print_nothing(llama):
     assert llama.decode([1, *fox, 2, *dog, 2, 2]) == "fox dog"
     stream = Stream(llama.tokenizer)
     assert [stream.add(fox), stream.add([2]), stream.add(dog)] == ["fox", "", " dog"]
-
-
-def test_a_tokenizer_that_may_drop_every_leading_space_still_keeps_those_within_the_text(folder):
-    from transformers import LlamaTokenizer
-
-    tidy = LlamaTokenizer.from_pretrained(str(sentencepiece(folder / "tidy", tidy=True)))
-    space, fox = tidy.convert_tokens_to_ids("▁"), tidy("fox", add_special_tokens=False)["input_ids"]
-    ids = [space, space, *fox, space, space, *fox]
-    text = tidy.decode(ids)
-    assert "".join(pieces(tidy, ids)) == text and text.lstrip(" ") == "fox   fox"  # transformers 5 drops none
 
 
 @pytest.mark.parametrize("word", [" the", " ", "</s>", "é", "\n"])
@@ -293,7 +283,7 @@ def copied(text, folder, **settings):
     return folder
 
 
-@pytest.mark.parametrize("content", ["[]", "null", '"text"', "{"])
+@pytest.mark.parametrize("content", ["[]", "{"])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                                   "added_tokens.json", "generation_config.json"])
 def test_a_file_of_a_tokenizer_that_is_no_object_is_named(llama3, tmp_path, name, content):
@@ -379,13 +369,6 @@ def test_rules_that_multiply_a_text_are_refused_before_they_are_used(llama3, tmp
 def test_rules_that_real_tokenizers_have_are_used(llama3, tmp_path):
     rules = {"type": "Sequence", "normalizers": HARMLESS_RULES}
     assert Text(with_rules(llama3, tmp_path / "new", normalizer=rules)).prompt_ids(["dog"], "none")
-
-
-def test_an_end_token_that_is_no_id_is_refused(llama3, tmp_path):
-    folder = copied(llama3, tmp_path / "new")
-    (folder / "generation_config.json").write_text('{"eos_token_id": [[1]]}')
-    with refused("has an eos_token_id that is not an id"):
-        _ = Text(folder).end_ids
 
 
 ATTACK = "{{ ''.__class__.__mro__[1].__subclasses__() }}"

@@ -126,13 +126,6 @@ def test_a_line_that_is_junk_is_named_by_file_and_line(spoilt, junk, capsys):
 
 
 @pytest.mark.parametrize("ran", ["continuous"], indirect=True)
-def test_a_last_line_that_is_cut_does_not_count(spoilt, capsys):
-    for path in spoilt.glob("rank_*.jsonl"):
-        path.write_bytes(path.read_bytes() + b'{"rank": 1, "name": "wai')
-    assert timeline.main([str(spoilt)]) == 0
-
-
-@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
 @pytest.mark.parametrize("more", [{"nodes": 5}, {"nodes": None},
                                   {"parents": [1 << 40] * 99}, {"tokens": []}, {}],
                          ids=str)

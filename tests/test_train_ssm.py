@@ -23,7 +23,7 @@ from tests.checkpoints import same
 from tests.saved import here, save_tokenizer
 from train.course import Course
 from train.data import TokenRow, answer_row
-from train.ssm.boost import learn, loss_of, ranks_of, without_predicted
+from train.ssm.boost import loss_of, ranks_of, without_predicted
 from train.ssm.command import main
 from train.ssm.texts import prompts_of, texts_of
 from train.writer import TextWriter, open_model
@@ -149,18 +149,6 @@ def test_what_is_right_is_what_a_drafter_would_write_there(pair):
         assert rank_N.tolist() == ranks(logits, text.ids).tolist()
     for rank_N in ranks_of(open_model(pair[0], CPU), rows):
         assert not rank_N.any(), "the target foresees itself"
-
-
-def test_only_what_is_left_is_learnt(pair):
-    texts, model = texts_to(pair[0]), open_model(pair[1], CPU)
-    left = [torch.zeros(len(text.ids), dtype=torch.bool) for text in texts]
-    left[2][:4] = True
-    rows = [row_of(text, left_N) for text, left_N in zip(texts, left)]
-    learn(model, rows)
-    gradient = model.get_input_embeddings().weight.grad.clone()
-    model.zero_grad()
-    learn(model, rows[2:3])
-    torch.testing.assert_close(gradient, model.get_input_embeddings().weight.grad)
 
 
 def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, questions, tmp_path, capsys):
