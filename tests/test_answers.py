@@ -4,12 +4,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-import threading
 
 import pytest
 
 from model.drafts.suffix import add_texts, load_texts
 from tests.checkpoints import refused
+from tests.tiny import in_threads
 
 HEAD = '{"vocabulary": 10}'
 
@@ -88,11 +88,7 @@ def test_what_cannot_be_written_is_reported(path):
 
 
 def test_what_several_add_at_once_is_all_there(path):
-    adding = [threading.Thread(target=add_texts, args=(path, [[number]], 10, 100))
-              for number in range(10)]
-    for thread in adding:
-        thread.start()
-    for thread in adding:
-        thread.join()
+    with in_threads(add_texts, ((path, [[number]], 10, 100) for number in range(10))):
+        pass
     assert sorted(load_texts(path, 10, 100)) == [[number] for number in range(10)]
     assert sorted(os.listdir(path.parent)) == ["answers.jsonl", "answers.jsonl.lock"]

@@ -5,7 +5,6 @@ The checkpoints are tiny and random, and written by `transformers` itself, so th
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -38,7 +37,7 @@ from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from scripts import generate
 from tests.checkpoints import refused, same
-from tests.tiny import TREE, Oracle, ring_of_threads, weights, work, write
+from tests.tiny import TREE, Oracle, in_threads, ring_of_threads, weights, work, write
 
 VOCAB, NEW, FAR = 61, 20, 131072
 SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -159,16 +158,11 @@ class Saved:
         """Run a decoder over three threads, each with the slice of its own folder."""
         links = ring_of_threads(4)
         config, stages = self.stages()
-        threads = [threading.Thread(target=work, args=pair, daemon=True)
-                   for pair in zip(stages, links[1:])]
-        for thread in threads:
-            thread.start()
         spec = RankSpec(config, Part(self.parts / "stage_0"))
         ring = build_ring(spec, build_lm_head(spec), links[:1], OFF)
-        yield Decoder(ring, draft, STRATEGIES[strategy], TREE, PipelineLimits(150, 2))
-        ring.stop()
-        for thread in threads:
-            thread.join(timeout=10)
+        with in_threads(work, zip(stages, links[1:])):
+            yield Decoder(ring, draft, STRATEGIES[strategy], TREE, PipelineLimits(150, 2))
+            ring.stop()
 
 
 @pytest.fixture(scope="module", params=MODELS)

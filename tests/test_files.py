@@ -70,18 +70,11 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
 
 
 @pytest.mark.parametrize(("value", "form", "fit"), [
-    ({"a": 1, "b": 2}, {"a": int}, True),
-    ({"b": 1}, {"a": int}, False),
-    ([], {"a": int}, False), (None, {}, False),
-    ([1, 2], [int], True), ([1, "2"], [int], False),
-    ({}, [int], False), ("ab", [str], False),
-    ([0.5, 2], (float, int), True),
-    ([0.5], (float, int), False),
-    ([2, 0.5], (float, int), False),
-    (True, int, False), (True, bool, True),
-    (1, bool, False), (1, float, True), (True, float, False),
-    (float("nan"), float, False), (float("inf"), float, False),
-    (10 ** 400, float, False), ("1", float, False),
+    ({"a": 1, "b": 2}, {"a": int}, True), ({"b": 1}, {"a": int}, False), ([], {"a": int}, False),
+    ([1, 2], [int], True), ([1, "2"], [int], False), ("ab", [str], False),
+    ([0.5, 2], (float, int), True), ([0.5], (float, int), False), ([2, 0.5], (float, int), False),
+    (True, int, False), (1, bool, False), (1, float, True), (True, float, False),
+    (float("nan"), float, False), (10 ** 400, float, False),
     (3, lambda value: value == 3, True), (4, lambda value: value == 3, False)])
 def test_a_form_says_what_a_piece_of_json_has_to_be(value, form, fit):
     assert fits(value, form) is fit

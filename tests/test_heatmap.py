@@ -12,7 +12,7 @@ import pytest
 from config.presets import ROOT
 from eval.dsi import command as simulate
 from eval.dsi import formulas
-from eval.dsi.heatmap import FORMS, NAMES, bands
+from eval.dsi.heatmap import FORMS, NAMES
 from eval.dsi.heatmap_costs import (
     ALGORITHMS,
     COLUMNS,
@@ -169,21 +169,6 @@ def test_a_table_says_its_configuration_and_has_a_row_for_each_cell_and_method(t
 
 
 # --- the maps ---------------------------------------------------------------------------------------------------------
-
-def test_bands_are_the_paper_s_slow_downs_are_one_and_what_is_beyond_is_labelled() -> None:
-    wide = bands(MAP["si_over_nonsi"], np.array([[0.5, 67]]))
-    assert wide.borders.tolist() == [0, *range(1, 11)]
-    assert wide.labels[0] == "0" and wide.labels[-1] == "> 10"
-    fine = bands(MAP["dsi_over_si"], np.array([[np.nan, 1.0, 1.55]]))
-    assert fine.labels == ["0", "1", "1.20", "1.40", "1.60"]
-    assert len(fine.colours) == len(fine.borders) - 1
-    assert bands(MAP["dsi_over_best"], np.array([[1.0, 1.0]])).labels == ["0", "1", "1.10"]
-    free = bands(MAP["continuous_over_dsi"], np.array([[0.893, 1.0]]))
-    assert free.borders[0] <= 0.893 and free.borders[-1] == 1
-    assert len(set(free.labels)) == len(free.borders)
-    alike = bands(MAP["continuous_over_dsi"], np.array([[1.0, 1.0]]))
-    assert len(set(alike.labels)) == len(alike.borders)
-
 
 def test_the_documentation_shows_every_map_and_quotes_the_summary_of_its_command(corrected: Bests) -> None:
     page = (ROOT / "docs" / "dsi.md").read_text(encoding="utf-8")

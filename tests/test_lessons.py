@@ -2,16 +2,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing.process
 import stat
-from argparse import Namespace
 
 import pytest
 import torch
 
 from model.text import Text
 from tests.test_text import bytelevel, copied, sentencepiece
-from train.command import prepare
 from train.data import make_rows
 from train.eagle import lessons as made
 from train.eagle.lessons import LESSON_FILES, fingerprint, read_lessons
@@ -72,24 +69,6 @@ def test_an_answer_begins_where_its_prompt_ends_as_the_prompt_alone_is_read(text
     assert same(cut, make_rows(text, TALKS, template, half))
 
 
-def test_many_conversations_take_one_process_and_one_vocabulary(args, monkeypatch):
-    text, counts = Text(args.model_dir), {"processes": 0, "vocabularies": 0}
-    start, vocabulary = multiprocessing.process.BaseProcess.start, type(text.tokenizer).get_vocab
-
-    def starts(process):
-        counts["processes"] += 1
-        start(process)
-
-    def builds(tokenizer):
-        counts["vocabularies"] += 1
-        return vocabulary(tokenizer)
-
-    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", starts)
-    monkeypatch.setattr(type(text.tokenizer), "get_vocab", builds)
-    assert len(make_rows(text, TALKS, "own", 4096)) == len(TALKS)
-    assert counts == {"processes": 1, "vocabularies": 1}
-
-
 def test_lessons_are_kept_for_this_user_alone_and_made_once(args, monkeypatch, capsys):
     first = read_lessons(args, 512)
     assert "train_eagle: tokenized " in capsys.readouterr().out
@@ -136,13 +115,6 @@ def test_lessons_of_anything_else_are_made_again(args, change, capsys):
     for path in args.out_dir.glob(LESSON_FILES):
         path.unlink()
     assert same(fresh.rows, read_lessons(args, 512).rows)
-
-
-def test_halves_of_files_that_a_killed_training_left_are_removed_and_others_stay(tmp_path):
-    for name in ("texts.json.12.part", "texts.json", "film.mp4.part", "other.json.7.part"):
-        (tmp_path / name).touch()
-    prepare(Namespace(device="cpu", threads=None), tmp_path, "", "texts.json", "training.json")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4.part", "other.json.7.part", "texts.json"]
 
 
 def test_every_word_that_decides_what_the_lessons_are_is_in_their_fingerprint(args):

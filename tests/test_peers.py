@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.profiles import PROFILES, read
+from config.profiles import PROFILES
 from eval.bench import Cost, peers, rpc
 from eval.bench.peers import table, write_random
 from eval.bench.rpc import HERE, wire
@@ -111,15 +111,6 @@ def whole(connection):
 
 def fail(thread, error):
     raise AssertionError(thread) from error
-
-
-def test_our_profile_of_wires_takes_no_time_to_compute(tmp_path):
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "config.json").write_text('{"hidden_size": 576}')
-    usual = PROFILES["wifi"]
-    found = read(str(rpc.write_wires(usual, tmp_path)))
-    assert (found.latency, found.mbps, found.jitter, found.row_bytes) == (usual.latency, usual.mbps, usual.jitter, 1152)
-    assert found.stage(1.0, 1024, 4096) <= 1e-8 and not found.draft([8]) and not found.verdict
 
 
 def test_wires_without_processes_are_refused(capsys):

@@ -30,6 +30,7 @@ from serve import running
 from serve.engine import Health
 from tests.forked import command
 from tests.saved import wait_until
+from tests.tiny import in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -224,13 +225,8 @@ def test_starts_at_once_harm_no_folder_of_each_other(tmp_path, monkeypatch):
 def test_a_folder_counts_what_all_add_and_does_not_grow():
     with private_folder() as path:
         stores = [Folder(path) for _ in range(4)]
-        adding = [threading.Thread(target=lambda store=store: [store.add("heartbeat/1", 1)
-                                                               for _ in range(50)])
-                  for store in stores]
-        for thread in adding:
-            thread.start()
-        for thread in adding:
-            thread.join()
+        with in_threads(lambda store: [store.add("heartbeat/1", 1) for _ in range(50)], zip(stores)):
+            pass
         assert stores[0].add("heartbeat/1", 0) == 200
         assert stores[0].add("never", 0) == 0
         assert [file.stat().st_size for file in Path(path).glob("heartbeat*")] == [DIGITS]

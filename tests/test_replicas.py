@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from sim.paths import Paths
 from sim.stages import Work
 from tests.test_prunes import delaying, losing
 from tests.test_sample import ALPHA, p_value
-from tests.tiny import TINY, TREE, Oracle, stages_of, work, write
+from tests.tiny import TINY, TREE, Oracle, in_threads, stages_of, work, write
 
 PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW, SHORT = 40, 18  # tokens in virtual time, and of threads
@@ -53,18 +52,13 @@ def replicas(copies, stages=1, draft=None, strategy="dsi", wrap=lambda link: lin
         for rank, after in zip(ranks, [*ranks[1:], 0]):
             served.append(wrap(LocalLink(rank, inboxes, Peers(None, [after]))))
     workers = [stage for _ in range(copies) for stage in stages_of(TINY, stages)]
-    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(workers, served)]
-    for thread in threads:
-        thread.start()
     ring = Replicas(links, TINY.lm_head, stages)
     decoder = Decoder(ring, draft or TINY.eagle(),
                       STRATEGIES[strategy], replace(TREE, **tree), PipelineLimits(200))
     decoder.stages = workers
-    yield decoder
-    ring.stop()
-    for thread in threads:
-        thread.join(timeout=10)
-        assert not thread.is_alive(), "a stage did not end"
+    with in_threads(work, zip(workers, served)):
+        yield decoder
+        ring.stop()
 
 
 def jittering(longest, seed):

@@ -189,13 +189,6 @@ def test_the_help_has_every_flag(capsys):
     assert all(name in shown for name in IGNORED)
 
 
-@pytest.mark.parametrize("name", ["spec_infer", "incr_decoding"])
-def test_the_commands_stand_beside_the_others(name, capsys):
-    words = (ROOT / "scripts" / f"{name}.sh").read_text(encoding="utf-8")
-    assert words.endswith(f'exec "$PY" -m scripts.spec_infer {name} "$@"\n')
-    assert main([name, "-h"]) == 0 and capsys.readouterr().out.startswith(f"usage: bash scripts/{name}.sh")
-
-
 # --- options of the Python programs -----------------------------------------------------------------------------------
 
 def test_a_file_of_options_counts_as_the_flags_that_mean_the_same(tmp_path):

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 import time
 
 import pytest
@@ -16,6 +15,7 @@ from eval.observe.timeline import RunHistory
 from launch.trace import learn_time, send_time
 from pipeline.trace import CLOCK, Trace, read
 from tests.saved import here
+from tests.tiny import in_threads
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -114,15 +114,19 @@ def spoilt(ran, tmp_path):
 
 
 @pytest.mark.parametrize("ran", ["continuous"], indirect=True)
-@pytest.mark.parametrize("junk", ["null", "[]", "{}", "{cut", "[" * 100_000, '{"name": "clock"}',
-                                  '{"rank": 1, "name": "clock", "t0": 1, "t1": 2, "thread": "x"}'],
-                         ids=lambda junk: junk[:8])
-def test_a_line_that_is_junk_is_named_by_file_and_line(spoilt, junk, capsys):
-    path = spoilt / "rank_1.jsonl"
-    path.write_text(junk + "\n" + path.read_text())
+@pytest.mark.parametrize(("name", "junk"), [
+    *(("rank_1.jsonl", junk) for junk in ("null", "[]", "{cut", "[" * 100_000, '{"name": "clock"}')),
+    ("rank_1.jsonl", '{"rank": 1, "name": "clock", "t0": 1, "t1": 2, "thread": "x"}'),
+    *(("run.json", junk) for junk in ("null", "{", '{"tokens": []}'))], ids=lambda value: value[:8])
+def test_what_is_spoiled_is_named_by_file_and_line(spoilt, name, junk, capsys):
+    path, place = spoilt / name, str(spoilt / name)
+    if name != "run.json":
+        place, junk = f"line 1 of {path}", f"{junk}\n{path.read_text()}"
+    path.write_text(junk)
+
     assert timeline.main([str(spoilt)]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"flowspec: line 1 of {path} is ") and printed.count("\n") == 1
+    assert printed.startswith(f"flowspec: {place} is ") and printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("ran", ["continuous"], indirect=True)
@@ -144,9 +148,8 @@ def test_spans_that_do_not_belong_together_are_one_sentence(spoilt, more, capsys
 
 @pytest.mark.parametrize("ran", ["continuous"], indirect=True)
 @pytest.mark.parametrize(("words", "message"), [
-    (["--requests", "x"], "is no range"), (["--requests", "\u00b2"], "is no range"),
-    (["--requests", "9" * 5000], "is no range"), (["--requests", "5:"], "there are 2 requests"),
-    (["-o", "."], "cannot be written (it is a folder)"), (["-o", "x" * 300], "File name too long")],
+    (["--requests", "x"], "is no range"), (["--requests", "9" * 5000], "is no range"),
+    (["--requests", "5:"], "there are 2 requests"), (["-o", "."], "cannot be written (it is a folder)")],
     ids=lambda value: value[-1][:10])
 def test_what_a_page_cannot_be_made_of_or_written_to_is_reported(ran, tmp_path, monkeypatch, words, message, capsys):
     monkeypatch.chdir(tmp_path)
@@ -155,24 +158,11 @@ def test_what_a_page_cannot_be_made_of_or_written_to_is_reported(ran, tmp_path, 
     assert message in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
-def test_a_run_json_that_is_junk_is_named(spoilt, capsys):
-    for junk in ("null", "[]", "{", '{"tokens": []}'):
-        (spoilt / "run.json").write_text(junk)
-        assert timeline.main([str(spoilt)]) == 2
-        assert f"{spoilt / 'run.json'} is " in capsys.readouterr().err
-
-
 def test_clocks_of_other_machines_are_set_by_rank_0s(tmp_path):
     store = dist.HashStore()
     traces = [Trace(str(tmp_path), rank) for rank in range(3)]
-    others = [threading.Thread(target=learn_time, args=(store, rank, name, traces[rank]))
-              for rank, name in ((1, "same"), (2, "other"))]
-    for thread in others:
-        thread.start()
-    send_time(store, (1, 2), "same", lambda: time.monotonic() + 1000)
-    for thread in others:
-        thread.join()
+    with in_threads(learn_time, [(store, 1, "same", traces[1]), (store, 2, "other", traces[2])]):
+        send_time(store, (1, 2), "same", lambda: time.monotonic() + 1000)
     now = time.monotonic()
     for trace in traces:
         trace.note("wait", now)

@@ -1,7 +1,6 @@
 """Sharded layers compute what whole ones do, for every family, number of members and rows; and how they are shared."""
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import Any, Callable
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from config.schema.families import FAMILIES
 from model.llama import LlamaConfig, Scales, Slice, fill
-from tests.tiny import CONFIG, weights
+from tests.tiny import CONFIG, in_threads, weights
 from tp.comm import Comm, Galaxy
 from tp.group import Table, ThreadGroup
 from tp.layers import ShardedSlice, empty_slice
@@ -67,12 +66,8 @@ class Twins:
             inner: dict[int, Tensor] = {0: tokens, 1: tokens}
             answers[member] = self.members[member](tokens, pos, self.caches[member], inner), inner
 
-        threads = [threading.Thread(target=compute, args=(member,))
-                   for member in range(len(self.members))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with in_threads(compute, zip(range(len(self.members)))):
+            pass
         for out, inner in answers.values():
             assert torch.equal(out, answers[0][0]), "all members hold the same bits"
             torch.testing.assert_close(out, wanted, rtol=0, atol=1e-12)

@@ -1,7 +1,6 @@
 """Emulated groups take the time of collectives and shares that the formulas say, and compute what others compute."""
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from config.profiles import PROFILES
 from sim.clock import Pace
 from sim.groups import Paced, Times, all_reduce, hop
+from tests.tiny import in_threads
 from tp.comm import Comm, Galaxy
 from tp.group import Table, ThreadGroup
 
@@ -43,12 +43,9 @@ def spent(make, rows: int, text: int) -> tuple[float, Tensor]:
             x = comm.leave_block(torch.ones(rows, 4), torch.clone)
         answers[member] = comm.gather(x)
 
-    threads = [threading.Thread(target=compute, args=(member,)) for member in (0, 1)]
     start = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_threads(compute, [(0,), (1,)]):
+        pass
     return time.monotonic() - start, answers[0]
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -248,23 +248,30 @@ def stages_of(tiny: Tiny, stages: int, draft: Any = None) -> list[Stage]:
 
 
 @contextmanager
+def in_threads(target: Callable[..., None], calls: Iterable[Sequence[Any]]) -> Iterator[None]:
+    """Threads that call `target` with each of these arguments; all of them have to end when the block does."""
+    threads = [threading.Thread(target=target, args=arguments, daemon=True) for arguments in calls]
+    for thread in threads:
+        thread.start()
+    yield
+
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "a thread did not end"
+
+
+@contextmanager
 def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None, cfg: TreeConfig = TREE,
              wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
     links = [wrap(link) for link in ring_of_threads(stages + 1)]
     workers = stages_of(tiny, stages, draft)
-    threads = [threading.Thread(target=work, args=pair, daemon=True)
-               for pair in zip(workers, links[1:])]
-    for thread in threads:
-        thread.start()
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
     decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, PipelineLimits(200, PLACES))
     decoder.stages = workers  # type: ignore[attr-defined]
-    yield decoder
-    ring.stop()
-    for thread in threads:
-        thread.join(timeout=10)
-        assert not thread.is_alive(), "a stage did not end"
+    with in_threads(work, zip(workers, links[1:])):
+        yield decoder
+        ring.stop()
 
 
 def write(decoder: Decoder, prompt: list[int], new: int, sampler: Sampler = Sampler()) -> list[int]:
