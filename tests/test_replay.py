@@ -7,6 +7,7 @@ import pytest
 
 from eval.observe.span_sums import RowFlight, Span, Tally, replay
 from eval.observe.time_breakdown import Account, account, by_request
+from sim.clock import VirtualClock
 from tests.test_metrics import answer, line
 
 
@@ -14,8 +15,8 @@ def sent(at, nodes, tokens, parents, text):
     return Span("send", at, at, {"nodes": nodes, "tokens": tokens, "parents": parents, "text": text})
 
 
-def heard(at, nodes, said):
-    return Span("judge", at, at, {"nodes": nodes, "said": said})
+def heard(at, nodes, answers):
+    return Span("judge", at, at, {"nodes": nodes, "answers": answers})
 
 
 PROMPT = sent(0.0, [0, 1, 2], [7, 8, 9], [0, 0, 1], 3)
@@ -68,22 +69,9 @@ def test_a_prompt_may_go_in_chunks_and_a_request_that_ends_with_it_has_no_rows()
     assert replay(records[:4], 2.0, 2.5) == RowFlight(0, 0, 0.0, 0, 0.5) == replay([], 2.0, 2.5)
 
 
-class Stepping:
-    """A clock that a test moves."""
-
-    def __init__(self):
-        self.time = 100.0
-
-    def now(self):
-        return self.time
-
-    def sleep_until(self, due):
-        self.time = due
-
-
 def spend(tally, clock, seconds, name, **facts):
     with tally.span(name, **facts):
-        clock.time += seconds
+        clock.set(clock.now() + seconds)
 
 
 def accounts(folder):
@@ -91,20 +79,20 @@ def accounts(folder):
 
 
 def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its_own(tmp_path):
-    clock = Stepping()
+    clock = VirtualClock()
     tally = Tally(tmp_path, 0, clock=clock)
     for _ in range(2):
         spend(tally, clock, 0.5, "send", nodes=[0, 1],
               tokens=[4, 4], parents=[0, 0], text=2)
         spend(tally, clock, 1.0, "grow")
         spend(tally, clock, 2.0, "wait")
-        spend(tally, clock, 0.25, "judge", nodes=[0, 1], said={1: 5})
+        spend(tally, clock, 0.25, "judge", nodes=[0, 1], answers={1: 5})
         spend(tally, clock, 0.125, "prune")  # here the first token has settled: 3.75 seconds
         spend(tally, clock, 1.0, "grow")
         spend(tally, clock, 0.5, "send", nodes=[2],
               tokens=[5], parents=[1], text=1)
         spend(tally, clock, 3.0, "wait")
-        spend(tally, clock, 0.25, "judge", nodes=[2], said={2: 6})
+        spend(tally, clock, 0.25, "judge", nodes=[2], answers={2: 6})
         spend(tally, clock, 9.0, "reset")
     tally.close()
     for entry in accounts(tmp_path):
@@ -116,11 +104,11 @@ def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its
 
 
 def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pruned(tmp_path):
-    clock = Stepping()
+    clock = VirtualClock()
     tally = Tally(tmp_path, 0, clock=clock)
     spend(tally, clock, 1.0, "send", nodes=[0],
           tokens=[4], parents=[0], text=1)
-    spend(tally, clock, 1.0, "judge", nodes=[0], said={0: 5})
+    spend(tally, clock, 1.0, "judge", nodes=[0], answers={0: 5})
     spend(tally, clock, 0.5, "grow")
     spend(tally, clock, 1.0, "reset")
     tally.close()
@@ -129,11 +117,11 @@ def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pru
 
 
 def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(tmp_path):
-    clock = Stepping()
+    clock = VirtualClock()
     tally = Tally(tmp_path, 0, clock=clock)
     spend(tally, clock, 1.0, "send", nodes=[0],
           tokens=[4], parents=[0], text=1)
-    spend(tally, clock, 1.0, "judge", nodes=[0], said={0: 5})
+    spend(tally, clock, 1.0, "judge", nodes=[0], answers={0: 5})
     with tally.span("reset"):  # of a group that shares layers, whose rank 0 is a stage as well
         spend(tally, clock, 1.0, "send", kind="Reset", nodes=[])
     tally.close()
@@ -142,7 +130,7 @@ def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(tmp_p
 
 
 def test_a_rank_that_hears_no_answers_has_no_account(tmp_path):
-    clock = Stepping()
+    clock = VirtualClock()
     tally = Tally(tmp_path, 0, clock=clock)
     spend(tally, clock, 1.0, "forward", nodes=[1])
     spend(tally, clock, 1.0, "send", kind="Reset", nodes=[])
