@@ -21,7 +21,7 @@ from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.stage import Stage
 from pipeline.trace import Trace, read
-from sim.clock import Pace
+from sim.clock import Pace, VirtualClock
 from sim.devices import Lane, SlowLink, SlowPasses, SlowSlice
 from sim.wires import size
 from tests.tiny import CONFIG, TINY, pipeline, write
@@ -95,21 +95,8 @@ def test_a_profile_slowed_down_is_the_same_cluster_in_slow_motion(name):
                                                       4 * PROFILES[name].latency)
 
 
-class ModelledClock:
-    """One that moves only when somebody sleeps."""
-
-    def __init__(self):
-        self.time = 5.0
-
-    def now(self):
-        return self.time
-
-    def sleep_until(self, due):
-        self.time = max(self.time, due)
-
-
 def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
-    clock = ModelledClock()
+    clock = VirtualClock(5.0)
     trace = Trace(str(tmp_path), 0, clock)
     pace = Pace(QUICK, clock, trace)
     cache = CONFIG.cache(4, 64, TINY.lm_head.weight)
@@ -118,16 +105,16 @@ def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
         SlowSlice(TINY.whole, pace, 1.0)(torch.tensor([1, 2, 3]),
                                          torch.arange(3), cache, {})
     after = 5.0 + QUICK.stage(1.0, 3, 2)
-    assert clock.time == pytest.approx(after)
+    assert clock.now() == pytest.approx(after)
     passes = SlowPasses(lambda readings: ["read"] * len(readings), pace)
     network, other = SimpleNamespace(network="one", source=""), SimpleNamespace(network="two", source="")
-    assert passes([reading(network, asked=0)]) == ["read"] and clock.time == pytest.approx(after), "only text was read"
+    assert passes([reading(network, asked=0)]) == ["read"] and clock.now() == pytest.approx(after), "only text was read"
     assert len(passes([reading(network, 1), reading(network, 1)])) == 2
-    assert clock.time == pytest.approx(after + 2e-3), "one pass for two requests"
+    assert clock.now() == pytest.approx(after + 2e-3), "one pass for two requests"
     passes([reading(network, 1), reading(other, 1)])
-    assert clock.time == pytest.approx(after + 6e-3), "two networks"
+    assert clock.now() == pytest.approx(after + 6e-3), "two networks"
     passes([reading(network, 2), reading(network, 5)])
-    assert clock.time == pytest.approx(after + 8e-3 + 2e-3 * 2 * QUICK.row / QUICK.model), "rows beyond"
+    assert clock.now() == pytest.approx(after + 8e-3 + 2e-3 * 2 * QUICK.row / QUICK.model), "rows beyond"
     trace.close()
     spans = {span["name"]: span for span in read(tmp_path)}
     assert (spans["forward"]["t0"], spans["forward"]["t1"]) == (5.0, pytest.approx(after))

@@ -438,10 +438,6 @@ OLD = {"rope_parameters": None}  # where transformers 5 says it
 REFUSED = {
     "a Gemma that looks ahead": ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     "a dimension left over": ("glm4", {"partial_rotary_factor": 0.6, **OLD}, "head_dim=12, but rotary positions"),
-    "too few long waves": (
-        "phi4 mini", {"rope_scaling": {**LONG, "long_factor": [1.0]}, **OLD}, "1 numbers in long_factor"),
-    "no long waves": (
-        "phi4 mini", {"rope_scaling": {**LONG, "long_factor": None}, **OLD}, "does not give long_factor"),
     "too few waves": (
         "phi4 mini", {"rope_scaling": {**LONG, "short_factor": [1.0]}, **OLD}, "1 numbers in short_factor, but"),
     "layers without a kind": ("gemma2", {"layer_types": LOCAL[:3]}, "3 entries in layer_types, but num_hidden_layers"),
@@ -459,7 +455,6 @@ REFUSED = {
     "dynamic rotary positions": ("opt", {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
                                  "rope_scaling='dynamic'"),
     "the order of OPT-350m": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
-    "its projection": ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim=32"),
     "an OPT without biases": ("opt", {"enable_bias": False}, "enable_bias=False"),
     "no size": ("opt", {"ffn_dim": None}, "does not give intermediate_size"),
 }

@@ -314,12 +314,3 @@ def test_a_split_passes_on_the_layers_that_its_head_reads_and_refuses_a_head_tha
     spec = RankSpec(config, parts[0], str(tmp_path / "near"))
     with refused("reads layers [1, 4], but the stages of this split pass on [0, 3, 8]: split the model again with"):
         build_draft(spec, None)
-
-
-def test_a_table_of_tokens_that_is_no_list_of_whole_numbers_is_reported(tmp_path):
-    source = save(tmp_path / "head", True, {**FORGE, "draft_vocab_size": 53})
-    tensors = tensors_of(source)
-    tensors.update(d2t=torch.zeros(53), t2d=torch.ones(53, dtype=torch.bool))
-    torch.save(tensors, tmp_path / "head" / "pytorch_model.bin")
-    with refused("d2t and t2d in"):
-        fit_head(Checkpoint(tmp_path / "head"), BASE)

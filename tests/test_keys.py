@@ -150,14 +150,6 @@ def test_the_store_answers_boards_of_its_cluster_alone(clusters, keeper, capsys)
     assert capsys.readouterr().err.count("it has no key of this cluster") == 1
 
 
-def test_a_board_writes_over_an_encrypted_way(clusters, keeper):
-    way = client(keeper, clusters[0][1])
-    assert way.greet(1) == ""
-    store = Store(way.ask)
-    store.set("heartbeat/1", "3")
-    assert store.add("heartbeat/1", 1) == 4
-
-
 def test_idle_strangers_and_junk_keep_no_board_from_the_store(clusters, keeper, capsys):
     idle = [socket.create_connection(address_of(keeper), timeout=20) for _ in range(300)]
     for way in idle[::3]:

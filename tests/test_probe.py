@@ -9,30 +9,17 @@ from config.profiles import PROFILES
 from launch.probe import SIZES, segment_rows
 from model.sample import Sampler
 from pipeline.stage import Stage
-from pipeline.trace import Clock
-from sim.clock import Pace
+from sim.clock import Pace, VirtualClock
 from sim.devices import SlowSlice
 from tests.tiny import TINY, pipeline, write
 
 BASE = replace(PROFILES["server"], model=40, free=16, token=0)
 
 
-class ModelledClock(Clock):
-    """One that only emulated devices move."""
-
-    time = 0.0
-
-    def now(self):
-        return self.time
-
-    def sleep_until(self, due):
-        self.time = max(self.time, due)
-
-
 @pytest.mark.parametrize("free, row, rows", [(64, 1.0, 64),
                                              (32, 1.0, 32), (16, 1.0, 16)])
 def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows):
-    clock = ModelledClock()
+    clock = VirtualClock()
     pace = Pace(replace(BASE, free=free, row=row), clock)
     with pipeline(TINY, 2, "continuous") as decoder:
         for stage in decoder.stages:

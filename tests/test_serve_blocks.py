@@ -117,7 +117,6 @@ def test_messages_call_tools_and_read_their_results(server):
 
 @pytest.mark.parametrize(("path", "fields", "words"), [
     ("/v1/messages", {"messages": ASKED["messages"]}, "max_tokens is missing"),
-    ("/v1/messages", {"max_tokens": 5}, "messages is no list of objects"),
     ("/v1/messages", {"max_tokens": 5, "messages": []}, "messages is empty"),
     ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "judge", "content": "hi"}]}, "messages.0.role is none of"),
     ("/v1/messages", {**HI, "system": 7}, "system is no list of objects"),
@@ -132,14 +131,11 @@ def test_messages_call_tools_and_read_their_results(server):
                       "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "send text"),
     ("/v1/responses", {"input": "hi", "previous_response_id": "resp_1"}, "nothing is stored here"),
     ("/v1/responses", {"input": [{"type": "computer_call"}]}, "is not supported"),
-    ("/v1/responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "other tools are not supported"),
     ("/v1/responses", {"input": 5}, "input is no list"), ("/v1/responses", {}, "input is missing"),
     ("/v1/responses", {"input": [{"role": "tool", "content": "hi"}]}, "input.0.role is none of user, assistant"),
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "image"}]}]}, "input.0.content has a part"),
     ("/v1/responses", {"input": [{"type": "function_call", "arguments": "{}"}]}, "function.name"),
-    ("/v1/responses", {"input": "hi", "text": {"format": {"type": "yaml"}}}, "response_format.type"),
-    ("/v1/responses", {"input": "hi", "tool_choice": "required"}, "tool_choice names no tool"),
-    ("/v1/responses", {"input": "hi", "max_output_tokens": "many"}, "max_tokens")])
+    ("/v1/responses", {"input": "hi", "text": {"format": {"type": "yaml"}}}, "response_format.type")])
 def test_what_is_wrong_is_refused_in_the_form_of_the_protocol(server, path, fields, words):
     got = server.post(path, **fields)
     said = got.json()["error"]["message"]

@@ -2,13 +2,11 @@
 from __future__ import annotations
 
 import random
-import statistics
 from dataclasses import replace
-from math import ceil, sqrt
+from math import ceil
 
 import pytest
 
-from eval.dsi.cost_model import dsi, moments, si
 from eval.dsi.events import DSI, EventPlan, Forward, decode
 from eval.dsi.online import spread
 
@@ -98,23 +96,6 @@ COUNTS = {  # tokens at 2T, 4(T+d), 8T and 8(T+d) with T = 7d, as figure 1 and t
 def test_the_counts_of_figure_1(method: str, best: bool):
     outcome = decode(method, plan(7, 1, 1, 100), [best] * 100)
     assert tuple(outcome.settled(moment) for moment in (14, 32, 56, 64)) == COUNTS[method, best]
-
-
-ACCEPTANCES = [0.0, 0.35, 0.8, 0.97, 1.0]
-
-
-@pytest.mark.parametrize("acceptance", ACCEPTANCES)
-@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
-def test_texts_cost_in_the_mean_what_is_computed_exactly(target: int, drafter: int, lookahead: int, acceptance: float):
-    tokens, texts = 40, 50
-    for method, decoding in (("DSI", dsi(target, drafter, lookahead)),
-                             ("SI", si(target, drafter, lookahead))):
-        exact = moments(decoding, acceptance, tokens)
-        asked = plan(target, drafter, lookahead, tokens, more=lookahead > 1)
-        mean = statistics.mean(decode(method, asked, chances(acceptance, tokens, seed)).ticks
-                               for seed in range(texts))
-        assert mean == pytest.approx(exact.mean[0], rel=1e-9,
-                                     abs=4 * exact.deviation[0] / sqrt(texts))
 
 
 class Watched(DSI):

@@ -154,12 +154,6 @@ def test_a_lost_seat_is_taken_from_a_known_address_alone(keeper, capfd):
     assert StoreClient((HERE, keeper.port), names, 20).greet(1) == ""
 
 
-def test_a_seat_is_taken_once(keeper):
-    assert works(keeper, 1)
-    again = StoreClient((HERE, keeper.port), ("rank 0", "rank 1"), 20)
-    assert again.greet(1) == HERE
-
-
 def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_their_forms(keeper, capfd):
     own = Store(keeper.entries.own)
     one = follower(keeper, 1)

@@ -136,15 +136,6 @@ def test_the_command_prints_three_tables_with_the_paper_s(tmp_path, capsys):
     assert "Table 3" not in capsys.readouterr().out
 
 
-def test_a_drafter_that_is_the_target_is_always_among_the_first(tmp_path, capsys):
-    save_model(tmp_path / "target")
-    same = [f"{key}={tmp_path / 'target'}" for key in ("target", "draft")]
-    assert main(["specinfer", *same, "dtype=float64", "template=none", "max_new_tokens=19", "sets=qa",
-                 "num_examples=2", "expansion=k,1,1,1,1"]) == 0
-    ours = capsys.readouterr().out.split("ours, temperature 0")
-    assert [section.splitlines()[2].split()[1:] for section in ours[1:]] == [["100.0"] * 5, ["6.00"] * 5]
-
-
 @pytest.mark.parametrize(("words", "message"), [
     (["expansion=1,1"], "expansion=1,1 has no step that is varied: write k for it"),
     (["expansion=1,k,0"], "is not a list of widths"), (["expansion=k,x"], "is not a list of widths"),
