@@ -220,25 +220,6 @@ def test_a_tally_has_a_line_for_each_request_and_nothing_between(tmp_path):
     assert behind.names.count("sent") == 4 and behind.names[-1] == "closed"
 
 
-def test_rank_0_is_done_when_the_answer_is_there_and_an_emulated_wire_counts_the_bytes_of_its_model(tmp_path):
-    begin = time.monotonic()
-    tally = Tally(tmp_path, 0)
-    with tally.span("grow", nodes=[]):
-        pass
-    with tally.span("send", nodes=[5, 6]):
-        pass
-    tally.note("sent", 0.0, kind="Segment", bytes=10)
-    tally.note("wire", 0.0, kind="Segment", bytes=8000)
-    with tally.span("reset", tip=1):
-        time.sleep(0.02)
-    with tally.span("wait"):
-        time.sleep(0.02)
-    tally.close()
-    whole = time.monotonic() - begin
-    (found,) = [json.loads(text) for text in (tmp_path / "rank_0.jsonl").read_text().splitlines()]
-    assert found["seconds"] < whole - 0.04 and "wait" not in found["spans"] and found["bytes"] == 8000
-
-
 def test_an_emulated_wire_tells_the_tally_what_it_carried(tmp_path):
     tally, inbox = Tally(tmp_path, 0), Inbox()
     lane = Lane(inbox.put, Pace(PROFILES["server"], trace=tally), 0.0, print)

@@ -130,20 +130,14 @@ def test_a_model_of_another_form_is_refused_with_the_step_from_there(tmp_path, n
         Checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("length", [4, 100, -8])
-def test_a_cut_off_safetensors_file_is_refused(model, length):
-    path = model / "model.safetensors"
+@pytest.mark.parametrize(("name", "length", "sentence"), [
+    *(("model.safetensors", length, "is cut off") for length in (4, 100, -8)),
+    *(("pytorch_model.bin", length, "cannot be read") for length in (0, 100, -8))])
+def test_a_file_that_is_cut_off_is_refused(tmp_path, name, length, sentence):
+    save_llama(tmp_path, bins=name.endswith(".bin"))
+    path = tmp_path / name
     path.write_bytes(path.read_bytes()[:length])
-    with refused("is cut off"):
-        Checkpoint(model)
-
-
-@pytest.mark.parametrize("length", [0, 100, -8])
-def test_a_cut_off_bin_file_is_refused(tmp_path, length):
-    save_llama(tmp_path, bins=True)
-    path = tmp_path / "pytorch_model.bin"
-    path.write_bytes(path.read_bytes()[:length])
-    with refused("cannot be read"):
+    with refused(sentence):
         Checkpoint(tmp_path)
 
 
