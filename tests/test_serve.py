@@ -419,7 +419,7 @@ def test_a_reader_who_is_slow_stalls_nobody_and_loses_nothing(server):
     choices = [choice for event in events for choice in event.get("choices", [])]
     text = "".join(choice["delta"].get("content", "") for choice in choices)
     assert text == server.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"]
-    assert read.rstrip().endswith(b"data: [DONE]") and len(read) > 120_000
+    assert b"data: [DONE]" in read and len(read) > 120_000
     assert not any("usage" in event for event in events), "it was not asked for"
 
 
