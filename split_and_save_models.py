@@ -5,6 +5,7 @@ This is the command; the work is done in launch/split/.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import Sequence
 
@@ -84,10 +85,18 @@ def write(args: argparse.Namespace) -> list[Part]:
     return [Part(folder) for folder in folders]
 
 
+def next_command(args: argparse.Namespace) -> str:
+    """Return the command that answers a question with the new split."""
+    method = "" if args.stages else " pipeline_type=tp"
+    return f'bash run_pipe.sh model_dir={shlex.quote(args.out_dir)}{method} prompt="What does a baker do?"'
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     try:
         report(check(args.check) if args.check else write(args))
+        if not args.check:
+            print(f"next: {next_command(args)}")
     except (ValueError, OSError) as error:
         return ended_by(error)
     except KeyboardInterrupt:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Callable, Generator, Mapping, Sequence, TypeVar
 
 from torch import Tensor
-from tqdm import tqdm
 
 from config.cli import parts
 from config.questions import Question
@@ -24,6 +23,7 @@ from eval.results import Key, Results
 from launch.build import sampler_of
 from launch.console import say
 from launch.pipeline import Pipeline
+from launch.progress import ProgressBar
 from model.sample import Sampler, gumbel
 from model.text import AnswerReader
 from pipeline.decode import Coroutine, Decoder, Request, concurrent
@@ -110,8 +110,8 @@ class Evaluation:
         seconds = sum(len(question.turns) * most / speeds[key.contender]
                       for key, question in left.items())
         say(f"{len(left)} answers, in {seconds / 60:.1f} minutes or less")
-        with tqdm(total=len(questions), initial=len(questions) - len(left),
-                  unit="answer", file=sys.stderr) as bar:
+        with ProgressBar(total=len(questions), initial=len(questions) - len(left),
+                         unit="answer", file=sys.stderr) as bar:
             asked: Sequence[Question] = ()
             several = self.config.concurrency > 1  # at once: keys that differ only in the question
             for first, group in itertools.groupby(left, lambda key: key._replace(question=0) if several else key):

@@ -8,12 +8,12 @@ from typing import Iterable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from config.schema.untrusted import short_repr
 from eval.pair_keys import MeasureKeys
 from eval.prompts import Prompt, draw
 from launch.memory import GB, free
+from launch.progress import ProgressBar
 from launch.spec import device_named, number_type
 from model.sample import Sampler
 from model.text import Text
@@ -112,8 +112,8 @@ def prompts_of(name: str, config: MeasureKeys,
         raise ValueError(f"no prompt of {name} leaves room for {config.max_new_tokens} tokens in a context of "
                          f"{context}: give a smaller max_new_tokens=, or other sets=")
     if left_out:
-        tqdm.write(f"{name}: {left_out} of {len(found)} prompts are too long for a context of {context}, and left out",
-                   file=sys.stderr)
+        ProgressBar.write(f"{name}: {left_out} of {len(found)} prompts are too long for a context of {context}, and "
+                          "left out", file=sys.stderr)
     return fitting
 
 

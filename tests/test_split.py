@@ -23,7 +23,7 @@ from launch.split.write import check, split
 from model.llama import LlamaConfig, Slice
 from model.weights.checkpoint import Checkpoint, Writer, sample
 from model.weights.parts import Part
-from split_and_save_models import main
+from split_and_save_models import main, next_command, parse
 from tests.checkpoints import refused, same, save_head, save_llama, tensors_of
 from tests.forked import CONTEXT
 
@@ -296,6 +296,15 @@ def test_the_command_splits_and_says_what_is_where(models, tmp_path, capsys):
     assert main(list(map(str, words))) == 0
     shown = capsys.readouterr()
     assert "stage_0: drafts" in shown.out and "stage_2: layers 1 to 2" in shown.out and "splitting" in shown.err
+    assert "\r" not in shown.err
+    next_line = f'next: bash run_pipe.sh model_dir={tmp_path} prompt="What does a baker do?"'
+    assert shown.out.splitlines()[-1] == next_line
+
+
+def test_the_command_after_a_split_without_stages_names_a_method_that_has_none(tmp_path):
+    args = parse(["models/a", str(tmp_path / "my split"), "--tp", "4"])
+    model_key = f"model_dir='{tmp_path}/my split'"
+    assert next_command(args) == f'bash run_pipe.sh {model_key} pipeline_type=tp prompt="What does a baker do?"'
 
 
 @pytest.mark.parametrize(("stages", "sentence"), [("0+2+2", "adds up to 4 layers, but the model has 3"),

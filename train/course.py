@@ -14,8 +14,8 @@ from typing import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from launch.progress import ProgressBar
 from train.terms import Terms, check, store
 
 Average = Callable[[Iterable[Tensor]], None]
@@ -132,8 +132,8 @@ class Course:
         """Advance to the last step. Raise ValueError if a loss is not finite."""
         plan, begin = self.plan, time.monotonic() - self.seconds
         seen: deque[Mapping[str, float]] = deque(maxlen=SHOWN)
-        with tqdm(total=plan.steps, initial=self.step, desc=plan.name, unit="step",
-                  disable=not self.keeper, mininterval=1) as bar:
+        with ProgressBar(total=plan.steps, initial=self.step, desc=plan.name, unit="step",
+                         disable=not self.keeper, mininterval=1) as bar:
             while self.step < plan.steps:
                 seen.append(lesson(self.step))
                 if not math.isfinite(seen[-1]["loss"]):

@@ -14,10 +14,10 @@ from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import trange
 
 from config.files import ANOTHER, fits, lines, read_json_file
 from config.schema.untrusted import read_bytes
+from launch.progress import ProgressBar
 from model.text import Text
 
 USER, ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
@@ -147,7 +147,7 @@ def _row(ids: Tensor, begins: Iterable[int], end_ids: Tensor, length: int) -> To
 def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[TokenRow]:
     """Return the rows of all conversations with an answer. Raise ValueError if none has one."""
     found: list[TokenRow] = []
-    for begin in trange(0, len(talks), AT_ONCE, desc="tokens", unit="batch", leave=False):
+    for begin in ProgressBar(range(0, len(talks), AT_ONCE), desc="tokens", unit="batch", leave=False):
         some = talks[begin:begin + AT_ONCE]
         found += filter(None, _rows(text, some, template, length))
     if not found:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Tuple
 
 import torch
-from tqdm import tqdm
 
 from config.files import replace
+from launch.progress import ProgressBar
 from model.text import AUTO, OWN, Text, chosen
 from model.weights.checkpoint import Checkpoint
 from model.weights.unfold import Unfolded
@@ -97,7 +97,7 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
     batches = args.out_dir / f"own-{digest(terms.encode())[:12]}"
     talker = Talker(args, dtype, device)
     found: dict[str, Any] = {}  # by question
-    with tqdm(total=wanted, desc="conversations", unit="talk") as bar:
+    with ProgressBar(total=wanted, desc="conversations", unit="talk") as bar:
         for number in count():
             for talk in kept(batches / f"{number}.pt", partial(talker.talks, number)):
                 found.setdefault(talk["messages"][0]["content"], talk)

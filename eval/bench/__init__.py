@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Hashable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
-from tqdm import tqdm
-
 from launch.pipeline import Pipeline
+from launch.progress import ProgressBar
 from pipeline.decode import Answer, Decoder, Request
 
 LARGEST = 1 << 40  # larger than any size that memory allows
@@ -63,7 +62,7 @@ def by_turns(jobs: Mapping[Key, Callable[[], Figure]],
     the second job finds the processor's caches warm.
     """
     found: dict[Key, list[Figure]] = {key: [] for key in jobs}
-    for turn in tqdm(range(repeats + 1), desc="turns", leave=False):
+    for turn in ProgressBar(range(repeats + 1), desc="turns", leave=False):
         for key in list(jobs)[::-1 if turn % 2 else 1]:
             found[key].append(jobs[key]())
     return {key: figures[1:] for key, figures in found.items()}  # the first turn warms up

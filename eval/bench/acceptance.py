@@ -3,12 +3,11 @@ from __future__ import annotations
 
 import statistics
 
-from tqdm import tqdm
-
 from config.keys import with_defaults
 from config.presets import TOY_PRESET
 from config.questions import bundled, read
 from launch.pipeline import Pipeline
+from launch.progress import ProgressBar
 from launch.run import Command, run
 
 TREE = {"init_total_token": "59", "init_depth": "5", "width": "10", "min_probability": "0"}  # of EAGLE-2's paper
@@ -26,7 +25,7 @@ def answer_tasks(pipeline: Pipeline) -> None:
         raise ValueError("max_new_tokens=1 leaves nothing to be guessed: give 2 or more")
     means = []
     for path in sorted(bundled(pipeline.spec.part.folder).glob("*.jsonl")):
-        asked = tqdm(read(path, *pipeline.config.question_range), desc=path.stem, leave=False)
+        asked = ProgressBar(read(path, *pipeline.config.question_range), desc=path.stem, leave=False)
         answers = [pipeline.generate(question.turns[:1]).answer for question in asked]
         tokens = sum(answer.new_tokens for answer in answers)
         passes = sum(answer.target_passes for answer in answers)

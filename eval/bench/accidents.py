@@ -16,8 +16,6 @@ from random import Random
 from statistics import median
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
-from tqdm import tqdm
-
 from config.keys import raw_values, with_defaults
 from config.methods import METHODS, SHARINGS
 from config.presets import TOY_PRESET
@@ -25,6 +23,7 @@ from eval.bench import QUESTIONS
 from eval.bench.places import PLACES, PROCESSES, Place, opened
 from eval.tables import NOT_MEASURED, in_columns, save
 from launch.pipeline import Pipeline
+from launch.progress import ProgressBar
 from pipeline.failure import PeerLost
 
 USUAL = {"max_new_tokens": "64", "max_length": "1024", "timeout": "3", "recover": "180", "temperature": "1",
@@ -80,7 +79,7 @@ def accidents(argv: list[str]) -> int:
     kinds, total = list(product(places, methods, TOGETHER)), int(given)
     rows: list[Row] = []
     texts: Texts = {}
-    with tqdm(total=total, unit="accident", file=sys.stderr) as bar:
+    with ProgressBar(total=total, unit="accident", file=sys.stderr) as bar:
         for i, (place, method, together) in enumerate(kinds):
             count = total * (i + 1) // len(kinds) - total * i // len(kinds)
             bar.set_description(f"{place}, {method}, {together} at once")
@@ -191,7 +190,7 @@ def answer_under_accidents(pipeline: Pipeline, place: Place, plan: Sequence[Acci
                 tokens = max(tokens, now)
         except PeerLost as loss:
             lost = True
-            tqdm.write(f"lost: {loss}", file=sys.stderr)
+            ProgressBar.write(f"lost: {loss}", file=sys.stderr)
     moments = [one.result() for one in happening]
     return AccidentOutcome([answer.answer.token_ids for answer in answers], lost, pauses(moments, settled))
 

@@ -7,13 +7,13 @@ from itertools import islice
 from typing import Mapping, Sequence
 
 import torch
-from tqdm import tqdm
 
 from config.files import lines
 from config.presets import ROOT
 from eval.bench import by_turns, cost
 from eval.bench.stage import Form, FormStage, build, read, size_of
 from eval.tables import in_columns
+from launch.progress import ProgressBar
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.quant import KINDS
@@ -84,7 +84,7 @@ def compare_texts(forms: list[Form], device: str) -> None:
     """Print how often the bundled model finds the same token likeliest when reading held-out questions and answers."""
     texts = _held_out()
     exact, table = None, []
-    for form in tqdm(forms, desc="reading", leave=False):
+    for form in ProgressBar(forms, desc="reading", leave=False):
         model = Whole(Checkpoint(TOY), form.dtype, device, form.kind)
         logits = [model.logits(ids, model.cache(len(ids)), len(ids)) for ids in texts]
         said = torch.cat(logits).float().cpu().log_softmax(-1)

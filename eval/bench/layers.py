@@ -14,11 +14,11 @@ from typing import Iterator, Sequence
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from tqdm import tqdm
 
 from eval.bench import cost, number
 from eval.bench.stage import Form, FormStage, build
 from eval.tables import in_columns
+from launch.progress import ProgressBar
 
 WIDTHS = {  # -> width of the MLP, heads of the attention
     576: (1536, 9), 2048: (5504, 32), 4096: (11008, 32)}
@@ -43,7 +43,7 @@ def layers(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
-    made = [row for width in tqdm(args.widths, leave=False)
+    made = [row for width in ProgressBar(args.widths, leave=False)
             for row in measured(width, args.repeats)]
     print(f"processor time of one thread, minimum of {args.repeats}, {CONTEXT} tokens of context")
     print(in_columns(HEAD, made, names=0))

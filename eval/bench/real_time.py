@@ -6,14 +6,13 @@ from pathlib import Path
 from statistics import median
 from typing import Iterator, Sequence
 
-from tqdm import tqdm
-
 from config.cli import parse
 from config.keys import raw_values, with_defaults
 from config.presets import SMOLLM2
 from eval.bench import QUESTIONS, decoders_of, process_tree, request, speed
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
+from launch.progress import ProgressBar
 from pipeline.decode import Answer
 
 SPLITS = ("1", "2", "4")  # stages
@@ -33,7 +32,7 @@ def real_time(argv: list[str]) -> int:
         raise ValueError("this compares methods and splits on the machine as it is: leave stages, profile and "
                          "pipeline_type out")
     rows: list[Sequence[str]] = []
-    for stages in tqdm(SPLITS, unit="split"):
+    for stages in ProgressBar(SPLITS, unit="split"):
         with Pipeline.open(preset, **options, stages=stages) as pipeline:
             answers = _by_turns(pipeline)
             megabytes = sum(map(_memory, process_tree(os.getpid())))

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from eval.bench import number
 from launch.hosts.timing import computed_rows, random_stage
 from launch.memory import GB, free
+from launch.progress import ProgressBar
 from launch.spec import device_named
 from model.llama import LlamaConfig
 from pipeline.stage import Stage
@@ -98,7 +98,7 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, FormStage]:
                         vocab=1, context=context, eps=1e-6, theta=1e4)
     x_TD = torch.randn(max(args.rows), args.hidden)
     made: dict[Form, FormStage] = {}
-    for form in tqdm(forms, desc="quantizing", leave=False):
+    for form in ProgressBar(forms, desc="quantizing", leave=False):
         like = torch.empty(0, dtype=form.dtype, device=args.device)
         stage = random_stage(sizes, args.layers, like, form.kind, context)
         torch.manual_seed(1)  # after random draws of the layers' trials

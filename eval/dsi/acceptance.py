@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from config.files import write_json
 from config.keys import read_keys
@@ -19,6 +18,7 @@ from eval.metrics import Interval, bootstrap
 from eval.pair_keys import TARGET, TOY_DRAFTS, MeasureKeys
 from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.tables import in_columns, number
+from launch.progress import ProgressBar
 
 Record = Sequence[int]
 Records = Sequence[Record]
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
     sampler, found = sampler_of(config), dict[str, list[list[int]]]()
     for name, prompts in prompts_by_set.items():
         found[name] = []
-        for prompt in tqdm(prompts, desc=name, leave=False):
+        for prompt in ProgressBar(prompts, desc=name, leave=False):
             text = answer(target, prompt, config.max_new_tokens, sampler)
             found[name].append(record(drafter, prompt, text, sampler))
     every = [one for records in found.values() for one in records]

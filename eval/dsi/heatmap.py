@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
-from tqdm import tqdm
 
 from config.files import ROOM, check_folder, write
 from config.keys import read_keys
@@ -25,6 +24,7 @@ from eval.dsi.formulas import Array
 from eval.dsi.heatmap_costs import ALGORITHMS, MAPS, ONE_COPY, Bests, Map, grid
 from eval.dsi.keys import COMMAND, Heatmap
 from eval.plots import new_figure
+from launch.progress import ProgressBar
 
 FORMS = ("png", "pdf")
 RARE = 0.005  # share of the cells: a tie in fewer of them is not listed
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     check_folder(folder, "name another folder with output=")
     found = costs.best(config)
     write(folder / "heatmap.csv", costs.table(config, found), ROOM)
-    bar = tqdm(draw(config, found, folder), desc="maps", total=len(NAMES), delay=1, leave=False)
+    bar = ProgressBar(draw(config, found, folder), desc="maps", total=len(NAMES), delay=1, leave=False)
     list(bar)
     print("\n".join(costs.summary(config, found)))
     print(f"The maps are in {folder}, simulated by formulas.")

@@ -13,13 +13,13 @@ from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from config.keys import WHOLE, Range, listed, read_keys
 from eval.dsi.keys import COMMAND
 from eval.pair_keys import TARGET, MeasureKeys
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
 from eval.tables import NAME_WIDTH, short
+from launch.progress import ProgressBar
 from model.whole import Whole
 
 ROWS = Range(1, 65536)
@@ -134,10 +134,10 @@ def main(argv: list[str]) -> int:
     check_context(model, config)
     print(f"{config.model} in {str(model.whole.dtype)[len('torch.'):]}, {place(model)}; {config.max_new_tokens} tokens "
           f"per answer, {config.repeats} turns; ms: median, quartiles\n")
-    for name in tqdm(config.chosen_sets, desc="sets", leave=False):
+    for name in ProgressBar(config.chosen_sets, desc="sets", leave=False):
         prompts = prompts_of(name, config, [model])
         [(first, later)] = paces([model.whole], prompts, config)
-        tqdm.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first}   TPOT {later}")
+        ProgressBar.write(f"{short(name):<{NAME_WIDTH}}  TTFT {first}   TPOT {later}")
     took = passes(model.whole, config.chosen_rows, config)
     print(f"\nT(m) after {config.context} tokens, and its ratio to T({min(took)})")
     least = took[min(took)].median

@@ -5,7 +5,6 @@ from itertools import islice
 from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from config.keys import read_keys
 from eval.dsi import cost_model
@@ -13,6 +12,7 @@ from eval.dsi.cost_model import Moments, counted, moments
 from eval.dsi.formulas import Array
 from eval.dsi.keys import COMMAND, Offline
 from eval.tables import in_columns
+from launch.progress import ProgressBar
 
 PLAIN = "non-SI"
 LOW, HIGH = 2.5, 97.5  # percentiles of an interval of 95 %
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Offline, f"{COMMAND} offline")
-    bar = tqdm(results(config), desc="computed", total=3, delay=1, leave=False)
+    bar = ProgressBar(results(config), desc="computed", total=3, delay=1, leave=False)
     found = list(bar)
     servers = config.num_target_servers or "enough"
     print(f"Simulated: c={config.c:g}, a={config.a:.4g}, k={config.k}, failure_cost={config.failure_cost:g}, "

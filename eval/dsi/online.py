@@ -6,7 +6,6 @@ from statistics import mean, stdev
 from typing import Iterable, Iterator, Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from config.files import fits, read_json_file
 from config.keys import read_keys
@@ -14,6 +13,7 @@ from eval.dsi.events import EventPlan, Forward, Outcome, decode
 from eval.dsi.keys import COMMAND, Online
 from eval.dsi.paper import ForwardLatencies, online_mean
 from eval.tables import in_columns
+from launch.progress import ProgressBar
 
 TICK = 1e-9  # seconds
 PLAIN = "non-SI"
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     texts = list(islice(texts_of(config), config.num_repeats))
     methods = ["SI", "DSI"] if config.simul_type == "both" else [config.simul_type]
     found: dict[str, list[Outcome]] = {method: [] for method in (PLAIN, *methods)}
-    bar = tqdm(texts, desc="virtual clock", unit="text", delay=1, leave=False)
+    bar = ProgressBar(texts, desc="virtual clock", unit="text", delay=1, leave=False)
     for number, right in enumerate(bar):
         for method, outcomes in found.items():
             outcomes.append(decode(method, plan_of(config, number), right))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from config.keys import Range, listed, read_keys
 from eval.dsi.acceptance import rate
@@ -23,6 +22,7 @@ from eval.pair_keys import TARGET, TOY_DRAFTS
 from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import load, save
 from eval.tables import in_columns, number
+from launch.progress import ProgressBar
 
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
 COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
@@ -160,7 +160,7 @@ def main(argv: list[str]) -> int:
     missing = [pair for pair in config.pairs if pair not in rows]
     check_sets({pair.set for pair in missing}, config)
     made = measured(config, missing) if missing else ()
-    for row in tqdm(made, desc="pairs", unit="pair", total=len(missing)):
+    for row in ProgressBar(made, desc="pairs", unit="pair", total=len(missing)):
         rows[pair_of(row)] = row
         if config.output:
             save(config.output, config.settings, {"rows": [*rows.values()]})

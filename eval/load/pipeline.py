@@ -10,8 +10,6 @@ from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any, Dict, Hashable, NamedTuple, Sequence
 
-from tqdm import tqdm
-
 from config.files import check_folder
 from config.keys import listed, preset_of, with_defaults
 from config.presets import TOY_PRESET
@@ -23,6 +21,7 @@ from eval.metrics import NAN, Interval
 from eval.plots import Series, lines
 from eval.tables import in_columns, number, save
 from launch.pipeline import Pipeline
+from launch.progress import ProgressBar
 from launch.run import Command, run
 from pipeline.decode import Request
 
@@ -79,7 +78,7 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     texts: dict[float, dict[int, Hashable]] = {temperature: {} for temperature in asked}
     jobs = [*product(asked, decoders, loads)]
     rows: list[Row] = []
-    for temperature, method, one in tqdm(jobs, unit="load"):
+    for temperature, method, one in ProgressBar(jobs, unit="load"):
         places = int(one.value) if one.varied == "at_once" else own.places(method)
         due = [moment * own.run.slowdown for moment in one.moments]
         requests = asked[temperature][:len(due) or own.requests]

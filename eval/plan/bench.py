@@ -8,7 +8,6 @@ from typing import Any, Dict, Sequence
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from config.cli import parse
 from config.files import write_json
@@ -20,6 +19,7 @@ from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.record import Book, make_record
 from eval.plan.search import Search, choice, nearly_best, plain_of
 from eval.plan.trial import Bench, Trial
+from launch.progress import ProgressBar
 
 Row = Dict[str, Any]  # a cluster and its figures
 LAYERS, ROW_BYTES = 32, 8192
@@ -112,11 +112,11 @@ def planner(argv: list[str]) -> int:
     rows: list[Row] = []
     with ProcessPoolExecutor(grid.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(compare_choice, site, config, *books) for site in clusters(grid.clusters, grid.seed)]
-        for task in tqdm(tasks, unit="cluster"):
+        for task in ProgressBar(tasks, unit="cluster"):
             row = task.result()
             rows.append(row)
 
-            tqdm.write(LINE.format(**row, kind="even" if row["even"] else "uneven", keys=typed(row["chosen"])))
+            ProgressBar.write(LINE.format(**row, kind="even" if row["even"] else "uneven", keys=typed(row["chosen"])))
             if grid.output:
                 write_json(grid.output, {"keys": vars(grid), "clusters": rows})
     print(summary(rows))

@@ -15,8 +15,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import IO, Any, Iterable, NamedTuple, Sequence
 
-from tqdm import tqdm
-
 from config.files import ROOM, fits, write
 from config.profiles import Profile
 from config.schema.untrusted import one_line, parse_json
@@ -24,6 +22,7 @@ from eval.bench import cost
 from eval.plan.candidates import Candidate, typed
 from launch.hosts.board import Line, read_hosts
 from launch.hosts.timing import Passed
+from launch.progress import ProgressBar
 
 START = "FLOWSPEC_MODULE=launch.hosts.timing bash run_jetson.sh"
 LONG = 1 << 20  # bytes of the line that measures the rate
@@ -53,7 +52,7 @@ def measured_boards(path: str, asked: dict[str, Any]) -> list[BoardTimes]:
 
     Raises ValueError for a board that sends no times, with its last message.
     """
-    boards = tqdm(boards_of(path), desc="boards", leave=False)
+    boards = ProgressBar(boards_of(path), desc="boards", leave=False)
     return [_measured(line, path, asked) for line in boards]
 
 

@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any, Dict, Sequence, Tuple
 
 import numpy as np
-from tqdm import tqdm
 
 from config.profiles import Profile, read, touched, write
 from config.run_config import RunConfig
@@ -33,6 +32,7 @@ from launch.folder import private_folder
 from launch.hosts.timing import Passed, inputs, passes
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
+from launch.progress import ProgressBar
 from launch.spec import RankSpec
 from model.sample import Sampler
 from pipeline.decode import Answer, Request
@@ -84,7 +84,7 @@ def measure(config: PlanConfig, model: str) -> Profile:
         boards = measured_boards(hosts, _asked(parts[0], len(boards_of(hosts))))
         stages = [board.passes for board in boards]
     else:
-        boards, stages = [], list(map(_passes, tqdm(parts, desc="stages", leave=False)))
+        boards, stages = [], list(map(_passes, ProgressBar(parts, desc="stages", leave=False)))
     with private_folder() as trace:
         moments = _run(config, run, trace)
         spans = [span for span in read_trace(trace) if span.get("nodes")]
@@ -225,7 +225,7 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
     A candidate that fails here, such as for lack of memory, is skipped; for plain decoding the error is raised.
     """
     found = []
-    for one in tqdm(candidates, desc="check", unit="candidate", leave=False):
+    for one in ProgressBar(candidates, desc="check", unit="candidate", leave=False):
         try:
             with opened(config.single(**values(one.keys))) as pipeline:
                 rounds = [answers_of(pipeline, book.answers[:ANSWERS], TOKENS) for _ in range(ROUNDS)]

@@ -6,7 +6,6 @@ from itertools import chain, zip_longest
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from config.cli import parse
 from config.keys import raw_values, with_defaults
@@ -18,6 +17,7 @@ from eval.plan.keys import PlanConfig, words
 from eval.plan.record import book_of
 from eval.plan.trial import Bench
 from eval.tables import in_columns, number
+from launch.progress import ProgressBar
 from launch.words import with_model
 
 COMMAND = "python3 -m scripts.bench profiles"
@@ -63,7 +63,7 @@ def tried(config: PlanConfig, sites: Mapping[str, Profile]) -> Iterator[Row]:
     turns = chain.from_iterable(zip_longest(*names))
     sets = list(filter(None, turns))  # the set of each question, in the order of the record
     methods = [method for method in config.chosen_methods if METHODS[method].target == "ring"]
-    for name, site in tqdm(sites.items(), unit="cluster", leave=False):
+    for name, site in ProgressBar(sites.items(), unit="cluster", leave=False):
         site = replace(site, factors=site.factors or BOARDS)
         split = evenly(len(site.factors), site.layers)
         bench = Bench(site, config, book)

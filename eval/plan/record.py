@@ -15,7 +15,6 @@ from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from config.questions import by_turns
 from config.run_config import PENALTIES
@@ -25,6 +24,7 @@ from eval.recorded import check_room, load, sampler_of, save, settings_of
 from eval.self_feeding import blocks, read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
+from launch.progress import ProgressBar
 from launch.virtual import as_virtual
 from model.cache import Admitted, TreeCache
 from model.drafts.dflash import BlockDraft
@@ -157,7 +157,7 @@ def make_record(config: PlanConfig) -> Book:
         prompts = [pipeline.prompt_ids(question, run.template) for question in questions]
         check_room(prompts, run.max_new_tokens, pipeline.spec.context)
         answers, sampler = [], sampler_of(run)
-        for prompt in tqdm(prompts, desc="record", unit="answer", leave=False):
+        for prompt in ProgressBar(prompts, desc="record", unit="answer", leave=False):
             text = pipeline.decoder.complete(Request(prompt, sampler, run.max_new_tokens, ends)).token_ids
             guesses = {network.source: _table(decoder, network, prompt, text, sampler)
                        for decoder, network in readers}

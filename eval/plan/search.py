@@ -8,10 +8,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Iterable, Iterator, NamedTuple, Sequence
 
-from tqdm import tqdm
-
 from eval.plan.candidates import Candidate, Families
 from eval.plan.trial import Bench, Trial
+from launch.progress import ProgressBar
 
 FIRST = 4  # splits of a family to try first
 NEAR = 0.9  # share of the best speed at which the best of a method with a draft always stays
@@ -116,7 +115,7 @@ class Search:
         """Return a trial of each candidate, the fastest first; in a tie the one on fewer boards first."""
         answers = self._bench.book.answers[:rung.answers]
         once = dict.fromkeys(chosen)
-        for one in tqdm(once, what, unit="candidate", leave=False, disable=not self._shown):
+        for one in ProgressBar(once, what, unit="candidate", leave=False, disable=not self._shown):
             if (one, rung) not in self._trials:
                 trial = self._bench.trial(one, answers, rung.tokens, rung.guesses)
                 self._trials[one, rung] = trial

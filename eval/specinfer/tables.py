@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Iterator, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
-from tqdm import tqdm
 
 from config.keys import read_keys
 from eval.pair_keys import MOST_CHILDREN, TablesConfig
 from eval.pairs import Model, answer, open_model, prompts_of
 from eval.tokens_per_pass import Array, among_best, among_drawn, by_mss, passes, ranks
+from launch.progress import ProgressBar
 from model.rules import laws
 from model.sample import Sampler
 
@@ -93,7 +93,7 @@ def of_set(name: str, pair: Pair, config: TablesConfig) -> dict[str, Counts]:
     widths = [config.widths(k) for k in range(1, MOST_CHILDREN + 1)]
     most = max(map(max, widths))
     found: dict[str, list[Counts]] = {}
-    bar = tqdm(prompts_of(name, config, pair), desc=name, leave=False, file=sys.stderr)
+    bar = ProgressBar(prompts_of(name, config, pair), desc=name, leave=False, file=sys.stderr)
     for number, prompt in enumerate(bar):
         samplers = [Sampler()]
         if config.do_sample:

@@ -15,12 +15,12 @@ from typing import Any, Iterator, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from config.files import one_at_a_time, replace
 from config.schema.families import FAMILIES, published
 from config.schema.fields import CONFIG, check
 from config.schema.untrusted import one_line, read_json, short_repr
+from launch.progress import ProgressBar
 from launch.split.gguf_tokenizer import Vocabulary
 from model.llama import LlamaConfig
 from model.rotary import Rotary
@@ -304,7 +304,8 @@ class GgufFile:
         need, free = sum(form.bytes for form in forms.values()), shutil.disk_usage(path.parent).free
         if need > free:
             raise ValueError(f"it unpacks to {need / 1e9:.2f} GB, but the disk of {path.parent} has {free / 1e9:.2f}")
-        bar = tqdm(total=need, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}", disable=not progress)
+        bar = ProgressBar(total=need, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}",
+                          disable=not progress)
         family = self._sizes.family
         theirs = {published(name, family): form for name, form in forms.items()}
         with bar, writing(path, theirs) as file:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import torch
-from tqdm import tqdm
 
 from config.files import one_at_a_time, replace
 from config.run_config import USUAL_RANKS
 from config.schema.heads import usual_layers
 from config.schema.untrusted import Name
+from launch.progress import ProgressBar
 from launch.split.gguf import is_gguf, unpack
 from model.drafts.eagle import MAPS, borrows_embedding, fit_head, held_ahead
 from model.llama import LlamaConfig
@@ -255,7 +255,7 @@ def write(plan: SplitPlan, progress: bool) -> None:
                          f"choose another output folder or free some space")
     for folder in set(plan.out.glob("stage_*")).difference(plan.folders):  # of an earlier split with more ranks
         discard(folder)
-    bar = tqdm(total=need, unit="B", unit_scale=True, desc="splitting", disable=not progress or not ranks)
+    bar = ProgressBar(total=need, unit="B", unit_scale=True, desc="splitting", disable=not progress or not ranks)
     with bar:
         for rank in ranks:
             write_rank(plan, rank, bar.update)

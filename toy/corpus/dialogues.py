@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fastchat.conversation import get_conv_template
-from tqdm import tqdm
 
+from launch.progress import ProgressBar
 from toy.corpus.tasks.code import code
 from toy.corpus.tasks.conversation import conversation
 from toy.corpus.tasks.grammar import Writer
@@ -60,7 +60,7 @@ def library(limit: int) -> Iterator[str]:
 def write(folder: Path, count: int, source_bytes: int) -> None:
     """Write `dialogues.jsonl`, one dialogue (questions, answers) per line, and `library.jsonl`, one source per line."""
     folder.mkdir(parents=True, exist_ok=True)
-    talks = tqdm(dialogues(count), total=count, desc="dialogues")
+    talks = ProgressBar(dialogues(count), total=count, desc="dialogues")
     for name, entries in (("dialogues", talks), ("library", library(source_bytes))):
         with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in entries)

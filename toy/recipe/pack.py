@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from launch.progress import ProgressBar
 from toy.corpus.dialogues import dialogue, read
 from toy.recipe.tokenizer import pieces
 from train.data import draw
@@ -59,7 +59,7 @@ def pack(work: Path, tokenizer_dir: Path) -> None:
     ids: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     texts = documents(work)
-    for batch in _batches(tqdm(texts, desc="tokens")):
+    for batch in _batches(ProgressBar(texts, desc="tokens")):
         coded = tokenizer(batch, return_offsets_mapping=True)
         for text, tokens, offsets in zip(batch, coded["input_ids"], coded["offset_mapping"]):
             ids.append(np.asarray(tokens, dtype=np.uint16))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import List, Sequence, Tuple
 
 import torch
-from tqdm import tqdm
 
 from config.run_config import Growth, TreeConfig
+from launch.progress import ProgressBar
 from model.drafts.dflash import BlockDraft
 from model.drafts.draft import Draft
 from model.drafts.eagle import Eagle, load_head
@@ -56,7 +56,7 @@ def evaluate(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int)
     counted, since the prefill settles it.
     """
     rows, tokens, passes = [], 0, 0
-    for prompt in tqdm(prompts, desc="drafting", unit="answer", leave=False):
+    for prompt in ProgressBar(prompts, desc="drafting", unit="answer", leave=False):
         answer = decoder.complete(Request(prompt, max_new_tokens=new, end=ends))
         rows.append(answer_row(prompt, answer.token_ids))
         tokens += answer.new_tokens - 1

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from eval.tokens_per_pass import Array, ranks
+from launch.progress import ProgressBar
 from train.data import Rows, TokenRow
 
 AT_ONCE = 64  # texts per batch without gradients
@@ -59,7 +59,7 @@ def learn(model: PreTrainedModel, rows: Rows) -> dict[str, float]:
 def ranks_of(model: PreTrainedModel, rows: Rows) -> Iterator[Array]:
     """Yield, for each row, the rank of each token of its answer by the drafter's logits, from 0."""
     begins = range(0, len(rows), AT_ONCE)
-    for begin in tqdm(begins, desc="ranks", unit="batch", leave=False):
+    for begin in ProgressBar(begins, desc="ranks", unit="batch", leave=False):
         some = rows[begin:begin + AT_ONCE]
         rank_T = ranks(logits_of(model, some), words_of(some).tolist())
         ends = np.cumsum([int(row.answers.sum()) for row in some])

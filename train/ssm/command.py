@@ -12,13 +12,13 @@ from typing import Any, Dict, Iterator, List, Sequence
 
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from config.files import write_json
 from eval.pair_keys import MeasureKeys
 from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import Array, merged_passes
+from launch.progress import ProgressBar
 from launch.spec import device_named
 from launch.split.write import TEXT_FILES
 from model.text import chosen as template_of
@@ -147,7 +147,7 @@ def evaluated(training: Training, names: Sequence[str]) -> Figures:
     """Return the tokens per pass by the original first drafter, by each tuned one, and by merged trees of several."""
     args, held = training.args, training.held
     texts = training.writer.write(held)
-    bar = tqdm(texts, total=len(held), desc="held out", unit="text", leave=False)
+    bar = ProgressBar(texts, total=len(held), desc="held out", unit="text", leave=False)
     rows = [answer_row(*text) for text in bar]
 
     def ranked(folder: Path) -> Ranks:

@@ -8,10 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tqdm import trange
-
 from config.questions import OF_TOY, load, read
 from eval.pair_keys import SETS
+from launch.progress import ProgressBar
 from toy.corpus.dialogues import dialogues
 from train.terms import Terms, check, kept
 from train.writer import WRITTEN_AT_ONCE, Prompts, SampledText, TextWriter
@@ -40,7 +39,7 @@ def texts_of(writer: TextWriter, prompts: Prompts, folder: Path, terms: Terms) -
     Raises ValueError if the folder holds texts of other terms.
     """
     texts: list[SampledText] = []
-    for first in trange(0, len(prompts), SAVED, desc="texts", unit="batch"):
+    for first in ProgressBar(range(0, len(prompts), SAVED), desc="texts", unit="batch"):
         path, some = folder / f"{first}.pt", prompts[first:first + SAVED]
 
         def written() -> dict[str, Any]:
