@@ -26,7 +26,7 @@ from tp.group import DistGroup, Group, Table, ThreadGroup
 from tp.links import ForwardingLink, Placement
 
 # A pipeline may wait for its next request without limit; the heartbeat finds dead peers.
-IDLE = timedelta(days=30)
+GROUP_TIMEOUT = timedelta(days=30)
 Connect = Callable[[Peers], Any]  # creates the link to peers
 
 
@@ -88,11 +88,15 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
 
     Ranks that share a stage are in a process group; all ranks create the same groups in the same order.
     """
+    # the group
+    process_groups = {ranks: dist.new_group(list(ranks), backend="gloo", timeout=GROUP_TIMEOUT)
+                      for ranks in placement.groups if len(ranks) > 1}
+    group_ranks = placement.group(rank)
+    process_group = process_groups.get(group_ranks)
+    group = DistGroup(process_group, group_ranks, group_ranks.index(rank), heartbeat.wait_for_loss)
+
+    # the links
     meter = heartbeat.meter
-    mine = placement.group(rank)
-    groups = {ranks: dist.new_group(list(ranks), backend="gloo", timeout=IDLE)
-              for ranks in placement.groups if len(ranks) > 1}
-    group = DistGroup(groups.get(mine), mine, mine.index(rank), heartbeat.wait_for_loss)
     inbox = Inbox(trace, placement.peers(rank)[0].ordered, meter)
 
     def connect(peers: Peers) -> Any:
@@ -115,8 +119,8 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
         def connect(peers: Peers) -> Any:
             return LocalLink(rank, inboxes, peers, ends)
 
-        mine = placement.group(rank)
-        group = ThreadGroup(tables[mine], mine.index(rank))
+        group_ranks = placement.group(rank)
+        group = ThreadGroup(tables[group_ranks], group_ranks.index(rank))
         return _wires(rank, placement, connect, (cluster, traces[rank]), group, meters[rank])
 
     return list(map(wires, ranks))
@@ -128,13 +132,14 @@ def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[P
     cluster, trace = emulation
 
     def link(peers: Peers) -> Any:
-        found = connect(peers)
+        plain_link = connect(peers)
         if cluster is None:
-            return found
+            return plain_link
         wire = cluster.link(rank, peers.following[0]) if peers.following else cluster
-        return SlowLink(found, Pace(wire, trace=trace))
+        return SlowLink(plain_link, Pace(wire, trace=trace))
 
     links = [link(peers) for peers in placement.peers(rank)]
     members = placement.fan(rank)
     fan = link(members) if members else None
+
     return Wires(links, fan, group, meter)
