@@ -148,7 +148,8 @@ def summary(pipeline: Pipeline, generation: Generation) -> str:
     """Return the figures of an answer in a few words."""
     answer, kind = generation.answer, pipeline.config.kind
     rate = f"{answer.tokens_per_second:.1f} tokens/s{'' if kind == 'real' else f' ({kind})'}"
-    return f"{answer.new_tokens} tokens, {generation.accepted} of them guessed in advance, {rate}"
+    tokens = "1 token" if answer.new_tokens == 1 else f"{answer.new_tokens} tokens"
+    return f"{tokens}, {generation.accepted} of them guessed in advance, {rate}"
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 from typing import Any, Mapping
 
 from fastapi import FastAPI, Request, Response
@@ -19,7 +18,7 @@ from starlette.exceptions import HTTPException as NotServed
 from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
-from serve import anthropic, responses
+from serve import anthropic, page_files, responses
 from serve.answering import AnswerForm
 from serve.auth import Framing, Guard, refusal
 from serve.completions import ChatAnswer, CompletionAnswer
@@ -28,9 +27,6 @@ from serve.protocol import Body, Chat, Completion, Facts, Refused, Renamed, ToTo
 from serve.start_line import start_lines
 from serve.text_chunks import prompt_ids
 
-PAGE = Path(__file__).with_name("page") / "chat.html"
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
-         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 CLIENT_GONE = 499  # HTTP status for a client that has left; nobody receives it
 BODY_SECONDS = 60.0  # seconds within which a body must arrive
 
@@ -53,9 +49,9 @@ async def _failed(request: Request, error: Exception) -> Response:
 class Server:
     """The endpoints of OpenAI's and Anthropic's protocols, and a chat page."""
 
-    GETS = {"/": "page", "/v1": "to_page", "/v1/": "to_page", "/livez": "liveness", "/readyz": "readiness",
-            "/health": "readiness", "/metrics": "metrics", "/v1/models": "models",
-            "/v1/models/{name:path}": "one_model"}
+    GETS = {**dict.fromkeys(page_files.FILES, "page"), **dict.fromkeys(("/v1", "/v1/"), "to_page"),
+            "/livez": "liveness", **dict.fromkeys(("/readyz", "/health"), "readiness"), "/metrics": "metrics",
+            "/v1/models": "models", "/v1/models/{name:path}": "one_model"}
     ANSWERS: Mapping[str, tuple[type[Body], Renamed, type[AnswerForm]]] = {  # body, translation into it, answer
         "/v1/chat/completions": (Chat, dict, ChatAnswer),
         "/v1/completions": (Completion, dict, CompletionAnswer),
@@ -97,9 +93,10 @@ class Server:
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
 
-    async def page(self) -> Response:
-        """Return the chat page, which loads nothing and sends requests to this server only."""
-        return Response(PAGE.read_bytes(), media_type="text/html", headers={"Content-Security-Policy": POLICY})
+    async def page(self, request: Request) -> Response:
+        """Return a file of the chat page, which sends requests to this server only."""
+        file = page_files.FILES[request.url.path]
+        return Response(file.read_bytes(), media_type=page_files.MEDIA_TYPES[file.suffix], headers=page_files.HEADERS)
 
     async def to_page(self) -> Response:
         """Lead a person who opens the address of the API to the page."""

@@ -14,10 +14,11 @@ from starlette.responses import Response
 
 from config.serve_config import ServeConfig, is_address, is_loopback
 from serve import anthropic
+from serve.page_files import FILES
 from serve.protocol import Refused
 
 # Paths that need no key: the page, which asks for it; the API's root, which leads there; the pipeline's state.
-OPEN = ("/", "/v1", "/v1/", "/health", "/readyz", "/livez")
+OPEN = (*FILES, "/v1", "/v1/", "/health", "/readyz", "/livez")
 
 
 class Framing:

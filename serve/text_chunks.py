@@ -16,7 +16,8 @@ from model.tree import TokenTree
 from serve.protocol import Choice, Facts, Refused
 
 SHOWN = 60  # largest number of guesses in a snapshot
-SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n"})  # whitespace as tokenizers write it
+SPACES = ("▁", "Ġ")  # a space at the beginning of a token, as tokenizers write it
+END = "[end]"  # in place of a token such as </s>
 LOG_OF_ZERO = -9999.0  # in place of the logarithm of 0, for which JSON has no number
 
 
@@ -161,6 +162,7 @@ def snapshot(generation: Generation, text: Text | None) -> Facts:
     shown = [_guess(tree, node, text) for node in sorted(ranked[:SHOWN])]
     return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed,
             "accepted": generation.accepted, "tokens": answer.new_tokens, "passes": answer.target_passes,
+            "plain_tokens": answer.plain_tokens,
             "seconds": round(answer.seconds, 3), "decode": round(answer.decode_seconds, 3)}
 
 
@@ -178,7 +180,15 @@ def speed_facts(pipeline: Pipeline) -> Facts:
 
 def _guess(tree: TokenTree, node: int, text: Text | None) -> Facts:
     found = tree.nodes[node]
-    written = text.tokenizer.convert_ids_to_tokens(found.token) if text else None
     return {"id": node, "parent": found.parent if found.parent in tree.live else None,
-            "sent": node not in tree.waiting, "text": str(written or found.token).translate(SPACES),
+            "sent": node not in tree.waiting, "text": _readable(found.token, text) if text else str(found.token),
             "score": round(found.score - tree.nodes[tree.tip].score, 2)}
+
+
+def _readable(token: int, text: Text) -> str:
+    """Return a token as a person reads it, with the space before it; one that ends an answer is `END`."""
+    if token in text.end_ids:
+        return END
+    written = str(text.tokenizer.convert_ids_to_tokens(token))
+    shown = text.tokenizer.convert_tokens_to_string([written])
+    return f" {shown.lstrip()}" if written.startswith(SPACES) else shown

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Iterator
 
 import httpx
@@ -14,7 +15,8 @@ import httpx
 from tests.saved import wait_until
 
 MISSING = next((f"there is no {name}" for name in ("chromedriver", "chromium") if shutil.which(name) is None), "")
-ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic",
+             "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 
 class Browser:
@@ -29,13 +31,23 @@ class Browser:
         assert not (isinstance(got, dict) and "error" in got), got
         return got
 
-    def open(self, url: str, width: int = 1100, height: int = 800) -> None:
-        self.do("window/rect", width=width, height=height)
+    def open(self, url: str) -> None:
         self.do("url", url=url)
 
     def run(self, script: str) -> Any:
         """What a script returns."""
         return self.do("execute/sync", script=script, args=[])
+
+    def accessible(self, selector: str) -> tuple[str, str]:
+        """The role and the name of an element, as a screen reader says them."""
+        [element] = self.do("element", using="css selector", value=selector).values()
+        said = [self._client.get(f"{self._path}/element/{element}/computed{kind}").json() for kind in ("role", "label")]
+        return said[0]["value"], said[1]["value"]
+
+    def resize(self, width: int, height: int) -> None:
+        """Show pages as on a screen of this many pixels; on a phone, if it is narrow."""
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.do("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=screen)
 
     def press(self, *keys: str) -> None:
         """Press keys one after the other in what has the focus."""
@@ -53,9 +65,10 @@ def browser() -> Iterator[Browser]:
         port = free.getsockname()[1]
     driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client, TemporaryDirectory() as profile:
             assert wait_until(lambda: _ready(client), 60)
-            asked = {"alwaysMatch": {"goog:chromeOptions": {"args": ARGUMENTS}}}
+            arguments = [*ARGUMENTS, f"--user-data-dir={profile}"]
+            asked = {"alwaysMatch": {"goog:chromeOptions": {"args": arguments}}}
             session = client.post("/session", json={"capabilities": asked}).json()["value"]
             assert "sessionId" in session, session
             path = f"/session/{session['sessionId']}"

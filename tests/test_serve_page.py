@@ -1,21 +1,30 @@
-"""The chat page: it loads nothing, sets what a model writes as text only, and hears of the guesses under way."""
+"""The chat page: its files and policy, and what a person sees of it in a browser on a desk and on a phone.
+
+One command runs it all, with Debian's packages chromium and chromium-driver: python3 -m pytest tests/test_serve_page.py
+"""
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from serve.app import PAGE
+from serve.page_files import FILES
+from serve.text_chunks import END, _readable
 from tests.browser import MISSING, browser
 from tests.saved import wait_until
 from tests.serving import QUESTION, live
+from tests.sources import ROOT
 
-HTML = PAGE.read_text(encoding="utf-8")
-SCRIPT = re.search(r"<script>(.*)</script>", HTML, re.S)[1]
+PAGE = ROOT / "serve" / "page"
+HTML = (PAGE / "chat.html").read_text(encoding="utf-8")
+SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in sorted(PAGE.glob("*.js")))
+SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +33,24 @@ def server():
         yield started
 
 
-def test_the_page_is_served_under_a_policy_that_lets_it_load_nothing(server):
-    got = server.client.get("/")
-    assert got.status_code == 200 and got.text == HTML
-    assert got.headers["content-type"].startswith("text/html")
+@pytest.mark.parametrize("path", FILES)
+def test_the_page_is_served_under_a_policy_that_lets_it_load_only_from_here(server, path):
+    got = server.client.get(path)
+    assert got.status_code == 200 and got.content == FILES[path].read_bytes()
+    assert got.headers["content-type"].startswith(
+        {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}[FILES[path].suffix])
     policy = got.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "http" not in policy
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+    assert "require-trusted-types-for 'script'" in policy and "http" not in policy
 
 
 def test_the_page_names_no_other_address_and_makes_no_markup_of_a_text():
-    addresses = set(re.findall(r"https?://[^\"'\s]+", HTML))
+    written = HTML + SCRIPT + (PAGE / "chat.css").read_text(encoding="utf-8")
+    addresses = set(re.findall(r"https?://[^\"'\s]+", written))
     assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a language
-    assert re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|\bsrc=|<link", HTML) is None
+    assert re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|<style|style=|url\(|@import", written
+                     ) is None
+    assert set(re.findall(r'(?:src|href)="([^"]+)"', HTML)) == FILES.keys() - {"/"}
 
 
 def test_every_element_that_the_script_asks_for_is_on_the_page():
@@ -43,14 +58,31 @@ def test_every_element_that_the_script_asks_for_is_on_the_page():
     assert len(asked) > 8 and asked <= set(re.findall(r'id="(\w+)"', HTML))
 
 
+def test_vendored_files_are_those_of_their_releases_and_have_their_licences():
+    table = (ROOT / "THIRD_PARTY.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\S+)` .* `([0-9a-f]{64})` \|$", table, re.M))
+    scripts = sorted((ROOT / "serve" / "vendor").rglob("*.js"))
+    assert {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest() for path in scripts} == rows
+    assert all("License" in (path.parent / "LICENSE").read_text(encoding="utf-8") for path in scripts)
+
+
+def test_a_token_that_ends_an_answer_has_a_name_and_others_read_as_text():
+    pieces = {2: "</s>", 7: "▁fox", 8: "es", 9: "<0x0A>"}
+    decoded = {"▁fox": "fox", "es": "es", "<0x0A>": "\n"}
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=pieces.get,
+                                convert_tokens_to_string=lambda tokens: decoded[tokens[0]])
+    text = SimpleNamespace(end_ids={2}, tokenizer=tokenizer)
+    assert [_readable(token, text) for token in pieces] == [END, " fox", "es", "\n"]
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the script with")
 def test_the_likeliest_path_of_a_tree_is_its_first_line_and_depth_is_a_column(tmp_path: Path):
-    places = re.search(r"^function places.*?^}", SCRIPT, re.S | re.M)[0]
+    layout = re.search(r"^function layout.*?^}", SCRIPT, re.S | re.M)[0]
     guesses = [{"id": number, "parent": parent, "score": score} for number, parent, score in (
         (4, None, -0.1), (5, 4, -0.9),
         (7, 4, -0.2), (9, None, -3))]
     program = tmp_path / "places.js"
-    program.write_text(f"{places}\nconst found = [...places({json.dumps(guesses)}).entries()]\n"
+    program.write_text(f"{layout}\nconst found = [...layout({json.dumps(guesses)}).entries()]\n"
                        "console.log(JSON.stringify(found.map(([id, one]) => [id, one.depth, one.line])))")
     ran = subprocess.run(["node", program], capture_output=True, text=True, check=True)
     assert sorted(json.loads(ran.stdout)) == [[4, 0, 0],
@@ -99,13 +131,19 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 ENTER = "\ue007"
-NOTE = """window.seen = [];
-  const [draw, meter] = [showTree, showMeters];
-  showTree = (...found) => { draw(...found); if (window.weary) key("Escape"); };
-  showMeters = (found) => { meter(found); seen.push([count("#tree circle"), count("#tree path"), count(".rank")]); };
+WATCH = """window.seen = [];
+  const [draw, meter, events] = [showTree, showMeters, eventsOf];
+  showTree = (...given) => { draw(...given); if (window.weary) key("Escape"); };
+  showMeters = (sight) => { meter(sight); seen.push([count("#tree circle"), count("#tree path"), count(".rank")]); };
+  eventsOf = async function* (response) {
+    for await (const event of events(response)) {
+      yield event;
+      if (window.reloads && talk.at(-1).content.length > 20) { location.reload(); await new Promise(() => {}); } } };
   window.count = (what) => document.querySelectorAll(what).length;
   window.key = (key, alt) => document.dispatchEvent(new KeyboardEvent("keydown", { key, altKey: Boolean(alt) }));"""
-SAID = "return [...document.querySelectorAll('.assistant > div:first-child')].map((one) => one.textContent)"
+ANSWERS = "return [...document.querySelectorAll('.assistant .content')].map((shown) => shown.textContent.trim())"
+QUESTIONS = "return [...document.querySelectorAll('#questions button')].map((button) => button.textContent)"
+FITS = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 
 
 @pytest.fixture(scope="module")
@@ -116,60 +154,204 @@ def window():
         yield opened
 
 
-@pytest.fixture
-def page(server, window):
-    """The page, as somebody sees it first, who wants 40 tokens."""
-    window.open(server.url)
-    window.run("""localStorage.setItem("flowspec.talk", "[]");
-        localStorage.setItem("flowspec.settings", '{"max_tokens": "40"}')""")
-    window.open(server.url)
-    window.run(NOTE)
+def visit(window, url, size="desk", **stored):
+    """Show the page as somebody sees it first, but for what a browser has stored."""
+    window.resize(*SIZES[size])
+    window.open(url)
+    window.run("localStorage.clear(); sessionStorage.clear();" + "".join(
+        f"localStorage.setItem('flowspec.{name}', {json.dumps(json.dumps(value))});" for name, value in stored.items()))
+    window.open(url)
+    window.run(WATCH)
     return window
+
+
+@pytest.fixture(params=SIZES)
+def page(server, window, request):
+    """The page on a desk or a phone, for a person who wants 40 tokens."""
+    return visit(window, server.url, request.param, settings={"max_tokens": "40"})
+
+
+@pytest.fixture
+def desk(server, window):
+    return visit(window, server.url, settings={"max_tokens": "40"})
 
 
 def over(page):
     return wait_until(lambda: page.run("return !asking && talk.length && talk.at(-1).role === 'assistant'"), 60)
 
 
+def ask(page, question=QUESTION):
+    page.run("at('prompt').focus()")
+    page.press(*question, ENTER)
+
+
+def test_an_empty_start_names_model_and_method_and_offers_three_questions(page):
+    assert wait_until(lambda: page.run("return Boolean(at('empty') && model)"), 60)
+    assert page.run("return at('empty').querySelector('h2').textContent") == "Ask toy"
+    method = "continuous with guesses from eagle, 4 stages"
+    assert page.run("return at('empty').querySelector('p').textContent") == method
+    assert len(page.run(QUESTIONS)) == 3
+    page.run("document.querySelector('#questions button').click()")
+    assert over(page) and page.run("return talk[0].content") == QUESTION
+    assert page.run("return at('empty')") is None
+
+
 def test_a_person_asks_and_sees_the_text_the_guesses_and_how_busy_the_ranks_are(server, page):
-    page.press(*QUESTION, ENTER)
+    ask(page)
     assert over(page)
-    found = server.chat(max_tokens=40).json()["choices"][0]["message"]["content"]
-    assert page.run(SAID) == [found]
+    assert page.run(ANSWERS) == [server.chat(max_tokens=40).json()["choices"][0]["message"]["content"].strip()]
     seen = page.run("return seen")
     assert any(circles > 3 and paths == circles and ranks == 5 for circles, paths, ranks in seen), seen
-    assert page.run("return at('live').hidden") is True
     assert "plain decoding: about" in page.run("return document.querySelector('.assistant .figures').textContent")
+    assert "</s>" not in page.run("return document.body.textContent")
+    width, room = page.run(FITS)
+    assert width <= room
 
 
-def test_keys_stop_an_answer_and_ask_again(page):
-    page.run("window.weary = true")
-    page.press(*"Tell me a story.", ENTER)
+def test_the_last_guesses_stay_and_can_be_stepped_through(page):
+    ask(page)
     assert over(page)
-    assert page.run("return talk.at(-1).error") == "stopped"
-    stopped = page.run(SAID)[-1]
-    page.run("window.weary = false; key('r', true)")
-    assert over(page) and page.run("return talk.length") == 2
-    assert page.run("return talk.at(-1).error") is None and page.run(SAID)[-1].startswith(stopped)
+    last = page.run("return sights.length - 1")
+    shown = page.run("return Number(at('step').value)")
+    assert page.run("return at('live').hidden || at('steps').hidden") is False
+    assert page.run("return count('#tree circle')") > 0
+    page.run(f"showStep({last})")
+    page.run("at('step_back').click()")
+    assert page.run("return at('step_text').textContent") == f"step {last} of {last + 1}" and shown <= last
+    page.run("at('step').value = 0; at('step').dispatchEvent(new Event('input'))")
+    assert page.run("return [at('step_back').disabled, at('step_on').disabled]") == [True, False]
+    assert page.run("return count('#tree circle')") == len(page.run("return sights[0].sight.guesses")) <= 24
 
 
-def test_a_text_that_looks_like_markup_stays_a_text(page):
-    page.press(*"<b>hello</b>", ENTER)
-    assert over(page)
-    assert page.run("return document.querySelector('.user > div').textContent") == "<b>hello</b>"
-    assert page.run("return count('.turn b')") == 0
+def test_stopping_is_no_error_and_keys_ask_again(desk):
+    desk.run("window.weary = true")
+    ask(desk, "Tell me a story.")
+    assert over(desk)
+    assert desk.run("return [talk.at(-1).note, talk.at(-1).error]") == ["stopped", None]
+    assert desk.run("return [...document.querySelectorAll('.error')].every((line) => line.hidden)") is True
+    stopped = desk.run(ANSWERS)[-1]
+    desk.run("window.weary = false; key('r', true)")
+    assert over(desk) and desk.run("return talk.length") == 2
+    assert not desk.run("return talk.at(-1).note") and desk.run(ANSWERS)[-1].startswith(stopped)
+
+
+def test_a_reload_keeps_the_question_and_what_had_arrived_of_the_answer(server, desk):
+    desk.run("window.reloads = true")
+    ask(desk)
+    assert wait_until(lambda: desk.run("return typeof seen === 'undefined' && talk.length === 2"), 60)
+    whole = server.chat(max_tokens=40).json()["choices"][0]["message"]["content"]
+    [partial] = desk.run(ANSWERS)
+    assert desk.run("return talk[0].content") == QUESTION and len(partial) > 20 and whole.strip().startswith(partial)
+    assert desk.run("return document.querySelector('.assistant .note').textContent").startswith("interrupted: ")
+    desk.run("[...document.querySelectorAll('.tools button')].at(-1).click()")
+    assert over(desk) and desk.run(ANSWERS) == [whole.strip()]
+
+
+def test_theme_settings_conversation_and_an_unsent_question_survive_a_reload(server, desk):
+    desk.run("at('theme').click(); at('settings').click(); at('fields').elements.top_p.value = '0.5';"
+             "at('settings_dialog').close()")
+    ask(desk)
+    assert over(desk)
+    theme, answers = desk.run("return document.documentElement.dataset.theme"), desk.run(ANSWERS)
+    desk.press(*"And then")
+    desk.open(server.url)
+    assert desk.run("return document.documentElement.dataset.theme") == theme != ""
+    assert desk.run(ANSWERS) == answers and desk.run("return [settings.top_p, settings.max_tokens]") == ["0.5", "40"]
+    assert desk.run("return at('prompt').value") == "And then"
+
+
+def test_a_new_conversation_is_begun_only_after_a_question(desk):
+    ask(desk)
+    assert over(desk)
+    for press, left in (("[value=keep]", 2), ("[value=begin]", 0)):
+        desk.run("at('fresh').click()")
+        assert desk.run("return at('fresh_dialog').open") is True
+        desk.run(f"at('fresh_dialog').querySelector('{press}').click()")
+        assert wait_until(lambda: desk.run("return !at('fresh_dialog').open"), 60)
+        assert wait_until(lambda left=left: desk.run("return talk.length") == left, 60)
+    assert desk.run("return Boolean(at('empty'))") is True
+
+
+def test_a_text_that_looks_like_markup_stays_a_text(desk):
+    ask(desk, "<b>hello</b>")
+    assert over(desk)
+    assert desk.run("return document.querySelector('.user .content').textContent") == "<b>hello</b>"
+    assert desk.run("return count('.turn b')") == 0
+
+
+MARKDOWN = """# Title
+Some *text* and `code`, a <img src=x onerror="window.harmed = true"> and <script>window.harmed = true</script>.
+[good](https://example.org/) [bad](javascript:window.harmed=true) ![picture](https://example.org/x.png)
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+print("</s> <b>")
+```
+"""
+
+
+def test_markdown_is_shown_without_a_models_own_markup_and_code_can_be_copied(server, window):
+    page = visit(window, server.url, "phone", talk=[{"role": "user", "content": "?"},
+                                                    {"role": "assistant", "content": MARKDOWN}])
+    assert page.run("return ['h1', 'em', 'table', 'pre code', 'script', 'img', 'iframe'].map("
+                    "(name) => count('.content ' + name))") == [1, 1, 1, 1, 0, 0, 0]
+    assert page.run("return [...document.querySelectorAll('.content a')].map((link) => [link.textContent, link.href])"
+                    ) == [["good", "https://example.org/"], ["bad", ""]]
+    assert "<img src=x" in page.run("return document.querySelector('.assistant .content').textContent")
+    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; };"
+             "document.querySelector('.block button').click()")
+    assert wait_until(lambda: page.run("return document.querySelector('.block button').textContent === 'Copied'"), 60)
+    assert page.run("return [copied, window.harmed]") == ['print("</s> <b>")\n', None]
+    width, room = page.run(FITS)
+    assert width <= room
+    hosts = page.run("return performance.getEntriesByType('resource').map((entry) => new URL(entry.name).origin)")
+    assert len(hosts) >= len(FILES) - 1 and set(hosts) == {server.url}
+
+
+def test_a_key_is_asked_for_in_place(window):
+    with live("processes=false", "api_key=secret") as locked:
+        page = visit(window, locked.url, "phone")
+        assert wait_until(lambda: page.run("return Boolean(at('unlock'))"), 60)
+        assert page.accessible("#unlock_key")[1] == "This server asks for its key:"
+        page.run("at('unlock_key').value = 'wrong'; at('unlock').requestSubmit()")
+        assert wait_until(lambda: "does not accept" in page.run("return at('talk').textContent"), 60)
+        ask(page)  # a question waits for the key
+        assert over(page)
+        page.run("at('unlock_key').value = 'secret'; at('unlock').requestSubmit()")
+        assert wait_until(lambda: page.run("return !asking && talk.length === 2 && talk[1].content.length > 0"), 60)
+        assert page.run("return [at('unlock'), model.id]") == [None, "toy"]
+        page.open(locked.url)
+        assert wait_until(lambda: page.run("return model && model.id") == "toy", 60)
+        assert "secret" not in page.run("return JSON.stringify(localStorage)")
+
+
+def test_a_screen_reader_hears_what_each_part_is(desk):
+    ask(desk)
+    assert over(desk)
+    assert desk.accessible("#talk") == ("log", "Conversation")
+    assert desk.accessible(".user") == ("article", "You") and desk.accessible(".assistant") == ("article", "toy")
+    assert desk.accessible("#prompt") == ("textbox", "Your message")
+    assert desk.accessible("#step")[1] == "Step of the answer"
+    assert "guesses after" in desk.accessible("#tree")[1]
+    assert desk.run("return at('announcement').textContent") == "The answer is complete."
+    for opener, dialog, name in (("settings", "settings_dialog", "Settings"),
+                                 ("fresh", "fresh_dialog", "Begin a new conversation?")):
+        desk.run(f"at('{opener}').click()")
+        assert desk.accessible(f"#{dialog}") == ("dialog", name)
+        desk.run(f"at('{dialog}').close()")
 
 
 def test_nothing_is_wider_than_a_narrow_screen_and_a_tree_fits_its_place(page):
-    phone = {"width": 360, "height": 640, "deviceScaleFactor": 1, "mobile": True}
-    page.do("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=phone)
-    try:
-        page.run("""at("live").hidden = false;
-            const guesses = [...Array(60).keys()].map((id) => ({ id, parent: id < 4 ? null : id >> 2, sent: id < 9,
-                text: " guess", score: -id / 9 }));
-            showTree({ guesses }, "a text"); showMeters({ busy: Array(9).fill(.5), plain: 3, tokens: 5, decode: 1 })""")
-        assert page.run("return [document.documentElement.scrollWidth, innerWidth]") == [360, 360]
-        assert page.run("return at('tree').scrollHeight - at('tree').offsetHeight") <= 0
-        assert page.run("return count('#tree circle')") > 6
-    finally:
-        page.do("goog/cdp/execute", cmd="Emulation.clearDeviceMetricsOverride", params={})
+    page.run("""at("live").hidden = false;
+        const guesses = [...Array(60).keys()].map((id) => ({ id, parent: id < 4 ? null : id >> 2, sent: id < 9,
+            text: " guess", score: -id / 9 }));
+        showTree({ guesses }, "a text");
+        showMeters({ busy: Array(9).fill(.5), plain: 3, tokens: 5, decode: 1, kind: "emulated",
+            profile: "jetson-7b" })""")
+    width, room = page.run(FITS)
+    assert width <= room
+    assert page.run("return at('tree').scrollHeight - at('tree').offsetHeight") <= 0
+    assert page.run("return count('#tree circle')") > 6
