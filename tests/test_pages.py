@@ -82,7 +82,7 @@ def typed(tmp_path_factory):
                 if callable(value) and getattr(value, "__hash__", None) and value in replaced:
                     patch.setattr(module, name, replaced[value])
         patch.setattr(argparse.ArgumentParser, "parse_args", reading(argparse.ArgumentParser.parse_args))
-        patch.setattr(subprocess, "run", reading(lambda words, **_: words[1:]))
+        patch.setattr(subprocess, "run", reading(lambda words, **_: None if words[0] == "git" else words[1:]))
         patch.setattr("signal.signal", lambda *_: None)
         patch.setattr("launch.hub.fetch", lambda *_, **__: ROOT / "toy" / "llama")  # without a network
         patch.setattr("tempfile.tempdir", str(clone))
