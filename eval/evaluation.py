@@ -38,8 +38,9 @@ Line = dict  # an answer as written to the results
 # kinds that are copied from the pipeline's answer.
 CHOICE = ("turns", "idxs", "new_tokens", "wall_time")
 FURTHER_FIELDS = ("sources", "requests", "prompt_tokens", "token_ids", "finish_reason", "ttft", "settled",
-                  "target_passes", "tau", "segments")
-OF_ANSWER = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "target_passes", "segments")
+                  "misses", "accepted_length", "tokens_per_miss", "segments")
+OF_ANSWER = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "misses", "tokens_per_miss",
+             "segments")
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # returns a result; yields while it waits for the pipeline
 
@@ -200,8 +201,8 @@ class Evaluation:
         turn = {name: getattr(answer, name) for name in OF_ANSWER}
         turn.update(prompt=request.prompt, turns=reader.text, requests=number, settled=settled)
         turn.update(wall_time=answer.seconds / self.scale, ttft=answer.prefill_seconds / self.scale)
-        turn.update(idxs=max(answer.target_passes, 1) - 1, tau=answer.mean_accepted_length,
-                    accept_lengths=answer.accepted_lengths)
+        lengths = answer.accepted_lengths
+        turn.update(idxs=max(len(lengths), 1) - 1, accepted_length=answer.mean_accepted_length, accept_lengths=lengths)
         return turn
 
     def _line(self, key: Key, question: Question, turns: Sequence[Turn]) -> Line:

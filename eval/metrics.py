@@ -25,7 +25,7 @@ ANSWER_FIELDS = {  # the fields that are read from an answer; see `fits` in conf
     "method": str, "draft": str, "set": str, "temperature": float, "repeat": int, "seed": int,
     "question_id": lambda value: isinstance(value, (int, str)),
     "choices": ({"new_tokens": [int], "wall_time": [float], "accept_lengths": [int]},),
-    "token_ids": [[int]], "target_passes": [int],
+    "token_ids": [[int]], "misses": [int],
     "emulated": bool, "profile": str, "scale": float,
     "launch": str, "requests": [int],
     "ttft": [float], "settled": [[(float, int)]]}
@@ -146,22 +146,29 @@ def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
 
 # --- tokens of a pass, times of requests and tokens -------------------------------------------------------------------
 
-def acceptance_length(answers: Answers) -> float:
-    """Return the mean acceptance length tau: tokens per pass of the target, including its own (bonus) token.
+def accepted_length(answers: Answers) -> float:
+    """Return the mean accepted length: tokens per verification, the target's own included; NaN without any.
 
-    The token from each prefill does not count. Without a pass, tau is NaN.
+    The prefills' tokens do not count.
     """
-    settled = passes = 0
-    for answer in answers:
-        new = answer["choices"][0]["new_tokens"]
-        settled += sum(new) - len(new)
-        passes += sum(answer["target_passes"])
-    return settled / passes if passes else NAN
+    lengths = _accepted_lengths(answers)
+    return sum(lengths) / len(lengths) if lengths else NAN
+
+
+def tokens_per_miss(answers: Answers) -> float:
+    """Return the mean run of correct guesses with the token that begins it, without the prefills'; NaN without any."""
+    num_misses = sum(sum(answer["misses"]) for answer in answers)
+    tokens = sum(new - 1 for answer in answers for new in answer["choices"][0]["new_tokens"])
+    return tokens / num_misses if num_misses else NAN
 
 
 def acceptance_by_position(answers: Answers) -> list[float]:
-    """Return the share of target passes, over all answers, that accepted a first guess, a second one, and so on."""
-    return by_position([length for answer in answers for length in answer["choices"][0]["accept_lengths"]])
+    """Return the share of verifications, over all answers, that settled a second token, a third one, and so on."""
+    return by_position(_accepted_lengths(answers))
+
+
+def _accepted_lengths(answers: Answers) -> list[int]:
+    return [length for answer in answers for length in answer["choices"][0]["accept_lengths"]]
 
 
 def first_token_times(answers: Answers) -> list[float]:

@@ -30,8 +30,9 @@ FIGURES = (  # title, figures, digits, factor
     ("Ratio of ξ to ar, SR", ["sr_ar"], 2, 1.0),
     ("Tokens per second of decoding alone, without prefill", ["xi_decoding"], 2, 1.0),
     ("Tokens per second of all answers of a set together, several at once", ["total"], 2, 1.0),
-    ("Mean acceptance length, τ", ["tau"], 2, 1.0),
-    ("Acceptance rate by position after the first token of a target pass", ["by_position"], 2, 1.0),
+    ("Mean accepted length: tokens per verification", ["accepted_length"], 2, 1.0),
+    ("Tokens per miss: the run of correct guesses, with the token that begins it", ["tokens_per_miss"], 2, 1.0),
+    ("Acceptance rate by position after the first token of a verification", ["by_position"], 2, 1.0),
     ("Seconds of a request: the mean; the 95th percentile", ["request_mean", "request_p95"], 2, 1.0),
     ("Milliseconds to the first token; then per token, the median; the 99th percentile",
      ["ttft", "tpt_p50", "tpt_p99"], 0, 1e3),
@@ -43,8 +44,9 @@ WORDS = """\
 - **ξ of decoding**: the tokens after the first of each turn divided by the seconds after it.
 - **SR**: the ratio of two ξ on the same questions; of the mean, the ratio of the two means, with its bounds at 95 %
   confidence (bootstrap over questions).
-- **τ**: mean acceptance length: tokens per pass of the target, its own (bonus) token included; the token of the prefill
-  does not count. 1 means that no guess was accepted.
+- **accepted length**: tokens per verification, which follows each segment that came back with rows; with serial and
+  naive, the last of a tree (EAGLE's τ). The target's own (bonus) token counts, that of the prefill does not.
+- **tokens per miss**: a miss is a token that had to be sent as text, since no guess under way covered it.
 - **time per token**: tokens that settle together share the time since the previous ones; the first ones are left out.
 - **computed, waited, was idle**: fractions of a rank's time: in layers (rank 0: drafting, LM head, verification);
   waiting for messages, between its first segment of an answer and its last; before and after these. The rest is

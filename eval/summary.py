@@ -45,9 +45,9 @@ RATIOS = (
 SPEEDS = ("xi", "xi_decoding", *(ratio.column for ratio in RATIOS))  # figures that have bounds
 TIMES = (*ACTIVITIES, "late")
 ORIGIN = ("emulated", "profile")
-POSITIONS = 8  # number of positions after the first token of a target pass, for which acceptance is shown
+POSITIONS = 8  # number of positions after the first token of a verification, for which acceptance is shown
 SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUNDS),
-           "tau", "by_position", "ttft", "request_mean",
+           "accepted_length", "tokens_per_miss", "by_position", "ttft", "request_mean",
            "request_p95", "tpt_p50", "tpt_p99", "total", "equal", *TIMES, *ORIGIN)
 STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", *ORIGIN)
 ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN)
@@ -73,7 +73,8 @@ def figures(found: ResultsFolder, contender: Contender, sets: Sequence[str], tem
         samples = itertools.starmap(metrics.paired, zip(every, of_sets(other)))
         row[ratio.column] = metrics.speed_up(list(samples))
     requests, tokens = metrics.request_times(answers), metrics.token_times(answers)
-    row["tau"] = metrics.acceptance_length(answers)
+    row["accepted_length"] = metrics.accepted_length(answers)
+    row["tokens_per_miss"] = metrics.tokens_per_miss(answers)
     rates = metrics.acceptance_by_position(answers)[:POSITIONS]
     row["by_position"] = ", ".join(f"{rate:.3f}" for rate in rates)
     row["ttft"] = metrics.mean(metrics.first_token_times(answers))

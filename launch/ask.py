@@ -26,12 +26,12 @@ from launch.screen import devices_of, introduction, pieces_of, screen_for, summa
 from pipeline.decode import Answer, Coroutine, by_position, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
-           "tokens_per_second", "target_passes", "segments", "mean_accepted_length",
-           "acceptance_by_position", "plain_tokens")  # of an answer, stored in `output`
+           "tokens_per_second", "segments", "mean_accepted_length", "acceptance_by_position",
+           "misses", "tokens_per_miss", "plain_tokens")  # of an answer, stored in `output`
 PLAIN = "ar"  # the method of plain decoding
 PLAIN_TOKENS = 24  # of the answer, which plain decoding writes again for a comparison
 LEAST_COMPARED = 8  # tokens of an answer that is compared
-POSITIONS = 8  # after the first token of a target pass: those for which the acceptance rate is printed
+POSITIONS = 8  # after the first token of a verification: those for which the acceptance rate is printed
 RESTED = ("Guessing rested for {rested} of the {tokens} tokens, since plain decoding was faster\n"
           "on {devices}. To see guesses at work: bash run_pipe.sh demo")
 Place = Tuple[int, int]  # of an answer: the index of its question, and its turn
@@ -57,21 +57,20 @@ def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, 
 def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float | None = None) -> str:
     """Return the table over all answers; `whole` is their elapsed seconds, if several requests ran at once."""
     tokens = sum(answer.new_tokens for answer in answers)
-    passes = sum(answer.target_passes for answer in answers)
     prefill = sum(answer.prefill_seconds for answer in answers)
     seconds = prefill + sum(answer.decode_seconds for answer in answers)
-    accepted = (tokens - len(answers)) / max(passes, 1)  # the prefill settles the first token of an answer
+    lengths = [length for answer in answers for length in answer.accepted_lengths]
     rows = {
         "tokens": f"{tokens}",
         "seconds": f"{seconds:.2f}",
         "tokens/s": f"{tokens / max(seconds, 1e-9):.2f}",
         "time to first token": f"{prefill / len(answers):.3f} s",
-        "target passes": f"{passes}",
-        "mean accepted length": f"{accepted:.2f} (with the target's own token)"}
+        "verifications": f"{len(lengths)}",
+        "mean accepted length": f"{sum(lengths) / max(len(lengths), 1):.2f} (tokens of a verification)"}
     if whole is not None:
         rows["tokens/s"] += " (of an answer)"
         rows["tokens/s of all"] = f"{tokens / max(whole, 1e-9):.2f} (in {whole:.2f} s)"
-    rates = by_position([length for answer in answers for length in answer.accepted_lengths])
+    rates = by_position(lengths)
     if rates:
         rows["accepted by position"] = ", ".join(f"{rate:.3f}" for rate in rates[:POSITIONS])
     sources = sum((Counter(answer.sources) for answer in answers), Counter())

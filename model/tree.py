@@ -64,16 +64,19 @@ class TokenTree:
             self.settle(token)
         if not self.trunk:
             raise ValueError("the prompt is empty: give at least one token")
+        self.verifications = 0  # times that `verify` followed the return of rows that were not all of the prompt
+        self.has_unverified = False  # whether such rows have come back since the last one
         # Settled tokens after the prompt that had to be sent as text because no sent guess covered them. The prompt's
         # tokens are also sent, so they are subtracted here.
-        self.passes = -len(self.trunk)
+        self.misses = -len(self.trunk)
 
     def again(self, prompt: int, length: int, law: Any = None) -> TokenTree:
         """Return a tree of the first `length` tokens for a target that holds none; counts continue, `law` is new."""
         tree = TokenTree(self.tokens[:length], self.limit, self._ids, self.best_first, law)
         tree.guessed = self.guessed
         tree.foreseen = [position for position in self.foreseen if position < length]
-        tree.passes = -prompt - len(tree.foreseen)
+        tree.misses = -prompt - len(tree.foreseen)
+        tree.verifications = self.verifications
         return tree
 
     @property
@@ -153,7 +156,7 @@ class TokenTree:
         assert count <= len(self.unsent), f"{len(self.unsent)} nodes were not sent, fewer than {count}"
         for _ in range(count):
             self.unsent.popleft()
-        self.passes += count
+        self.misses += count
 
     def cut(self, size: int | None = None, chunk: int | None = None) -> list[int]:
         """Return the next nodes to send: at most `chunk` rows of unsent text, then best guesses, up to `size` in all.
@@ -167,7 +170,7 @@ class TokenTree:
         chunks = max(1, math.ceil(left / chunk)) if chunk else 1
         rows = math.ceil(left / chunks)
         text = [self.unsent.popleft() for _ in range(rows)]
-        self.passes += len(text)
+        self.misses += len(text)
         if self.unsent:
             return text
         room = len(self.waiting) if size is None else max(0, size - len(text))
@@ -245,6 +248,9 @@ class TokenTree:
 
 def verify(tree: TokenTree) -> list[int]:
     """Verify guesses: settle the target's tokens from the tip on, as far as they are known, and return them."""
+    tree.verifications += tree.has_unverified
+    tree.has_unverified = False
+
     new: list[int] = []
     while (token := tree.nodes[tree.tip].target_token) is not None:
         new.append(token)

@@ -72,8 +72,8 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     prefill_seconds: float = 0.0  # from the start to the first token
     decode_seconds: float = 0.0  # from the first token to the last
-    target_passes: int = 0  # after prefill: times that the target began at a token that was not among the sent guesses
-    accepted_lengths: list[int] = field(default_factory=list)  # tokens of each of these passes, the target's included
+    accepted_lengths: list[int] = field(default_factory=list)  # tokens settled by each verification after the prefill
+    misses: int = 0  # after the prefill: tokens that had to be sent as text, since no guess under way covered them
     segments: int = 0
     reused_tokens: int = 0  # tokens of the prompt that the stages held from another request
     logprobs: list[Logprob] = field(default_factory=list)  # of each token, computed by the target, if requested
@@ -103,10 +103,17 @@ class Answer:
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens per target pass, the target's own included (EAGLE's tau), without the token of the prefill."""
-        if not self.target_passes:
-            return float(self.new_tokens)
-        return (self.new_tokens - 1) / self.target_passes
+        """Tokens per verification, the target's own included: of a tree verified whole this is EAGLE's tau.
+
+        A verification follows each segment that came back with rows; with `serial` and `naive`, the last of a tree.
+        Tokens that settled with the prefill do not count. 1 without any verification.
+        """
+        return sum(self.accepted_lengths) / len(self.accepted_lengths) if self.accepted_lengths else 1.0
+
+    @property
+    def tokens_per_miss(self) -> float:
+        """The mean run of correct guesses with the token that begins it, without the token of the prefill."""
+        return (self.new_tokens - 1) / self.misses if self.misses else float(self.new_tokens)
 
     @property
     def acceptance_by_position(self) -> list[float]:
@@ -114,9 +121,10 @@ class Answer:
 
 
 def by_position(lengths: Sequence[int]) -> list[float]:
-    """Return the acceptance rate of the first, second, ... guess of a pass; `lengths` include the target's own token.
+    """Return the share of verifications that settled a second, third, ... token; `lengths` are tokens of each.
 
-    This is vLLM's "Per-position acceptance rate"; the sum of the rates plus one is its "Mean acceptance length".
+    Of trees that are verified whole, this is vLLM's "Per-position acceptance rate"; the sum of the rates plus one is
+    its "Mean acceptance length".
     """
     return [sum(length > place for length in lengths) / len(lengths) for place in range(1, max(lengths, default=0))]
 
@@ -133,6 +141,7 @@ class Decoding:
         self.reading: Reading | None = None  # present while the request waits for a network
         self._begun: float | None = None  # time of the first step
         self._segments = 0  # number of segments sent before the last loss
+        self._prefill_verifications = 0
 
     def restart(self) -> None:
         """Reset the request after a loss: the stages are empty, so prompt and answer so far become unsent text."""
@@ -176,13 +185,15 @@ class Decoding:
         seconds = target.ring.clock.now() - self._begun
         if not answer.token_ids:
             answer.prefill_seconds, answer.reused_tokens = seconds, target.reused
+            self._prefill_verifications = tree.verifications
+        else:
+            num_verifications = tree.verifications - self._prefill_verifications
+            num_empty = num_verifications - len(answer.accepted_lengths) - 1
+            answer.accepted_lengths += [*[0] * num_empty, len(new)]
         self._note_logprobs(len(tokens), len(new))
         answer.token_ids += new
         answer.decode_seconds = seconds - answer.prefill_seconds
-        answer.target_passes = max(tree.passes, 0)
-        answer.accepted_lengths += [0] * (answer.target_passes - len(answer.accepted_lengths))
-        if answer.target_passes:
-            answer.accepted_lengths[answer.target_passes - 1] += len(new)
+        answer.misses = max(tree.misses, 0)
         answer.segments = self._segments + target.segments
         for node in tree.trunk[-len(tokens):]:
             proposals = tree.nodes[node].proposals

@@ -287,8 +287,14 @@ class RequestTarget(Target):
             self._record_features(returned)
             self._compute_logits(returned.message)
             self._returned_segments.popleft()
+            self.tree.has_unverified |= not self._is_earlier_text(returned.segment)
             self._decide(returned.logits, answers)
             self._store_logprobs(returned.logits, answers)
+
+    def _is_earlier_text(self, segment: Segment) -> bool:
+        """Return whether a segment holds no guess, nor the tip: a part of the prompt, with which nothing can settle."""
+        tree = self.tree
+        return all(node in tree.nodes and node not in tree.live and node != tree.tip for node in segment.nodes)
 
     def _decide(self, logits: Mapping[int, Tensor], answers: dict[int, int]) -> None:
         """Record in the tree and in `answers` the tokens that follow these nodes."""

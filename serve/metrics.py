@@ -26,7 +26,7 @@ class Metrics:
                                buckets=SECONDS)
         self.each = histogram("flowspec_time_per_token_seconds", "Time per token after the first, averaged "
                               "over an answer.", buckets=SECONDS)
-        self.accepted = histogram("flowspec_mean_accepted_length", "Tokens per target pass of an answer.",
+        self.accepted = histogram("flowspec_mean_accepted_length", "Tokens per verification of an answer.",
                                   buckets=range(1, 17))
         self.restarts = counter("flowspec_restarts", "How often the pipeline was restarted.")
         self.running = gauge("flowspec_requests_running", "Answers under way.")

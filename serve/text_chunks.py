@@ -161,8 +161,9 @@ def snapshot(generation: Generation, text: Text | None) -> Facts:
     ranked = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))
     shown = [_guess(tree, node, text) for node in sorted(ranked[:SHOWN])]
     return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed,
-            "accepted": generation.accepted, "tokens": answer.new_tokens, "passes": answer.target_passes,
-            "plain_tokens": answer.plain_tokens,
+            "accepted": generation.accepted, "tokens": answer.new_tokens, "plain_tokens": answer.plain_tokens,
+            "accepted_length": round(answer.mean_accepted_length, 2),
+            "tokens_per_miss": round(answer.tokens_per_miss, 2),
             "seconds": round(answer.seconds, 3), "decode": round(answer.decode_seconds, 3)}
 
 

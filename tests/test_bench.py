@@ -101,9 +101,10 @@ def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(
             assert line["prompt_tokens"] == [len(first), len(second)]
             assert choice["new_tokens"] == [6, 6]
             assert (line["question_id"], line["category"]) == (7, "writing") and choice["index"] == 0
-            assert choice["idxs"] == [passes - 1 for passes in line["target_passes"]]
+            assert sum(choice["idxs"]) == len(choice["accept_lengths"]) - 2
             assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - 2, "all but the prefills' tokens"
-            assert line["tau"] == [5 / passes for passes in line["target_passes"]]
+            assert line["tokens_per_miss"] == [5 / misses for misses in line["misses"]]
+            assert line["accepted_length"] == [5 / (last + 1) for last in choice["idxs"]]
             assert line["finish_reason"] == ["length", "length"]
             for settled, seconds, ttft in zip(line["settled"], choice["wall_time"], line["ttft"]):
                 assert sum(count for _, count in settled) == 6 and all(count for _, count in settled)
@@ -227,16 +228,16 @@ def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, s
         ("ar", "none"), *((method, draft) for method in ("naive", "continuous") for draft in drafts)}
     assert len(answers) == 9 and len({line["launch"] for line in answers}) == 1
     assert all(line["same_as_ar"] in (None, True) for line in answers)
-    tau = {line["draft"]: line["tau"] for line in answers if line["method"] == "naive"}
-    assert tau[head] == tau["eagle"] and tau[model] > tau["eagle"], "the model is the target itself"
-    assert tau["none"] == [1.0]
+    means = {line["draft"]: line["accepted_length"] for line in answers if line["method"] == "naive"}
+    assert means[head] == means["eagle"] and means[model] > means["eagle"], "the model is the target itself"
+    assert means["none"] == [1.0]
     assert run("a", "methods=naive,ar,continuous", *asked[:3], "drafts=eagle") == 0, "all of it is there"
     assert sum(map(len, lines(tmp_path / "a").values())) == 9
     tally = [json.loads(text)
              for text in next((tmp_path / "a").glob("tally/*/rank_0.jsonl")).read_text().splitlines()]
     for line in answers:
         flight = tally[line["requests"][0]]["flight"]
-        assert flight["misses"] == line["target_passes"][0] and flight["rows"] <= 6
+        assert flight["misses"] == line["misses"][0] and flight["rows"] <= 6
 
 
 def test_a_draft_is_named_by_its_kind_and_folder():

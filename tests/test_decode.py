@@ -1,6 +1,7 @@
 """An answer ends where it should, whatever the strategy had settled beyond."""
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from model.sample import Sampler
 from pipeline.decode import Request, Settled
 from pipeline.failure import PeerLost
+from pipeline.requests import RequestTarget
 from pipeline.strategies import STRATEGIES, autoregressive
-from tests.tiny import TINY, Oracle, pipeline
+from tests.tiny import TINY, TREE, Oracle, pipeline
 
 PROMPT = [6, 21, 44, 3]
 
@@ -69,29 +71,55 @@ def test_a_prompt_that_fills_the_context_is_refused():
 
 def test_accepted_length_counts_the_targets_own_token_and_not_the_prefill():
     plain = answers("autoregressive", max_new_tokens=20)
-    assert (plain.target_passes, plain.mean_accepted_length) == (19, 1.0)
+    assert (plain.misses, plain.tokens_per_miss, plain.mean_accepted_length) == (19, 1.0, 1.0)
     guessed = answers("serial", max_new_tokens=20)
-    assert guessed.mean_accepted_length == 19 / guessed.target_passes > 2
+    assert guessed.tokens_per_miss == 19 / guessed.misses > 2
+    assert guessed.mean_accepted_length == 16 / 5, "the oracle guesses three tokens behind the prompt"
     assert plain.accepted_lengths == [1] * 19 and plain.acceptance_by_position == []
 
 
-def test_accepted_lengths_are_those_of_each_pass_behind_the_prefill():
-    with pipeline(TINY, 2, "serial", Oracle(PROMPT + text())) as decoder:
+@pytest.mark.parametrize("strategy", ["serial", "naive"])
+def test_accepted_lengths_are_those_of_each_tree_behind_the_prefill(strategy):
+    with pipeline(TINY, 2, strategy, Oracle(PROMPT + text())) as decoder:
         answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=2), max_new_tokens=20))
         _, *pieces = map(len, stream)
-    assert answer.accepted_lengths == pieces and len(pieces) == answer.target_passes
+    assert answer.accepted_lengths == pieces and len(pieces) == answer.misses
     rates = answer.acceptance_by_position
     assert rates == sorted(rates, reverse=True)
     assert 1 + sum(rates) == pytest.approx(sum(pieces) / len(pieces))
 
 
 @pytest.mark.parametrize("strategy", ["pruned", "continuous", "pipedec"])
-def test_a_pass_under_way_counts_though_the_answer_ends_in_it(strategy):
+def test_a_miss_counts_though_the_answer_ends_behind_it(strategy):
     """The oracle errs at every seventh position, so the target begins again at these, and nowhere else."""
     begun = [position for position in range(len(PROMPT), len(PROMPT) + 14) if position % 7 == 0]
     got = answers(strategy, max_new_tokens=14)
     # the first token of all was not guessed either, and an answer may come before the guess for its place has left
-    assert len(begun) <= got.target_passes <= len(got.token_ids) // 2
+    assert len(begun) <= got.misses <= len(got.token_ids) // 2
+
+
+@pytest.mark.parametrize("strategy", ["continuous", "streaming", "pipedec", "pruned", "pipeinfer", "spd"])
+def test_each_segment_that_comes_back_with_rows_is_a_verification(strategy, monkeypatch):
+    """One that settles nothing counts, too, so accepted lengths of methods that never stop compare with others'."""
+    judged, judge = [], RequestTarget._judge
+
+    def counted(target):
+        judged.append(target)
+        judge(target)
+
+    monkeypatch.setattr(RequestTarget, "_judge", counted)
+    with pipeline(TINY, 3, strategy, Oracle(PROMPT + text())) as decoder:
+        answer, stream = decoder.stream(Request(PROMPT, Sampler(1.0, seed=2), max_new_tokens=20))
+        first, *_ = map(len, stream)
+    assert len(answer.accepted_lengths) == len(judged) - 1  # without the prefill's
+    assert sum(answer.accepted_lengths) == 20 - first
+    assert answer.mean_accepted_length == (20 - first) / (len(judged) - 1)
+
+
+def test_parts_of_a_prompt_are_no_verifications():
+    with pipeline(TINY, 2, "continuous", TINY.eagle(), replace(TREE, chunk=4)) as decoder:
+        answer = decoder.complete(Request(PROMPT * 3, max_new_tokens=2))
+    assert len(answer.accepted_lengths) <= 3 and sum(answer.accepted_lengths) <= 1
 
 
 def test_the_prefill_ends_with_the_first_token_and_decoding_with_the_last():

@@ -86,6 +86,6 @@ def test_a_strategy_needs_its_function_and_one_row(project):
     assert ran.returncode == 0, ran.stdout
     *shown, rest = ran.stdout.split(END)
     assert rest.strip() == ""
-    for text, word in zip(shown, ("target passes", NAME, NAME, "8 tokens")):
+    for text, word in zip(shown, ("verifications", NAME, NAME, "8 tokens")):
         assert word in text
     assert len(shown) == len(COMMANDS)

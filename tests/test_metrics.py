@@ -32,7 +32,7 @@ def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more
             "profile": "jetson-7b", "emulated": True, "scale": 1.0, "launch": "0-ar", "requests": list(range(turns)),
             "choices": [{"index": 0, "new_tokens": list(tokens), "wall_time": list(seconds),
                          "accept_lengths": [4, 3, 2]}],
-            "target_passes": [3] * turns, "ttft": [0.5] * turns,
+            "misses": [3] * turns, "ttft": [0.5] * turns,
             "settled": [[[0.5, 1]]] * turns,
             "token_ids": [list(range(n)) for n in tokens], "first_difference": None, **more}
 
@@ -105,10 +105,10 @@ def test_bounds_enclose_the_value_are_the_same_each_time_and_absent_for_one_ques
     assert math.isnan(metrics.speed_up([rows[:0]]).value)
 
 
-def test_the_mean_accepted_length_counts_the_bonus_token_and_not_that_of_the_prefill():
-    assert metrics.acceptance_length([answer(tokens=(10, 7), seconds=(1.0, 1.0), target_passes=[3, 2])]) == (9 + 6) / 5
-    assert metrics.acceptance_length([answer(tokens=(10,), target_passes=[9])]) == 1
-    assert math.isnan(metrics.acceptance_length([answer(tokens=(1,), target_passes=[0])]))
+def test_the_tokens_of_a_miss_are_those_behind_the_prefill():
+    assert metrics.tokens_per_miss([answer(tokens=(10, 7), seconds=(1.0, 1.0), misses=[3, 2])]) == (9 + 6) / 5
+    assert metrics.tokens_per_miss([answer(tokens=(10,), misses=[9])]) == 1
+    assert math.isnan(metrics.tokens_per_miss([answer(tokens=(1,), misses=[0])]))
 
 
 def test_acceptance_by_position_is_what_vllm_prints():
@@ -117,7 +117,9 @@ def test_acceptance_by_position_is_what_vllm_prints():
                for lengths in ([4, 1], [3, 2])]
     rates = metrics.acceptance_by_position([answer(choices=[choice]) for choice in choices])
     assert rates == [0.75, 0.5, 0.25]
-    assert 1 + sum(rates) == (4 + 1 + 3 + 2) / 4, "the mean acceptance length"
+    mean = metrics.accepted_length([answer(choices=[choice]) for choice in choices])
+    assert 1 + sum(rates) == mean == (4 + 1 + 3 + 2) / 4
+    assert math.isnan(metrics.accepted_length([answer(choices=[{**choices[0], "accept_lengths": []}])]))
     assert metrics.acceptance_by_position([answer(choices=[{**choices[0], "accept_lengths": []}])]) == []
 
 

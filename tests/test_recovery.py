@@ -89,7 +89,8 @@ def test_counts_go_on_behind_an_accident(saved):
     with opened(saved, pipeline_type="ar") as pipeline:
         answer = pipeline.stream(PROMPT, **ASK, logprobs=1)
         assert struck(answer, 9, (1,)) == reference(0.0)
-        assert answer.answer.target_passes == NEW - 1 and answer.answer.prompt_tokens == len(PROMPT)
+        assert answer.answer.misses == len(answer.answer.accepted_lengths) == NEW - 1
+        assert answer.answer.prompt_tokens == len(PROMPT)
         assert len(answer.answer.logprobs) == NEW and answer.accepted == 0
 
 
@@ -384,12 +385,12 @@ def test_a_tree_begins_again_with_the_answer_so_far_and_its_counts():
     tree.nodes[guess].target_token = 9
     assert verify(tree) == [9]
     tree.cut()
-    assert (tree.passes, tree.foreseen, tree.guessed) == (1, [3], 1)
+    assert (tree.misses, tree.foreseen, tree.guessed) == (1, [3], 1)
     again = tree.again(3, 5)
     assert again.tokens == [5, 6, 7, 8, 9] and not again.live
     assert len(again.unsent) == 5
     again.cut()
-    assert (again.passes, again.foreseen, again.guessed) == (1, [3], 1)
+    assert (again.misses, again.foreseen, again.guessed) == (1, [3], 1)
     shorter = tree.again(3, 3)
     assert shorter.tokens == [5, 6, 7] and shorter.foreseen == []
     assert min(shorter.trunk) > max(tree.trunk)

@@ -34,7 +34,7 @@ def folder(tmp_path):
             for question in (1, 2):
                 put(tmp_path, method=method, set=name, question=question,
                     tokens=(16,), seconds=(seconds * question,),
-                    requests=[number], target_passes=[5],
+                    requests=[number], misses=[5],
                     settled=[[[1.0, 1], [seconds, 15]]])
         for rank in (0, 1):
             path = tmp_path / "tally" / "0-ar" / f"rank_{rank}.jsonl"
@@ -59,12 +59,13 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
     assert [(row["method"], row["set"], row["temperature"]) for row in rows] == [
         (method, name, "0") for name in ("gsm8k", "qa") for method in SECONDS]
     assert list(rows[0])[:3] == ["method", "draft", "set"]
-    assert {"xi", "sr_naive", "sr_ar", "tau", "ttft", "equal"} <= set(rows[0])
+    assert {"xi", "sr_naive", "sr_ar", "accepted_length", "tokens_per_miss", "ttft", "equal"} <= set(rows[0])
     for row in rows:
         seconds = SECONDS[row["method"]]
         assert float(row["xi"]) == pytest.approx(32 / (3 * seconds), rel=1e-5)
         assert float(row["sr_naive"]) == 4 / seconds and float(row["sr_ar"]) == 8 / seconds
-        assert (float(row["tau"]), float(row["ttft"]), row["n"], row["equal"]) == (3, 0.5, "2", "same")
+        assert (float(row["accepted_length"]), float(row["tokens_per_miss"])) == (3, 3)
+        assert (float(row["ttft"]), row["n"], row["equal"]) == (0.5, "2", "same")
         assert float(row["tpt_p50"]) == pytest.approx((seconds - 1) / 15, rel=1e-5)
         assert (row["emulated"], row["profile"]) == ("true", "jetson-7b")
     assert [row["computed"] for row in rows[:3]] == ["0", "0.25", "0.5"]

@@ -11,7 +11,7 @@ from tests.forked import ranks
 from tests.saved import ASK, FAST, NEW, PROMPT, SPLITS, command, here, reference, token_ids
 
 KEYS = ["prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds",
-        "ttft_seconds", "tokens_per_second", "target_passes", "mean_accepted_length",
+        "ttft_seconds", "tokens_per_second", "misses", "tokens_per_miss", "mean_accepted_length",
         "acceptance_by_position", "config"]
 
 
@@ -80,7 +80,7 @@ def test_a_result_has_every_figure_and_the_answer_is_printed(saved, tmp_path, ca
     got, shown = result(tmp_path / "new" / "out.json"), capsys.readouterr()
     assert [key for key in KEYS if key not in got] == []
     assert got["prompt"] == "hello there" and got["config"]["seed"] == 1 and got["prompt_tokens"] == 11
-    assert got["new_tokens"] == len(got["token_ids"]) == 12 and got["target_passes"] > 0
+    assert got["new_tokens"] == len(got["token_ids"]) == 12 and got["misses"] > 0
     assert 0 < got["prefill_seconds"] == got["ttft_seconds"] and got["tokens_per_second"] > 0
     assert got["text"] == Text(saved / "base").decode(got["token_ids"])
     assert got["text"] in shown.out

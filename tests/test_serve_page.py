@@ -96,12 +96,12 @@ def test_emulated_figures_are_marked_and_a_rate_says_whether_it_was_measured(tmp
     sights = [{"kind": "real", "profile": "none", "plain": 60.04, "measured": False},
               {"kind": "emulated", "profile": "jetson-7b", "plain": 3.84, "measured": True},
               {"kind": "real", "profile": "none", "plain": 0, "measured": False}]
-    counts = {"tokens": 11, "decode": 1, "passes": 5, "accepted": 3, "sent": 9}
+    counts = {"tokens": 11, "decode": 1, "accepted_length": 2, "accepted": 3, "sent": 9}
     program = tmp_path / "figures.js"
     program.write_text(f"{functions}\nconsole.log(JSON.stringify("
                        f"{json.dumps([{**sight, **counts} for sight in sights])}.map(figuresOf)))")
     ran = subprocess.run(["node", program], capture_output=True, text=True, check=True)
-    rest = "; 2.00 tokens per pass of the model (1 without guesses); 3 of 9 guesses accepted"
+    rest = "; 3 of 9 guesses accepted, 2.00 tokens per verification"
     assert json.loads(ran.stdout) == [
         f"11 tokens, 10.0 tokens/s, plain decoding: about 60.0 (estimate){rest}",
         f"11 tokens, 10.0 tokens/s (emulated, jetson-7b), plain decoding: 3.8 (measured){rest}",

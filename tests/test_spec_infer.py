@@ -217,7 +217,7 @@ def test_of_two_options_with_one_flag_the_later_counts():
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 def test_the_lines_of_an_answer():
-    answer = Answer(2, [7, 8], prefill_seconds=0.5, decode_seconds=1.25, target_passes=3)
+    answer = Answer(2, [7, 8], prefill_seconds=0.5, decode_seconds=1.25, accepted_lengths=[1, 1, 1])
     figures = "[Profile] guid(1000000) llm_decoding_steps(3) latency(1750000.000)"
     ids_and_text = "\ntoken IDs: 1,5,7,8\nabc\n"
     assert profile_lines(1000000, answer, [1, 5, 7, 8], "abc", ttft=False) == f"{figures}{ids_and_text}"

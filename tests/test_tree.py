@@ -120,8 +120,8 @@ def test_verify_walks_through_hits_and_stops_at_a_miss():
         tree.nodes[node].target_token = token
     assert verify(tree) == [5, 6, 9]
     assert tree.tokens == [1, 2, 5, 6, 9] and not tree.live
-    assert list(tree.unsent) == [tree.tip] and tree.passes == 0
-    assert tree.cut() == [tree.tip] and tree.passes == 1
+    assert list(tree.unsent) == [tree.tip] and tree.misses == 0
+    assert tree.cut() == [tree.tip] and tree.misses == 1
 
 
 def test_verify_waits_where_the_answer_is_not_known():

@@ -37,7 +37,7 @@ def decode(networks, widths, sampler):
         answer, stream = decoder.stream(Request(PROMPT, sampler, NEW))
         for _ in stream:
             pass
-    return answer.token_ids, answer.target_passes
+    return answer.token_ids, len(answer.accepted_lengths)
 
 
 def foreseen(network, text):

@@ -28,8 +28,7 @@ def answer_tasks(pipeline: Pipeline) -> None:
         asked = ProgressBar(read(path, *pipeline.config.question_range), desc=path.stem, leave=False)
         answers = [pipeline.generate(question.turns[:1]).answer for question in asked]
         tokens = sum(answer.new_tokens for answer in answers)
-        passes = sum(answer.target_passes for answer in answers)
-        mean = (tokens - len(answers)) / passes  # the prefill settles the first token of an answer
+        mean = statistics.mean(length for answer in answers for length in answer.accepted_lengths)
         means.append(mean)
         print(f"  {path.stem:<12}{mean:6.2f}   {len(answers)} answers, {tokens} tokens", flush=True)
     print(f"  {'mean':<12}{statistics.mean(means):6.2f}")

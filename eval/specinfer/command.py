@@ -32,7 +32,7 @@ def profile_lines(guid: int, answer: Answer, token_ids: Sequence[int], text: str
     With `ttft` it has the time to the first token, as in incremental decoding.
     """
     latency = answer.seconds * MICROSECONDS
-    figures = f"guid({guid}) llm_decoding_steps({answer.target_passes}) latency({latency:.3f})"
+    figures = f"guid({guid}) llm_decoding_steps({len(answer.accepted_lengths)}) latency({latency:.3f})"
     if ttft:
         figures += f" ttft({answer.prefill_seconds * MICROSECONDS:.3f})"
 

@@ -134,11 +134,9 @@ function showMeters(sight) {
 }
 
 function figuresOf(sight) {
-  const each = sight.passes ? (sight.tokens - 1) / sight.passes : 0;
   const plain = sight.plain ? `, plain decoding: ${plainOf(sight)}` : "";
   return `${sight.tokens} tokens, ${speedOf(sight).toFixed(1)} tokens/s${markOf(sight)}${plain}; ` +
-    `${each.toFixed(2)} tokens per pass of the model (1 without guesses); ` +
-    `${sight.accepted} of ${sight.sent} guesses accepted`;
+    `${sight.accepted} of ${sight.sent} guesses accepted, ${sight.accepted_length.toFixed(2)} tokens per verification`;
 }
 
 // Why there are few guesses or none to see, in one line; empty if there are.

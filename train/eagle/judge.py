@@ -52,13 +52,12 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
 def evaluate(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> Answered:
     """Return the base's answers to these prompts, of at most `new` tokens, at temperature 0, and the accepted length.
 
-    The mean accepted length is tokens per pass of the base, its own included (EAGLE's tau). The first token is not
+    The mean accepted length is tokens per verification, the base's own included (EAGLE's tau). The first token is not
     counted, since the prefill settles it.
     """
-    rows, tokens, passes = [], 0, 0
+    rows, lengths = [], []
     for prompt in ProgressBar(prompts, desc="drafting", unit="answer", leave=False):
         answer = decoder.complete(Request(prompt, max_new_tokens=new, end=ends))
         rows.append(answer_row(prompt, answer.token_ids))
-        tokens += answer.new_tokens - 1
-        passes += answer.target_passes
-    return rows, tokens / passes if passes else 1.0
+        lengths += answer.accepted_lengths
+    return rows, sum(lengths) / len(lengths) if lengths else 1.0
