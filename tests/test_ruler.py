@@ -16,13 +16,13 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 20_157,
-    "model": 58_292,
-    "pipeline": 26_876,
+    "model": 58_321,
+    "pipeline": 26_976,
     "tp": 5_825,
     "sim": 7_749,
     "launch": 51_309,
-    "eval": 39_948,
-    "serve": 20_001,
+    "eval": 40_022,
+    "serve": 20_017,
     "eval/dsi": 15_948,
     "eval/load": 2_493,
     "eval/plan": 16_655,
