@@ -32,6 +32,7 @@ from pipeline.trace import Clock, NoTrace
 DEFAULT_PROTOCOL = "emulated"  # the default protocol, for the default model of all commands
 TOO_FAST = 3  # exit code of a start that cannot keep pace with the emulated cluster
 OTHER = "choose another results="
+SWEEP_POINT = "FLOWSPEC_SWEEP_POINT"  # in the environment: the number of this evaluation in a sweep, from 1
 SLOWEST = 64  # largest slowdown to try: a machine that fails even there has other problems
 
 
@@ -73,7 +74,7 @@ def _check_pace(config: EvalConfig) -> None:
 
 
 def announce(config: EvalConfig) -> None:
-    """Print the plan of the evaluation. Raise ValueError if it cannot be executed."""
+    """Print the plan of the evaluation, in a sweep once. Raise ValueError if it cannot be executed."""
     run, sets, results = config.run, config.asked, Results(config.results)
     _check_drafts(config)
     check_folder(config.results, OTHER)
@@ -97,8 +98,9 @@ def announce(config: EvalConfig) -> None:
         "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
         "answers": f"{len(questions)} of at most {run.max_new_tokens} tokens a turn{there}",
         "results": os.path.abspath(config.results)}
-    lines = [f"  {name:<14}{value}" for name, value in rows.items()]
-    print("\n".join(["evaluation", *lines]), flush=True)
+    if os.environ.get(SWEEP_POINT, "1") == "1":
+        lines = [f"  {name:<14}{value}" for name, value in rows.items()]
+        print("\n".join(["evaluation", *lines]), flush=True)
 
 
 def _check_drafts(config: EvalConfig) -> None:
@@ -159,7 +161,8 @@ def _conclude(results: Results, code: int) -> int:
     if not results.has_answers:
         return code
     try:
-        print(f"tables and plots: {report(results.folder)}")
+        screen = None if SWEEP_POINT in os.environ else sys.stdout  # a sweep shows one table of all points
+        print(f"\ntables and plots: {report(results.folder, screen)}")
     except (ValueError, OSError) as error:
         code = code or ended_by(error)
     if code:

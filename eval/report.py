@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
 
 from config.files import ROOM, write
 from eval import summary
@@ -19,7 +19,7 @@ from eval.metrics import Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import ResultsFolder, missing, provenance, read
 from eval.summary import BASELINES, MEAN, Row, TemperatureView
-from eval.tables import NOT_MEASURED, markdown, number
+from eval.tables import LABEL_WIDTH, NOT_MEASURED, in_columns, markdown, number
 from launch.console import command
 
 TOO_LATE = 0.03  # share of the computing time
@@ -63,14 +63,20 @@ WORDS = """\
 """
 
 
-def report(folder: str | Path) -> Path:
-    """Write all tables and plots into a results folder; return report.md's path. Raise ValueError without answers."""
+def report(folder: str | Path, screen: TextIO | None = None) -> Path:
+    """Write all tables and plots into a results folder, and the speeds also to `screen`; return report.md's path.
+
+    Raise ValueError without answers.
+    """
     found = read(folder)
     rows = summary.summary(found)
     summary.save_tables(found, rows)
     path = found.folder / "report.md"
     views = [TemperatureView(found, rows, temperature) for temperature in found.temperatures]
     write(path, "\n".join([*_text(found, views), ""]), ROOM)
+
+    if screen:
+        print("\n".join(map(_screen_table, views)), file=screen)
     return path
 
 
@@ -151,14 +157,35 @@ def _table(title: str, head: Sequence[str], rows: Rows) -> Lines:
 def _paper_table(view: TemperatureView) -> Lines:
     """Yield table 1 in the FlowSpec paper's layout: methods by data sets, speed and ratio, the mean at the end."""
     found = view.found
-    baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
-    ratio, named = f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
+    ratio, baseline_label = _baseline_of(found)
     rows = {}
     for label, own in view.rows.items():
         cells = view.cells(label, lambda row: f"{_shown(row['xi'])} ({_shown(row[ratio])})", NOT_MEASURED)
         rows[label] = [*cells, f"{_shown(own[MEAN]['xi'])} ({_interval(own[MEAN][ratio])})"]
-    title = f"Tokens per second, ξ, and in brackets the ratio to {named}, SR {view.where}"
+    title = f"Tokens per second, ξ, and in brackets the ratio to {baseline_label}, SR {view.where}"
     return _table(title, [*found.sets, MEAN], rows)
+
+
+def _screen_table(view: TemperatureView) -> str:
+    """Return table 1 as a terminal shows it: speeds alone, then the mean's ratio."""
+    ratio, baseline_label = _baseline_of(view.found)
+    title = (f"\nTokens per second (ξ) at temperature {view.temperature:g}, and the ratio of the {MEAN} to "
+             f"{baseline_label} (SR) {view.where}:\n")
+
+    table_rows = []
+    for label, by_set in view.rows.items():
+        speeds = view.cells(label, lambda row: _shown(row["xi"]), NOT_MEASURED)
+        mean_row = by_set[MEAN]
+        table_rows.append([label, *speeds, _shown(mean_row["xi"]), _shown(mean_row[ratio])])
+
+    heading = ["method", *view.found.sets, MEAN, "SR"]
+    return f"{title}\n{in_columns(heading, table_rows, name_width=LABEL_WIDTH)}"
+
+
+def _baseline_of(found: ResultsFolder) -> tuple[str, str]:
+    """Return the column of the ratio to the baseline, and the baseline's label."""
+    baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
+    return f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
 
 
 def _ratio_table(view: TemperatureView) -> Lines:
@@ -261,7 +288,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) != 1 or argv[0].startswith("-"):
         print(__doc__)
         return 0 if argv in (["-h"], ["--help"]) else 2
-    print(report(argv[0]))
+    print(f"\ntables and plots: {report(argv[0], sys.stdout)}")
     return 0
 
 

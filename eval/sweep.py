@@ -7,22 +7,23 @@ continues an interrupted sweep.
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence, TextIO
 
 from config import files
 from config.keys import HELP, HELP_WORDS, check_name, raw_values, with_defaults
 from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import one_line
 from eval import metrics
-from eval.command import START
+from eval.command import START, SWEEP_POINT
 from eval.results_index import NoAnswers, ResultsFolder, provenance, read
 from eval.summary import MEAN, SUMMARY, figures, flat, summary
-from eval.tables import markdown, number, save
+from eval.tables import LABEL_WIDTH, in_columns, markdown, number, save
 from launch.console import EXIT_STOPPED, EXIT_WRONG, command, say
 
 # A draft head alone, with trees that grow as in the papers.
@@ -118,8 +119,10 @@ def place(folder: Path, point: str) -> Path:
     return folder / point.replace(" ", "_")
 
 
-def write(folder: Path, name: str, sweep: Sweep) -> Path:
+def write(folder: Path, name: str, sweep: Sweep, screen: TextIO | None = None) -> Path:
     """Write sweep.csv, sweep.md and sweep.png of the points that have answers; return the path of sweep.md.
+
+    The table goes to `screen`, too.
 
     Raise NoAnswers without any answers, ValueError for an invalid line.
     """
@@ -135,12 +138,15 @@ def write(folder: Path, name: str, sweep: Sweep) -> Path:
     speeds = _speeds(found, sweep.points)
     path = folder / "sweep.md"
     about = f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
-    cells = ([name, *(number(speed.value) for speed in line)]
-             for name, line in speeds.items())
+    heading = ["method", *sweep.points]
+    cells = [[name, *(number(speed.value) for speed in line)] for name, line in speeds.items()]
     gaps = [point for point in sweep.points if point not in found]
     missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
-    text = [f"# {title}\n", about, *markdown(["method", *sweep.points], cells), missing, "![sweep.png](sweep.png)\n"]
+    text = [f"# {title}\n", about, *markdown(heading, cells), missing, "![sweep.png](sweep.png)\n"]
     files.write(path, "\n".join(text), files.ROOM)
+
+    if screen:
+        print("\n".join(["", title, about, in_columns(heading, cells, name_width=LABEL_WIDTH), missing]), file=screen)
     with suppress(ImportError):  # without matplotlib there is only the table
         _plot(folder / "sweep.png", sweep, speeds, title)
     return path
@@ -209,9 +215,10 @@ def commands(name: str, sweep: Sweep,
     return folder, points
 
 
-def _evaluate(words: Sequence[str]) -> int:
+def _evaluate(words: Sequence[str], point_number: int = 1) -> int:
     module, _ = START.module.split()
-    return subprocess.run([sys.executable, "-m", module, "emulated", *words]).returncode
+    environment = {**os.environ, SWEEP_POINT: str(point_number)}
+    return subprocess.run([sys.executable, "-m", module, "emulated", *words], env=environment).returncode
 
 
 @command
@@ -231,13 +238,13 @@ def main(words: Sequence[str]) -> int:
     code = 0
     for turn, (point, words) in enumerate(points.items(), 1):
         print(f"\n{name}: point {turn} of {len(points)}, {point}", flush=True)
-        code = _evaluate(words)
+        code = _evaluate(words, turn)
         if code:
             code = code if code > 0 else EXIT_STOPPED - code
             break
     try:
-        path = write(folder, name, SWEEPS[name])
-        print(f"\n{path.read_text(encoding='utf-8')}\ntable: {path}")
+        path = write(folder, name, SWEEPS[name], sys.stdout)
+        print(f"table and plot: {path}")
     except (ValueError, OSError) as error:
         reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
         if not reported:

@@ -9,6 +9,7 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 from config.files import ROOM, write
 
 NAME_WIDTH = 20  # characters of a name in a terminal: its last ones, which say most
+LABEL_WIDTH = 50  # of a method with its draft
 APART = "  "
 NOT_MEASURED = "–"  # the cell of a figure that was not measured
 
@@ -18,17 +19,17 @@ def number(value: float, digits: int = 2) -> str:
     return NOT_MEASURED if value != value else f"{value:.{digits}f}"
 
 
-def short(name: str) -> str:
+def short(name: str, name_width: int = NAME_WIDTH) -> str:
     """Return the end of a name."""
-    return name[-NAME_WIDTH:]
+    return name[-name_width:]
 
 
-def in_columns(heading: Sequence[str],
-               rows: Iterable[Sequence[str]], names: int = 1) -> str:
+def in_columns(heading: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1,
+               name_width: int = NAME_WIDTH) -> str:
     """Return a line for the heading and for each row; a row is this many `names`, then right-aligned figures."""
     columns = []
     for place, column in enumerate(zip(heading, *rows)):
-        cells = list(map(short, column)) if place < names else column
+        cells = [short(cell, name_width) for cell in column] if place < names else list(column)
         width = max(map(len, cells))
         align = str.ljust if place < names else str.rjust
         columns.append([align(cell, width) for cell in cells])

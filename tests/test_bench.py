@@ -36,7 +36,7 @@ def run(saved, tmp_path, monkeypatch):
     (data / "mt_bench.jsonl").write_text(json.dumps(TALK))
     (data / "chatbot.json").write_text('["hello", "where is it?"]')
     monkeypatch.setattr("eval.evaluation.WARM_UP", 2)
-    monkeypatch.setattr("eval.command.report", lambda folder: f"{folder}/report.md")
+    monkeypatch.setattr("eval.command.report", lambda folder, screen: f"{folder}/report.md")
 
     def run(results, *more):
         given = {word.partition("=")[0] for word in more}
@@ -83,7 +83,7 @@ def test_every_method_answers_every_question_at_every_temperature_by_turns(run, 
     shown = capsys.readouterr()
     assert "answers       12 of at most 6 tokens" in shown.out and f"results       {tmp_path / 'a'}\n" in shown.out
     assert shown.out.endswith(f"tables and plots: {tmp_path / 'a'}/report.md\n")
-    assert "12 answers, in" in shown.err and "12/12" in shown.err
+    assert "12 answers, in" in shown.err and "100 %" in shown.err
 
 
 def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(run, saved, tmp_path):
@@ -375,7 +375,7 @@ def test_an_answer_that_fills_the_disk_is_one_sentence_and_is_asked_again(run, t
 
 
 def test_a_report_that_cannot_be_written_is_reported_and_the_answers_stay(run, monkeypatch, capsys):
-    def fail(folder):
+    def fail(folder, screen):
         raise ValueError("summary.csv cannot be written")
 
     monkeypatch.setattr("eval.command.report", fail)

@@ -26,7 +26,7 @@ OTHERS = ("tstamp", "launch", "requests")  # what is another at every start
 def ask(saved, tmp_path, monkeypatch):
     """The answers to some questions by two methods over wires that jitter, in the order in which they were written."""
     monkeypatch.setattr("eval.evaluation.WARM_UP", 2)
-    monkeypatch.setattr("eval.command.report", lambda folder: f"{folder}/report.md")
+    monkeypatch.setattr("eval.command.report", lambda folder, screen: f"{folder}/report.md")
 
     def ask(results, methods="continuous,streaming", questions=ASKED):
         numbered = ({"question_id": ASKED.index(words), "category": "", "turns": [words]} for words in questions)

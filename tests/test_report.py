@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 
@@ -90,6 +91,20 @@ def test_every_table_and_plot_names_its_world(folder):
     assert "| naive | 2.67 (1.00) | 2.67 (1.00) | 2.67 (1.00; 1.00 to 1.00) |" in text
     assert "| continuous | 5.33 (2.00) | 5.33 (2.00) | 5.33 (2.00; 2.00 to 2.00) |" in text
     assert "](speedup-t0.png)" in text and (folder / "speedup-t0.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_speeds_are_on_the_screen_in_columns(folder):
+    screen = io.StringIO()
+    reporting.report(folder, screen)
+    assert screen.getvalue().splitlines() == [
+        "",
+        "Tokens per second (ξ) at temperature 0, and the ratio of the mean to naive (SR) "
+        "(emulated, profile jetson-7b):",
+        "",
+        "method      gsm8k    qa  mean    SR",
+        "ar           1.33  1.33  1.33  0.50",
+        "naive        2.67  2.67  2.67  1.00",
+        "continuous   5.33  5.33  5.33  2.00"]
 
 
 @pytest.mark.parametrize(("more", "world"), [

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import subprocess
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from config.cli import parse
 from config.presets import ROOT
 from config.run_config import RunConfig
 from eval import sweep as command
+from eval.command import SWEEP_POINT
 from eval.keys import EvalConfig, words
 from eval.sweep import SWEEPS, commands
 from eval.sweep import write as write_sweep
@@ -124,7 +126,14 @@ def test_a_sweep_that_is_not_complete_is_a_table_and_a_plot_of_what_is_there(tmp
         seconds=(2.0,), token_ids=[[3]])
     put(tmp_path / "500", method="naive", question=2, tokens=(16,),
         seconds=(4.0,), token_ids=[[4]])
-    text = write_sweep(tmp_path, "bandwidth", SWEEPS["bandwidth"]).read_text(encoding="utf-8")
+    screen = io.StringIO()
+    text = write_sweep(tmp_path, "bandwidth", SWEEPS["bandwidth"], screen).read_text(encoding="utf-8")
+    shown_rows = [line.split() for line in screen.getvalue().splitlines()]
+    assert [row for row in shown_rows if row[:1] in (["method"], ["naive"], ["continuous"])] == [
+        ["method", "125", "250", "500", "1000"],
+        ["naive", "2.00", "–", "4.00", "–"],
+        ["continuous", "4.00", "–", "8.00", "–"]]
+    assert "(emulated, profile jetson-7b)" in screen.getvalue() and "png" not in screen.getvalue()
     assert "(emulated, profile jetson-7b)" in text and "Missing: 250, 1000." in text
     assert "| naive | 2.00 | – | 4.00 | – |" in text and "| continuous | 4.00 | – | 8.00 | – |" in text
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
@@ -159,9 +168,18 @@ def test_the_help_of_a_sweep_is_that_of_the_evaluation_once(monkeypatch, capsys)
     assert asked == [["toy", "--help"]] and capsys.readouterr().out.startswith("prune: pruning of rows that died")
 
 
+def test_the_points_of_a_sweep_are_numbered_for_their_evaluations(tmp_path, monkeypatch):
+    numbers = []
+    monkeypatch.setattr("eval.sweep.signal.signal", lambda *_: None)
+    monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_, env: (
+        numbers.append(env[SWEEP_POINT]) or subprocess.CompletedProcess([], 0)))
+    assert command.main(["prune", f"results={tmp_path}"]) == 2, "no point has answers"
+    assert numbers == ["1", "2"]
+
+
 @pytest.mark.parametrize(("ended", "code"), [(2, 2), (-9, 137)])
 def test_a_point_that_fails_ends_the_sweep_and_alone_says_why(tmp_path, monkeypatch, capsys, ended, code):
     monkeypatch.setattr("eval.sweep.signal.signal", lambda *_: None)
-    monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_: subprocess.CompletedProcess([], ended))
+    monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], ended))
     assert command.main(["prune", f"results={tmp_path}"]) == code
     assert capsys.readouterr().err == ""
