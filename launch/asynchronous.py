@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, AsyncGenerator, Callable, Iterable, Mapping, Sequence, TypeVar
 
-from launch.pipeline import Generation, Pipeline, Prompt
+from launch.pipeline import Generation, Pipeline, Prompt, SinglePrompt, is_list_of_prompts
 from model.text import MessageDict, check_messages
 from pipeline.failure import PeerLost, guarded
 
@@ -272,8 +272,13 @@ class AsyncPipeline:
         finally:
             await events.aclose()
 
-    async def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """Return a complete answer, as `Pipeline.generate` does."""
+    async def generate(self, prompt: SinglePrompt, **options: Any) -> Generation:
+        """Return the complete answer to a text or to token ids; several at once are for `asyncio.gather`."""
+        if is_list_of_prompts(prompt):
+            raise ValueError("generate of an AsyncPipeline takes one prompt: await those of a list with asyncio.gather")
+        return await self._completed(prompt, options)
+
+    async def _completed(self, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
         events = [event async for event in self._events(prompt, options)]
         whole = events[-1]
         assert isinstance(whole, Generation), "an answer ended without its last event"
@@ -282,7 +287,7 @@ class AsyncPipeline:
     async def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
         """Return the assistant's complete answer to messages, as `Pipeline.chat` does."""
         check_messages(messages)
-        return await self.generate(messages, **options)
+        return await self._completed(messages, options)
 
     async def _events(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Yield the events of a job; the last one is its generation."""

@@ -8,8 +8,9 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVar, Union
+from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVar, Union, overload
 
+from config.cli import shown_path
 from config.keys import options as keys_of
 from config.keys import parsed, written
 from config.run_config import GAINS, SAMPLING, RunConfig
@@ -27,6 +28,7 @@ from launch.build import (
 from launch.console import say
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows, sized
+from launch.progress import ProgressBar
 from launch.ranks import rank_0
 from launch.spec import RankSpec
 from launch.wiring import Rank
@@ -46,6 +48,7 @@ Result = TypeVar("Result")
 ANSWER_KEYS = {*SAMPLING, "template", "seed", "verify", "max_new_tokens", "ignore_eos"}
 # A question; a conversation, as alternate texts of user and assistant or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[MessageDict], Sequence[int]]
+SinglePrompt = Union[str, Sequence[int]]
 
 
 class Generation:
@@ -86,6 +89,11 @@ class Generation:
         """The text so far; empty without a tokenizer."""
         return self.reader.text if self.reader else ""
 
+    def __repr__(self) -> str:
+        content = f"text={self.text!r}" if self.reader else f"token_ids={self.answer.token_ids}"
+        end = self.answer.finish_reason or "in progress"
+        return f"Generation({content}, new_tokens={self.answer.new_tokens}, finish_reason={end!r})"
+
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
@@ -106,6 +114,22 @@ def pieces(answer: Answer, settled: Iterator[list[int]], reader: AnswerReader | 
             yield reader.read(tokens) if reader else "".join(f"{token} " for token in tokens)
     if reader:
         yield reader.finish()
+
+
+def is_list_of_prompts(prompts: Any) -> bool:
+    """Whether these are several prompts instead of one; raises ValueError for a conversation."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        return False
+    if any(isinstance(prompt, Mapping) for prompt in prompts):
+        raise ValueError("generate takes a prompt or a list of prompts: give messages to chat")
+    return not any(isinstance(prompt, int) for prompt in prompts)
+
+
+def _completed(generation: Generation) -> Generation:
+    """Return an answer after its end."""
+    for _ in generation:
+        pass
+    return generation
 
 
 def _answer_values(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,6 +199,16 @@ class Pipeline:
             ring.stop()  # the other ranks work, and must end in an orderly way
             raise
 
+    def __repr__(self) -> str:
+        config = self.config
+        facts = [f"model={shown_path(config.model_dir or config.base_dir)!r}", f"split={self.spec.part.form!r}",
+                 f"pipeline_type={config.pipeline_type!r}", f"draft={config.draft!r}"]
+        if config.kind != "real":
+            facts.append(config.kind)
+        if self.ring.stopped:
+            facts.append("closed")
+        return f"Pipeline({', '.join(facts)})"
+
     def stop(self) -> None:
         """End the work of all other ranks; returns once they have ended it."""
         self.ring.stop()
@@ -196,17 +230,30 @@ class Pipeline:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """Return a complete answer. Options are the keys of sampling and of an answer's end, and `template`."""
-        generation = self.stream(prompt, **options)
-        for _ in generation:
-            pass
-        return generation
+    @overload
+    def generate(self, prompts: SinglePrompt, **options: Any) -> Generation: ...
+
+    @overload
+    def generate(self, prompts: list[str] | list[list[int]], **options: Any) -> list[Generation]: ...
+
+    def generate(self, prompts: Any, progress: bool = True, **options: Any) -> Any:
+        """Return the complete answer to a text or to token ids, or the answers to a list of these, in its order.
+
+        Up to `max_requests` answers of a list are generated at once, and a bar shows its progress. Options are the keys
+        of sampling and of an answer's end, and `template`. A conversation is for `chat`.
+        """
+        if not is_list_of_prompts(prompts):
+            return _completed(self.stream(prompts, **options))
+
+        with ExitStack() as generations:
+            submitted = [generations.enter_context(closing(self.submit(prompt, **options))) for prompt in prompts]
+            bar = ProgressBar(submitted, unit="answer", disable=not progress)
+            return [_completed(generation) for generation in bar]
 
     def chat(self, messages: Sequence[MessageDict], **options: Any) -> Generation:
         """Return the assistant's answer to messages with a `role` (system, user or assistant) and a `content`."""
         check_messages(messages)
-        return self.generate(messages, **options)
+        return _completed(self.stream(messages, **options))
 
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
         """Return an answer that is generated while its pieces are read; options as for `generate`.

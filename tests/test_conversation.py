@@ -100,7 +100,7 @@ def test_a_conversation_answers_after_all_earlier_texts_with_the_options_that_we
     for line in ("abc", "/set temperature=0.5", "/set seed = 3", "def", "", "/tree", "/help"):
         assert conversation.take(line)
     first = pipeline.generate("abc").text
-    second = pipeline.generate(["abc", first, "def"], temperature=0.5, seed=3).text
+    second = "".join(pipeline.stream(["abc", first, "def"], temperature=0.5, seed=3))
     assert conversation.texts == ["abc", first, "def", second]
     printed = capsys.readouterr().out
     assert first in printed and second in printed

@@ -26,7 +26,7 @@ def answer_tasks(pipeline: Pipeline) -> None:
     means = []
     for path in sorted(bundled(pipeline.spec.part.folder).glob("*.jsonl")):
         asked = ProgressBar(read(path, *pipeline.config.question_range), desc=path.stem, leave=False)
-        answers = [pipeline.generate(question.turns[:1]).answer for question in asked]
+        answers = [pipeline.generate(question.turns[0]).answer for question in asked]
         tokens = sum(answer.new_tokens for answer in answers)
         mean = statistics.mean(length for answer in answers for length in answer.accepted_lengths)
         means.append(mean)
