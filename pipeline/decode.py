@@ -25,11 +25,10 @@ from model.tree import TokenTree
 from pipeline.failure import PeerLost
 from pipeline.messages import Reset
 from pipeline.pacing import TargetOptions
-from pipeline.requests import RequestTarget, Ring
+from pipeline.requests import TRIES, RequestTarget, Ring
 from pipeline.strategies import Progress, Strategy
 from pipeline.trace import OFF
 
-TRIES = 5  # maximum number of losses without a settled token between them; at the next one PeerLost is raised
 LEAST = 16  # minimum number of shared tokens for which a text is reused
 FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # lists in the trace span of a growth
 

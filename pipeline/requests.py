@@ -25,6 +25,8 @@ from pipeline.strategies import WAIT, Progress, Target
 from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
 from pipeline.transport import Link, send_round
 
+TRIES = 5  # maximum number of losses without a settled token between them; at the next one PeerLost is raised
+
 
 def no_recovery(loss: PeerLost) -> None:
     """Raise the loss: there is no recovery."""
@@ -539,8 +541,11 @@ class Ring:
         send_round(self.links, Stop())
 
     def recover(self, loss: PeerLost) -> None:
-        """Reconnect all ranks after a loss, and start with empty stages; raises PeerLost if that fails."""
-        while True:
+        """Reconnect all ranks after a loss, and start with empty stages.
+
+        Raises PeerLost if that fails, or if every start ends with a loss, as over a dead way between two stages.
+        """
+        for _ in range(TRIES):
             self.loss = str(loss)
             self.reconnect(loss)
             self._open, self.unanswered = {}, 0
@@ -552,6 +557,7 @@ class Ring:
                 return
             except PeerLost as next_loss:
                 loss = next_loss
+        raise loss
 
 
 def facts_of_sending(segment: Segment) -> dict[str, Any]:

@@ -23,6 +23,7 @@ GREETING = struct.Struct("=8s3q")  # mark, epoch, kind of the wire, rank of the 
 MARK = b"flowspec"
 LOOK = 0.02  # seconds of one wait for a peer to connect
 BRIEF = 10.0  # timeout in seconds of a greeting, and of connecting to a board
+MOST_MILLISECONDS = (1 << 31) - 1  # of a timeout of the system
 STRANGERS = 64  # maximum number of connections without a greeting; beyond it the oldest is closed
 
 
@@ -137,10 +138,14 @@ class FolderDoor(Door):
 
 
 class BoardDoor(Door):
-    """A door at one address of a board. With keys, connections are encrypted and open to the cluster's boards only."""
+    """A door at one address of a board. With keys, connections are encrypted and open to the cluster's boards only.
 
-    def __init__(self, address: str, keys: Keys | None, epoch: int, port: int = 0) -> None:
-        self._keys = keys
+    A connection breaks if what it sends is not acknowledged within `patience` seconds, since a dead cable between two
+    boards may stop no heartbeat; 0: the system's time, about 15 minutes.
+    """
+
+    def __init__(self, address: str, keys: Keys | None, epoch: int, port: int = 0, patience: float = 0.0) -> None:
+        self._keys, self._patience = keys, patience
         listening = socket.create_server((address, port))
         self.port = listening.getsockname()[1]
         self.name = f"{address}:{self.port}"
@@ -152,6 +157,8 @@ class BoardDoor(Door):
         connection.settimeout(BRIEF)
         connection = _connected(connection, (address, int(port)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        milliseconds = min(round(1000 * self._patience), MOST_MILLISECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         if self._keys:
             connection = encrypted(connection, self._keys.client, server=False)
         return connection

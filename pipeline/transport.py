@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Iterable, NamedTuple, Protocol, Sequence
 
 import torch
@@ -22,6 +22,7 @@ from pipeline.trace import OFF, Meter, NoTrace
 
 WIRES = ("data", "control", "report")  # for messages in order, of rank 0 to all ranks, and of stages to rank 0
 DATA, CONTROL, REPORT = range(3)
+CHECK_SECONDS = 0.5  # between two looks at the connections while nothing is sent
 
 
 class Link(Protocol):
@@ -214,6 +215,11 @@ class Wire:
         except OSError as error:
             raise broken_connection(peer) from error
 
+    def check(self, peer: int) -> None:
+        """Raise PeerLost if the system has given up the connection to a peer, as over a dead cable."""
+        if self.out[peer].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise broken_connection(peer)
+
     def recv(self, x: Tensor, peer: int) -> None:
         """Fill a tensor with the next bytes from a peer."""
         left, connection = _bytes(x), self.back[peer]
@@ -235,6 +241,16 @@ def _bytes(x: Tensor) -> memoryview:
 def _queues() -> list[SimpleQueue[Any]]:
     """Return an empty queue of outgoing messages for each kind of wire."""
     return [SimpleQueue() for _ in WIRES]
+
+
+def _next_message(queue: SimpleQueue[Any], wire: Wire, reached: Sequence[int]) -> Message | None:
+    """Return the next message of a queue, or None at its end. Meanwhile, check what was sent before it."""
+    while True:
+        try:
+            return queue.get(timeout=CHECK_SECONDS)
+        except Empty:
+            for peer in reached:
+                wire.check(peer)
 
 
 class ProcessLink(Receiver):
@@ -295,7 +311,7 @@ class ProcessLink(Receiver):
 
     def _send_all(self, queue: SimpleQueue[Any], wire: Wire, reached: Sequence[int]) -> None:
         """Encode and send messages; this thread copies device tensors to the host, during the computation."""
-        while (msg := queue.get()) is not None:
+        while (msg := _next_message(queue, wire, reached)) is not None:
             since = time.monotonic()
             parts = [part for packet in packets(msg) for part in packet if len(part)]
             for peer in reached:

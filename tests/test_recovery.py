@@ -24,6 +24,7 @@ from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.failure import PeerLost, broken_connection
 from pipeline.heartbeat import END_COUNT, LOSS_KEY, Heartbeat
+from pipeline.requests import Ring
 from pipeline.sockets import GREETING, MARK, Connections, FolderDoor, shut_down
 from pipeline.trace import rank_files, read
 from pipeline.transport import CONTROL, DATA, Peers, Wire
@@ -66,6 +67,24 @@ def struck(generation, after=0, *accidents):
             for accident in accidents:
                 strike(*accident)
     return generation.answer.token_ids
+
+
+class DeadLink:
+    """A link of rank 0 to stages of which two do not reach each other."""
+
+    def send(self, msg):
+        pass
+
+    def recv(self):
+        raise PeerLost("rank 2 was lost: its connection broke")
+
+
+def test_stages_that_connect_again_and_do_not_reach_each_other_end_the_recovery():
+    ring, losses = Ring(DeadLink(), TINY.lm_head, 3), []
+    ring.reconnect = losses.append
+    with pytest.raises(PeerLost, match="rank 2 was lost: its connection broke"):
+        ring.recover(PeerLost("rank 1 was lost"))
+    assert [str(loss) for loss in losses] == ["rank 1 was lost"] + 4 * ["rank 2 was lost: its connection broke"]
 
 
 # --- every method -----------------------------------------------------------------------------------------------------

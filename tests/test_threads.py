@@ -5,6 +5,7 @@ And the trace of a run that was lost can be read.
 from __future__ import annotations
 
 import ast
+import errno
 import socket
 import time
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from pipeline import heartbeat, trace, transport
 from pipeline.failure import guarded
 from pipeline.heartbeat import BEAT_SECONDS, Heartbeat, report_loss
 from pipeline.messages import Header, Reset, Segment
+from pipeline.sockets import BoardDoor
 from pipeline.trace import Trace, merge, read
 from pipeline.transport import Peers, ProcessLink, Wire
 from sim import devices
@@ -83,6 +85,29 @@ def lost(numbers, *sent):
     assert wait_until(lambda: found, 10)
     thread, error = found[0]
     return thread, f"{type(error).__name__}: {error}"
+
+
+class SilentConnection:
+    """A connection that the system has given up after its last `send`."""
+
+    def getsockopt(self, level: int, name: int) -> int:
+        return errno.ETIMEDOUT if (level, name) == (socket.SOL_SOCKET, socket.SO_ERROR) else 0
+
+
+def test_a_connection_that_the_system_gives_up_while_nothing_is_sent_is_a_loss():
+    losses, wire = [], Wire()
+    wire.out[1] = SilentConnection()
+    link = ProcessLink(Peers(None, [1]), lambda *loss: losses.append(loss))
+    link.begin((wire,))
+    assert wait_until(lambda: losses, 10)
+    [(thread, error)] = losses
+    assert (thread, str(error)) == ("data sender", "rank 1 was lost: its connection broke")
+
+
+@pytest.mark.parametrize("patience, milliseconds", [(2.5, 2500), (0, 0), (2_592_000, (1 << 31) - 1)])
+def test_a_way_between_boards_breaks_once_nothing_is_acknowledged_for_so_long(patience, milliseconds):
+    with BoardDoor("127.0.0.1", None, 7, patience=patience) as door, door.reach(door.name) as connection:
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == milliseconds
 
 
 @pytest.mark.parametrize(("numbers", "sentence"), [

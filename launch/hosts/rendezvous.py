@@ -40,6 +40,7 @@ PATIENCE = 15  # seconds for a present board to reply, and for late boards to re
 SEAT = 30  # seconds for an earlier run to end that has not yet noticed the loss of this board
 LOOK = 0.2  # seconds between two checks of the store
 SOONER = 0.8  # share of the heartbeat's patience
+LATER = 5.0  # seconds by which a dead wire breaks after a silent board was named, since that breaks all its wires
 AT_ONCE = 5.0  # seconds for a lost board to return, before the first spare stands in; then for each further spare
 LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see its output there, or give more time "
         "with wait=")
@@ -107,6 +108,7 @@ class Rendezvous:
             self._client.patience = max(SOONER * config.timeout, prepared.patience)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
         self._address, self._shares = facts["address"], prepared.placement.shares
+        self._wire_patience = config.timeout + LATER
         safety = ", and all is encrypted but the sums of ranks that share a stage" if self._shares else ", encrypted"
         if self.board.keys is None:
             safety = ", without keys: trust all who are in this network, or see bash scripts/make_keys.sh --help"
@@ -117,7 +119,7 @@ class Rendezvous:
         """Return the meeting of all ranks; join a process group if some of them share a stage."""
         if self._shares:
             self._begin_groups()
-        door = partial(BoardDoor, self._address, self.board.keys)
+        door = partial(BoardDoor, self._address, self.board.keys, patience=self._wire_patience)
         return Meeting(self._store, door, self.names, self._rename, self._look_after, PATIENCE)
 
     def _rename(self) -> None:
