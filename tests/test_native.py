@@ -16,6 +16,7 @@ import subprocess
 from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -397,6 +398,38 @@ def test_a_library_is_compiled_once_into_a_folder_of_the_user_alone(cache, monke
     library.cache_clear()
     library()
     assert [*cache.iterdir()] == [file]
+
+
+def test_a_damaged_library_is_compiled_again(cache):
+    library()
+    [file] = cache.iterdir()
+    content = file.read_bytes()
+    file.unlink()  # this process has it open
+    damages = b"", content[:1000], content[:-1], bytes(len(content)), content[:5000] + b"x" + content[5001:]
+    for damaged in damages:
+        file.write_bytes(damaged)
+        assert not compiler.is_whole(file)
+
+    file.write_bytes(content[:len(content) // 2])  # the system ends a process that loads it
+    library.cache_clear()
+    library()
+    assert [*cache.iterdir()] == [file] and compiler.is_whole(file)
+
+
+def test_the_compiler_may_have_options(cache, monkeypatch):
+    monkeypatch.setenv("CC", "cc -DOF_CC")
+    library()
+    [with_options] = cache.iterdir()
+    monkeypatch.setenv("CC", "cc")
+    library.cache_clear()
+    library()
+    assert with_options in cache.iterdir() and len([*cache.iterdir()]) == 2
+
+
+def test_a_disk_without_programs_is_named(cache, monkeypatch):
+    monkeypatch.setattr(compiler.os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with refused("is on a disk from which no program may run (noexec): set XDG_CACHE_HOME"):
+        library()
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o755])

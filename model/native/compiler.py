@@ -1,7 +1,8 @@
 """The library of native kernels, compiled at the first start by this machine's C compiler and kept in the user's cache.
 
 Its name is a hash of sources, compiler and instruction set, so that a changed source never meets an old library, and
-machines that share a home folder do not load each other's.
+machines that share a home folder do not load each other's. It ends with a hash of its content, since a library that a
+power failure has cut short would end the process that loads it.
 """
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ STRICT_FLAGS = (  # floating point as written: see lanes.h
     "-std=c11", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi",
     "-fvisibility=hidden", "-shared", "-fPIC", "-pthread")
 COMPILE_SECONDS = 300  # at most; it takes two on an idle machine
+HASH_BYTES = hashlib.sha256().digest_size
 POINTER_BYTES = 8  # on smaller machines, floating point may be wider than its type
 INSTALL = "on Debian and Ubuntu: sudo apt install gcc libc6-dev"
 
@@ -66,7 +68,7 @@ def levels() -> list[Level]:
 def library(level: Level | None = None) -> ctypes.CDLL:
     """Return the library for a level, by default the best one. Raises ValueError, with the reason, if there is none."""
     used_level = level or levels()[0]
-    compiler = shutil.which(os.environ.get("CC") or "cc")
+    compiler = shutil.which(_compiler_words()[0])
     if compiler is None:
         raise ValueError(f"there is no C compiler ({INSTALL})")
     if ctypes.sizeof(ctypes.c_void_p) != POINTER_BYTES:
@@ -75,7 +77,7 @@ def library(level: Level | None = None) -> ctypes.CDLL:
     try:
         folder = private_folder(cache_folder())
         library_file = folder / f"{used_level.name}-{_digest(compiler, used_level)}.so"
-        if not library_file.exists():
+        if not is_whole(library_file):
             _compile(compiler, used_level, library_file)
         return ctypes.CDLL(str(library_file))
     except OSError as error:
@@ -96,8 +98,23 @@ def private_folder(folder: Path) -> Path:
     is_own = stat.S_ISDIR(folder_state.st_mode) and folder_state.st_uid == os.getuid()
 
     if open_to_others or not is_own:
-        raise OSError(0, "it is not a folder that only this user may enter (mode 0700): remove it", str(folder))
+        raise OSError(f"{folder} is not a folder that only this user may enter (mode 0700): remove it")
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise OSError(f"{folder} is on a disk from which no program may run (noexec): set XDG_CACHE_HOME to a folder "
+                      "of another disk")
     return folder
+
+
+def is_whole(library_file: Path) -> bool:
+    """Return whether a library exists and ends with the hash of what precedes it."""
+    if not library_file.exists():
+        return False
+    content = library_file.read_bytes()
+    return _content_hash(content[:-HASH_BYTES]) == content[-HASH_BYTES:]
+
+
+def _content_hash(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 def _digest(compiler: str, level: Level) -> str:
@@ -110,9 +127,14 @@ def _digest(compiler: str, level: Level) -> str:
     return digest.hexdigest()[:16]
 
 
+def _compiler_words() -> list[str]:
+    """Return the compiler's name, and the options that CC adds to it, as in `gcc -m64` or `ccache gcc`."""
+    return os.environ.get("CC", "").split() or ["cc"]
+
+
 def _flags(level: Level) -> list[str]:
-    """Return the compiler's flags; those of CFLAGS come first, so that they cannot loosen floating point."""
-    return [*os.environ.get("CFLAGS", "").split(), *STRICT_FLAGS, *level.flags]
+    """Return the compiler's flags; those of CC and CFLAGS come first, so that they cannot loosen floating point."""
+    return [*_compiler_words()[1:], *os.environ.get("CFLAGS", "").split(), *STRICT_FLAGS, *level.flags]
 
 
 def _compile(compiler: str, level: Level, library_file: Path) -> None:
@@ -131,4 +153,6 @@ def _compile(compiler: str, level: Level, library_file: Path) -> None:
             output = process.stdout.decode(errors="replace").splitlines()
             ended = f"it ended with code {process.returncode}"
             raise ValueError(f"{compiler} failed: {next((line for line in output if 'error' in line), ended)}")
+        with draft_file.open("ab") as draft:
+            draft.write(_content_hash(draft_file.read_bytes()))
         os.replace(draft_file, library_file)
