@@ -110,6 +110,8 @@ class Conversation:
                 self.answer(line.strip())
         except ValueError as error:
             print(f"  {one_line(str(error))}")
+            if self.texts and name not in commands:
+                print("  (with all that was said so far; /new forgets it)")
         return True
 
     def answer(self, question: str) -> None:

@@ -82,8 +82,8 @@ def _run(command: Command, argv: Sequence[str]) -> int:
             # each rank comes back here with RANK set, so that it reads and checks the same words as this process
             typed = [*command.module.split(), *resolved.words]
             return spawn(typed, prepared.placement.world, prepared.recovers)
-        with alone(prepared) as rank_0:
-            return _lead(rank_0, main)
+        with alone(prepared) as rank_0:  # ends the other threads after an error
+            return _use(_opened(rank_0), main)
     if config.virtual:
         raise ValueError("time=virtual computes everything in one process: start it without hosts, or add time=real")
     return _be_rank(prepared, rendezvous, main)
@@ -126,18 +126,26 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> N
 
 
 def _lead(rank_0: Rank, main: Main) -> int:
-    """Run the command's `main`, then stop the ring unless a peer is lost; return the exit code."""
-    debug = rank_0.spec.config.debug
+    """Open the pipeline of a process and use it; return the exit code."""
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until here, see `start_ranks`
-        pipeline = Pipeline.of_rank_0(rank_0)
+        pipeline = _opened(rank_0)
     except (ValueError, KeyboardInterrupt) as error:
-        return ended_by(error, debug)
+        return ended_by(error, rank_0.spec.config.debug)
+    return _use(pipeline, main)
+
+
+def _opened(rank_0: Rank) -> Pipeline:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until here, see `start_ranks`
+    return Pipeline.of_rank_0(rank_0)
+
+
+def _use(pipeline: Pipeline, main: Main) -> int:
+    """Run the command's `main`, then stop the ring unless a peer is lost; return the exit code."""
     code = 0
     try:
         main(pipeline)
     except (SystemExit, ValueError, OSError, KeyboardInterrupt) as error:
-        code = ended_by(error, debug)
+        code = ended_by(error, pipeline.config.debug)
     try:
         pipeline.stop()
     except PeerLost:

@@ -121,6 +121,19 @@ def test_a_mistake_is_one_sentence_and_changes_nothing(pipeline, capsys, line, s
     assert conversation.texts == [] and conversation.options == {}
 
 
+def test_a_question_that_is_too_long_with_the_earlier_ones_names_the_way_out(pipeline, capsys):
+    conversation = Conversation(pipeline)
+    long_question = "x " * 4000
+    conversation.take(long_question)
+    assert "/new" not in capsys.readouterr().out
+    conversation.take("abc")
+    conversation.take("/set temperature=-1")
+    assert "/new" not in capsys.readouterr().out
+    conversation.take(long_question)
+    assert "shorten the prompt" in (printed := capsys.readouterr().out) and "/new forgets it" in printed
+    assert len(conversation.texts) == 2
+
+
 # --- on a terminal ----------------------------------------------------------------------------------------------------
 
 class Terminal:

@@ -137,6 +137,17 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_answer(saved, tmp_
     assert f"choose another {key}=" in sentence(shown.err) and shown.out == ""
 
 
+@pytest.mark.parametrize("words", [["processes=false"], []], ids=["threads", "processes"])
+def test_damaged_weights_of_rank_0_end_all_ranks(own, tmp_path, words):
+    weights = own / "stage_0" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with forked.command(tmp_path, "scripts.generate", f"model_dir={own}", "prompt_ids=5", *words) as run:
+        assert run.end(60) == 2, run.stderr
+    assert "model.safetensors is damaged: " in sentence(run.stderr)
+
+
 def test_debug_shows_where_an_error_comes_from(saved, capsys):
     assert here(f"model_dir={saved / FIVE}", "prompt_ids=5,53", "debug=true") == 2
     printed = capsys.readouterr().err
