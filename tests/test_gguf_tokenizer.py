@@ -176,17 +176,20 @@ def test_the_letters_of_deepseek_are_cut_from_others() -> None:
 # SentencePiece
 
 
-def pieces_vocabulary(**changes: Any) -> tuple[Any, dict[str, Any]]:
+def pieces_vocabulary(user_tokens: tuple[str, ...] = (), **changes: Any) -> tuple[Any, dict[str, Any]]:
     """Train a tokenizer with SentencePiece itself, and return it with its lists as a file has them."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts(500, 2)), model_writer=model, vocab_size=700, model_type="bpe", byte_fallback=True,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, character_coverage=0.98, minloglevel=2)
+        normalization_rule_name="identity", remove_extra_whitespaces=False, character_coverage=0.98, minloglevel=2,
+        user_defined_symbols=list(user_tokens))
     theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     numbers = range(theirs.get_piece_size())
     types = [2 if theirs.is_unknown(i) else 3 if theirs.is_control(i) else 6 if theirs.is_byte(i) else 1
              for i in numbers]
-    held = {"model": "llama", "tokens": [theirs.id_to_piece(i) for i in numbers], "token_type": types,
+    tokens = [theirs.id_to_piece(i) for i in numbers]
+    types = [4 if token in user_tokens else kind for token, kind in zip(tokens, types)]
+    held = {"model": "llama", "tokens": tokens, "token_type": types,
             "scores": [theirs.get_score(i) for i in numbers], **changes}
     return theirs, held
 
@@ -199,6 +202,18 @@ def test_pieces_are_those_of_sentencepiece_itself() -> None:
     assert ids == [theirs.encode(text) for text in clean]
     assert ours.batch_decode(ids) == clean
     assert ours("a")["input_ids"] == [1, *theirs.encode("a")]
+
+
+@pytest.mark.parametrize("space", ["\u2581", " "])
+def test_spaces_of_user_defined_tokens_are_found_however_a_file_writes_them(space: str) -> None:
+    theirs, held = pieces_vocabulary(("\u2581\u2581", "\u2581\u2581\u2581\u2581", "\n"), add_space_prefix=False)
+    held["tokens"] = [token.replace("\u2581", space) if kind == 4 else token
+                      for token, kind in zip(held["tokens"], held["token_type"])]
+    ours = Vocabulary(lambda key, default=None: held.get(key, default)).tokenizer(strips_spaces=False)
+    indented = "x\n    y\n      z"
+    ids = ours(indented, add_special_tokens=False)["input_ids"]
+    assert ids == theirs.encode(indented)[1:]  # without the space that it puts first
+    assert ours.decode(ids) == indented
 
 
 # Tokens with a role

@@ -29,7 +29,7 @@ from model.weights.parts import shapes
 from model.weights.unfold import FUSED
 
 MARK = "gguf.json"  # identifies the file from which a folder was made; written last
-FORM = 2  # of unpacked folders; one of an older form, whose tokenizer may split texts wrongly, is unpacked again
+FORM = 3  # of unpacked folders; one of an older form, whose tokenizer may split texts wrongly, is unpacked again
 PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.I)  # the names that gguf-split gives to the parts of a file
 FACTORS, LONG = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -123,8 +123,10 @@ class Vocabulary:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
         self.kind: str = metadata("model")
-        self.tokens: list[str] = metadata("tokens")
+        self.tokens: list[str] = list(metadata("tokens"))
         self.token_types: list[int] = metadata("token_type") or [USUAL] * len(self.tokens)
+        if self.kind == PIECES:
+            self._write_spaces()
         self.ids = dict(PIECES_IDS) if self.kind == PIECES else {}
 
         for role, key in ROLES.items():
@@ -176,6 +178,12 @@ class Vocabulary:
             if is_special or token_type == USER_DEFINED:
                 rstrip = strips_spaces and token not in KEEP_SPACES
                 yield AddedToken(token, rstrip=rstrip, normalized=False, special=is_special)
+
+    def _write_spaces(self) -> None:
+        """Write the spaces of users' tokens as a text has them: older files have SPACE there, as in pieces."""
+        for token_id, (token, token_type) in enumerate(zip(self.tokens, self.token_types)):
+            if token_type == USER_DEFINED:
+                self.tokens[token_id] = token.replace(SPACE, " ")
 
     def _ids_by_token(self) -> dict[str, int]:
         return {token: token_id for token_id, token in enumerate(self.tokens)}
