@@ -23,7 +23,7 @@ import numpy as np
 from config.schema.untrusted import one_line, reason
 from model.byte_tokens import ByteTokenizer
 from model.sandbox import Sandbox
-from model.schema_ranges import inexact_range
+from model.schema_ranges import inexact_part
 from model.tree import TokenTree
 
 MAX_CHECKED = 32  # grammars whose check is remembered
@@ -86,7 +86,7 @@ class Grammars:
         if size > MAX_CHARACTERS:
             raise _too_large(guide, f"{size} characters, and at most {MAX_CHARACTERS} are read")
         try:
-            problem = inexact_range(*guide)
+            problem = inexact_part(*guide)
         except ValueError as error:
             problem = f"it is not JSON: {error}"
 

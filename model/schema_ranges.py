@@ -1,10 +1,12 @@
-"""Numbers and ranges in JSON schemas that a compiled grammar would not keep, so that they are refused.
+"""Numbers, ranges and patterns in JSON schemas that a compiled grammar would not keep, so that they are refused.
 
 llguidance computes with 64-bit floats. It lets an exclusive whole bound through if the other bound is less than 1 away.
+Of a pattern it loses what follows a character that JSON escapes, as in `^"[ab]"$`, except in a choice of characters.
 """
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 from typing import Any, Iterator
 
@@ -15,15 +17,17 @@ VALUES = (*LITERALS, "default", "examples")  # keywords whose values are no sche
 EXACT_WHOLE = 2 ** 53  # up to here each whole number is a float
 EXACT_DIGITS = 15  # of a decimal number that a float keeps
 INLINE = "%json"  # precedes a schema in a grammar
+CHOICE = re.compile(r"\[(?:\\x..|\\u....|\\[^xu]|[^\]\\]){2,}\]", re.S)  # of characters, in a pattern
+ESCAPED = re.compile(r'["\x00-\x1f]|\\(?:["\\nrtfva]|c|x(?:[01].|22|5[cC]|\{)|u(?:00[01].|0022|005[cC]|\{))')
 _DECODER = json.JSONDecoder(parse_float=Decimal)
 
 
-def inexact_range(kind: str, source: str) -> str:
-    """Return what is wrong with the ranges of a grammar's schemas; empty: nothing. Raises ValueError for no JSON."""
+def inexact_part(kind: str, source: str) -> str:
+    """Return what is wrong with a grammar's schemas; empty: nothing. Raises ValueError for no JSON."""
     try:
         for schema in _schemas_in(kind, source):
             for entry in _objects_in(schema):
-                problem = _problem(entry)
+                problem = _problem(entry) or _cut_pattern(entry)
                 if problem:
                     return problem
     except RecursionError:
@@ -74,6 +78,17 @@ def _problem(entry: dict[str, Any]) -> str:
     excludes_whole = any(name.startswith("exclusive") and bound == int(bound) for name, bound in bounds)
     if is_narrow and excludes_whole:
         return "the exclusive bound of a range narrower than 1 would be allowed: give bounds that are included"
+    return ""
+
+
+def _cut_pattern(entry: dict[str, Any]) -> str:
+    """Return the problem of one schema's patterns."""
+    names = entry.get("patternProperties")
+    patterns = [entry.get("pattern"), *(names if isinstance(names, dict) else ())]
+    for pattern in patterns:
+        if isinstance(pattern, str) and ESCAPED.search(CHOICE.sub("", pattern)):
+            return "a pattern would be cut after its quotation mark, backslash or control character: leave that " \
+                   f"character out of {pattern}"
     return ""
 
 

@@ -285,3 +285,26 @@ def test_a_range_that_an_answer_would_break_is_refused(bounds, words):
     {"default": 2 ** 60}, {"enum": [2 ** 53, 1e-7, True, None]}])
 def test_a_range_that_answers_keep_is_accepted(bounds):
     assert GRAMMARS.of(Guide.json_schema(bounds))
+
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("pattern", [
+    '^"[ab]$', '^["][ab]$', r'^[A-Z]:\\[a-z]+$', 'a"b', r"^a\nb?$", "^a\n[ab]$", r"^\x22[ab]$", r"^[\u0022][ab]$"])
+def test_a_pattern_that_would_be_cut_is_refused(pattern):
+    text = {"type": "string", "pattern": pattern}
+    for cut in ({"properties": {"pattern": text}}, {"patternProperties": {pattern: {"type": "null"}}}):
+        for guide in (Guide.json_schema(cut), Guide("lark", f"start: %json {json.dumps(cut)}")):
+            with refused("a pattern would be cut after its quotation mark, backslash or control character"):
+                BYTES.of(guide)
+
+
+@pytest.mark.parametrize(("pattern", "text"), [
+    (r'^[^"\\]{2}$', "\na"), (r'^["\\][ab]$', '"a'), (r"^\d\s\w$", "1\t2"), (r"^\/\.[ab]$", "/.b"),
+    ("^\u00e9[ab]$", "\u00e9a")])
+def test_a_pattern_that_is_kept_is_accepted_whole(pattern, text):
+    state = State(BYTES.of(Guide.json_schema({"type": "string", "pattern": pattern})))
+    for token_id in bytes_of(json.dumps(text, ensure_ascii=False)):
+        assert state.allows(token_id)
+        state = state.after(token_id)
+    assert state.matcher.is_accepting()
