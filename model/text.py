@@ -180,6 +180,7 @@ class Text:
             if not isinstance(tokenizer, wanted):  # it may return anything for an impossible tokenizer_class
                 raise TypeError(f"its tokenizer_class is {type(tokenizer).__name__}, not a tokenizer")
             _check_growth(tokenizer)
+            _end_training(tokenizer)
             return tokenizer
         except Exception as error:  # its errors for broken files are not documented
             if any("auto_map" in settings for settings in self._held.values()):
@@ -353,6 +354,13 @@ def _check_growth(tokenizer: Any) -> None:
         growth = _growth(json.loads(rules.__getstate__())) if rules else 1
         if growth > MOST_GROWTH:
             raise ValueError(f"its rules may write {growth} characters for one, more than {MOST_GROWTH}")
+
+
+def _end_training(tokenizer: Any) -> None:
+    """Let a text have the same tokens each time: training may have left merges out by chance."""
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if hasattr(model, "dropout"):
+        model.dropout = None
 
 
 def _growth(rules: Mapping[str, Any]) -> int:

@@ -257,6 +257,12 @@ def test_an_id_that_no_token_has_is_refused(key: str) -> None:
         vocabulary(**{key: 11})
 
 
+@pytest.mark.parametrize("key", ["token_type", "scores"])
+def test_lists_of_other_lengths_are_refused(key: str) -> None:
+    with refused(f"it has 11 tokens, but 2 entries in its {key}"):
+        vocabulary(**{key: [1, 1]})
+
+
 @pytest.mark.parametrize(("metadata", "sentence"), [
     ({"pre": None}, "it is too old: it lacks tokenizer.ggml.pre, the way in which texts are split"),
     ({"pre": "default"}, "its tokenizer splits texts in the way 'default', which is not supported"),

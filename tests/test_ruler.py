@@ -16,11 +16,11 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 20_157,
-    "model": 58_571,
+    "model": 58_617,
     "pipeline": 27_133,
     "tp": 5_825,
     "sim": 7_749,
-    "launch": 51_779,
+    "launch": 51_814,
     "eval": 40_323,
     "serve": 20_017,
     "eval/dsi": 15_948,

@@ -371,6 +371,13 @@ def test_rules_that_real_tokenizers_have_are_used(llama3, tmp_path):
     assert Text(with_rules(llama3, tmp_path / "new", normalizer=rules)).prompt_ids(["dog"], "none")
 
 
+def test_a_text_has_the_same_tokens_each_time_though_training_left_merges_out(llama3, tmp_path):
+    model = json.loads((llama3.folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    text = Text(with_rules(llama3, tmp_path / "new", model={**model, "dropout": 0.9}))
+    prompt = ["the dog and the baker"]
+    assert {tuple(text.prompt_ids(prompt, "none")) for _ in range(20)} == {tuple(llama3.prompt_ids(prompt, "none"))}
+
+
 ATTACK = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
 
 

@@ -125,6 +125,10 @@ class Vocabulary:
         self.kind: str = metadata("model")
         self.tokens: list[str] = list(metadata("tokens"))
         self.token_types: list[int] = metadata("token_type") or [USUAL] * len(self.tokens)
+        for key in ("token_type", "scores"):
+            entries = metadata(key)
+            if entries and len(entries) != len(self.tokens):
+                raise ValueError(f"it has {len(self.tokens)} tokens, but {len(entries)} entries in its {key}")
         if self.kind == PIECES:
             self._write_spaces()
         self.ids = dict(PIECES_IDS) if self.kind == PIECES else {}
