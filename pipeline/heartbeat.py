@@ -136,7 +136,7 @@ class Heartbeat:
         return f"{self._names[self._rank]} failed: {explain(error)} (in its thread {thread})"
 
     def _with_name(self, loss: str) -> str:
-        return re.sub(r"^rank (\d+)\b", lambda match: self._names[int(match[1])], loss)
+        return re.sub(r"^rank (\d+)\b(?! \()", lambda match: self._names[int(match[1])], loss)
 
     # --- what is known ------------------------------------------------------------------------------------------------
 

@@ -158,6 +158,14 @@ def heard(store, rank=0, timeout=0.5, world=2):
     return beating, found
 
 
+@pytest.mark.parametrize("loss", ["rank 1 was lost: it hangs", "rank 1 (board1, 10.0.0.2) was lost: it hangs"])
+def test_a_loss_names_its_board_once(tmp_path, loss):
+    store = Folder(str(tmp_path))
+    names = "rank 0 (board0, 10.0.0.1)", "rank 1 (board1, 10.0.0.2)"
+    Heartbeat(store, 0, 2, 5.0, names).report_at_once(loss)
+    assert heartbeat.reported_loss(store) == "rank 1 (board1, 10.0.0.2) was lost: it hangs"
+
+
 def test_a_pulse_that_breaks_says_so(tmp_path):
     for rank, why in ((0, "ZeroDivisionError: "), (1, "[Errno 28] No space left on device: 'heartbeat/1'")):
         _, message = heard(Torn(str(tmp_path)), rank, timeout=30)
