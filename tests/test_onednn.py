@@ -1,11 +1,15 @@
 """Weights that are packed for oneDNN: the same products, once in memory, wherever the processor has them."""
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from config.presets import ROOT
 from config.schema.families import FAMILIES
 from launch.hosts.timing import random_weights
 from model.llama import LlamaConfig, Logits, Slice, fill
@@ -95,3 +99,23 @@ def test_where_it_does_not_work_nothing_is_packed(wrong, monkeypatch):
 
     monkeypatch.setattr(Packed, "forward", failing)
     assert packed(torch.ones(8, 8, dtype=torch.bfloat16)) is None
+
+
+EACH_BATCH_SIZE = """
+import torch
+from model.weights.onednn import packed
+product = packed(torch.ones(64, 64))
+for rows in [*range(66, 166), 66]:
+    product(torch.zeros(rows, 64))
+"""
+
+
+def test_kernels_for_many_numbers_of_rows_do_not_fill_the_memory():
+    if packed(torch.ones(8, 8)) is None:
+        pytest.skip("this processor, or torch, has no products with packed weights")
+    environment = {**os.environ, "ONEDNN_VERBOSE": "2"}
+    environment.pop("ONEDNN_PRIMITIVE_CACHE_CAPACITY", None)  # which this process has set
+    shown = subprocess.run([sys.executable, "-c", EACH_BATCH_SIZE], cwd=ROOT, env=environment, capture_output=True,
+                           text=True, check=True).stdout
+    created = [line for line in shown.splitlines() if ",create:" in line]
+    assert "create:cache_miss" in created[-1], created[-1]  # the first one is forgotten

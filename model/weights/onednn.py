@@ -8,6 +8,8 @@ Shapes: T rows, N outputs, K inputs.
 """
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +20,8 @@ UNITS = (1, 2, 4)  # multiples to which the rows of a batch may be padded
 TRIED = (1, 2, 3, 4, 8, 16, 17, 33)  # rows of batches in which a row must have the same bits ...
 ROWS = 65  # ... as in a batch of this size
 
+# Of 1,024 kernels, one for each shape and number of rows, oneDNN would fill half a gigabyte within a day of requests.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 _units: dict[tuple[object, ...], int] = {}  # by type, shape and threads; 0: incorrect products, or none
 
 
