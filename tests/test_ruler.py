@@ -31,15 +31,15 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "scripts": 5_257,
     "split_and_save_models": 604,
 }
-LONGEST_FUNCTION = 520  # tokens
+LONGEST_FUNCTION = 506  # tokens
 LONG_BODY = 12  # lines from which on a function's body has to show its steps
 EMPTY_NAMES = {"found", "place", "own", "one", "said", "known", "given", "asked", "made", "held"}
 ENOUGH_NAMES = 20  # in a file, before the share of its compounds says something
 
 # What the whole source has reached. These figures may only get better.
-COMPOUND_SHARE = 0.086
-BLANK_SHARE = 0.011
-EMPTY_COUNT = 966
+COMPOUND_SHARE = 0.124
+BLANK_SHARE = 0.025
+EMPTY_COUNT = 830
 
 # What a new file has to reach, and each old one that was rewritten.
 FINAL_COMPOUND_SHARE = 0.25
