@@ -188,7 +188,7 @@ def test_a_file_of_questions_is_answered_several_at_once_as_one_by_one(saved, tm
         same = ("prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "finish_reason")
         assert {key: one.get(key) for key in same} == {key: other.get(key) for key in same}
     said = capsys.readouterr()
-    assert said.out.count("tokens/s of all") == 1 and "question 4, turn 2" in said.err
+    assert said.out.count("tokens/s of all") == 1 and "100 % after" in said.err
 
 
 def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_one(saved, tmp_path, monkeypatch):

@@ -201,7 +201,7 @@ def test_a_person_asks_and_sees_the_text_the_guesses_and_how_busy_the_ranks_are(
     assert over(page)
     assert page.run(ANSWERS) == [server.chat(max_tokens=40).json()["choices"][0]["message"]["content"].strip()]
     seen = page.run("return seen")
-    assert any(circles > 3 and paths == circles and ranks == 5 for circles, paths, ranks in seen), seen
+    assert any(circles > 0 and paths == circles and ranks == 5 for circles, paths, ranks in seen), seen
     assert "plain decoding: about" in page.run("return document.querySelector('.assistant .figures').textContent")
     assert "</s>" not in page.run("return document.body.textContent")
     width, room = page.run(FITS)

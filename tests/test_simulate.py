@@ -1,9 +1,14 @@
 """`python3 -m scripts.simulate` as it is typed: its keys, what is said of mistakes, and how it is interrupted."""
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,14 +37,20 @@ def test_a_closed_output_ends_a_command_quietly(words: list[str]) -> None:
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])  # SIG_IGN: from a shell's background
 def test_an_interrupt_ends_a_command_without_a_traceback(inherited: signal.Handlers) -> None:
     words = [*COMMAND, "online", "num_repeats=2000"]
-    ran = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    terminal, its_end = os.openpty()
+    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))  # a bar needs columns
+    ran = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=its_end,
                            preexec_fn=lambda: signal.signal(signal.SIGINT, inherited))
-    assert ran.stdout is not None and ran.stderr is not None
-    shown = ran.stderr.read(1)  # the bar
+    os.close(its_end)
+    shown = os.read(terminal, 1)  # the bar
     ran.send_signal(signal.SIGINT)
-    out, err = ran.communicate()
+    with suppress(OSError):  # the terminal's end
+        while some := os.read(terminal, 4096):
+            shown += some
+    os.close(terminal)
+    out, _ = ran.communicate()
     assert (ran.returncode, out) == (128 + signal.SIGINT, b"")
-    assert b"Traceback" not in shown + err
+    assert b"Traceback" not in shown
 
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
