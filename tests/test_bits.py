@@ -12,6 +12,7 @@ from launch.hosts.timing import random_weights
 from model.llama import LlamaConfig, Logits, Scales, Slice, fill
 from model.weights.onednn import packed
 from model.weights.quant import compress, fuse, pack
+from tests.same_rows import LENGTH, alone, in_trees
 
 SIZES = LlamaConfig(hidden=192, layers=2, heads=6,
                     kv_heads=2, head_dim=32, intermediate=1536, vocab=200, context=128,
@@ -24,7 +25,6 @@ FAMILY = {
     "gpt_oss": replace(SIZES, family=replace(FAMILIES["gpt_oss"], experts=()),
                        scales=Scales(clamp=7.0)),
 }
-LENGTH, PROMPT = 60, 37
 
 
 class Model:
@@ -46,36 +46,6 @@ class Model:
         self.cache.admit(nodes, parents, text)
         out_TD = self.body(torch.tensor(tokens), torch.tensor(positions), self.cache)
         return torch.cat((out_TD, self.head(out_TD)), 1)
-
-
-def alone(model, text):
-    """Return the results for each token of a text, computed one by one after a prompt."""
-    rows = [(i, max(i - 1, 0), i, token) for i, token in enumerate(text)]
-    model.cache.clear()
-    made = [model.read(rows[:PROMPT], PROMPT)]
-    return torch.cat(made + [model.read([row], 1) for row in rows[PROMPT:]])
-
-
-def in_trees(model, text, rng):
-    """Return the same for a prompt in unequal chunks, and for the rest as guesses among incorrect ones."""
-    rows = [(i, max(i - 1, 0), i, token)
-            for i, token in enumerate(text[:PROMPT])]
-    model.cache.clear()
-    made = [model.read(rows[start:end], end - start) for start, end in ((0, 3),
-                                                                        (3, 20), (20, 21), (21, PROMPT))]
-    tip, node, at = PROMPT - 1, 1000, PROMPT
-    while at < len(text):
-        rows, right, above = [], [], [tip]
-        for position in range(at, min(at + rng.randrange(1, 10), len(text))):
-            for token in [*rng.sample(range(200), rng.randrange(4)), text[position]]:
-                rows.append((node, above[-1], position, token))
-                node += 1
-            right.append(len(rows) - 1)
-            above.append(node - 1)
-        made.append(model.read(rows, 0)[right])
-        tip, at = above[-1], at + len(right)
-        model.cache.prune(tip, above[-2], [], node)
-    return torch.cat(made)
 
 
 @pytest.fixture(params=[1, 2], ids="{} threads".format)
@@ -103,7 +73,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_tree(family, dtype, kind, small)
     rng = random.Random(1)
     text = [rng.randrange(200) for _ in range(LENGTH)]
     model = Model(FAMILY[family], dtype, kind, small)
-    assert torch.equal(in_trees(model, text, rng), alone(model, text))
+    assert torch.equal(in_trees(model, text, rng, 200), alone(model, text))
 
 
 @pytest.mark.usefixtures("threads")

@@ -39,6 +39,7 @@ from model.weights import int4
 from model.weights.quant import LINEAR, quantize
 from scripts import generate
 from tests.checkpoints import refused
+from tests.same_rows import LENGTH, alone, chain, in_trees
 from tests.tiny import SPECULATIVE, Oracle, Tiny, pipeline, write
 
 try:
@@ -57,7 +58,6 @@ FAMILY = {
     "smollm3": replace(SIZES, unturned=(True, False)),
 }
 KINDS = ("none", "int8", "int4")
-LENGTH, PROMPT = 60, 37
 CLOSE = {"none": 1e-5, "int8": 0.03, "int4": 0.03}  # relative error of what the layers add; activations have 8 bits
 LEVELS = {level.name: level for level in levels()}
 
@@ -122,39 +122,6 @@ class Model:
         return self.body(torch.tensor(tokens), torch.tensor(positions), cache)
 
 
-def chain(text, first=0):
-    return [(first + i, max(first + i - 1, 0), first + i, token) for i, token in enumerate(text)]
-
-
-def alone(model, text):
-    """Return the rows of a text, computed one by one after a prompt."""
-    rows = chain(text)
-    model.cache.clear()
-    made = [model.read(rows[:PROMPT], PROMPT)]
-    return torch.cat(made + [model.read([row], 1) for row in rows[PROMPT:]])
-
-
-def in_trees(model, text, rng):
-    """Return the same for a prompt in unequal chunks, and for the rest as guesses among others, before and behind."""
-    rows = chain(text)
-    model.cache.clear()
-    ends = ((0, 3), (3, 20), (20, 21), (21, PROMPT))
-    made = [model.read(rows[start:end], end - start) for start, end in ends]
-    tip, node, at = PROMPT - 1, 1000, PROMPT
-    while at < len(text):
-        rows, right, above = [], [], [tip]
-        for position in range(at, min(at + rng.randrange(1, 10), len(text))):
-            for token in [*rng.sample(range(50), rng.randrange(4)), text[position]]:
-                rows.append((node, above[-1], position, token))
-                node += 1
-            right.append(len(rows) - 1)
-            above.append(node - 1)
-        made.append(model.read(rows, 0)[right])
-        tip, at = above[-1], at + len(right)
-        model.cache.prune(tip, above[-2], [], node)
-    return torch.cat(made)
-
-
 TEXT = [random.Random(1).randrange(50) for _ in range(LENGTH)]
 
 
@@ -167,7 +134,7 @@ def test_a_row_has_the_same_bits_alone_in_trees_and_by_every_instruction_set(fam
     for level in LEVELS.values():
         for threads in (1, 3):
             model = Model(family, kind, small, level, threads)
-            assert torch.equal(in_trees(model, TEXT, random.Random(threads)), wanted), (level.name, threads)
+            assert torch.equal(in_trees(model, TEXT, random.Random(threads), 50), wanted), (level.name, threads)
 
 
 @pytest.mark.parametrize("level", LEVELS)
