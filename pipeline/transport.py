@@ -22,6 +22,7 @@ from pipeline.trace import OFF, Meter, NoTrace
 
 WIRES = ("data", "control", "report")  # for messages in order, of rank 0 to all ranks, and of stages to rank 0
 DATA, CONTROL, REPORT = range(3)
+TCP_CLOSE = 7  # the state of a connection that was given up, as in TCP_INFO
 CHECK_SECONDS = 0.5  # between two looks at the connections while nothing is sent
 
 
@@ -216,8 +217,14 @@ class Wire:
             raise broken_connection(peer) from error
 
     def check(self, peer: int) -> None:
-        """Raise PeerLost if the system has given up the connection to a peer, as over a dead cable."""
-        if self.out[peer].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        """Raise PeerLost if the system has given up the connection to a peer, as over a dead cable.
+
+        SO_ERROR would also report a cable that is unplugged for a moment, which the connection survives.
+        """
+        connection = self.out[peer]
+        if connection.family == socket.AF_UNIX:
+            return
+        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
             raise broken_connection(peer)
 
     def recv(self, x: Tensor, peer: int) -> None:

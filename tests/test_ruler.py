@@ -17,7 +17,7 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 20_157,
     "model": 58_629,
-    "pipeline": 27_133,
+    "pipeline": 27_156,
     "tp": 5_825,
     "sim": 7_749,
     "launch": 51_814,

@@ -66,7 +66,7 @@ def test_any_object_is_an_object_as_far_as_there_is_room(server):
     ({"guided_json": {"type": "string", "minLength": 5, "maxLength": 3}}, "guided_json", "Unsatisfiable schema"),
     ({"guided_json": "{"}, "guided_json", "cannot be met"), ({"guided_regex": "((("}, "guided_regex", "cannot be met"),
     ({"guided_grammar": 'start: "a" start'}, "guided_grammar", "without an end"),
-    ({"guided_regex": "((a{999}){999}){999}"}, "guided_regex", "is too large (compiling it takes more than "),
+    ({"guided_regex": "((a{999}){999}){999}"}, "guided_regex", "the regex "),
     ({"guided_json": {"exclusiveMinimum": 1, "maximum": 1.5}}, "guided_json", "narrower than 1"),
     ({"guided_choice": []}, "guided_choice", "is empty"),
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json and guided_regex are both given")])

@@ -5,7 +5,6 @@ And the trace of a run that was lost can be read.
 from __future__ import annotations
 
 import ast
-import errno
 import socket
 import time
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from pipeline.heartbeat import BEAT_SECONDS, Heartbeat, report_loss
 from pipeline.messages import Header, Reset, Segment
 from pipeline.sockets import BoardDoor
 from pipeline.trace import Trace, merge, read
-from pipeline.transport import Peers, ProcessLink, Wire
+from pipeline.transport import TCP_CLOSE, Peers, ProcessLink, Wire
 from sim import devices
 from tests.forked import ranks
 from tests.saved import ENDLESS, here, wait_until
@@ -90,8 +89,10 @@ def lost(numbers, *sent):
 class SilentConnection:
     """A connection that the system has given up after its last `send`."""
 
-    def getsockopt(self, level: int, name: int) -> int:
-        return errno.ETIMEDOUT if (level, name) == (socket.SOL_SOCKET, socket.SO_ERROR) else 0
+    family = socket.AF_INET
+
+    def getsockopt(self, level: int, name: int, size: int) -> bytes:
+        return bytes([TCP_CLOSE if (level, name) == (socket.IPPROTO_TCP, socket.TCP_INFO) else 0] * size)
 
 
 def test_a_connection_that_the_system_gives_up_while_nothing_is_sent_is_a_loss():
