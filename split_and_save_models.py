@@ -9,8 +9,8 @@ import shlex
 import sys
 from typing import Sequence
 
+from config.console import EXIT_INTERRUPTED, NEEDED, ended_by, enter, say
 from config.run_config import RunConfig
-from launch.console import EXIT_INTERRUPTED, NEEDED, ended_by, enter, say
 
 if __name__ == "__main__":
     enter(*NEEDED)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 
-from launch.console import NEEDED, enter
+from config.console import NEEDED, enter
 
 if sys.argv[:1] == ["-m"]:  # python3 -m eval.report
     enter(*NEEDED)

@@ -13,7 +13,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Sequence
 
+from cluster.board import BOARD, TYPED_AS, find_board
 from config.cli import parts
+from config.console import EXIT_STOPPED, ended_by, say
 from config.files import check_folder
 from config.keys import HELP_WORDS
 from eval.evaluation import Evaluation, all_questions
@@ -21,8 +23,6 @@ from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
-from launch.console import EXIT_STOPPED, ended_by, say
-from launch.hosts.board import BOARD, TYPED_AS, find_board
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace

@@ -16,12 +16,12 @@ from typing import Any, Callable, Generator, Mapping, Sequence, TypeVar
 from torch import Tensor
 
 from config.cli import parts
+from config.console import say
 from config.questions import Question
 from eval.keys import Contender, EvalConfig
 from eval.metrics import divergence
 from eval.results import Key, Results
 from launch.build import sampler_of
-from launch.console import say
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
 from model.sample import Sampler, gumbel

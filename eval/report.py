@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TextIO
 
+from config.console import command
 from config.files import ROOM, write
 from eval import summary
 from eval.keys import Contender
@@ -20,7 +21,6 @@ from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import ResultsFolder, missing, provenance, read
 from eval.summary import BASELINES, MEAN, Row, TemperatureView
 from eval.tables import LABEL_WIDTH, NOT_MEASURED, in_columns, markdown, number
-from launch.console import command
 
 TOO_LATE = 0.03  # share of the computing time
 SHOWN = 20  # largest number of sentences about missing answers

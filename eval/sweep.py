@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence, TextIO
 
 from config import files
+from config.console import EXIT_STOPPED, EXIT_WRONG, command, say
 from config.keys import HELP, HELP_WORDS, check_name, raw_values, with_defaults
 from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import one_line
@@ -24,7 +25,6 @@ from eval.command import START, SWEEP_POINT
 from eval.results_index import NoAnswers, ResultsFolder, provenance, read
 from eval.summary import MEAN, SUMMARY, figures, flat, summary
 from eval.tables import LABEL_WIDTH, in_columns, markdown, number, save
-from launch.console import EXIT_STOPPED, EXIT_WRONG, command, say
 
 # A draft head alone, with trees that grow as in the papers.
 QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "questions": "5", "max_new_tokens": "64", "draft": "eagle",

@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Dict, Tuple
 
+from config.console import PatientStream, say
 from config.files import streams, write
 from config.methods import METHODS
 from config.questions import Question, read
 from config.run_config import RunConfig
 from config.schema.untrusted import escaped
-from launch.console import PatientStream, say
 from launch.conversation import STANDARD_INPUT, converse, with_question
 from launch.pipeline import Generation, Pipeline
 from launch.progress import ProgressBar

@@ -13,9 +13,9 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, AsyncGenerator, Callable, Iterable, Mapping, Sequence, TypeVar
 
+from config.failure import PeerLost, guarded
 from launch.pipeline import Generation, Pipeline, Prompt, SinglePrompt, is_list_of_prompts
 from model.text import MessageDict, check_messages
-from pipeline.failure import PeerLost, guarded
 
 POLL_SECONDS = 0.25  # seconds between two checks of an idle pipeline
 Result = TypeVar("Result")

@@ -19,7 +19,10 @@ from typing import Any, BinaryIO, Callable, Mapping, Optional, Type
 
 import torch
 
+from cluster.agreement import code_version
+from cluster.board import is_one_rank
 from config.cli import CommandKeys, parse
+from config.console import Words, say
 from config.drafts import MODEL_KEY, MODELS_KEY, reads
 from config.files import fits, open_lock, read_json_file, write_json
 from config.keys import preset_of, raw_values
@@ -28,9 +31,6 @@ from config.presets import absent
 from config.profiles import is_file
 from config.run_config import DRAWN, RunConfig
 from config.schema.untrusted import one_line
-from launch.console import Words, say
-from launch.hosts.agreement import code_version
-from launch.hosts.board import is_one_rank
 from launch.prepare import open_part
 from model.weights.parts import plan_stages
 from model.weights.unfold import Unfolded

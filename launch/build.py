@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from config.cli import no_head, other_head
+from config.console import say
 from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
 from config.schema.untrusted import short_repr
 from config.trees import FIXED
-from launch.console import say
 from launch.spec import RankSpec
 from model.cache import TreeCache
 from model.drafts.dflash import BlockDraft

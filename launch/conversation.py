@@ -13,14 +13,14 @@ from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+from cluster.board import is_one_rank
+from cluster.processes import keep_ctrl_c
 from config.cli import QUESTIONS
 from config.keys import HELP, opened, preset_of, raw_values
 from config.presets import PRESETS
 from config.schema.untrusted import one_line
 from launch.auto import cache_folder
-from launch.hosts.board import is_one_rank
 from launch.pipeline import Pipeline
-from launch.processes import keep_ctrl_c
 from launch.screen import introduction, pieces_of, screen_for, summary
 
 STANDARD_INPUT = "-"  # value of the key `prompt`

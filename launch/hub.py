@@ -12,10 +12,10 @@ import re
 from pathlib import Path
 from typing import Iterable, Mapping
 
+from config.console import say
 from config.files import one_at_a_time
 from config.presets import MODELS, PRESETS
 from config.schema.untrusted import reason, short_repr
-from launch.console import say
 from launch.split.gguf import is_gguf
 from model.text import VOCABULARIES
 from model.weights.checkpoint import Checkpoint

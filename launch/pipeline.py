@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVar, Union, overload
 
 from config.cli import shown_path
+from config.console import say
+from config.failure import PeerLost
 from config.keys import options as keys_of
 from config.keys import parsed, written
 from config.run_config import GAINS, SAMPLING, RunConfig
@@ -25,7 +27,6 @@ from launch.build import (
     build_stage,
     sampler_of,
 )
-from launch.console import say
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows, sized
 from launch.progress import ProgressBar
@@ -38,7 +39,6 @@ from model.grammar import Grammar, Grammars, Guide
 from model.text import NO_VARIABLES, AnswerReader, MessageDict, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
-from pipeline.failure import PeerLost
 from pipeline.requests import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop

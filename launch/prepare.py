@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, NamedTuple, Sequence
 
+from cluster.agreement import PartFacts
+from config.console import say
 from config.files import check_folder, check_output
 from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
-from launch.console import say
 from launch.memory import check_memory
 from launch.spec import RankSpec, device_named, local_ranks
 from launch.split.write import Layout, split
@@ -37,9 +38,19 @@ class Prepared(NamedTuple):
     trace: Callable[[int, Clock], NoTrace]  # creates the trace of a rank
 
     @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return self.placement.world
+
+    @property
+    def shares_stages(self) -> bool:
+        """Whether several ranks share a stage."""
+        return self.placement.shares
+
+    @property
     def recovers(self) -> bool:
         """Whether a rank that dies is started again; impossible if ranks share a stage, as their sums break off."""
-        return bool(self.config.recovery) and not self.placement.shares
+        return bool(self.config.recovery) and not self.shares_stages
 
     @property
     def patience(self) -> float:
@@ -54,6 +65,12 @@ class Prepared(NamedTuple):
     def spec(self, rank: int) -> RankSpec:
         """Return the specification of a rank; raises ValueError if its part is missing."""
         return RankSpec(self.config, open_part(self.folder, rank))
+
+    def facts(self, rank: int) -> PartFacts:
+        """Return what all ranks must agree on in a rank's own part."""
+        spec = self.spec(rank)
+        number_type = str(spec.dtype).rpartition(".")[2]
+        return PartFacts(spec.part.split_id, spec.part.world, number_type)
 
 
 def prepare(config: RunConfig) -> Prepared:

@@ -15,29 +15,29 @@ from typing import Callable, ContextManager, Iterator, NoReturn, Sequence
 import torch
 import torch.distributed as dist
 
-from launch import processes
-from launch.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
-from launch.epochs import Coming, Epochs, Meeting, Opening, door_of
-from launch.folder import RENDEZVOUS, Folder, hold, private_folder
-from launch.hosts.board import Board, find_board
-from launch.hosts.rendezvous import Coordinator
+from cluster import processes
+from cluster.board import Board, find_board
+from cluster.folder import RENDEZVOUS, Folder, hold, private_folder
+from cluster.heartbeat import Heartbeat
+from cluster.memberships import Coming, Epochs, Meeting, Opening, door_of
+from cluster.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, Ranks, launched
+from cluster.rendezvous import Coordinator
+from cluster.sockets import FolderDoor
+from config.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
+from config.failure import PeerLost, explain, guarded
 from launch.prepare import Prepared, check_split, prepare
-from launch.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, Ranks, launched
 from launch.spec import torch_as_it_was
 from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
 from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
-from pipeline.failure import PeerLost, explain, guarded
-from pipeline.heartbeat import Heartbeat
-from pipeline.sockets import FolderDoor
 from pipeline.trace import OFF, REAL, NoTrace, forget
 from tp.links import Placement
 
 RENDEZVOUS_VARIABLES = ("RANK", "WORLD_SIZE", INTERFACE)  # variables that a rendezvous sets in the environment
 
 
-# --- processes of one machine; for several see hosts/rendezvous.py ----------------------------------------------------
+# --- processes of one machine; for several see cluster/rendezvous.py --------------------------------------------------
 
 def connect(rank: int, placement: Placement) -> Meeting:
     """Return the meeting of all ranks of this machine, which a launcher has started."""
@@ -267,7 +267,7 @@ def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
     say(f"on each of the other boards: {command_elsewhere(resolved.words)}")
     with ExitStack() as ends:
         with environment_kept(*RENDEZVOUS_VARIABLES):
-            coordinator = ends.enter_context(closing(Coordinator(board)))
+            coordinator = ends.enter_context(closing(Coordinator(board, prepare)))
             member = Member(coordinator.attend(resolved.keys), 0)
             rank = ends.enter_context(_in_group(member, coordinator.connect()))
         yield rank

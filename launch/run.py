@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Callable, NoReturn, Sequence
 
+from cluster.board import TYPED_AS, Board, find_board
+from cluster.processes import launched, note, spawn
+from cluster.rendezvous import Coordinator, Participant, Rendezvous, Spare
 from config.cli import CommandKeys
-from launch.console import EXIT_STOPPED, die, ended_by, interrupt, say
-from launch.hosts.board import TYPED_AS, Board, find_board
-from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous, Spare
+from config.console import EXIT_STOPPED, die, ended_by, interrupt, say
+from config.failure import PeerLost, is_expected
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
-from launch.processes import launched, note, spawn
 from launch.ranks import Member, alone, connect, leave_groups
 from launch.trace import join_traces
 from launch.wiring import Rank
 from launch.words import resolve
-from pipeline.failure import PeerLost, is_expected
 from pipeline.trace import NoTrace
 
 Main = Callable[[Pipeline], None]
@@ -89,16 +89,16 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     return _be_rank(prepared, rendezvous, main)
 
 
-def _rendezvous(board: Board) -> Rendezvous:
+def _rendezvous(board: Board) -> Rendezvous[Prepared]:
     """Return this board's side of the rendezvous."""
     if board.is_spare:
-        return Spare(board)
-    return Participant(board) if board.rank else Coordinator(board)
+        return Spare(board, prepare)
+    return Participant(board, prepare) if board.rank else Coordinator(board, prepare)
 
 
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> NoReturn:
+def _be_rank(prepared: Prepared, rendezvous: Rendezvous[Prepared] | None, main: Main) -> NoReturn:
     """Run one rank from the rendezvous to its end. A rank that fails ends at once."""
     os.environ.update(TOKENIZERS_ONLY)
     number, several_hosts = int(os.environ["RANK"]), rendezvous is not None

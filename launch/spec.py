@@ -15,9 +15,9 @@ from typing import Iterator
 import torch
 from torch import Tensor
 
+from cluster.folder import RENDEZVOUS
 from config.methods import METHODS
 from config.run_config import RunConfig
-from launch.folder import RENDEZVOUS
 from model.llama import LlamaConfig
 from model.native.layers import reason_against
 from model.native.structures import reason_against_numbers

@@ -11,15 +11,16 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import torch.distributed as dist
 
+from cluster.heartbeat import Heartbeat
+from cluster.transport import Inbox, LocalLink, ProcessLink
+from config.failure import PeerLost
 from config.profiles import Profile
 from launch.build import build_stage
 from launch.spec import RankSpec
-from pipeline.failure import PeerLost
-from pipeline.heartbeat import Heartbeat
+from pipeline.link import Peers
 from pipeline.requests import no_recovery
 from pipeline.stage import run_stage
 from pipeline.trace import REAL, Clock, Meter, NoTrace
-from pipeline.transport import Inbox, LocalLink, Peers, ProcessLink
 from sim.clock import Pace
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup

@@ -17,7 +17,9 @@ import zipfile
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
+from cluster.board import BOARD, is_one_rank
 from config.cli import RUN_PIPE, CommandKeys, headless, parse
+from config.console import Words, say
 from config.drafts import BEST_DRAFT
 from config.files import one_at_a_time
 from config.keys import HELP, opened, preset_of, raw_values
@@ -27,8 +29,6 @@ from config.run_config import RunConfig
 from config.schema.untrusted import one_line
 from launch import auto
 from launch.auto import Kind
-from launch.console import Words, say
-from launch.hosts.board import BOARD, is_one_rank
 from launch.hub import words_of
 from launch.split.gguf import is_current, is_gguf, unpack
 from model.native.compiler import levels, library

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import Any, Callable, ContextManager, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar, Union
 
+from config.failure import PeerLost
 from config.trees import Growth, TreeConfig
 from model.drafts.draft import Draft, Passes, Read, Reading, Steps, WorthDrafting, always
 from model.drafts.forced import ForcedDraft
@@ -22,7 +23,6 @@ from model.grammar import Grammar
 from model.law import PathLaw
 from model.sample import Logprob, LogprobRequest, Penalties, Sampler
 from model.tree import TokenTree
-from pipeline.failure import PeerLost
 from pipeline.messages import Reset
 from pipeline.pacing import TargetOptions
 from pipeline.requests import TRIES, RequestTarget, Ring

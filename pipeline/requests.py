@@ -14,16 +14,16 @@ from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, S
 import torch
 from torch import Tensor
 
+from config.failure import PeerLost
 from model.cache import upload
 from model.rules import judged
 from model.sample import Sampler, logprobs
 from model.tree import TokenTree
-from pipeline.failure import PeerLost
+from pipeline.link import Link, send_round
 from pipeline.messages import NOBODY, Features, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
 from pipeline.pacing import DEFAULT_OPTIONS, Pacing, TargetOptions, worths
 from pipeline.strategies import WAIT, Progress, Target
 from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
-from pipeline.transport import Link, send_round
 
 TRIES = 5  # maximum number of losses without a settled token between them; at the next one PeerLost is raised
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from model.cache import Survivors, TreeCache, together, upload
+from pipeline.link import StageLink
 from pipeline.messages import (
     NOBODY,
     Features,
@@ -28,7 +29,6 @@ from pipeline.messages import (
     segments_of,
 )
 from pipeline.trace import OFF, REAL, Clock, NoTrace
-from pipeline.transport import StageLink
 
 
 class Stage:

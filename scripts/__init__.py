@@ -13,8 +13,8 @@ import signal
 import sys
 from typing import Any
 
-from launch.console import NEEDED, enter, interrupt, missing_package
-from pipeline.failure import SPACE, limit_remedy, shortage
+from config.console import NEEDED, enter, interrupt, missing_package
+from config.failure import SPACE, limit_remedy, shortage
 
 LIBRARIES = 1 << 30  # bytes of address space, with a margin, that torch and transformers take before a model is read
 

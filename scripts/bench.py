@@ -39,8 +39,8 @@ import sys
 from importlib import import_module
 from typing import Sequence
 
+from config.console import command
 from config.keys import HELP_WORDS, check_name
-from launch.console import command
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "overhead": "eval.bench.overhead:overhead",

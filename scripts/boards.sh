@@ -36,7 +36,7 @@ quoted() {
 # read_boards HOSTS FILE: writes a line for each board of the hosts file; exits if it is invalid or not given
 read_boards() {
     [ -n "$1" ] || fail "which boards? Give hosts=FILE, with a line for each rank, as 192.168.1.11 user=nvidia"
-    project_python -m launch.hosts.board "$1" >"$2" || exit 2
+    project_python -m cluster.board "$1" >"$2" || exit 2
 }
 
 # check_ranks WORD: exits if ranks=WORD is no list of ranks

@@ -29,11 +29,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
+from cluster.board import addresses as _addresses
+from config.console import EXIT_WRONG, say
 from config.presets import PROMPT, ROOT
 from config.schema.untrusted import reason
 from launch.available import available
-from launch.console import EXIT_WRONG, say
-from launch.hosts.board import addresses as _addresses
 
 GIB = 1 << 30
 DISK, MEMORY = 1 * GIB, 2 * GIB  # for five ranks with the bundled model; another model needs its size in addition

@@ -148,7 +148,7 @@ read_boards "$HOSTS" "$TEMP/boards"
 WORLD="$(awk '$1 == $2' "$TEMP/boards" | wc -l)"
 cp -- "$HOSTS" "$HOSTS_COPY"
 if [ ${#MODEL[@]} -gt 0 ]; then
-    SPLIT="$(project_python -m launch.hosts.share_out hosts="$HOSTS" "${MODEL[@]}")" || exit 2
+    SPLIT="$(project_python -m launch.share_out hosts="$HOSTS" "${MODEL[@]}")" || exit 2
 fi
 check_ranks "$RANKS"
 for rank in ${RANKS//,/ }; do

@@ -17,8 +17,8 @@ from html import escape
 from itertools import groupby
 from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
 
+from config.console import command
 from config.files import write
-from launch.console import command
 
 COLUMNS, LINES = 88, 29
 FRAME_SECONDS = 0.15

@@ -9,9 +9,9 @@ import os
 import sys
 from typing import Sequence
 
+from config import console
 from config.keys import raw_values
 from eval.plan.auto import allow_plans
-from launch import console
 from launch.run import TOKENIZERS_ONLY
 from serve import running
 from serve.engine import Engine

@@ -13,9 +13,9 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from config.console import say
+from config.failure import FILES, explain
 from config.serve_config import ServeConfig
-from launch.console import say
-from pipeline.failure import FILES, explain
 
 HEAD = 10.0  # seconds for the head of a request, and for the rest of a body that was answered already
 SPARE = 512  # connections in addition to two for each answer that may be under way or waiting

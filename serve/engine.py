@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
+from config.console import say, show
+from config.failure import explain, guarded
 from launch.asynchronous import POLL_SECONDS, Job, RequestLoop
-from launch.console import say, show
 from launch.pipeline import Generation, Pipeline
 from model.grammar import Grammar
-from pipeline.failure import explain, guarded
 from pipeline.requests import Ring
 from serve.metrics import Metrics
 from serve.protocol import Choice, Refused

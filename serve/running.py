@@ -14,12 +14,12 @@ from typing import Any, Callable, Sequence
 
 import uvicorn
 
+from cluster.processes import POLL_SECONDS, kill_all
 from config.cli import DEFAULT_PRESET
+from config.console import EXIT_INTERRUPTED, EXIT_LOST, die, interrupt, say
 from config.keys import preset_of, raw_values
 from config.serve_config import ServeConfig
-from launch.console import EXIT_INTERRUPTED, EXIT_LOST, die, interrupt, say
 from launch.pipeline import Pipeline
-from launch.processes import POLL_SECONDS, kill_all
 from launch.words import resolve
 from serve.app import Server
 from serve.connections import Connection, LoopErrorHandler, connection_limits

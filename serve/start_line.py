@@ -5,9 +5,9 @@ import socket
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from cluster.board import way_to
 from config.methods import METHODS
 from config.serve_config import is_loopback
-from launch.hosts.board import way_to
 from launch.pipeline import Pipeline
 
 ALL_INTERFACES = ("0.0.0.0", "::")

@@ -11,10 +11,10 @@ from typing import Any, Callable, Sequence
 
 from torch import Tensor
 
+from config.failure import Failure, guarded
 from model.cache import Admitted
 from model.drafts.draft import Passes, Read, Reading
 from model.drafts.network import by_network
-from pipeline.failure import Failure, guarded
 from pipeline.messages import Message
 from sim.clock import Pace
 from sim.wires import ModelledWire, note

@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def ranks_are_forked() -> None:
     """In pipelines that this process opens."""
-    from launch import processes
+    from cluster import processes
     from tests.forked import serving_ranks
 
     processes.subprocess = SimpleNamespace(Popen=serving_ranks)

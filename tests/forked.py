@@ -1,6 +1,6 @@
 """Commands and ranks that are forked from a process that has torch already: a whole run starts in a second.
 
-`ranks` starts them as launch/processes.py does it, in a private folder of their own; `command` forks the launcher,
+`ranks` starts them as cluster/processes.py does it, in a private folder of their own; `command` forks the launcher,
 which then forks its ranks; `serving_ranks` lets this process do the same.
 """
 from __future__ import annotations
@@ -19,13 +19,13 @@ from subprocess import Popen
 from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
+from cluster import processes
+from cluster.board import BOARD
+from cluster.folder import RENDEZVOUS, Folder, private_folder
+from cluster.heartbeat import LOSS_KEY
+from cluster.processes import LAUNCHER
 from config.presets import ROOT
-from launch import processes
-from launch.folder import RENDEZVOUS, Folder, private_folder
-from launch.hosts.board import BOARD
-from launch.processes import LAUNCHER
 from launch.run import run
-from pipeline.heartbeat import LOSS_KEY
 from scripts import generate
 from tests.saved import Command, leaving_nothing, wait_until
 
@@ -96,7 +96,7 @@ def ranks(folder: Path, words: Sequence[str], world: int, prepare: Prepare = not
 # --- whole commands ---------------------------------------------------------------------------------------------------
 
 class Child:
-    """A program that this process forks, with what launch/processes.py uses of subprocess.Popen."""
+    """A program that this process forks, with what cluster/processes.py uses of subprocess.Popen."""
 
     def __init__(self, words: Sequence[str],
                  env: Mapping[str, str], pass_fds: Sequence[int]) -> None:
@@ -158,7 +158,7 @@ def _be_launcher(words: Sequence[str], environment: dict[str, str], files: Seque
 
 
 class Forked:
-    """A process of the fork server, with what launch/processes.py and tests use of subprocess.Popen."""
+    """A process of the fork server, with what cluster/processes.py and tests use of subprocess.Popen."""
 
     def __init__(self, target: Callable[..., None], *words: Any) -> None:
         self._process = CONTEXT.Process(target=target, args=words)
@@ -208,7 +208,7 @@ def board(words: Sequence[str], **options: Any) -> Any:
 
 def _be_server(words: Sequence[str], environment: dict[str, str], pipes: Sequence[Connection],
                shown: Sequence[Connection]) -> None:
-    """Be what forks the ranks: `python3 -m launch.processes SOCKET RANKS MODULE`, where this process has the socket."""
+    """Be what forks the ranks: `python3 -m cluster.processes SOCKET RANKS MODULE`, with this process's socket."""
     for number, file in enumerate(shown, 1):
         os.dup2(file.fileno(), number)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -222,6 +222,6 @@ def _lent(file: int) -> Connection:
 
 
 def serving_ranks(words: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]) -> Forked:
-    """In place of subprocess.Popen in launch/processes.py: its program without the seconds that its imports take."""
+    """In place of subprocess.Popen in cluster/processes.py: its program without the seconds that its imports take."""
     return Forked(_be_server, words[2:], dict(env),
                   [*map(_lent, pass_fds)], [_lent(1), _lent(2)])

@@ -20,8 +20,8 @@ from typing import Any, Callable, Iterator, Sequence
 import torch
 from safetensors.torch import load_file, save_file
 
+from cluster.folder import MARK
 from config.presets import ROOT
-from launch.folder import MARK
 from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler

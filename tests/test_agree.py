@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.agreement import LOCAL, clean, judge_facts, settings
+from cluster.board import Board
 from config.cli import all_options, flat
 from config.run_config import CHOICES, RunConfig
 from eval.keys import EvalConfig
-from launch.hosts.agreement import LOCAL, clean, judge_facts, settings
-from launch.hosts.board import Board
 
 BOARD = Board(0, "10.0.0.1", 1, "", 1, ())
 TYPED = {"stages": "0+2+2", "methods": "ar", "sets": "qa", "temperatures": "0",

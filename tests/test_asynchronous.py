@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from config.failure import PeerLost
 from launch.asynchronous import AsyncPipeline
 from launch.pipeline import Pipeline
-from pipeline.failure import PeerLost
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
 LONG = {"max_new_tokens": 1000}

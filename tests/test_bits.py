@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from config.schema.families import FAMILIES
-from launch.hosts.timing import random_weights
+from launch.timing import random_weights
 from model.llama import LlamaConfig, Logits, Scales, Slice, fill
 from model.weights.onednn import packed
 from model.weights.quant import compress, fuse, pack

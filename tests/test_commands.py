@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from config import console as environment
 from config.presets import ROOT
 from eval import command as evaluate
 from eval import sweep
 from eval.dsi import command as simulate
 from eval.specinfer import command as spec_infer
-from launch import console as environment
 from scripts import bench
 
 COMMANDS = {  # of which each has commands

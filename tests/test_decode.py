@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from config.failure import PeerLost
 from model.sample import Sampler
 from pipeline.decode import Request, Settled
-from pipeline.failure import PeerLost
 from pipeline.requests import RequestTarget
 from pipeline.strategies import STRATEGIES, autoregressive
 from tests.tiny import TINY, TREE, Oracle, pipeline

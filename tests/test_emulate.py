@@ -13,7 +13,7 @@ import torch
 from config.cli import parse
 from config.profiles import PROFILES, Profile, touched
 from config.schema.families import FAMILIES
-from launch.hosts.timing import computed_rows, inputs, passes, random_stage
+from launch.timing import computed_rows, inputs, passes, random_stage
 from model.drafts.draft import Reading
 from model.drafts.network import read_all
 from model.llama import Experts

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster import rendezvous as rendezvous
+from cluster.agreement import code_version, judge_facts, judge_ways
+from cluster.board import BOARD, Board
+from cluster.store import StoreClient
 from config.presets import ROOT
 from eval.bench.places import make_keys
-from launch.hosts import rendezvous as rendezvous
-from launch.hosts.agreement import code_version, judge_facts, judge_ways
-from launch.hosts.board import BOARD, Board
-from launch.hosts.store import StoreClient
 from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler
@@ -128,11 +128,11 @@ def flows(tmp_path, runs):
 # --- what is judged ---------------------------------------------------------------------------------------------------
 
 def test_one_character_makes_another_version(tmp_path):
-    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    shutil.copytree(ROOT / "cluster", tmp_path / "cluster")
     before = code_version(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "copy")
     assert code_version(tmp_path / "copy") == before
-    with (tmp_path / "copy" / "launch" / "hosts" / "board.py").open("a") as file:
+    with (tmp_path / "copy" / "cluster" / "board.py").open("a") as file:
         file.write("#")
     assert code_version(tmp_path / "copy") != before
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from cluster.board import BOARD, Board, Line, find_board, main, read_hosts, stages_for
 from config.run_config import RunConfig
-from launch.hosts.board import BOARD, Board, Line, find_board, main, read_hosts, stages_for
 from launch.ranks import command_elsewhere
 from tests.checkpoints import refused
 
@@ -68,8 +68,8 @@ def test_rank_0_listens_at_the_address_that_the_others_can_find(monkeypatch):
     for master in ("127.0.0.1", "localhost"):
         assert Board(0, master, 1, "", 1, ()).listen_address() == "127.0.0.1"
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")  # as some systems know their own name
-    monkeypatch.setattr("launch.hosts.board.is_here", lambda address: True)
-    monkeypatch.setattr("launch.hosts.board.addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.1"})
+    monkeypatch.setattr("cluster.board.is_here", lambda address: True)
+    monkeypatch.setattr("cluster.board.addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.1"})
     assert Board(0, "b0", 1, "eth0", 1, ()).listen_address() == "10.0.0.1"
     with pytest.raises(ValueError, match=r"b0 is 127.0.1.1 on this board, which no other.*eth0 10.0.0.1"):
         Board(0, "b0", 1, "", 1, ()).listen_address()

@@ -11,10 +11,10 @@ from torch import nn
 from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.build import build_stage
-from launch.hosts.timing import random_weights
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import Layout, split
+from launch.timing import random_weights
 from model.llama import LlamaConfig, Slice, fill
 from model.weights import int4
 from model.weights.parts import Part

@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from cluster.keys import read_keys
+from cluster.sockets import GREETING, MARK, BoardDoor, Connections
+from cluster.store import Entries, Store, StoreClient, StoreServer
+from cluster.transport import CONTROL, DATA
 from config.presets import ROOT
-from launch.hosts.store import Entries, Store, StoreClient, StoreServer
-from pipeline.keys import read_keys
-from pipeline.sockets import GREETING, MARK, BoardDoor, Connections
-from pipeline.transport import CONTROL, DATA, Peers
+from pipeline.link import Peers
 from tests.checkpoints import refused
 from tests.saved import boards_of
 from tests.test_hosts import ASK, ends, meet_here, reference, said, starting

@@ -244,7 +244,7 @@ SOUND = [
     (climbs, "eval/command.py", "START = Command('scripts.evaluate start', main)\nx = 'launch.run'"),
     (asks_much, "model/tree.py", "class A:\n    def f(self, a, b, c, d, e, f): ..."),
     (asks_for_a_role, "launch/run.py", "if rank == 0: pass"),
-    (asks_for_a_role, "pipeline/failure.py", "others = [peer for peer in range(world) if peer != rank]"),
+    (asks_for_a_role, "config/failure.py", "others = [peer for peer in range(world) if peer != rank]"),
     (asks_for_a_role, "model/tree.py", "key = self._rank(node)"),
     (says_much, "pipeline/stage.py", f"TABLE = [{'y, ' * STATEMENT}]"),
     (is_dense, "pipeline/stage.py", "x = 1\n" * 50 + f"x = {'1 + ' * LINE}1"),

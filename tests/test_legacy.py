@@ -12,7 +12,7 @@ import pytest
 
 from config.presets import ROOT
 
-FOLDERS = ("config", "model", "pipeline", "tp", "sim", "launch")
+FOLDERS = ("config", "model", "pipeline", "cluster", "tp", "sim", "launch")
 COMMANDS = ("__init__", "generate", "doctor")
 FILES = [*(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))),
          *(ROOT / "scripts" / f"{name}.py" for name in COMMANDS), ROOT / "split_and_save_models.py"]

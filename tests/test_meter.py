@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from launch.folder import Folder
+from cluster.folder import Folder
+from cluster.heartbeat import Heartbeat
+from cluster.transport import Inbox
 from pipeline import trace as meter
-from pipeline.heartbeat import Heartbeat
 from pipeline.messages import Stop
-from pipeline.transport import Inbox
 from tests.saved import wait_until
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from cluster.transport import Inbox
 from config.profiles import PROFILES
 from eval import metrics
 from eval.observe.span_sums import Tally
@@ -17,7 +18,6 @@ from eval.observe.time_breakdown import by_request, utilization
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.stage import Stage
 from pipeline.trace import NoTrace
-from pipeline.transport import Inbox
 from sim.clock import Pace
 from sim.devices import Lane
 from sim.wires import size

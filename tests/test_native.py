@@ -24,8 +24,8 @@ import torch
 
 from config.presets import ROOT
 from config.schema.families import FAMILIES
-from launch.hosts.timing import random_weights
 from launch.run import run
+from launch.timing import random_weights
 from model.cache import AdmittedRows, HeldSlots
 from model.drafts.mixture import Mixture
 from model.drafts.suffix import Suffix

@@ -11,7 +11,7 @@ import torch
 
 from config.presets import ROOT
 from config.schema.families import FAMILIES
-from launch.hosts.timing import random_weights
+from launch.timing import random_weights
 from model.llama import LlamaConfig, Logits, Slice, fill
 from model.weights import onednn
 from model.weights.onednn import Packed, packed

@@ -15,11 +15,11 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Request
+from pipeline.link import Peers
 from pipeline.messages import Features, Prune, Segment
 from pipeline.requests import RequestTarget
 from pipeline.stage import Stage
 from pipeline.trace import read
-from pipeline.transport import Peers
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_model
 from tests.tiny import CONFIG, DEEP, pipeline, weights

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from config.failure import guarded
 from config.profiles import PROFILES
 from eval.bench import Cost, peers, rpc
 from eval.bench.peers import table, write_random
@@ -16,7 +17,6 @@ from eval.bench.rpc import HERE, wire
 from launch.split.gguf import unpack
 from model.weights.parts import read_sizes
 from model.weights.unfold import Unfolded
-from pipeline.failure import guarded
 from tests.test_gguf import TOKENS, write
 
 

@@ -12,8 +12,8 @@ from typing import Callable
 import pytest
 import torch
 
+from cluster import processes
 from config.methods import METHODS
-from launch import processes
 from launch.pipeline import Pipeline
 from launch.split.write import Layout, split
 from model.sample import Sampler

@@ -11,6 +11,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 
+from cluster.board import read_hosts
 from config.cli import parse
 from config.files import write_json
 from config.methods import METHODS
@@ -28,7 +29,6 @@ from eval.plan.record import SETTINGS, Book, NetworkTraits, Written, book_of, ma
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Trial
 from eval.recorded import OFF_TEXT, Recorded, save, settings_of
-from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from config.run_config import RunConfig
-from launch import prepare
-from launch.hosts import share_out
+from launch import prepare, share_out
 from model.weights.parts import MANIFEST, Part
 from tests.saved import wait_until
 

@@ -19,13 +19,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster import processes
+from cluster.folder import DIGITS, Folder, private_folder
+from cluster.heartbeat import LOSS_KEY
+from cluster.processes import spawn
+from config import failure
+from config.failure import PeerLost
 from config.presets import ROOT
-from launch import processes, ranks
-from launch.folder import DIGITS, Folder, private_folder
-from launch.processes import spawn
-from pipeline import failure
-from pipeline.failure import PeerLost
-from pipeline.heartbeat import LOSS_KEY
+from launch import ranks
 from serve import running
 from serve.engine import Health
 from tests.forked import command
@@ -50,7 +51,7 @@ def ends(*words: str) -> int:
 
 def test_a_launcher_needs_no_torch():
     """Which takes seconds to import, and memory for as long as the ranks live."""
-    words = "import launch.processes, sys; sys.exit('torch' in sys.modules)"
+    words = "import cluster.processes, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", words], cwd=ROOT).returncode == 0
 
 
@@ -133,7 +134,7 @@ def deaf():
     ([signal.SIGINT], 130), ([signal.SIGQUIT], 131),
     ([signal.SIGHUP, signal.SIGTERM], 143)], ids=str)
 def test_a_run_in_the_background_hears_all_but_a_hangup_and_leaves_nothing(tmp_path, numbers, code):
-    words = "import sys; from launch.processes import spawn; sys.exit(spawn(['tests.rank', 'wait'], 1))"
+    words = "import sys; from cluster.processes import spawn; sys.exit(spawn(['tests.rank', 'wait'], 1))"
     with subprocess.Popen([sys.executable, "-c", words], cwd=ROOT,
                           env={**os.environ, "TMPDIR": str(tmp_path)},
                           preexec_fn=deaf) as launcher:
@@ -144,7 +145,7 @@ def test_a_run_in_the_background_hears_all_but_a_hangup_and_leaves_nothing(tmp_p
 
 
 def test_ctrl_c_within_a_second_counts_once():
-    from launch.console import interrupt
+    from config.console import interrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupt(signal.SIGINT, None)
@@ -171,7 +172,7 @@ def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
 
 def using(folder: Path, act: str) -> tuple[subprocess.Popen[str], Path]:
     """A process that lives until it is killed, and the private folder among `folder` with which it does something."""
-    words = f"from launch.folder import hold, private_folder; import sys, time; {act}; time.sleep(3600)"
+    words = f"from cluster.folder import hold, private_folder; import sys, time; {act}; time.sleep(3600)"
     process = subprocess.Popen([sys.executable, "-c", words],
                                cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)},
                                stdout=subprocess.PIPE, text=True)

@@ -6,10 +6,10 @@ from itertools import cycle
 
 import pytest
 
+from cluster.transport import CONTROL
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.messages import Prune
-from pipeline.transport import CONTROL
 from tests.tiny import SPECULATIVE, TINY, Oracle, pipeline, write
 
 PROMPT = [8, 1, 33, 25, 46, 12, 9]

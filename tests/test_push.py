@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from cluster.agreement import code_version
 from config.presets import ROOT
-from launch.hosts.agreement import code_version
 
 SSH = """#!/bin/sh
 # ssh [-l USER] [--] HOST COMMAND, on this machine: each host is a folder beside this file

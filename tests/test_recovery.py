@@ -13,21 +13,22 @@ from functools import partial
 import pytest
 import torch
 
+from cluster import processes
+from cluster.folder import Folder
+from cluster.heartbeat import END_COUNT, LOSS_KEY, Heartbeat
+from cluster.memberships import EPOCH, LOOK, OPEN, Coming, Meeting
+from cluster.sockets import GREETING, MARK, Connections, FolderDoor, shut_down
+from cluster.transport import CONTROL, DATA, Wire
+from config.failure import PeerLost, broken_connection
 from config.methods import METHODS, SHARINGS
 from eval.bench import places
 from eval.bench.accidents import accidents, cells, pauses
-from launch import processes
-from launch.epochs import EPOCH, LOOK, OPEN, Coming, Meeting
-from launch.folder import Folder
 from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.failure import PeerLost, broken_connection
-from pipeline.heartbeat import END_COUNT, LOSS_KEY, Heartbeat
+from pipeline.link import Peers
 from pipeline.requests import Ring
-from pipeline.sockets import GREETING, MARK, Connections, FolderDoor, shut_down
 from pipeline.trace import rank_files, read
-from pipeline.transport import CONTROL, DATA, Peers, Wire
 from tests import forked
 from tests.saved import here, wait_until
 from tests.serving import live

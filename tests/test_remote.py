@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from config.cli import parse
+from config.console import run
 from config.presets import ROOT, TOY
 from config.profiles import read
 from eval.plan import hosts as remote
 from eval.plan import measure
 from eval.plan.hosts import measured_boards
 from eval.plan.keys import COMMAND, PlanConfig, words
-from launch.console import run
-from launch.hosts import timing
-from launch.hosts.timing import CONTEXTS, ROWS
+from launch import timing
+from launch.timing import CONTEXTS, ROWS
 from tests.saved import wait_until
 from tests.test_push import SSH
 

@@ -10,14 +10,15 @@ from itertools import cycle
 
 import pytest
 
+from cluster.transport import Inbox, LocalLink
 from config.profiles import Profile
 from model.sample import Sampler, warp
 from pipeline.decode import Decoder, PipelineLimits, Request
+from pipeline.link import Peers
 from pipeline.messages import Segment
 from pipeline.replicas import Replicas
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
-from pipeline.transport import Inbox, LocalLink, Peers
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Paths

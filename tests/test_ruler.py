@@ -18,6 +18,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "config": 20_157,
     "model": 58_629,
     "pipeline": 27_156,
+    "cluster": 1,
     "tp": 5_825,
     "sim": 7_749,
     "launch": 51_814,

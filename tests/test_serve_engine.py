@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
+from config.failure import PeerLost
 from launch.pipeline import Pipeline
 from model.grammar import Guide
-from pipeline.failure import PeerLost
 from pipeline.stage import Stage
 from serve.engine import AnswerJob, Ended, Engine, ServerLimits
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body

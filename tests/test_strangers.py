@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.agreement import Junk, clean, judge_ways
+from cluster.board import Board, Line
+from cluster.heartbeat import Heartbeat
+from cluster.sockets import STRANGERS
+from cluster.store import Entries, Store, StoreClient, StoreServer, shut_down
+from config.failure import PeerLost
 from config.schema.untrusted import one_line
-from launch.hosts.agreement import Junk, clean, judge_ways
-from launch.hosts.board import Board, Line
-from launch.hosts.store import Entries, Store, StoreClient, StoreServer, shut_down
 from launch.trace import learn_time, send_time
-from pipeline.heartbeat import Heartbeat
-from pipeline.sockets import STRANGERS
 from pipeline.trace import NoTrace
-from pipeline.transport import PeerLost
 from tests.saved import wait_until
 
 HERE = "127.0.0.1"

@@ -10,6 +10,8 @@ from collections import deque
 import pytest
 import torch
 
+from cluster.transport import Inbox
+from config.failure import PeerLost
 from config.profiles import Profile
 from model.sample import Sampler
 from model.tree import TokenTree, verify
@@ -17,7 +19,6 @@ from pipeline.messages import Prune, Reset, Segment
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import WAIT
-from pipeline.transport import Inbox, PeerLost
 from sim.clock import Pace, VirtualClock
 from sim.devices import SlowLink
 from tests.tiny import CONFIG, TINY, ring_of_threads

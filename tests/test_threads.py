@@ -13,16 +13,18 @@ from functools import partial
 import pytest
 import torch
 
+from cluster import heartbeat, transport
+from cluster.folder import Folder
+from cluster.heartbeat import BEAT_SECONDS, Heartbeat, report_loss
+from cluster.sockets import BoardDoor
+from cluster.transport import TCP_CLOSE, ProcessLink, Wire
+from config.failure import guarded
 from config.presets import ROOT
 from eval.observe.timeline_page import page
-from launch.folder import Folder
-from pipeline import heartbeat, trace, transport
-from pipeline.failure import guarded
-from pipeline.heartbeat import BEAT_SECONDS, Heartbeat, report_loss
+from pipeline import trace
+from pipeline.link import Peers
 from pipeline.messages import Header, Reset, Segment
-from pipeline.sockets import BoardDoor
 from pipeline.trace import Trace, merge, read
-from pipeline.transport import TCP_CLOSE, Peers, ProcessLink, Wire
 from sim import devices
 from tests.forked import ranks
 from tests.saved import ENDLESS, here, wait_until
@@ -58,7 +60,7 @@ def test_whatever_a_thread_dies_of_ends_all_ranks_with_its_name(saved, tmp_path,
 
 def test_threads_are_started_in_one_place():
     """Those of boards that meet have guards of their own."""
-    own = ("pipeline/failure.py", "launch/hosts/rendezvous.py")
+    own = ("config/failure.py", "cluster/rendezvous.py")
     for path in [*(ROOT / "pipeline").glob("*.py"),
                  *(ROOT / "tp").glob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
         calls = (node.func for node in ast.walk(ast.parse(path.read_text()))

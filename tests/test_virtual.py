@@ -17,10 +17,10 @@ from launch.pipeline import Pipeline
 from launch.run import run
 from model.sample import Sampler
 from pipeline.decode import Request
+from pipeline.link import Link
 from pipeline.messages import Message, Prune, Reset, Segment, Start, newest
 from pipeline.stage import Stage
 from pipeline.trace import OFF, read
-from pipeline.transport import Link
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Paths

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.transport import Inbox
+from config.failure import PeerLost
 from pipeline import messages
 from pipeline.messages import DTYPES, LARGEST, Batch, Header, Prune, Reset, Segment, Start, Stop, packets, receive
-from pipeline.transport import Inbox, PeerLost
 
 IDS = st.integers(0, 2**62)
 

@@ -12,6 +12,8 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from cluster.transport import Inbox, LocalLink
+from config.failure import PeerLost
 from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
 from config.schema.heads import BlockForm, HeadDialect, read_dialect, usual_layers
@@ -27,10 +29,10 @@ from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from pipeline.decode import Decoder, PipelineLimits, Request
+from pipeline.link import Peers
 from pipeline.requests import Ring
 from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
-from pipeline.transport import Inbox, LocalLink, PeerLost, Peers
 from train.eagle.partial import stage_ends
 
 CONFIG = LlamaConfig(hidden=32, layers=4, heads=4,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.transport import PeerLost
+from config.failure import PeerLost
 
 Wait = Callable[[], None]
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Sequence
 
+from config.failure import PeerLost, explain
 from model.weights.split import placements
-from pipeline.failure import PeerLost, explain
+from pipeline.link import Link, Peers, StageLink
 from pipeline.messages import Message, Prune
 from pipeline.stage import Stage
-from pipeline.transport import Link, Peers, StageLink
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from random import Random
 from statistics import median
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
+from config.failure import PeerLost
 from config.keys import raw_values, with_defaults
 from config.methods import METHODS, SHARINGS
 from config.presets import TOY_PRESET
@@ -24,7 +25,6 @@ from eval.bench.places import PLACES, PROCESSES, Place, opened
 from eval.tables import NOT_MEASURED, in_columns, save
 from launch.pipeline import Pipeline
 from launch.progress import ProgressBar
-from pipeline.failure import PeerLost
 
 USUAL = {"max_new_tokens": "64", "max_length": "1024", "timeout": "3", "recover": "180", "temperature": "1",
          "threads_per_rank": "1", "dtype": "float64", "stages": "0+4+4"}

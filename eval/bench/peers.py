@@ -15,11 +15,11 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 
+from config.console import say
 from config.profiles import PROFILES
 from eval.bench import Cost, by_turns, cost, number
 from eval.bench.rpc import compare
 from eval.tables import in_columns
-from launch.console import say
 from launch.pipeline import Pipeline
 from launch.split.gguf import unpack
 from launch.split.write import split

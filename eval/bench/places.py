@@ -17,16 +17,16 @@ from pathlib import Path
 from threading import Event
 from typing import BinaryIO, Iterator, Sequence
 
+from cluster import processes
+from config.failure import guarded
 from config.keys import raw_values
 from config.presets import ROOT
 from config.run_config import RunConfig
-from launch import processes
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.ranks import environment_kept
 from launch.split.write import split
 from launch.words import resolve
-from pipeline.failure import guarded
 
 PLACES = PROCESSES, NAMESPACES, LOOPBACK = "processes", "namespaces", "loopback"
 KINDS = "kill", "stop"  # of accidents, everywhere

@@ -21,13 +21,13 @@ from threading import Thread
 from typing import Callable, Iterator, Sequence, Tuple
 
 from config import profiles
+from config.console import say
 from config.presets import ROOT
 from config.profiles import PROFILES, Profile
 from eval.bench import by_turns
 from eval.bench.places import free_port
 from eval.tables import in_columns
 from launch.ask import GENERATE
-from launch.console import say
 from sim.wires import ModelledWire
 
 HERE = "127.0.0.1"

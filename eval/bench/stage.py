@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from eval.bench import number
-from launch.hosts.timing import computed_rows, random_stage
 from launch.memory import GB, free
 from launch.progress import ProgressBar
 from launch.spec import device_named
+from launch.timing import computed_rows, random_stage
 from model.llama import LlamaConfig
 from pipeline.stage import Stage
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Sequence
 
+from config.console import command
 from config.keys import HELP_WORDS, check_name
-from launch.console import command
 
 COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "table", "online")  # modules
 

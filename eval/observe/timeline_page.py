@@ -14,9 +14,9 @@ import re
 from pathlib import Path
 from typing import Sequence
 
+from config.console import command
 from config.files import fits, read_json_file, write
 from eval.observe.timeline import RunHistory
-from launch.console import command
 from pipeline.trace import merge, read
 
 PAGE = Path(__file__).with_name("page.html")

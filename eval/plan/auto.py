@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cluster.folder import private_folder
+from config.console import EXIT_INTERRUPTED, EXIT_LOST, Words, say
+from config.failure import PeerLost
 from config.files import read_json_file
 from launch import auto
-from launch.console import EXIT_INTERRUPTED, EXIT_LOST, Words, say
-from launch.folder import private_folder
-from pipeline.failure import PeerLost
 
 PLAN = "eval.plan.command"  # the program that makes plans
 OURS = "flowspec: "  # the beginning of a message of that program

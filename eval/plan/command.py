@@ -9,6 +9,7 @@ import sys
 from typing import Sequence
 
 from config.cli import DEFAULT_PRESET, parse
+from config.console import command
 from config.keys import preset_of, raw_values
 from config.profiles import write
 from eval.plan.advice import advice, table, to_do
@@ -17,7 +18,6 @@ from eval.plan.hosts import only_chosen, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
 from launch.auto import with_chosen
-from launch.console import command
 from launch.words import with_model
 
 APART = ("profile", "max_new_tokens", "questions", "hosts")  # keys of the plan that are not passed on to a run

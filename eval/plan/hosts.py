@@ -15,16 +15,16 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import IO, Any, Iterable, NamedTuple, Sequence
 
+from cluster.board import Line, read_hosts
 from config.files import ROOM, fits, write
 from config.profiles import Profile
 from config.schema.untrusted import one_line, parse_json
 from eval.bench import cost
 from eval.plan.candidates import Candidate, typed
-from launch.hosts.board import Line, read_hosts
-from launch.hosts.timing import Passed
 from launch.progress import ProgressBar
+from launch.timing import Passed
 
-START = "FLOWSPEC_MODULE=launch.hosts.timing bash run_jetson.sh"
+START = "FLOWSPEC_MODULE=launch.timing bash run_jetson.sh"
 LONG = 1 << 20  # bytes of the line that measures the rate
 TRIES = 5  # tries of each message; the shortest time counts
 SILENCE = 60.0  # seconds without a line after which a board counts as lost; its program sends one every second

@@ -19,6 +19,8 @@ from typing import Any, Dict, Sequence, Tuple
 
 import numpy as np
 
+from cluster.folder import private_folder
+from config.failure import PeerLost
 from config.profiles import Profile, read, touched, write
 from config.run_config import RunConfig
 from eval.plan.candidates import Candidate
@@ -28,15 +30,13 @@ from eval.plan.record import Book, Written
 from eval.plan.trial import Trial, values
 from eval.recorded import sampler_of
 from launch.build import build_stage
-from launch.folder import private_folder
-from launch.hosts.timing import Passed, inputs, passes
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.progress import ProgressBar
 from launch.spec import RankSpec
+from launch.timing import Passed, inputs, passes
 from model.sample import Sampler
 from pipeline.decode import Answer, Request
-from pipeline.failure import PeerLost
 from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
 

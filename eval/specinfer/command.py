@@ -8,15 +8,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Sequence
 
-from config import questions
+from config import console, questions
+from config.console import EXIT_WRONG, say
 from config.files import append, check_output
 from config.keys import HELP, HELP_WORDS, check_name, raw_values
 from config.methods import METHODS
 from config.schema.untrusted import escaped, one_line
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
-from launch import console
 from launch.ask import table
-from launch.console import EXIT_WRONG, say
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from pipeline.decode import Answer

@@ -15,9 +15,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Iterable, NamedTuple, Sequence
 
-from pipeline.failure import broken_connection, guarded
-from pipeline.keys import Keys, encrypted
-from pipeline.transport import WIRES, Peers, Wire
+from cluster.keys import Keys, encrypted
+from cluster.transport import WIRES, Wire
+from config.failure import broken_connection, guarded
+from pipeline.link import Peers
 
 GREETING = struct.Struct("=8s3q")  # mark, epoch, kind of the wire, rank of the sender
 MARK = b"flowspec"

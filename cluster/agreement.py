@@ -12,8 +12,9 @@ from collections import Counter
 from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict, NamedTuple, Sequence
 
+from cluster.board import Board
 from config.cli import CommandKeys, flat
 from config.drafts import BEST_DRAFT
 from config.files import fits
@@ -22,9 +23,8 @@ from config.presets import ROOT
 from config.run_config import RunConfig
 from config.schema.fields import integer
 from config.schema.untrusted import one_line
-from launch.hosts.board import Board
 
-CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # these decide what a rank computes
+CODE = ("config", "model", "pipeline", "cluster", "tp", "sim", "launch", "eval")  # these decide what a rank computes
 # Keys that belong to one board, or to rank 0, which gets the requests. All others must agree, including new ones.
 LOCAL = frozenset({
     "model_dir", "base_dir", "eagle_dir", "draft_dir", "ssm", "models",  # its folders …
@@ -46,6 +46,14 @@ DIGITS = 20  # the most digits of an integer
 Clean = Callable[[bytes], bytes]  # from the bytes of an entry to the cleaned entry; raises Junk
 Facts = Dict[str, Any]  # of one rank, by name
 Written = Dict[int, Any]  # what each rank has written about one topic: its facts, or the ranks that it could not reach
+
+
+class PartFacts(NamedTuple):
+    """The facts of a rank's own part of a model."""
+
+    split_id: str
+    world: int  # ranks of the split
+    number_type: str  # as `dtype=` names it
 
 
 class Junk(ValueError):

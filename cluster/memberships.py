@@ -9,11 +9,12 @@ import math
 import time
 from typing import Any, Callable, NamedTuple, Sequence
 
-from launch.processes import HUNG
-from pipeline.failure import PeerLost
-from pipeline.heartbeat import Heartbeat, report_loss, reported_loss
-from pipeline.sockets import Connections, Door
-from pipeline.transport import Peers, Wire
+from cluster.heartbeat import Heartbeat, report_loss, reported_loss
+from cluster.processes import HUNG
+from cluster.sockets import Connections, Door
+from cluster.transport import Wire
+from config.failure import PeerLost
+from pipeline.link import Peers
 
 LOOK = 0.02  # seconds between two checks of which ranks have come
 EPOCH, OPEN = "epoch", "open"  # keys in the store: the newest epoch; the newest to which all ranks have come

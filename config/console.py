@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Sequence, TypeVar
 
-from pipeline.failure import PeerLost, explain, is_expected
+from config.failure import PeerLost, explain, is_expected
 
 EXIT_WRONG, EXIT_LOST = 2, 75  # exit codes: invalid input, a lost peer
 EXIT_STOPPED = 128  # ended by a signal: the signal's number is added

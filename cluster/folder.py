@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Iterator
 from urllib.parse import quote
 
-from pipeline.failure import PeerLost
+from config.failure import PeerLost
 
 RENDEZVOUS = "FLOWSPEC_FOLDER"  # in the environment of a rank that a launcher started: the folder where all meet
 LOOK = 0.01  # seconds between two checks for a key

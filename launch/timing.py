@@ -1,6 +1,6 @@
 """The time of a stage by rows and context; as a program on a board, the time of layers there, for a plan.
 
-`python3 -m launch.hosts.timing` reads a line of JSON from standard input that specifies the layers, and replies with a
+`python3 -m launch.timing` reads a line of JSON from standard input that specifies the layers, and replies with a
 line of JSON; until then it prints an empty line every second, as a heartbeat. The weights are random, since they do not
 change the time of a pass; so a board needs no part of the model. Every further line is answered by an empty one at
 once, which is how the wire is timed.
@@ -19,13 +19,13 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
+from config.console import run
+from config.failure import guarded
 from config.files import fits
 from config.schema.untrusted import parse_json
-from launch.console import run
 from launch.spec import device_named, number_type
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress, fuse, pack, probe
-from pipeline.failure import guarded
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
 

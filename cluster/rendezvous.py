@@ -17,24 +17,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Generic, Protocol, Sequence, TypeVar
 
 import torch.distributed as dist
 
+from cluster.agreement import Facts, PartFacts, Written, code_version, judge_facts, judge_ways, settings
+from cluster.board import Board
+from cluster.heartbeat import reported_loss
+from cluster.memberships import EPOCH, OPEN, Meeting, door_of
+from cluster.processes import GRACE
+from cluster.sockets import BoardDoor
+from cluster.store import Entries, Store, StoreClient, StoreServer
 from config.cli import CommandKeys
+from config.console import say
+from config.failure import PeerLost
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
-from launch.console import say
-from launch.epochs import EPOCH, OPEN, Meeting, door_of
-from launch.hosts.agreement import Facts, Written, code_version, judge_facts, judge_ways, settings
-from launch.hosts.board import Board
-from launch.hosts.store import Entries, Store, StoreClient, StoreServer
-from launch.prepare import Prepared, prepare
-from launch.processes import GRACE
-from launch.spec import RankSpec
-from pipeline.failure import PeerLost
-from pipeline.heartbeat import reported_loss
-from pipeline.sockets import BoardDoor
 
 PATIENCE = 15  # seconds for a present board to reply, and for late boards to receive the reason of an end
 SEAT = 30  # seconds for an earlier run to end that has not yet noticed the loss of this board
@@ -54,14 +52,43 @@ def no_objection(written: Written) -> str:
     return ""
 
 
-class Rendezvous:
-    """One rank's side of the rendezvous. After `attend`, `names` has each rank as messages name it."""
+class PreparedRun(Protocol):
+    """What the rendezvous has to know of a run that can start."""
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def shares_stages(self) -> bool:
+        """Whether several ranks share a stage."""
+
+    @property
+    def recovers(self) -> bool:
+        """Whether a lost rank may come back."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds for a silent rank to come back; 0 without recovery."""
+
+    def facts(self, rank: int) -> PartFacts:
+        """Return the facts of a rank's own part; raises ValueError if that is missing."""
+
+
+Run = TypeVar("Run", bound=PreparedRun)
+
+
+class Rendezvous(Generic[Run]):
+    """One rank's side of the rendezvous. After `attend`, `names` has each rank as messages name it.
+
+    `prepare` checks a run on this board; it raises ValueError or OSError for what cannot work here.
+    """
 
     _store: Store
     _client: StoreClient | None = None  # of every rank but 0
 
-    def __init__(self, board: Board) -> None:
-        self.board = board
+    def __init__(self, board: Board, prepare: Callable[[RunConfig], Run]) -> None:
+        self.board, self._prepare = board, prepare
         self.names: list[str] = []
         self._host = socket.gethostname()
         self._waited = ""  # the missing boards that were printed last
@@ -74,7 +101,7 @@ class Rendezvous:
             f"{board.wait:g} seconds (wait=)")
         self._deadline = time.monotonic() + board.wait
 
-    def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
+    def attend(self, keys: RunConfig | CommandKeys) -> Run:
         """Return the run, once all ranks are here and agree; raises ValueError or PeerLost."""
         config, host = keys.run, self._host
         judge = partial(judge_facts, board=self.board)
@@ -82,18 +109,18 @@ class Rendezvous:
         returns = self._read("facts/verdict") is not None
         with ExitStack() as ends:
             try:
-                prepared = prepare(config)
+                prepared = self._prepare(config)
                 interface, address = self.board.network()
                 bell = NumberDoor(address, self.board.rank)
                 ends.enter_context(bell)
-                own = facts_of(keys, prepared.spec(self.board.rank))
+                own = facts_of(keys, prepared.facts(self.board.rank))
                 facts.update(own, address=address, interface=interface, port=bell.port)
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
                 self._agree("facts", self.board.world, judge)
                 raise
             self._write("facts", facts)
-            world = prepared.placement.world
+            world = prepared.world
             written = self._agree("facts", world, judge)
             for rank, other in written.items():
                 self.names.append(self.board.named(rank, other["host"], other["address"]))
@@ -107,7 +134,7 @@ class Rendezvous:
             # recovery such a program may continue.
             self._client.patience = max(SOONER * config.timeout, prepared.patience)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
-        self._address, self._shares = facts["address"], prepared.placement.shares
+        self._address, self._shares = facts["address"], prepared.shares_stages
         self._wire_patience = config.timeout + LATER
         safety = ", and all is encrypted but the sums of ranks that share a stage" if self._shares else ", encrypted"
         if self.board.keys is None:
@@ -204,11 +231,10 @@ class Rendezvous:
         time.sleep(LOOK)
 
 
-def facts_of(keys: RunConfig | CommandKeys, spec: RankSpec) -> Facts:
+def facts_of(keys: RunConfig | CommandKeys, part: PartFacts) -> Facts:
     """Return the facts of a rank that must agree with rank 0's: its code, part and settings."""
-    dtype = str(spec.dtype).rpartition(".")[2]
-    return {"code": code_version(), "split": spec.part.split_id, "world": spec.part.world,
-            "settings": settings(keys, dtype=dtype)}
+    return {"code": code_version(), "split": part.split_id, "world": part.world,
+            "settings": settings(keys, dtype=part.number_type)}
 
 
 class NumberDoor(BoardDoor):
@@ -232,14 +258,14 @@ def reaches(facts: Facts, rank: int) -> bool:
         return False
 
 
-class Coordinator(Rendezvous):
+class Coordinator(Rendezvous[Run]):
     """Rank 0's side: it keeps the store and judges what the others write.
 
     Once all are here, a lost board may come again, or another one in its place.
     """
 
-    def __init__(self, board: Board) -> None:
-        super().__init__(board)
+    def __init__(self, board: Board, prepare: Callable[[RunConfig], Run]) -> None:
+        super().__init__(board, prepare)
         address, entries = board.listen_address(), Entries()
         self._awaited: Sequence[int] = ()  # ranks that must receive the verdict that ends the rendezvous
         try:
@@ -250,10 +276,10 @@ class Coordinator(Rendezvous):
                              "master=:PORT, the same on all boards") from error
         self._store = Store(entries.own)
 
-    def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
+    def attend(self, keys: RunConfig | CommandKeys) -> Run:
         prepared = super().attend(keys)
         if prepared.recovers:
-            self._server.patience = prepared.config.timeout
+            self._server.patience = keys.run.timeout
         if self.board.keys is None:  # only its address identifies a board
             here = {self._server.seats[rank].address for rank in range(1, len(self.names))}
             self._server.known = here | self.board.listed()
@@ -314,13 +340,13 @@ class Coordinator(Rendezvous):
         self._server.close(PATIENCE if self._awaited else 2 * GRACE, self._awaited)
 
 
-class Participant(Rendezvous):
+class Participant(Rendezvous[Run]):
     """The side of every other rank."""
 
     _client: StoreClient
 
-    def __init__(self, board: Board) -> None:
-        super().__init__(board)
+    def __init__(self, board: Board, prepare: Callable[[RunConfig], Run]) -> None:
+        super().__init__(board, prepare)
         self._client = self._reach()
         self._store = Store(self._client.ask)
 
@@ -363,10 +389,10 @@ class Participant(Rendezvous):
             self._wait_for(missing)
 
 
-class Spare(Participant):
+class Spare(Participant[Run]):
     """A board that waits until another one is lost and does not return at once, and then becomes that rank."""
 
-    def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
+    def attend(self, keys: RunConfig | CommandKeys) -> Run:
         written = self._agree("facts", self.board.world, no_objection)
         lacks = self._lacking(keys, written[0])
         _, address = self.board.network()
@@ -396,7 +422,7 @@ class Spare(Participant):
         for rank in self.board.lines[self.board.rank].stands_in(self.board.world):
             os.environ["RANK"] = str(rank)
             try:
-                facts = {"host": "", **facts_of(keys, prepare(keys.run).spec(rank))}
+                facts = {"host": "", **facts_of(keys, self._prepare(keys.run).facts(rank))}
                 lacks[rank] = judge_facts({0: root, self.board.rank: facts}, self.board)
             except (ValueError, OSError) as error:
                 lacks[rank] = f"{error}; bash scripts/push.sh brings a spare the folders of a split"

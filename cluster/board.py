@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
+from cluster.keys import Keys, read_keys
+from config.console import run
 from config.presets import ROOT
 from config.run_config import ROOM, RunConfig
 from config.schema.untrusted import decoded, read_bytes
-from launch.console import run
-from pipeline.keys import Keys, read_keys
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
 TYPED_AS = "FLOWSPEC_COMMAND"  # in the environment: the command that a user typed, for the help

@@ -12,8 +12,8 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Sequence
 
+from config.failure import PeerLost, explain, guarded
 from config.schema.untrusted import one_line
-from pipeline.failure import PeerLost, explain, guarded
 from pipeline.trace import Meter
 
 LOSS_KEY = "heartbeat/lost"  # key of the first loss in the store, a sentence

@@ -5,7 +5,7 @@ private folder and use its sockets, or loopback for process groups, so no other 
 
 One process, the server, forks the ranks. It imports their modules once, and they share its memory. Before that it
 computes nothing, as threads of libraries do not survive a fork. As a program, this module is the server: `python -m
-launch.processes SOCKET RANKS RETURNING MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it
+cluster.processes SOCKET RANKS RETURNING MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it
 reports `forked RANK PID` and `ended RANK CODE`. If one of the RETURNING ranks is killed, the server reports `died RANK
 CODE` and forks it again; it kills such a rank if rank 0 has found it hung. An order over the socket ends all ranks.
 """
@@ -27,10 +27,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Iterator, Mapping, MutableMapping, Sequence
 
-from launch.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
-from launch.folder import RENDEZVOUS, Folder, private_folder
-from pipeline.failure import FILES, SPACE, explain, limit_remedy
-from pipeline.heartbeat import report_loss, reported_loss
+from cluster.folder import RENDEZVOUS, Folder, private_folder
+from cluster.heartbeat import report_loss, reported_loss
+from config.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
+from config.failure import FILES, SPACE, explain, limit_remedy
 
 HUNG = "hung/{}"  # in the store: how often rank 0 has found a rank hung; the server then kills it
 CTRL_C = "ctrl_c"  # in the store: set while rank 0 handles Ctrl-C itself
@@ -61,7 +61,7 @@ class Ranks:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps reports apart
         self._socket.setblocking(False)
         listed = (",".join(map(str, ranks)) for ranks in (numbers, returning))
-        words = [sys.executable, "-m", "launch.processes", f"{theirs.fileno()}", *listed, *command]
+        words = [sys.executable, "-m", "cluster.processes", f"{theirs.fileno()}", *listed, *command]
         with theirs:
             self._server = subprocess.Popen(words, env=environment, pass_fds=[theirs.fileno()])
         started.add(self)

@@ -19,13 +19,13 @@ from typing import Any, BinaryIO, Callable, Iterable, Sequence
 
 import torch.distributed as dist
 
+from cluster.agreement import COUNT_LIMIT, ENTRY_BYTES, MOST_RANKS, Junk, clean, owner_of, parse
+from cluster.keys import Keys, encrypted
+from cluster.sockets import BRIEF, BoardDoor, shut_down
+from config.console import say
+from config.failure import PeerLost
 from config.files import fits
 from config.schema.untrusted import one_line
-from launch.console import say
-from launch.hosts.agreement import COUNT_LIMIT, ENTRY_BYTES, MOST_RANKS, Junk, clean, owner_of, parse
-from pipeline.failure import PeerLost
-from pipeline.keys import Keys, encrypted
-from pipeline.sockets import BRIEF, BoardDoor, shut_down
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
 LINE = 6 * ENTRY_BYTES + 1024  # the most bytes of a request: JSON writes a byte of an entry with at most six

@@ -11,12 +11,13 @@ import time
 from collections import deque
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Iterable, NamedTuple, Protocol, Sequence
+from typing import Any, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from pipeline.failure import Failure, PeerLost, broken_connection, explain, guarded
+from config.failure import Failure, PeerLost, broken_connection, explain, guarded
+from pipeline.link import Peers
 from pipeline.messages import Header, Message, Prune, Stop, facts_of, packets, receive
 from pipeline.trace import OFF, Meter, NoTrace
 
@@ -24,45 +25,6 @@ WIRES = ("data", "control", "report")  # for messages in order, of rank 0 to all
 DATA, CONTROL, REPORT = range(3)
 TCP_CLOSE = 7  # the state of a connection that was given up, as in TCP_INFO
 CHECK_SECONDS = 0.5  # between two looks at the connections while nothing is sent
-
-
-class Link(Protocol):
-    """The operations of a link."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether `recv` would return at once."""
-
-    def send(self, msg: Message) -> None:
-        """Send a message to the next rank, in order, without waiting."""
-
-    def recv(self) -> Message:
-        """Return the next message, a Prune before others; raises PeerLost."""
-
-    def rest(self, until: float) -> None:
-        """Wait until `recv` would return at once, or until this time on the clock, in seconds."""
-
-    def urgent(self) -> Prune | None:
-        """Return the next Prune that has arrived, or None; raises PeerLost."""
-
-    def broadcast(self, msg: Message) -> None:
-        """Send a message to all other ranks without waiting; it may overtake messages in flight."""
-
-
-class StageLink(Link, Protocol):
-    """The link of a stage."""
-
-    def report(self, msg: Message) -> None:
-        """Send a message to rank 0 without waiting; it may overtake messages in flight."""
-
-
-def send_round(links: Sequence[Link], msg: Message) -> None:
-    """Send a message over each link, and wait until all have come back; drop other messages that come before."""
-    for link in links:
-        link.send(msg)
-    for link in links:
-        while not isinstance(link.recv(), type(msg)):
-            pass
 
 
 class Inbox:
@@ -125,31 +87,6 @@ class Inbox:
     @property
     def ready(self) -> bool:
         return bool(self._others or self._prunes or self._failure)
-
-
-class Peers(NamedTuple):
-    """The ranks at the other ends of a link."""
-
-    previous: int | None  # rank from which it receives messages in order
-    following: Sequence[int]  # ranks to which it sends messages in order
-    others: Sequence[int] = ()  # ranks to which it broadcasts
-    root: int | None = None  # rank from which it receives broadcasts
-    ordered: bool = False  # whether prunes are handed out in order, too
-    reports: bool = False  # whether it reports to `root`, or receives reports from `others`
-
-    @property
-    def send_to(self) -> list[Sequence[int]]:
-        """The ranks to which it sends, for each kind of wire."""
-        return [self.following, self.others, _named(self.root) if self.reports else ()]
-
-    @property
-    def receive_from(self) -> list[Sequence[int]]:
-        """The ranks from which it receives, for each kind of wire."""
-        return [_named(self.previous), _named(self.root), self.others if self.reports else ()]
-
-
-def _named(peer: int | None) -> list[int]:
-    return [] if peer is None else [peer]
 
 
 class Receiver:

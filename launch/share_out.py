@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from config.cli import parse
+from config.console import NEEDED, Words, enter, run
 from config.keys import raw_values
-from launch.console import NEEDED, Words, enter, run
 
 if __name__ == "__main__":
     enter(*NEEDED)
 
-from launch.hosts.board import read_hosts, stages_for
+from cluster.board import read_hosts, stages_for
 from launch.prepare import split_of
 from launch.words import with_model
 

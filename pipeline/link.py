@@ -1,0 +1,70 @@
+"""The protocol of a link: a rank's way to the ranks around it, which `cluster/transport.py` makes."""
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, Sequence
+
+from pipeline.messages import Message, Prune
+
+
+class Link(Protocol):
+    """The operations of a link."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `recv` would return at once."""
+
+    def send(self, msg: Message) -> None:
+        """Send a message to the next rank, in order, without waiting."""
+
+    def recv(self) -> Message:
+        """Return the next message, a Prune before others; raises PeerLost."""
+
+    def rest(self, until: float) -> None:
+        """Wait until `recv` would return at once, or until this time on the clock, in seconds."""
+
+    def urgent(self) -> Prune | None:
+        """Return the next Prune that has arrived, or None; raises PeerLost."""
+
+    def broadcast(self, msg: Message) -> None:
+        """Send a message to all other ranks without waiting; it may overtake messages in flight."""
+
+
+class StageLink(Link, Protocol):
+    """The link of a stage."""
+
+    def report(self, msg: Message) -> None:
+        """Send a message to rank 0 without waiting; it may overtake messages in flight."""
+
+
+class Peers(NamedTuple):
+    """The ranks at the other ends of a link."""
+
+    previous: int | None  # rank from which it receives messages in order
+    following: Sequence[int]  # ranks to which it sends messages in order
+    others: Sequence[int] = ()  # ranks to which it broadcasts
+    root: int | None = None  # rank from which it receives broadcasts
+    ordered: bool = False  # whether prunes are handed out in order, too
+    reports: bool = False  # whether it reports to `root`, or receives reports from `others`
+
+    @property
+    def send_to(self) -> list[Sequence[int]]:
+        """The ranks to which it sends, for each kind of wire."""
+        return [self.following, self.others, _named(self.root) if self.reports else ()]
+
+    @property
+    def receive_from(self) -> list[Sequence[int]]:
+        """The ranks from which it receives, for each kind of wire."""
+        return [_named(self.previous), _named(self.root), self.others if self.reports else ()]
+
+
+def _named(peer: int | None) -> list[int]:
+    return [] if peer is None else [peer]
+
+
+def send_round(links: Sequence[Link], msg: Message) -> None:
+    """Send a message over each link, and wait until all have come back; drop other messages that come before."""
+    for link in links:
+        link.send(msg)
+    for link in links:
+        while not isinstance(link.recv(), type(msg)):
+            pass
