@@ -15,21 +15,21 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 20_157,
+    "config": 21_522,
     "model": 58_629,
-    "pipeline": 27_156,
-    "cluster": 1,
+    "pipeline": 21_350,
+    "cluster": 18_393,
     "tp": 5_825,
     "sim": 7_749,
-    "launch": 51_814,
-    "eval": 40_323,
-    "serve": 20_017,
+    "launch": 38_092,
+    "eval": 40_319,
+    "serve": 20_015,
     "eval/dsi": 15_948,
     "eval/load": 2_493,
-    "eval/plan": 16_655,
-    "eval/specinfer": 3_660,
+    "eval/plan": 16_649,
+    "eval/specinfer": 3_658,
     "train": 17_981,
-    "scripts": 5_257,
+    "scripts": 5_255,
     "split_and_save_models": 604,
 }
 LONGEST_FUNCTION = 506  # tokens
