@@ -207,7 +207,7 @@ class ProcessLink(Receiver):
     takes = 0.3e-3  # minimum seconds from `send` until the next rank on this machine wakes up
 
     def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, inbox: Inbox | None = None) -> None:
-        super().__init__(inbox or Inbox(trace, peers.ordered))
+        super().__init__(inbox or Inbox(trace, peers.in_order))
         self.failed, self._trace, self._peers = failed, trace, peers
         self._queues = _queues()
         self._threads: list[threading.Thread] = []

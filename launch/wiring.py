@@ -98,7 +98,7 @@ def between_processes(cluster: Profile | None, placement: Placement, rank: int, 
 
     # the links
     meter = heartbeat.meter
-    inbox = Inbox(trace, placement.peers(rank)[0].ordered, meter)
+    inbox = Inbox(trace, placement.peers(rank)[0].in_order, meter)
 
     def connect(peers: Peers) -> Any:
         return ProcessLink(peers, heartbeat.report_failure, trace, inbox)
@@ -111,7 +111,7 @@ def between_threads(cluster: Profile | None, placement: Placement, traces: Seque
     assert len(traces) == placement.world, (len(traces), placement.world)
     ranks = range(placement.world)
     meters = [Meter() for _ in traces]
-    receives_in_order = [placement.peers(rank)[0].ordered for rank in ranks]
+    receives_in_order = [placement.peers(rank)[0].in_order for rank in ranks]
     inboxes = list(map(Inbox, traces, receives_in_order, meters))
     tables = {group: Table(len(group)) for group in map(placement.group, ranks)}
     ends = [*inboxes, *tables.values()]
@@ -136,7 +136,7 @@ def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[P
         plain_link = connect(peers)
         if cluster is None:
             return plain_link
-        wire = cluster.link(rank, peers.following[0]) if peers.following else cluster
+        wire = cluster.link(rank, peers.next_ranks[0]) if peers.next_ranks else cluster
         return SlowLink(plain_link, Pace(wire, trace=trace))
 
     links = [link(peers) for peers in placement.peers(rank)]

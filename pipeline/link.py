@@ -39,26 +39,26 @@ class StageLink(Link, Protocol):
 class Peers(NamedTuple):
     """The ranks at the other ends of a link."""
 
-    previous: int | None  # rank from which it receives messages in order
-    following: Sequence[int]  # ranks to which it sends messages in order
-    others: Sequence[int] = ()  # ranks to which it broadcasts
-    root: int | None = None  # rank from which it receives broadcasts
-    ordered: bool = False  # whether prunes are handed out in order, too
-    reports: bool = False  # whether it reports to `root`, or receives reports from `others`
+    previous_rank: int | None  # rank from which it receives messages in order
+    next_ranks: Sequence[int]  # ranks to which it sends messages in order
+    other_ranks: Sequence[int] = ()  # ranks to which it broadcasts
+    root_rank: int | None = None  # rank from which it receives broadcasts
+    in_order: bool = False  # whether prunes are handed out in order, too
+    with_reports: bool = False  # whether it reports to `root_rank`, or receives reports from `other_ranks`
 
     @property
     def send_to(self) -> list[Sequence[int]]:
         """The ranks to which it sends, for each kind of wire."""
-        return [self.following, self.others, _named(self.root) if self.reports else ()]
+        return [self.next_ranks, self.other_ranks, _as_list(self.root_rank) if self.with_reports else ()]
 
     @property
     def receive_from(self) -> list[Sequence[int]]:
         """The ranks from which it receives, for each kind of wire."""
-        return [_named(self.previous), _named(self.root), self.others if self.reports else ()]
+        return [_as_list(self.previous_rank), _as_list(self.root_rank), self.other_ranks if self.with_reports else ()]
 
 
-def _named(peer: int | None) -> list[int]:
-    return [] if peer is None else [peer]
+def _as_list(rank: int | None) -> list[int]:
+    return [] if rank is None else [rank]
 
 
 def send_round(links: Sequence[Link], msg: Message) -> None:

@@ -63,7 +63,7 @@ def client(keeper, keys):
 def door_of(keys):
     """The door of rank 1 in epoch 7, and what it has let in."""
     with BoardDoor(HERE, keys, 7) as door:
-        made = Connections(1, [Peers(0, [], root=0)])
+        made = Connections(1, [Peers(0, [], root_rank=0)])
         yield door, made
         made.cut()
         made.close()

@@ -146,11 +146,11 @@ def test_of_reports_of_one_row_that_of_the_latest_stage_counts_in_any_order():
 
 
 def test_reports_go_to_the_root_alone():
-    stage = Peers(1, [3], root=0, reports=True)
+    stage = Peers(1, [3], root_rank=0, with_reports=True)
     assert stage.send_to == [[3], (), [0]] and stage.receive_from == [[1], [0], ()]
-    root = Peers(3, [1], [1, 2, 3], reports=True)
+    root = Peers(3, [1], [1, 2, 3], with_reports=True)
     assert root.send_to == [[1], [1, 2, 3], []] and root.receive_from == [[3], [], [1, 2, 3]]
-    assert Peers(1, [3], root=0).send_to == [[3], (), ()]
+    assert Peers(1, [3], root_rank=0).send_to == [[3], (), ()]
 
 
 @pytest.mark.parametrize("strategy", ["spd", "streaming"])

@@ -378,7 +378,7 @@ def greeted(folder, door, *greeting):
 
 def test_a_connection_of_another_epoch_or_kind_or_of_a_stranger_is_not_let_in(tmp_path):
     with FolderDoor(str(tmp_path), 7) as door:
-        made = Connections(1, [Peers(0, [2], root=0)])
+        made = Connections(1, [Peers(0, [2], root_rank=0)])
         assert made.missing == {(DATA, 0), (CONTROL, 0)}
         assert made.to == {(DATA, 2)}
         for junk in OTHERS:

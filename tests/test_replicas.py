@@ -49,7 +49,7 @@ def replicas(copies, stages=1, draft=None, strategy="dsi", wrap=lambda link: lin
     for copy in range(copies):
         ranks = list(range(1 + copy * stages, 1 + (copy + 1) * stages))
         links.append(wrap(LocalLink(0, inboxes,
-                                    Peers(ranks[-1], [ranks[0]], others=ranks))))
+                                    Peers(ranks[-1], [ranks[0]], other_ranks=ranks))))
         for rank, after in zip(ranks, [*ranks[1:], 0]):
             served.append(wrap(LocalLink(rank, inboxes, Peers(None, [after]))))
     workers = [stage for _ in range(copies) for stage in stages_of(TINY, stages)]

@@ -222,7 +222,7 @@ def ring_of_threads(world: int) -> list[LocalLink]:
     inboxes = [Inbox() for _ in range(world)]
     others = [[peer for peer in range(world) if peer != rank] for rank in range(world)]
     roots = [None, *[0] * (world - 1)]
-    peers = [Peers(None, [(rank + 1) % world], others[rank], roots[rank], reports=True) for rank in range(world)]
+    peers = [Peers(None, [(rank + 1) % world], others[rank], roots[rank], with_reports=True) for rank in range(world)]
     return [LocalLink(rank, inboxes, peers[rank]) for rank in range(world)]
 
 

@@ -68,8 +68,8 @@ class Placement:
         """Return the peers of each link of a rank, without those of `fan`."""
         leader = self.group(rank)[0]
         if rank != leader:
-            return [Peers(leader, (), ordered=True)]
-        return [_neighbours(ring, rank)._replace(reports=self.reports) for ring in self.rings if rank in ring]
+            return [Peers(leader, (), in_order=True)]
+        return [_neighbours(ring, rank)._replace(with_reports=self.reports) for ring in self.rings if rank in ring]
 
     @property
     def shares(self) -> bool:
@@ -95,7 +95,7 @@ def _neighbours(ring: Sequence[int], rank: int) -> Peers:
     before, after = ring[place - 1], ring[(place + 1) % len(ring)]
     if rank == root:
         return Peers(before, [after], others)
-    return Peers(before, [after], root=root)
+    return Peers(before, [after], root_rank=root)
 
 
 class Loop:
