@@ -57,8 +57,8 @@ class Peers(NamedTuple):
         return [_as_list(self.previous_rank), _as_list(self.root_rank), self.other_ranks if self.with_reports else ()]
 
 
-def _as_list(rank: int | None) -> list[int]:
-    return [] if rank is None else [rank]
+def _as_list(peer: int | None) -> list[int]:
+    return [] if peer is None else [peer]
 
 
 def send_round(links: Sequence[Link], msg: Message) -> None:
