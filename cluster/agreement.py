@@ -145,7 +145,7 @@ KINDS = (  # the first pattern that matches a whole name counts
     (rf"{BEFORE}heartbeat/lost(?:/\d+)?", _line),
     (rf"spare/{OWN}", _json({"host": str, "address": _is_address, "lacks": {str}})),
     (rf"door/{OWN}", _form_of(rb"\d{1,9} (\d{1,3}\.){3}\d{1,3}:\d{1,5}", "door")),
-    (rf"{OF_ROOT}(?:epoch|open|hung/\d+)", _count),
+    (rf"{OF_ROOT}(?:membership|complete|hung/\d+)", _count),
     (rf"{BEFORE}split/{OWN}", _line),
     (rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),
     (rf"{OF_ROOT}{BEFORE}clock/\d+/time/\d+", _number),

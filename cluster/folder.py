@@ -18,10 +18,10 @@ from urllib.parse import quote
 from config.failure import PeerLost
 
 RENDEZVOUS = "FLOWSPEC_FOLDER"  # in the environment of a rank that a launcher started: the folder where all meet
-LOOK = 0.01  # seconds between two checks for a key
-DIGITS = 20
-PREFIX = "flowspec-"
-MARK = ".flowspec-private"  # a file in each private folder, on which every process that uses the folder holds a lock
+POLL_SECONDS = 0.01  # between two checks for a key
+COUNTER_DIGITS = 20
+FOLDER_PREFIX = "flowspec-"
+LOCK_FILE = ".flowspec-private"  # in each private folder; every process that uses the folder holds a lock on it
 
 
 @contextmanager
@@ -30,20 +30,21 @@ def private_folder() -> Iterator[str]:
 
     It is among temporary files, not in shared memory, which systemd clears when its owner logs out, even if in use.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        _remove_unused(left)
-    folder = tempfile.TemporaryDirectory(prefix=PREFIX)
-    draft = Path(folder.name, f"{MARK}.part")
-    with draft.open("w") as mark, folder:
-        fcntl.flock(mark, fcntl.LOCK_SH)
-        draft.rename(draft.with_name(MARK))  # anyone who sees it finds it locked
+    for left_folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        _remove_unused(left_folder)
+
+    folder = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX)
+    new_file = Path(folder.name, f"{LOCK_FILE}.part")
+    with new_file.open("w") as lock_file, folder:
+        fcntl.flock(lock_file, fcntl.LOCK_SH)
+        new_file.rename(new_file.with_name(LOCK_FILE))  # anyone who sees it finds it locked
         yield folder.name
 
 
 def hold(folder: str) -> None:
     """Mark a private folder as used until this process ends; raises OSError if it is gone."""
-    mark = os.open(os.path.join(folder, MARK), os.O_RDONLY)
-    fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    lock_file = os.open(os.path.join(folder, LOCK_FILE), os.O_RDONLY)
+    fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _remove_unused(folder: Path) -> None:
@@ -51,12 +52,13 @@ def _remove_unused(folder: Path) -> None:
     with suppress(OSError):
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return
-        mark = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW)
+
+        lock_file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder)
         finally:
-            os.close(mark)
+            os.close(lock_file)
 
 
 class Folder:
@@ -66,16 +68,16 @@ class Folder:
         self.path = Path(folder)
 
     def set(self, key: str, value: str) -> None:
-        path = self._path(key)
-        draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-        draft.write_text(value, encoding="utf-8")
-        os.replace(draft, path)
+        path = self._path_of(key)
+        new_file = path.with_name(f"{path.name}.{os.getpid()}.part")
+        new_file.write_text(value, encoding="utf-8")
+        os.replace(new_file, path)
 
     def get(self, key: str) -> bytes:
         """Wait for a key, and return its value."""
-        while (found := self.look(key)) is None:
-            time.sleep(LOOK)
-        return found
+        while (value := self.look(key)) is None:
+            time.sleep(POLL_SECONDS)
+        return value
 
     def look(self, key: str) -> bytes | None:
         """Return the value of a key, or None if it is missing; raises PeerLost if the folder is gone.
@@ -83,25 +85,25 @@ class Folder:
         It takes no lock, since a stopped process could hold it.
         """
         try:
-            return self._path(key).read_bytes()
+            return self._path_of(key).read_bytes()
         except FileNotFoundError:
             if not self.path.is_dir():
-                gone = f"the launcher and its folder {self.path} are gone"
-                raise PeerLost(f"the rendezvous was lost: {gone}") from None
+                raise PeerLost(f"the rendezvous was lost: the launcher and its folder {self.path} are gone") from None
             return None
 
     def add(self, key: str, amount: int) -> int:
         """Add an amount to a counter and return its new value; 0 only reads it."""
         if not amount:
             return int(self.look(key) or 0)
-        file = os.open(self._path(key), os.O_RDWR | os.O_CREAT, 0o600)
+
+        counter_file = os.open(self._path_of(key), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            total = int(os.pread(file, DIGITS, 0) or 0) + amount
-            os.pwrite(file, f"{total:0{DIGITS}}".encode(), 0)
+            fcntl.flock(counter_file, fcntl.LOCK_EX)
+            total = int(os.pread(counter_file, COUNTER_DIGITS, 0) or 0) + amount
+            os.pwrite(counter_file, f"{total:0{COUNTER_DIGITS}}".encode(), 0)
             return total
         finally:
-            os.close(file)
+            os.close(counter_file)
 
-    def _path(self, key: str) -> Path:
+    def _path_of(self, key: str) -> Path:
         return self.path / quote(key, safe="")

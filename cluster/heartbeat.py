@@ -22,7 +22,7 @@ END_COUNT = 1 << 40  # added to the beats of a rank that ends in order
 
 
 def report_loss(store: Any, loss: str, suffix: str = "") -> str:
-    """Write a loss, if any, into the store under this epoch's suffix; return the first one there, or ""."""
+    """Write a loss, if any, into the store under this membership's suffix; return the first one there, or ""."""
     num_losses = store.add(f"heartbeat/losses{suffix}", 1 if loss else 0)
     if loss and num_losses == 1:
         store.set(f"{LOSS_KEY}{suffix}", loss)
@@ -37,7 +37,7 @@ def reported_loss(store: Any) -> str:
 
 
 class LossRecord:
-    """What a rank knows of the losses in one epoch of the links; `suffix` ends the keys of the epoch in the store."""
+    """What a rank knows of the losses in one membership; `suffix` ends the keys of the membership in the store."""
 
     def __init__(self, suffix: str = "") -> None:
         self.suffix = suffix
@@ -62,8 +62,8 @@ class Heartbeat:
         # losses
         self._record = LossRecord()
         self._own_failure = ""  # the error that ended a thread of this rank
-        self._is_watching = False  # for losses: not between two epochs
-        self._record_lock = threading.Lock()  # for a change of the epoch, or of its first loss
+        self._is_watching = False  # for losses: not between two memberships
+        self._record_lock = threading.Lock()  # for a change of the membership, or of its first loss
 
         # beats
         self._is_stopped = threading.Event()
@@ -73,21 +73,21 @@ class Heartbeat:
         self._beats_read_at = 0.0
 
     def start(self, on_loss: Callable[[str], None]) -> None:
-        """Start the threads; after `begin`, `on_loss` is called with the first loss of each epoch."""
+        """Start the threads; after `begin`, `on_loss` is called with the first loss of each membership."""
         self._on_loss, self._store_answered_at = on_loss, time.monotonic()
         self._restart_timeouts()
         self._thread = guarded("heartbeat", self._beat, self._report_own_thread)
         guarded("watch", self._watch_store, self._report_own_thread)
 
     def begin(self, suffix: str) -> None:
-        """Begin an epoch of the links, with this suffix of its keys in the store; forget earlier losses."""
+        """Begin a membership, with this suffix of its keys in the store; forget earlier losses."""
         with self._record_lock:
             self._restart_timeouts()
             self._record, self._is_watching = LossRecord(suffix), True
             self._record.observed = self._own_failure
 
-    def end_epoch(self, loss: str) -> None:
-        """End the epoch for all ranks because of this loss; look for further losses only after `begin`."""
+    def end_membership(self, loss: str) -> None:
+        """End the membership for all ranks because of this loss; look for further losses only after `begin`."""
         with self._record_lock:
             self._is_watching = False
         report_loss(self.store, self._with_name(loss), self._record.suffix)
@@ -120,7 +120,7 @@ class Heartbeat:
             report_loss(self.store, self._with_name(loss))
 
     def report_failure(self, thread: str, error: BaseException) -> None:
-        """Report the error that ended a thread. An error of this rank, unlike a lost peer, counts in all epochs."""
+        """Report the error that ended a thread. Unlike a lost peer, it counts in all memberships."""
         if not isinstance(error, PeerLost):
             self._own_failure = self._failure_of(thread, error)
         self.report(self._own_failure or str(error))
@@ -142,7 +142,7 @@ class Heartbeat:
 
     @property
     def first_loss(self) -> str:
-        """The first loss of the epoch; empty if none is known."""
+        """The first loss of the membership; empty if none is known."""
         return self._record.first_loss
 
     def wait_for_loss(self) -> str:
@@ -234,7 +234,7 @@ class Heartbeat:
             last_look_at = now
 
     def _announce(self, loss: str, record: LossRecord) -> None:
-        """Call `on_loss` with the first loss of an epoch, unless this rank has left the epoch."""
+        """Call `on_loss` with the first loss of a membership, unless this rank has left the membership."""
         with self._record_lock:
             if record is not self._record or not self._is_watching or record.is_announced.is_set():
                 return

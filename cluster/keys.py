@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 
-AUTHORITY, CERTIFICATE, KEY = "cluster.crt", "board.crt", "board.key"
+AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE = "cluster.crt", "board.crt", "board.key"
 REMEDY = "make them again with bash scripts/make_keys.sh hosts=FILE"
 # A board without a battery starts with the year 1970, until it reaches a time server; the certificates do not expire.
 NO_CHECK_TIME = 0x200000
@@ -27,28 +27,35 @@ def encrypted(connection: socket.socket, context: ssl.SSLContext, server: bool) 
     return context.wrap_socket(connection, server_side=server, do_handshake_on_connect=False)
 
 
-def read_keys(place: Path) -> Keys:
+def read_keys(key_folder: Path) -> Keys:
     """Read the keys in a folder; raises ValueError if files are missing, or if other users may read them."""
-    missing = [name for name in (AUTHORITY, CERTIFICATE, KEY) if not (place / name).is_file()]
+    file_names = AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+    missing = [name for name in file_names if not (key_folder / name).is_file()]
     if missing:
-        raise ValueError(f"{place} has no {missing[0]}, which a board's keys need: {REMEDY}, or name another keys=")
-    if (place / KEY).stat().st_mode & 0o077:
-        raise ValueError(f"others may read {place / KEY}: chmod 600 {place / KEY}")
+        raise ValueError(f"{key_folder} has no {missing[0]}, which a board's keys need: {REMEDY}, or name another "
+                         "keys=")
+
+    key_file = key_folder / KEY_FILE
+    if key_file.stat().st_mode & 0o077:
+        raise ValueError(f"others may read {key_file}: chmod 600 {key_file}")
+
     try:
-        return Keys(_context(ssl.PROTOCOL_TLS_SERVER, place), _context(ssl.PROTOCOL_TLS_CLIENT, place))
+        return Keys(_context(ssl.PROTOCOL_TLS_SERVER, key_folder), _context(ssl.PROTOCOL_TLS_CLIENT, key_folder))
     except (ssl.SSLError, OSError) as error:
-        raise ValueError(f"the keys in {place} cannot be used ({error.strerror or error}): {REMEDY}") from None
+        raise ValueError(f"the keys in {key_folder} cannot be used ({error.strerror or error}): {REMEDY}") from None
 
 
-def _context(protocol: int, place: Path) -> ssl.SSLContext:
+def _context(protocol: int, key_folder: Path) -> ssl.SSLContext:
     """Return a context that requires a certificate. Names are not checked: each board may be any rank."""
     context = ssl.SSLContext(protocol)
+
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= NO_CHECK_TIME  # type: ignore[operator]
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(place / AUTHORITY)
-    context.load_cert_chain(place / CERTIFICATE, place / KEY)
+
+    context.load_verify_locations(key_folder / AUTHORITY_FILE)
+    context.load_cert_chain(key_folder / CERTIFICATE_FILE, key_folder / KEY_FILE)
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # the client only sends, so it would never read them
     return context

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from cluster.agreement import Facts, PartFacts, Written, code_version, judge_facts, judge_ways, settings
 from cluster.board import Board
 from cluster.heartbeat import reported_loss
-from cluster.memberships import EPOCH, OPEN, Meeting, door_of
+from cluster.memberships import COMPLETE, NEWEST, Meeting, door_of
 from cluster.processes import GRACE
 from cluster.sockets import BoardDoor
 from cluster.store import Entries, Store, StoreClient, StoreServer
@@ -172,7 +172,7 @@ class Rendezvous(Generic[Run]):
                            f"firewall is between them ({reason}); start all again") from error
 
     def _look_after(self) -> str:
-        """Return why a rank will not come to the next epoch, or an empty string; only rank 0 knows."""
+        """Return why a rank will not come to the next membership, or an empty string; only rank 0 knows."""
         return ""
 
     def _try_ways(self, written: Written) -> None:
@@ -244,7 +244,7 @@ class NumberDoor(BoardDoor):
         self._rank = rank
         super().__init__(address, None, 0)
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _read_greeting(self, connection: socket.socket) -> None:
         with suppress(OSError), connection:  # the other end may have gone already
             connection.sendall(b"flowspec %d\n" % self._rank)
 
@@ -288,7 +288,7 @@ class Coordinator(Rendezvous[Run]):
     def _look_after(self) -> str:
         if failed := reported_loss(self._store):
             return failed
-        first = self._store.add(EPOCH, 0) == 1
+        first = self._store.add(NEWEST, 0) == 1
         patience = math.inf if first else self._server.patience or math.inf
         ranks = range(len(self.names))
         gone = [seat for seat in self._server.gone(patience) if seat in ranks]
@@ -436,10 +436,10 @@ class Spare(Participant[Run]):
             time.sleep(LOOK)
             if loss := reported_loss(self._store):
                 raise PeerLost(loss)
-            epoch, now = self._store.add(EPOCH, 0), time.monotonic()
-            if epoch < 2 or self._store.add(OPEN, 0) == epoch:
+            newest, now = self._store.add(NEWEST, 0), time.monotonic()
+            if newest < 2 or self._store.add(COMPLETE, 0) == newest:
                 since = now
-            lost = [rank for rank in able if door_of(self._store, rank)[0] < epoch]
+            lost = [rank for rank in able if door_of(self._store, rank)[0] < newest]
             if now > since + patience:
                 any(map(self._take, lost))
 

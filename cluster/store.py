@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from cluster.agreement import COUNT_LIMIT, ENTRY_BYTES, MOST_RANKS, Junk, clean, owner_of, parse
 from cluster.keys import Keys, encrypted
-from cluster.sockets import BRIEF, BoardDoor, shut_down
+from cluster.sockets import BRIEF_TIMEOUT, BoardDoor, shut_down
 from config.console import say
 from config.failure import PeerLost
 from config.files import fits
@@ -159,11 +159,11 @@ class StoreServer(BoardDoor):
             self._named.add(address)
         say(f"{address} sent data to port {self.port} that is not part of this run ({what}); it is ignored", "\n")
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _read_greeting(self, connection: socket.socket) -> None:
         with suppress(OSError), connection, connection.makefile("rb") as lines:  # it may disconnect, or send nothing
             try:
                 address = str(connection.getpeername()[0])
-                connection.settimeout(BRIEF)
+                connection.settimeout(BRIEF_TIMEOUT)
                 self._serve(connection, lines, address)
             except Junk as junk:
                 self.report(address, str(junk))

@@ -34,59 +34,58 @@ class Inbox:
     """
 
     def __init__(self, trace: NoTrace = OFF, ordered: bool = False, meter: Meter | None = None) -> None:
-        self._trace, self._ordered = trace, ordered
-        self._meter = meter or Meter()
-        self._prunes: deque[Prune] = deque()
-        self._others: deque[Message] = deque()
-        self._news = threading.Condition()
-        self._failure: PeerLost | None = None
+        self._rank_trace, self._is_ordered = trace, ordered
+        self._work_meter = meter or Meter()
+        self._prune_messages: deque[Prune] = deque()
+        self._other_messages: deque[Message] = deque()
+        self._has_news = threading.Condition()
+        self._first_failure: PeerLost | None = None
 
-    def put(self, msg: Message, since: float | None = None) -> None:
-        """Add a message; `since` is the arrival of its first byte, in seconds of the monotonic clock."""
-        since = since or time.monotonic()
-        self._trace.note("recv", since, **facts_of(msg))
-        with self._news:
-            if isinstance(msg, Prune) and not self._ordered:
-                self._prunes.append(msg)
+    def put(self, msg: Message, arrived_at: float | None = None) -> None:
+        """Add a message; its first byte `arrived_at` this time of the monotonic clock, in seconds."""
+        self._rank_trace.note("recv", arrived_at or time.monotonic(), **facts_of(msg))
+        with self._has_news:
+            if isinstance(msg, Prune) and not self._is_ordered:
+                self._prune_messages.append(msg)
             else:
-                self._others.append(msg)
-            self._news.notify()
+                self._other_messages.append(msg)
+            self._has_news.notify()
 
     def fail(self, failure: PeerLost) -> None:
         """Make `get` raise this failure, or the first one if there are several."""
-        with self._news:
-            self._failure = self._failure or failure
-            self._news.notify_all()
+        with self._has_news:
+            self._first_failure = self._first_failure or failure
+            self._has_news.notify_all()
 
     def clear(self) -> None:
         """Drop all messages and the failure."""
-        with self._news:
-            self._prunes.clear()
-            self._others.clear()
-            self._failure = None
+        with self._has_news:
+            self._prune_messages.clear()
+            self._other_messages.clear()
+            self._first_failure = None
 
     def get(self) -> Message:
-        with self._news:
+        with self._has_news:
             if not self.ready:
-                with self._meter.idle():
-                    self._news.wait_for(lambda: self.ready)
-            if self._failure:
-                raise self._failure
-            return (self._prunes or self._others).popleft()
+                with self._work_meter.idle():
+                    self._has_news.wait_for(lambda: self.ready)
+            if self._first_failure:
+                raise self._first_failure
+            return (self._prune_messages or self._other_messages).popleft()
 
     def rest(self, until: float) -> None:
         """Wait for a message or a failure, at most until this time on the monotonic clock."""
-        with self._news, self._meter.idle():
-            self._news.wait_for(lambda: self.ready, max(0.0, until - time.monotonic()))
+        with self._has_news, self._work_meter.idle():
+            self._has_news.wait_for(lambda: self.ready, max(0.0, until - time.monotonic()))
 
     def urgent(self) -> Prune | None:
-        if self._failure:
-            raise self._failure
-        return self._prunes.popleft() if self._prunes else None
+        if self._first_failure:
+            raise self._first_failure
+        return self._prune_messages.popleft() if self._prune_messages else None
 
     @property
     def ready(self) -> bool:
-        return bool(self._others or self._prunes or self._failure)
+        return bool(self._other_messages or self._prune_messages or self._first_failure)
 
 
 class Receiver:
@@ -109,8 +108,8 @@ class LocalLink(Receiver):
     def __init__(self, rank: int, inboxes: Sequence[Inbox], peers: Peers, tables: Iterable[Any] = ()) -> None:
         super().__init__(inboxes[rank])
         self._rank = rank
-        self._ends = [*inboxes, *tables]
-        self._reached = [[inboxes[peer] for peer in reached] for reached in peers.send_to]
+        self._thread_ends = [*inboxes, *tables]
+        self._next_inboxes = [[inboxes[peer] for peer in ranks] for ranks in peers.send_to]
 
     def send(self, msg: Message) -> None:
         self._put(DATA, msg)
@@ -121,18 +120,18 @@ class LocalLink(Receiver):
     def report(self, msg: Message) -> None:
         self._put(REPORT, msg)
 
-    def _put(self, kind: int, msg: Message) -> None:
-        for inbox in self._reached[kind]:
+    def _put(self, wire_kind: int, msg: Message) -> None:
+        for inbox in self._next_inboxes[wire_kind]:
             inbox.put(msg)
 
     def fail(self, failure: PeerLost) -> None:
         """End all ranks."""
-        for end in self._ends:
-            end.fail(failure)
+        for thread_end in self._thread_ends:
+            thread_end.fail(failure)
 
-    def failed(self, thread: str, error: BaseException) -> None:
+    def failed(self, thread_name: str, error: BaseException) -> None:
         """End all ranks because of an error that ended a thread of this rank."""
-        self.fail(PeerLost(f"rank {self._rank} failed: {explain(error)} (in its thread {thread})"))
+        self.fail(PeerLost(f"rank {self._rank} failed: {explain(error)} (in its thread {thread_name})"))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -144,12 +143,12 @@ class Wire:
     """The connections to and from each peer, which carry tensors between processes; a broken one raises PeerLost."""
 
     def __init__(self) -> None:
-        self.out: dict[int, socket.socket] = {}  # by peer
-        self.back: dict[int, socket.socket] = {}
+        self.outgoing: dict[int, socket.socket] = {}  # by peer
+        self.incoming: dict[int, socket.socket] = {}
 
     def send(self, x: Tensor, peer: int) -> None:
         try:
-            self.out[peer].sendall(_bytes(x))
+            self.outgoing[peer].sendall(_bytes_of(x))
         except OSError as error:
             raise broken_connection(peer) from error
 
@@ -158,7 +157,7 @@ class Wire:
 
         SO_ERROR would also report a cable that is unplugged for a moment, which the connection survives.
         """
-        connection = self.out[peer]
+        connection = self.outgoing[peer]
         if connection.family == socket.AF_UNIX:
             return
         if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
@@ -166,34 +165,34 @@ class Wire:
 
     def recv(self, x: Tensor, peer: int) -> None:
         """Fill a tensor with the next bytes from a peer."""
-        left, connection = _bytes(x), self.back[peer]
+        missing_bytes, connection = _bytes_of(x), self.incoming[peer]
         try:
-            while left:
-                count = connection.recv_into(left)
-                if not count:
+            while missing_bytes:
+                num_bytes = connection.recv_into(missing_bytes)
+                if not num_bytes:
                     raise broken_connection(peer)
-                left = left[count:]
+                missing_bytes = missing_bytes[num_bytes:]
         except OSError as error:
             raise broken_connection(peer) from error
 
 
-def _bytes(x: Tensor) -> memoryview:
-    data: Any = x.view(torch.uint8).numpy()
-    return memoryview(data)
+def _bytes_of(x: Tensor) -> memoryview:
+    byte_array: Any = x.view(torch.uint8).numpy()
+    return memoryview(byte_array)
 
 
-def _queues() -> list[SimpleQueue[Any]]:
+def _new_queues() -> list[SimpleQueue[Any]]:
     """Return an empty queue of outgoing messages for each kind of wire."""
     return [SimpleQueue() for _ in WIRES]
 
 
-def _next_message(queue: SimpleQueue[Any], wire: Wire, reached: Sequence[int]) -> Message | None:
+def _next_message(message_queue: SimpleQueue[Any], wire: Wire, peers: Sequence[int]) -> Message | None:
     """Return the next message of a queue, or None at its end. Meanwhile, check what was sent before it."""
     while True:
         try:
-            return queue.get(timeout=CHECK_SECONDS)
+            return message_queue.get(timeout=CHECK_SECONDS)
         except Empty:
-            for peer in reached:
+            for peer in peers:
                 wire.check(peer)
 
 
@@ -208,34 +207,37 @@ class ProcessLink(Receiver):
 
     def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, inbox: Inbox | None = None) -> None:
         super().__init__(inbox or Inbox(trace, peers.in_order))
-        self.failed, self._trace, self._peers = failed, trace, peers
-        self._queues = _queues()
-        self._threads: list[threading.Thread] = []
+        self.failed, self._rank_trace, self._peers = failed, trace, peers
+        self._message_queues = _new_queues()
+        self._link_threads: list[threading.Thread] = []
         self.fail = self._inbox.fail
 
     def begin(self, wires: Sequence[Wire]) -> None:
         """Start the threads that send and receive over these wires, one of each kind."""
-        peers, work = self._peers, []
-        for kind, queue, wire, reached, heard in zip(WIRES, self._queues, wires, peers.send_to, peers.receive_from):
-            if reached:
-                work.append((f"{kind} sender", partial(self._send_all, queue, wire, reached)))
-            work += [(f"{kind} listener", partial(self._receive_all, wire, peer)) for peer in heard]
-        self._threads = [guarded(name, run, self.failed) for name, run in work]
+        receivers, senders = self._peers.send_to, self._peers.receive_from
+        thread_jobs = []
+        for number, (kind, wire) in enumerate(zip(WIRES, wires)):
+            if receivers[number]:
+                send_all = partial(self._send_all, self._message_queues[number], wire, receivers[number])
+                thread_jobs.append((f"{kind} sender", send_all))
+            thread_jobs += [(f"{kind} listener", partial(self._receive_all, wire, peer)) for peer in senders[number]]
+
+        self._link_threads = [guarded(name, run, self.failed) for name, run in thread_jobs]
 
     def end(self) -> None:
         """Drop all messages after the wires were cut, so that the link can `begin` with other wires."""
         self._join()
-        self._queues = _queues()
+        self._message_queues = _new_queues()
         self._inbox.clear()
 
     def send(self, msg: Message) -> None:
-        self._queues[DATA].put(msg)
+        self._message_queues[DATA].put(msg)
 
     def broadcast(self, msg: Message) -> None:
-        self._queues[CONTROL].put(msg)
+        self._message_queues[CONTROL].put(msg)
 
     def report(self, msg: Message) -> None:
-        self._queues[REPORT].put(msg)
+        self._message_queues[REPORT].put(msg)
 
     def close(self) -> None:
         """Send the remaining messages after the Stop went round; end the threads and the other ranks' listeners."""
@@ -245,45 +247,47 @@ class ProcessLink(Receiver):
 
     def _join(self) -> None:
         self.drop()
-        for thread in self._threads:
+        for thread in self._link_threads:
             thread.join()
 
     def drop(self) -> None:
         """End the senders after a loss; broken connections end the listeners."""
-        for queue in self._queues:
-            queue.put(None)
+        for message_queue in self._message_queues:
+            message_queue.put(None)
 
-    def _send_all(self, queue: SimpleQueue[Any], wire: Wire, reached: Sequence[int]) -> None:
+    def _send_all(self, message_queue: SimpleQueue[Any], wire: Wire, peers: Sequence[int]) -> None:
         """Encode and send messages; this thread copies device tensors to the host, during the computation."""
-        while (msg := _next_message(queue, wire, reached)) is not None:
-            since = time.monotonic()
-            parts = [part for packet in packets(msg) for part in packet if len(part)]
-            for peer in reached:
-                for part in parts:
-                    wire.send(part, peer)
-            size = len(reached) * sum(part.numel() * part.element_size() for part in parts)
-            self._trace.note("sent", since, kind=type(msg).__name__, bytes=size)
+        while (msg := _next_message(message_queue, wire, peers)) is not None:
+            started_at = time.monotonic()
+            tensors = [tensor for packet in packets(msg) for tensor in packet if len(tensor)]
+            for peer in peers:
+                for tensor in tensors:
+                    wire.send(tensor, peer)
+
+            num_bytes = len(peers) * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            self._rank_trace.note("sent", started_at, kind=type(msg).__name__, bytes=num_bytes)
 
     def _receive_all(self, wire: Wire, peer: int) -> None:
         msg: Message | None = None
-        since: float | None = None  # arrival of the message's first byte
+        arrived_at: float | None = None  # the message's first byte
 
-        def packet() -> tuple[Header, Tensor]:
-            nonlocal since
-            numbers = torch.empty(len(Header._fields), dtype=torch.int64)
-            wire.recv(numbers, peer)
-            since = since or time.monotonic()
-            header = Header.read(numbers)
+        def next_packet() -> tuple[Header, Tensor]:
+            nonlocal arrived_at
+            header_numbers = torch.empty(len(Header._fields), dtype=torch.int64)
+            wire.recv(header_numbers, peer)
+            arrived_at = arrived_at or time.monotonic()
+
+            header = Header.read(header_numbers)
             body = torch.empty(header.bytes, dtype=torch.uint8)
             if len(body):
                 wire.recv(body, peer)
             return header, body
 
         while not isinstance(msg, Stop):
-            since = None
+            arrived_at = None
             try:
-                msg = receive(packet)
+                msg = receive(next_packet)
             except ValueError as error:
                 raise PeerLost(f"rank {peer} was lost: it sent {error}; run the same version of FlowSpec on all ranks"
                                ) from error
-            self._inbox.put(msg, since)
+            self._inbox.put(msg, arrived_at)

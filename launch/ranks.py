@@ -19,7 +19,7 @@ from cluster import processes
 from cluster.board import Board, find_board
 from cluster.folder import RENDEZVOUS, Folder, hold, private_folder
 from cluster.heartbeat import Heartbeat
-from cluster.memberships import Coming, Epochs, Meeting, Opening, door_of
+from cluster.memberships import FollowedMemberships, Meeting, Memberships, OpenedMemberships, door_of
 from cluster.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, Ranks, launched
 from cluster.rendezvous import Coordinator
 from cluster.sockets import FolderDoor
@@ -101,7 +101,7 @@ class Member:
     heartbeat: Heartbeat | None = None  # set when the rank connects
     wires: Wires | None = None
     trace: NoTrace = OFF
-    _epochs: Epochs | None = None  # in which ranks connect
+    _memberships: Memberships | None = None  # in which ranks connect
 
     def __init__(self, prepared: Prepared, rank: int, several_hosts: bool = False) -> None:
         self._prepared, self._rank = prepared, rank
@@ -117,16 +117,16 @@ class Member:
         """
         config, placement, number = self._prepared.config, self._prepared.placement, self._rank
         store = meeting.store
-        self.heartbeat = Heartbeat(store, number, placement.world, config.timeout, meeting.names)
+        self.heartbeat = Heartbeat(store, number, placement.world, config.timeout, meeting.rank_names)
         comes_again = door_of(store, number)[0] > 0
         if config.trace and not comes_again:
             forget(config.trace, number)
         self.trace = self._prepared.trace(number, REAL)
         self.wires = wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
-        kind, peers = Coming if number else Opening, placement.reached(number)
-        self._epochs = kind(meeting, number, self.heartbeat, peers, self._prepared.patience)
+        kind, peers = FollowedMemberships if number else OpenedMemberships, placement.reached(number)
+        self._memberships = kind(meeting, number, self.heartbeat, peers, self._prepared.patience)
         self.heartbeat.start(self.fail if self._recovers else lost)
-        made = self._epochs.join(time.monotonic() + meeting.patience)
+        made = self._memberships.join(time.monotonic() + meeting.patience)
         wires.each(lambda link: link.begin(made))
         spec = self._prepared.spec(number)
         store.set(f"split/{number}", spec.part.split_id)
@@ -140,13 +140,13 @@ class Member:
     def rejoin(self, loss: PeerLost) -> None:
         """Connect all ranks again after a loss; raises PeerLost if that is impossible, or if a rank does not come."""
         number, seconds = self._rank, self._prepared.config.recovery
-        if self._epochs is None or self.wires is None or not self._recovers:
+        if self._memberships is None or self.wires is None or not self._recovers:
             raise loss  # which may have ended an earlier attempt
         try:
-            self._epochs.leave(loss)
+            self._memberships.leave(loss)
             self.wires.each(lambda link: link.end())
-            self._epochs.close()
-            made = self._epochs.join(time.monotonic() + seconds)
+            self._memberships.close()
+            made = self._memberships.join(time.monotonic() + seconds)
         except BaseException as error:
             shown = explain(error)
             final = PeerLost(shown if shown == str(loss) else f"{loss}; {shown}")
@@ -161,9 +161,9 @@ class Member:
 
     def leave(self, outlive: bool) -> None:
         """End all connections in an orderly way; with `outlive`, return once all others have done so."""
-        assert self.wires and self._epochs and self.heartbeat, "this rank was not connected"
+        assert self.wires and self._memberships and self.heartbeat, "this rank was not connected"
         self.wires.each(lambda link: link.close())
-        self._epochs.close()
+        self._memberships.close()
         self.trace.close()
         self.heartbeat.stop(outlive)
 
@@ -172,9 +172,9 @@ class Member:
         self.trace.close()
         if self.wires is not None and self.heartbeat is not None:
             self.heartbeat.stop(outlive=not self.heartbeat.first_loss)
-            if self._epochs is not None:
-                self._epochs.cut()
-                self._epochs.close()
+            if self._memberships is not None:
+                self._memberships.cut()
+                self._memberships.close()
             self.wires.each(lambda link: link.drop())
 
     # --- an early end -------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
         others = processes.start_ranks(["launch.run", *words], place, world, ranks, ranks if prepared.recovers else ())
         try:
             meeting = join_beside(others, place, prepared.placement)
-            meeting = meeting._replace(attend=partial(processes.lost, others, place))
+            meeting = meeting._replace(reason_against=partial(processes.lost, others, place))
             with _in_group(Member(prepared, 0), meeting) as rank:
                 yield rank
             others.wait(GRACE)

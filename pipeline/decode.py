@@ -378,7 +378,7 @@ class Decoder:
         self.waiting: list[Decoding] = []
         self._prefixes: list[Prefix] = []  # texts of ended requests, the least recently used first
         self._spare = [draft]  # unused drafts
-        self._epoch = ring.epoch  # in which the running requests started
+        self._num_reconnections = ring.num_reconnections  # in which the running requests started
         self._losses = 0  # number of losses since a token settled
 
     def stream(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
@@ -456,7 +456,7 @@ class Decoder:
 
     def _begin_again(self) -> None:
         """Restart all running requests, since the stages are empty."""
-        self._epoch = self.ring.epoch
+        self._num_reconnections = self.ring.num_reconnections
         for prefix in self._prefixes:
             self._return_draft(prefix.draft)
         self._prefixes = []
@@ -483,7 +483,7 @@ class Decoder:
         return [decoding for decoding in self.running if decoding.reading is None]
 
     def _admit(self) -> None:
-        if self._epoch != self.ring.epoch:
+        if self._num_reconnections != self.ring.num_reconnections:
             self._begin_again()
         while self.waiting and len(self.running) < self.places:
             decoding = max(self.waiting, key=lambda decoding: decoding.request.priority)  # the oldest of these

@@ -401,7 +401,7 @@ class Ring:
         self.returned_messages = 0  # number of messages that came back since the start
         self.unanswered = 0  # messages of the last `ping` that have not come back
         self.stopped = False
-        self.epoch = 0  # number of times that all ranks have reconnected
+        self.num_reconnections = 0  # number of times that all ranks have reconnected
         self.loss = ""  # while a lost rank is waited for: which one, and why
         self.reconnect: Callable[[PeerLost], None] = no_recovery  # reconnects all ranks, or raises PeerLost
         self.ids: Iterator[int] = count()  # for the nodes of all requests: no id is ever used twice
@@ -550,7 +550,7 @@ class Ring:
             self.reconnect(loss)
             self._open, self.unanswered = {}, 0
             self.reset_measurements()
-            self.epoch += 1
+            self.num_reconnections += 1
             try:
                 self.start()
                 self.loss = ""

@@ -1,6 +1,7 @@
 """Check what this machine lacks to run FlowSpec, and print a line for each item: "ok: ..." or "missing: ...; do ...".
 
 Usage: python3 -m scripts.doctor [PRESET] [key=value ...]. The exit code is 0 if everything that is required is present.
+       python3 -m scripts.doctor gpu [--help]: what only a GPU's owner can measure, as a page to paste.
 
 It looks at Python, torch with gloo, one small kernel on each device, an all-reduce in this process and between two,
 the network interface that ranks would use, disk, memory, and the packages; without torch also at what a first start
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 from cluster.board import addresses as _addresses
-from config.console import EXIT_WRONG, say
+from config.console import EXIT_WRONG, NEEDED, enter, run, say
 from config.presets import PROMPT, ROOT
 from config.schema.untrusted import reason
 from launch.available import available
@@ -286,10 +287,16 @@ def examine(words: Sequence[str] = ()) -> Iterator[Finding]:
 
 
 def main(argv: list[str] | None = None) -> int:
+    typed = sys.argv[1:] if argv is None else argv
+    if typed[:1] == ["gpu"]:
+        enter(*NEEDED)
+        from eval.bench.gpu import gpu
+        return run(gpu, typed[1:])
+
     parser = argparse.ArgumentParser(prog="python3 -m scripts.doctor", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="word", help="words of a run with a draft head, as model_dir=DIR")
-    words = parser.parse_args(argv).words
+    words = parser.parse_args(typed).words
     warnings.simplefilter("ignore")  # packages warn and log about themselves; the findings are printed here
     logging.disable(logging.CRITICAL)
     lacking = 0

@@ -20,7 +20,7 @@ from typing import Any, Callable, Iterator, Sequence
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.folder import MARK
+from cluster.folder import LOCK_FILE
 from config.presets import ROOT
 from launch.run import run
 from launch.split.write import split
@@ -165,7 +165,7 @@ class Command:
     def folder(self) -> Path:
         """Where the ranks meet, which each of them holds."""
         held = map(Path.resolve, Path(f"/proc/{self.ranks()[1]}/fd").iterdir())
-        return next(path.parent for path in held if path.name == MARK)
+        return next(path.parent for path in held if path.name == LOCK_FILE)
 
     def end(self, seconds: float) -> int | None:
         """The exit code, once all processes have ended; None if that takes too long."""

@@ -61,7 +61,7 @@ def client(keeper, keys):
 
 @contextmanager
 def door_of(keys):
-    """The door of rank 1 in epoch 7, and what it has let in."""
+    """The door of rank 1 in membership 7, and what it has let in."""
     with BoardDoor(HERE, keys, 7) as door:
         made = Connections(1, [Peers(0, [], root_rank=0)])
         yield door, made
@@ -89,7 +89,7 @@ def test_a_board_of_the_cluster_is_let_in_and_no_other(clusters):
             while (DATA, 0) in made.missing:
                 made.accept(door)
             way.sendall(SECRET)
-            assert made.wires[DATA].back[0].recv(100) == SECRET
+            assert made.wires[DATA].incoming[0].recv(100) == SECRET
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def test_who_listens_reads_nothing_and_cannot_play_it_again(clusters):
             way.sendall(GREETING.pack(MARK, 7, DATA, 0) + SECRET)
             while (DATA, 0) in made.missing:
                 made.accept(door)
-            assert made.wires[DATA].back[0].recv(100) == SECRET
+            assert made.wires[DATA].incoming[0].recv(100) == SECRET
         said = b"".join(heard)
         assert len(said) > 500 and SECRET not in said and MARK not in said
         made.missing.add((DATA, 0))

@@ -77,7 +77,8 @@ def test_a_list_of_prompts_has_the_answers_of_each_alone_in_its_order(options, c
 
         by_ids = pipeline.generate([PROMPT, PROMPT[:3]], progress=False)
         assert [answer.answer.prompt_tokens for answer in by_ids] == [len(PROMPT), 3]
-        assert pipeline.generate([], progress=False) == [] and capsys.readouterr().err == ""
+        assert pipeline.generate([], progress=False) == []
+        assert "%" not in capsys.readouterr().err, "no bar was wanted"  # the pipeline may say something else meanwhile
 
         with pytest.raises(ValueError, match="give messages to chat"):
             pipeline.generate([{"role": "user", "content": "tell"}])

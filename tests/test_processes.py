@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster import processes
-from cluster.folder import DIGITS, Folder, private_folder
+from cluster.folder import COUNTER_DIGITS, Folder, private_folder
 from cluster.heartbeat import LOSS_KEY
 from cluster.processes import spawn
 from config import failure
@@ -230,7 +230,7 @@ def test_a_folder_counts_what_all_add_and_does_not_grow():
             pass
         assert stores[0].add("heartbeat/1", 0) == 200
         assert stores[0].add("never", 0) == 0
-        assert [file.stat().st_size for file in Path(path).glob("heartbeat*")] == [DIGITS]
+        assert [file.stat().st_size for file in Path(path).glob("heartbeat*")] == [COUNTER_DIGITS]
         stores[1].set("../split/0", "abc")
         assert stores[2].get("../split/0") == b"abc"
         assert not (Path(path).parent / "split").exists()

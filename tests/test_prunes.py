@@ -30,7 +30,7 @@ def losing(chance, seed):
 
     def wrap(link):
         def broadcast(msg):
-            for inbox in link._reached[CONTROL]:
+            for inbox in link._next_inboxes[CONTROL]:
                 if not isinstance(msg, Prune) or rng.random() >= chance:
                     inbox.put(msg)
         link.broadcast = broadcast
@@ -49,7 +49,7 @@ def delaying(longest, seed):
             held.append(msg)
             if len(held) > rng.randrange(longest):
                 rng.shuffle(held)
-                for inbox in link._reached[CONTROL]:
+                for inbox in link._next_inboxes[CONTROL]:
                     for late in held:
                         inbox.put(late)
                 held.clear()

@@ -16,7 +16,7 @@ import torch
 from cluster import processes
 from cluster.folder import Folder
 from cluster.heartbeat import END_COUNT, LOSS_KEY, Heartbeat
-from cluster.memberships import EPOCH, LOOK, OPEN, Coming, Meeting
+from cluster.memberships import COMPLETE, NEWEST, POLL_SECONDS, FollowedMemberships, Meeting
 from cluster.sockets import GREETING, MARK, Connections, FolderDoor, shut_down
 from cluster.transport import CONTROL, DATA, Wire
 from config.failure import PeerLost, broken_connection
@@ -102,7 +102,7 @@ def test_a_rank_that_is_killed_in_the_prompt_and_in_mid_answer_changes_no_text(s
         strike(2)
         assert struck(answer) == reference(0.0)
         assert struck(pipeline.submit(PROMPT, **ASK, temperature=1.0), 3, (1,)) == reference(1.0)
-        assert pipeline.ring.epoch >= 2
+        assert pipeline.ring.num_reconnections >= 2
 
 
 def test_counts_go_on_behind_an_accident(saved):
@@ -185,11 +185,11 @@ def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, mo
     send, sent = Wire.send, []
 
     def cut(wire, x, peer):
-        if set(wire.out) == {1}:  # data: without a prune the answer may end before its loss is noticed
+        if set(wire.outgoing) == {1}:  # data: without a prune the answer may end before its loss is noticed
             sent.append(x.nbytes)
-        if set(wire.out) != {1} or len(sent) != 20:
+        if set(wire.outgoing) != {1} or len(sent) != 20:
             return send(wire, x, peer)
-        way = wire.out[peer]
+        way = wire.outgoing[peer]
         way.sendall(memoryview(x.view(torch.uint8).numpy())[:x.nbytes // 2])
         shut_down(way)
         raise broken_connection(peer)
@@ -197,7 +197,7 @@ def test_a_wire_that_is_cut_in_the_middle_of_a_message_changes_no_text(saved, mo
     with opened(saved) as pipeline:
         monkeypatch.setattr(Wire, "send", cut)
         assert struck(pipeline.stream(PROMPT, **ASK)) == reference(0.0)
-        assert len(sent) > 20 and pipeline.ring.epoch >= 1
+        assert len(sent) > 20 and pipeline.ring.num_reconnections >= 1
 
 
 def test_nothing_is_left_of_accidents(saved):
@@ -219,14 +219,14 @@ def test_nothing_is_left_of_accidents(saved):
 
 @contextmanager
 def coming(folder, patience):
-    """Rank 1 on its way to an epoch: its heartbeat, and in a list how the way ended."""
+    """Rank 1 on its way to a membership: its heartbeat, and in a list how the way ended."""
     heartbeat, ended = Heartbeat(Folder(folder), 1, 2, timeout=0.5), []
-    meeting = Meeting(Folder(folder), door=partial(FolderDoor, folder))
-    epochs = Coming(meeting, 1, heartbeat, [], patience)
+    meeting = Meeting(Folder(folder), open_door=partial(FolderDoor, folder))
+    memberships = FollowedMemberships(meeting, 1, heartbeat, [], patience)
 
     def join():
         try:
-            ended.append(epochs.join() and epochs.number)
+            ended.append(memberships.join() and memberships.number)
         except PeerLost as loss:
             ended.append(str(loss))
 
@@ -242,10 +242,10 @@ def test_a_rank_waits_for_a_rank_0_that_has_been_silent_for_longer_than_the_time
     store = Folder(str(tmp_path))
     with coming(str(tmp_path), 600.0) as (heartbeat, ended):
         assert wait_until(lambda: heartbeat.silent_peers() == [0], 60)
-        time.sleep(5 * LOOK)
+        time.sleep(5 * POLL_SECONDS)
         assert ended == []
-        store.add(EPOCH, 1)
-        store.set(OPEN, "1")
+        store.add(NEWEST, 1)
+        store.set(COMPLETE, "1")
     assert ended == [1]
 
 
@@ -302,9 +302,9 @@ def test_a_command_whose_rank_0_is_stopped_for_longer_than_the_others_wait_write
     with writing(saved, tmp_path, 300, "timeout=1") as run:
         assert wait_until(lambda: len(run.stdout) > 50, 90), run.stderr
         folder = Folder(str(run.folder()))
-        epoch = folder.add(OPEN, 0)
+        membership = folder.add(COMPLETE, 0)
         os.kill(run.ranks()[0], signal.SIGSTOP)
-        assert wait_until(lambda: folder.look(f"{LOSS_KEY}/{epoch}"), 60), "the others have noticed it"
+        assert wait_until(lambda: folder.look(f"{LOSS_KEY}/{membership}"), 60), "the others have noticed it"
         os.kill(run.ranks()[0], signal.SIGCONT)
     assert "; all ranks are connected again, and answers continue" in run.stderr
 
@@ -367,7 +367,7 @@ def test_losses_without_an_end_are_given_up(saved):
         assert pipeline.decoder._losses == 6
 
 
-# --- epochs do not mix ------------------------------------------------------------------------------------------------
+# --- memberships do not mix -------------------------------------------------------------------------------------------
 
 def greeted(folder, door, *greeting):
     """A connection to a door that begins with this greeting."""
@@ -376,11 +376,11 @@ def greeted(folder, door, *greeting):
         connection.sendall(greeting[0] if len(greeting) == 1 else GREETING.pack(*greeting))
 
 
-def test_a_connection_of_another_epoch_or_kind_or_of_a_stranger_is_not_let_in(tmp_path):
+def test_a_connection_of_another_membership_or_kind_or_of_a_stranger_is_not_let_in(tmp_path):
     with FolderDoor(str(tmp_path), 7) as door:
         made = Connections(1, [Peers(0, [2], root_rank=0)])
         assert made.missing == {(DATA, 0), (CONTROL, 0)}
-        assert made.to == {(DATA, 2)}
+        assert made.outgoing == {(DATA, 2)}
         for junk in OTHERS:
             greeted(tmp_path, door, *junk)
             made.accept(door)

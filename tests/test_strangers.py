@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cluster.agreement import Junk, clean, judge_ways
 from cluster.board import Board, Line
 from cluster.heartbeat import Heartbeat
-from cluster.sockets import STRANGERS
+from cluster.sockets import MAX_STRANGERS
 from cluster.store import Entries, Store, StoreClient, StoreServer, shut_down
 from config.failure import PeerLost
 from config.schema.untrusted import one_line
@@ -123,7 +123,7 @@ def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper
     for way in half:
         way.sendall(b'["flow')
     assert works(keeper)
-    assert len(keeper._strangers) <= STRANGERS
+    assert len(keeper._strangers) <= MAX_STRANGERS
     for way in idle + half:
         way.close()
     assert "Traceback" not in capfd.readouterr().err
@@ -131,7 +131,7 @@ def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper
 
 def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
     wire = StoreClient((HERE, keeper.port), ("rank 0", "rank 1"), 20)
-    crowd = [socket.create_connection((HERE, keeper.port), timeout=20) for _ in range(2 * STRANGERS)]
+    crowd = [socket.create_connection((HERE, keeper.port), timeout=20) for _ in range(2 * MAX_STRANGERS)]
     assert wait_until(lambda: select.select([wire._way], [], [], 0)[0], 20)  # it was the oldest
     with pytest.raises(OSError):
         wire.greet(1)

@@ -74,8 +74,8 @@ def test_threads_are_started_in_one_place():
 def lost(numbers, *sent):
     """What a link says of the first of its threads that dies, at a wire whose other end has sent these and is gone."""
     found, wire = [], Wire()
-    wire.out[1], there = socket.socketpair()
-    wire.back[2] = wire.out[1]
+    wire.outgoing[1], there = socket.socketpair()
+    wire.incoming[2] = wire.outgoing[1]
     with there:
         there.sendall(torch.tensor(numbers, dtype=torch.int64).numpy().tobytes())
     link = ProcessLink(Peers(2, [1]) if not sent else Peers(None, [1]),
@@ -99,7 +99,7 @@ class SilentConnection:
 
 def test_a_connection_that_the_system_gives_up_while_nothing_is_sent_is_a_loss():
     losses, wire = [], Wire()
-    wire.out[1] = SilentConnection()
+    wire.outgoing[1] = SilentConnection()
     link = ProcessLink(Peers(None, [1]), lambda *loss: losses.append(loss))
     link.begin((wire,))
     assert wait_until(lambda: losses, 10)

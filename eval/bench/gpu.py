@@ -1,0 +1,318 @@
+"""What only a GPU's owner can measure, as a page to paste: exact texts, a stage's time, the way over the CPU, energy.
+
+Each check writes a section. One that fails is a sentence there, and the others go on. On a CPU the same checks run, and
+the page says so.
+"""
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+from config.files import ROOM, write
+from config.methods import METHODS
+from config.presets import ROOT
+from eval.bench import by_turns, cost, decoders_of, request
+from eval.bench.stage import Form, FormStage, build, size_of
+from eval.tables import markdown
+from launch.pipeline import Pipeline
+from launch.progress import ProgressBar
+from launch.spec import device_named
+from model.sample import Sampler
+from pipeline.decode import Decoder
+
+NUMBER_TYPES = ("float32", "bfloat16", "float16")
+QUANTIZED_FORMS = (("bfloat16", "int8"), ("bfloat16", "int4"), ("float16", "nf4"))
+RING_METHODS = [name for name, method in METHODS.items() if method.target == "ring"]
+STAGE_ROWS = (1, 4, 16, 64)
+SEGMENT_ROWS = (1, 16, 64)  # whose way over the CPU is timed
+COPIED_BYTES = 1 << 28  # more than caches hold
+SLOW_WIRES = "server"  # a profile, whose emulated wires delay segments, so that prunes overtake them
+POWER_COMMAND = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits")
+POWER_SECONDS = 0.1  # between two samples
+QUESTION = "Tell me about a town by the sea."
+
+
+class GpuOptions(NamedTuple):
+    """What the checks are measured with."""
+
+    device: str
+    num_tokens: int  # of an answer
+    hidden: int  # width of a stage's layers
+    intermediate: int
+    repeats: int  # segments per figure
+
+
+Lines = Iterator[str]
+Check = Callable[[GpuOptions], Lines]
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+def machine_facts(options: GpuOptions) -> Lines:
+    """The device, the versions, and the speed of its memory."""
+    is_cuda = torch.device(options.device).type == "cuda"
+    device_name = torch.cuda.get_device_name(options.device) if is_cuda else f"CPU, {platform.processor() or 'unknown'}"
+    git_words = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
+    commit = subprocess.run(git_words, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+
+    yield f"- device: {device_name}" + ("" if is_cuda else " (**no GPU: this page shows nothing about one**)")
+    yield f"- torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield f"- FlowSpec {commit or 'of an unknown commit'}, {date.today()}"
+    yield f"- a copy reads and writes {copy_bandwidth(options) / 1e9:.0f} GB/s"
+
+
+def copy_bandwidth(options: GpuOptions) -> float:
+    """Return the bytes that a copy within the device's memory reads and writes per second."""
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=options.device)
+    target = torch.empty_like(source)
+    seconds = [cost(lambda: target.copy_(source)[-1].item()).wall for _ in range(options.repeats + 1)]
+    return 2 * COPIED_BYTES / min(seconds)
+
+
+# --- exactness --------------------------------------------------------------------------------------------------------
+
+def text_differences(options: GpuOptions) -> Lines:
+    """Whether all methods over the ring write one text, by number type, temperature and stages."""
+    heading = ("number type", "temperature", "stages", "methods with the text of `ar`", "others, from which token on")
+    rows = []
+    for number_type in ProgressBar(NUMBER_TYPES, desc="texts", unit="type"):
+        reference: dict[float, list[int]] = {}
+        for stages in ("1", "3"):
+            with open_toy(options, dtype=number_type, stages=stages) as pipeline:
+                decoders = decoders_of(pipeline, RING_METHODS)
+                for temperature in (0.0, 1.0):
+                    texts = {method: answer_ids(pipeline, decoder, temperature, options.num_tokens)
+                             for method, decoder in decoders.items()}
+                    expected = reference.setdefault(temperature, texts["ar"])
+                    rows.append([number_type, f"{temperature:g}", stages, *compared(texts, expected)])
+
+    yield from markdown(heading, rows)
+
+
+def open_toy(options: GpuOptions, **keys: str) -> Pipeline:
+    """Open the bundled model on the device, with all ranks in this process."""
+    return Pipeline.open("toy", **{"device": options.device, "processes": "false", **keys})
+
+
+def answer_ids(pipeline: Pipeline, decoder: Decoder, temperature: float, num_tokens: int) -> list[int]:
+    """Return the token ids of an answer to the question."""
+    question = request(pipeline, QUESTION)
+    sampled = replace(question, sampler=Sampler(temperature, seed=1), max_new_tokens=num_tokens, end=frozenset())
+    return list(decoder.complete(sampled).token_ids)
+
+
+def compared(texts: dict[str, list[int]], expected: Sequence[int]) -> tuple[str, str]:
+    """Return how many texts are as expected, and the others with the token from which on they differ."""
+    others = {method: first_difference(text, expected) for method, text in texts.items() if text != list(expected)}
+    return f"{len(texts) - len(others)} of {len(texts)}", ", ".join(f"{name} {at}" for name, at in others.items())
+
+
+def first_difference(text: Sequence[Any], expected: Sequence[Any]) -> int:
+    """Return the first index at which two sequences differ."""
+    differing = (at for at, (token, other) in enumerate(zip(text, expected)) if token != other)
+    return next(differing, min(len(text), len(expected)))
+
+
+def row_bits(options: GpuOptions) -> Lines:
+    """Whether a row of a stage has the same bits alone and beside others."""
+    heading = ("number type", "row counts with other bits than the row alone", "largest difference, relative")
+    rows = []
+    for number_type in NUMBER_TYPES:
+        form = Form(getattr(torch, number_type), "none")
+        stage = stages_of(options, [form])[form]
+        alone_D = stage.segment(1)[0]
+        differing = {num_rows: row_D for num_rows in range(2, 1 + max(STAGE_ROWS))
+                     if not torch.equal(row_D := stage.segment(num_rows)[0], alone_D)}
+        largest = max((relative_difference(row_D, alone_D) for row_D in differing.values()), default=0.0)
+        rows.append([number_type, as_ranges(list(differing)) or "none", f"{largest:.1e}"])
+
+    yield from markdown(heading, rows)
+
+
+def relative_difference(row_D: Tensor, expected_D: Tensor) -> float:
+    """Return the norm of the difference over that of the expected row."""
+    return float((row_D.double() - expected_D.double()).norm() / expected_D.double().norm())
+
+
+def as_ranges(numbers: Sequence[int]) -> str:
+    """Return rising numbers as text, with a range for those that follow one another."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ", ".join("–".join(map(str, ends)) for ends in ranges)
+
+
+def overtaking_prunes(options: GpuOptions) -> Lines:
+    """Whether prunes that overtake segments between processes change a text."""
+    keys = {"device": options.device, "max_new_tokens": str(options.num_tokens), "ignore_eos": "true", "seed": "1",
+            "dtype": "float32", "stages": "3"}
+    with Pipeline.open("toy", **keys, processes="false", pipeline_type="ar") as pipeline:
+        expected = pipeline.generate(QUESTION).answer.token_ids
+
+    for profile in ("none", SLOW_WIRES):
+        with Pipeline.open("toy", **keys, profile=profile, pipeline_type="continuous") as pipeline:
+            answer = pipeline.generate(QUESTION).answer
+        difference = first_difference(answer.token_ids, expected)
+        verdict = "the text of `ar`" if answer.token_ids == expected else f"**another text from token {difference} on**"
+        yield f"- `continuous` in 4 processes, profile={profile}: {verdict}, {answer.tokens_per_second:.1f} tokens/s"
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+def stages_of(options: GpuOptions, forms: Sequence[Form]) -> dict[Form, FormStage]:
+    """Return a stage of one random layer in these forms."""
+    sizes = argparse.Namespace(layers=1, hidden=options.hidden, intermediate=options.intermediate,
+                               heads=max(1, options.hidden // 128), context=128, rows=STAGE_ROWS, device=options.device)
+    return build(sizes, forms)
+
+
+def stage_times(options: GpuOptions) -> Lines:
+    """A layer's time by rows, beside the time in which the memory delivers its weights."""
+    bandwidth = copy_bandwidth(options)
+    heading = ("weights", "MB", "ms to read them", *(f"{num_rows} rows, ms" for num_rows in STAGE_ROWS))
+    rows = []
+    forms = [(name, "none") for name in NUMBER_TYPES] + list(QUANTIZED_FORMS)
+    for number_type, kind in ProgressBar(forms, desc="a layer's time", unit="form"):
+        form = Form(getattr(torch, number_type), kind)
+        try:
+            stage = stages_of(options, [form])[form]
+            jobs = {num_rows: partial(cost, stage.segment, num_rows) for num_rows in STAGE_ROWS}
+            seconds = [min(each.wall for each in costs) for costs in by_turns(jobs, options.repeats).values()]
+        except (ImportError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            rows.append([str(form), reason, *[""] * (len(heading) - 2)])
+            continue
+
+        num_bytes = size_of(stage.stage.part)
+        rows.append([str(form), f"{num_bytes / 1e6:.0f}", f"{1e3 * num_bytes / (bandwidth / 2):.3f}",
+                     *(f"{1e3 * each:.3f}" for each in seconds)])
+
+    yield from markdown(heading, rows)
+
+
+def way_over_the_cpu(options: GpuOptions) -> Lines:
+    """What a segment costs on its way to the next stage, which leads over the CPU's memory."""
+    heading = ("rows", "KB", "to the CPU, µs", "back, µs")
+    rows = []
+    for num_rows in SEGMENT_ROWS:
+        segment_TD = torch.zeros(num_rows, options.hidden, dtype=torch.float16, device=options.device)
+        host_TD = segment_TD.cpu()
+        there = min(cost(segment_TD.cpu).wall for _ in range(options.repeats + 1))
+        back = min(cost(lambda: host_TD.to(options.device)[0, 0].item()).wall  # noqa: B023
+                   for _ in range(options.repeats + 1))
+        num_bytes = host_TD.numel() * host_TD.element_size()
+        rows.append([f"{num_rows}", f"{num_bytes / 1e3:.0f}", f"{1e6 * there:.0f}", f"{1e6 * back:.0f}"])
+
+    yield from markdown(heading, rows)
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_devices < 2:
+        yield f"\n{num_devices} GPU(s): a link from GPU to GPU was not measured."
+
+
+# --- energy -----------------------------------------------------------------------------------------------------------
+
+def energy(options: GpuOptions) -> Lines:
+    """The power that nvidia-smi reports while an answer is written."""
+    if not shutil.which(POWER_COMMAND[0]):
+        yield "nvidia-smi is not here: not measured."
+        return
+
+    heading = ("method", "tokens/s", "W", "J a token")
+    rows = []
+    with open_toy(options, dtype="float16", stages="2") as pipeline:
+        for method, decoder in decoders_of(pipeline, ("ar", "continuous")).items():
+            with sampled_power() as samples:
+                started_at = time.monotonic()
+                tokens = answer_ids(pipeline, decoder, 0.0, 4 * options.num_tokens)
+                seconds = time.monotonic() - started_at
+            watts = mean(samples) if samples else float("nan")
+            joules = watts * seconds / len(tokens)
+            rows.append([method, f"{len(tokens) / seconds:.1f}", f"{watts:.0f}", f"{joules:.2f}"])
+
+    yield from markdown(heading, rows)
+
+
+@contextmanager
+def sampled_power() -> Iterator[list[float]]:
+    """Yield a list to which the power of the GPU is added, in watts, until the end."""
+    samples: list[float] = []
+    is_over = threading.Event()
+
+    def sample() -> None:
+        while not is_over.wait(POWER_SECONDS):
+            reply = subprocess.run(POWER_COMMAND, capture_output=True, text=True).stdout.split()
+            samples.extend(float(reply[0]) for _ in range(1) if reply and reply[0].replace(".", "").isdigit())
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        is_over.set()
+        sampler.join()
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+CHECKS: dict[str, Check] = {
+    "Machine": machine_facts,
+    "Texts of all methods": text_differences,
+    "A row alone and beside others": row_bits,
+    "Prunes that overtake": overtaking_prunes,
+    "A layer's time": stage_times,
+    "The way over the CPU": way_over_the_cpu,
+    "Energy": energy,
+}
+
+
+def page(options: GpuOptions) -> Lines:
+    """Yield the lines of the page; a check that fails is a sentence."""
+    yield "# FlowSpec on this device\n"
+    for title, check in ProgressBar(CHECKS.items(), desc="checks", unit="check"):
+        yield f"## {title}\n\n{check.__doc__}\n"
+        try:
+            yield from check(options)
+        except Exception as error:  # of any kind: the other checks are to be seen
+            yield f"**It failed**: {type(error).__name__}: {error}"
+        yield ""
+
+
+def gpu(argv: Sequence[str]) -> int:
+    """Execute `python3 -m scripts.doctor gpu`; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python3 -m scripts.doctor gpu", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto", help="auto, cuda, cuda:N or cpu (auto)")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens of an answer (64)")
+    parser.add_argument("--hidden", type=int, default=4096, metavar="N", help="width of the timed layer (4096)")
+    parser.add_argument("--intermediate", type=int, default=11008, metavar="N", help="width of its MLP (11008)")
+    parser.add_argument("--repeats", type=int, default=20, metavar="N", help="segments per figure (20)")
+    parser.add_argument("-o", "--output", default="gpu_report.md", metavar="FILE", help="the page (gpu_report.md)")
+    args = parser.parse_args(argv)
+
+    device = str(device_named(args.device, "--device "))
+    options = GpuOptions(device, args.tokens, args.hidden, args.intermediate, args.repeats)
+    torch.set_grad_enabled(False)
+    lines = []
+    for line in page(options):
+        print(line, flush=True)
+        lines.append(line)
+
+    write(Path(args.output), "\n".join(lines), ROOM)
+    return 0
