@@ -164,12 +164,12 @@ class OpenedMemberships(Memberships):
         return int(self._store.add(NEWEST, 1))
 
     def _all_come(self, waits_until: float) -> bool:
-        is_first = self.number == 1  # at the first start a rank may take its time to import modules
+        starts_the_run = self.number == 1  # at the first start a rank may take its time to import modules
         hung_before: set[int] = set()
         while missing := self._missing_ranks():
 
             # ranks that hang
-            hung_now = set() if is_first else set(missing).intersection(self._heartbeat.silent_peers())
+            hung_now = set() if starts_the_run else set(missing).intersection(self._heartbeat.silent_peers())
             for peer in hung_now - hung_before:
                 self._store.add(HUNG.format(peer), 1)
             hung_before |= hung_now
@@ -177,7 +177,7 @@ class OpenedMemberships(Memberships):
             # the end of the wait
             reason = self._meeting.reason_against()
             if not reason and time.monotonic() > waits_until:
-                time_limit = "" if is_first else f" back within recover={self._patience:g} seconds"
+                time_limit = "" if starts_the_run else f" back within recover={self._patience:g} seconds"
                 reason = f"rank {' and rank '.join(map(str, missing))} did not come{time_limit}"
             if reason:
                 raise PeerLost(reason)
@@ -189,4 +189,4 @@ class OpenedMemberships(Memberships):
 
     def _missing_ranks(self) -> list[int]:
         """Return the ranks that have not come to this membership."""
-        return [rank for rank in self._heartbeat.others if door_of(self._store, rank)[0] < self.number]
+        return [peer for peer in self._heartbeat.others if door_of(self._store, peer)[0] < self.number]
