@@ -25,7 +25,7 @@ CHOICES = {
     "time": ("real", "virtual"),
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
     "quant": ("auto", "none", "int8", "int4", "nf4", "fp4"),
-    "quant_head": ("none", "int8", "int4"),
+    "quant_head": ("auto", "none", "int8", "int4"),
     "quant_kv": ("none", "int8"),
     "kernel": ("auto", "native", "torch"),
 }
@@ -174,7 +174,7 @@ class RunConfig(Checked):
     dtype: str = "auto"  # float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA
     quant: str = "auto"  # weights of the layers: none, int4, int8, nf4 or fp4; auto: as in the split
     quant_draft: bool = False  # quantize the draft's layers in the same way
-    quant_head: str = "none"  # weights of the LM head: none, int8 or int4
+    quant_head: str = "auto"  # weights of the LM head: auto (as a GGUF file has them), none, int8 or int4
     quant_kv: str = "none"  # keys and values of the text: none, or int8 with a scale for each head and token
     kernel: str = "auto"  # of layers on a CPU: native, in C; torch; auto: native if AVX2 and a C compiler are here
     max_length: int = 2048  # tokens of prompt and answer together

@@ -37,7 +37,7 @@ from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.onednn import packed
 from model.weights.parts import EMBED, HEAD, read_sizes
-from model.weights.quant import Packer, Recast, compress, fuse, load, pack, probe, unfolded
+from model.weights.quant import STORED, Packer, Recast, compress, fuse, load, pack, probe, unfolded
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, PipelineLimits
@@ -136,6 +136,12 @@ def build_lm_head(spec: RankSpec) -> Logits:
     spec.prepare_torch()
     kind = spec.config.quant_head
     lm_head = Logits(spec.sizes)
+    if kind == "auto":
+        kind = "none"
+        if spec.part.is_in_blocks(HEAD) and spec.has_native_products(STORED):
+            products = NativeProducts(torch.get_num_threads())
+            lm_head.product = products.stored(spec.part.weights.read_stored(HEAD))  # type: ignore[assignment]
+            return lm_head
     fill(lm_head, {"product.weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
     probe(kind, spec.dtype, spec.device)
 

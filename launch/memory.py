@@ -18,9 +18,10 @@ from launch.spec import RankSpec
 from model.cache import BLOCK, WIDENED
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
+from model.weights.blocks import block_type, plain_shape
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.parts import EMBED, HEAD, read_sizes
-from model.weights.quant import PIECE, Recast
+from model.weights.quant import PIECE, STORED, Recast
 from model.weights.unfold import AHEAD, Unfolded
 from pipeline import replicas
 from pipeline.pacing import MESSAGE_ROWS
@@ -33,6 +34,7 @@ NAMED = 8  # the most ranks that a message names
 SCRATCH = 40  # bytes for each weight of a piece that is being quantized
 KEPT = 80_000_000  # bytes that malloc and the libraries of kernels keep for themselves
 LIBRARY = 100_000_000  # bytes that bitsandbytes keeps for itself
+PACKED_BYTES = 1.4  # of a weight in a GGUF file's blocks as native kernels keep it, at most
 PACKING = 7  # bytes for each weight of a linear layer that is being packed for a CPU's kernel
 SMALLER = (  # keys that reduce memory; those that change the text least come first
     {"dtype": "bfloat16"}, {"quant": "int8"}, {"quant": "nf4"},
@@ -126,6 +128,9 @@ def _loaded(forms: Mapping[str, TensorForm], spec: RankSpec) -> int:
     """Return the bytes of weights in the run's number type; quantized weights and their scales keep their own type."""
     total = 0
     for name, form in forms.items():
+        if block_type(form.shape):
+            total += round(math.prod(plain_shape(form.shape)) * PACKED_BYTES)
+            continue
         keeps_type = name.endswith(".scale") or not form.dtype.is_floating_point
         total += form.bytes if keeps_type else math.prod(form.shape) * spec.like.element_size()
     return total
@@ -135,7 +140,7 @@ def _loading(source: Checkpoint, making: str) -> int:
     """Return the temporary bytes of loading: a tensor as read and as converted, and a piece that is quantized."""
     forms = map(source.form, source.names())
     largest = max(forms, key=lambda form: form.bytes)
-    piece = 0 if making == "none" else min(PIECE, math.prod(largest.shape))
+    piece = 0 if making in ("none", STORED) else min(PIECE, math.prod(largest.shape))
     return 2 * largest.bytes + SCRATCH * piece
 
 

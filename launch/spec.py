@@ -22,7 +22,7 @@ from model.llama import LlamaConfig
 from model.native.layers import reason_against
 from model.native.structures import reason_against_numbers
 from model.weights.parts import Part
-from model.weights.quant import probe, running_kind
+from model.weights.quant import STORED, probe, running_kind
 from tp.links import Placement
 
 
@@ -137,6 +137,14 @@ class RankSpec:
     @cached_property
     def quant(self) -> str:
         """The kind of weights that the layers compute with; raises ValueError if the split holds another kind."""
+        kind = self._wanted_quant
+        return "none" if kind == STORED and self.reason_for_torch else kind
+
+    @cached_property
+    def _wanted_quant(self) -> str:
+        """Like `quant`, if native kernels compute."""
+        if self.config.quant == "auto" and self.part.has_blocks:
+            return STORED
         return running_kind(self.config.quant, self.part.quant, self.part.folder)
 
     @property
@@ -151,7 +159,7 @@ class RankSpec:
             return f"kernel={self.config.kernel}"
         if len(self.part.shares) > 1:
             return "ranks share them"
-        return reason_against(self.sizes, self.dtype, self.device, self.quant)
+        return reason_against(self.sizes, self.dtype, self.device, self._wanted_quant)
 
     def has_native_products(self, kind: str) -> bool:
         """Whether native kernels compute this rank's linear layers outside of a stage, with this kind of weights."""
@@ -180,7 +188,7 @@ class RankSpec:
 
     def draft_quant(self) -> str:
         """Return the kind of weights of a draft; raises ValueError if this rank cannot compute with them."""
-        kind = self.quant if self.config.quant_draft else "none"
+        kind = self.quant if self.config.quant_draft and self.quant != STORED else "none"
         probe(kind, self.dtype, self.device)
         return kind
 

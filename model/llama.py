@@ -390,7 +390,7 @@ class Slice(nn.Module):
     def embed(self, x: Tensor, pos_T: Tensor) -> Tensor:
         """Return the input `[T, D]` of the first layer of this slice."""
         x_TD = self.embed_tokens(x)
-        if isinstance(self.embed_tokens, nn.Embedding) and self.config.scales.embedding:
+        if not isinstance(self.embed_tokens, nn.Identity) and self.config.scales.embedding:
             x_TD = x_TD * torch.tensor(self.config.scales.embedding, dtype=x_TD.dtype)
         if self.embed_positions is not None:
             x_TD = x_TD + self.embed_positions(pos_T + OPT_OFFSET)

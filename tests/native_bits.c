@@ -35,26 +35,31 @@ static int64_t place(int64_t n, int64_t i, int64_t inputs, int64_t unit) {
 static Weight weight(int64_t form, int64_t outputs, int64_t inputs) {
     int64_t blocks = parts_of(outputs, BLOCK), groups = parts_of(inputs, GROUP), padded = groups * GROUP;
     Weight w = {form, outputs, inputs, calloc((size_t)(blocks * BLOCK * padded), 4), NULL, noises(outputs, 0.1f, 0)};
-    w.scales = calloc((size_t)(blocks * BLOCK * groups * 2), 4);
+    w.scales = calloc((size_t)(blocks * BLOCK * groups * 3), 4);
+    bool bytes = form == INT8 || form == GROUPS8 || form == HALVES8, codes = form == INT4 || form == GROUPS4;
+    int64_t floats = form == HALVES8 ? 3 : form == GROUPS4 ? 2 : 1;
     for (int64_t n = 0; n < outputs; n++) {
         for (int64_t i = 0; i < inputs; i++) {
             float x = noise();
             int64_t code = (int64_t)((x + 1) * 7.5f), at = place(n, i, inputs, 1);
             if (form == FLOAT32) ((float *)w.numbers)[at] = x * 0.125f;
             if (form == BFLOAT16) ((uint16_t *)w.numbers)[at] = half(x * 0.125f);
-            if (form == INT8) ((uint8_t *)w.numbers)[place(n, i, padded, UNIT8)] = (uint8_t)((int)(x * 127) + OFFSET8);
+            if (bytes) ((uint8_t *)w.numbers)[place(n, i, padded, UNIT8)] = (uint8_t)((int)(x * 127) + OFFSET8);
             int64_t in_half = i % (GROUP / 2) + i / GROUP * (GROUP / 2);
             uint8_t *pair = (uint8_t *)w.numbers + place(n, in_half, padded / 2, UNIT4);
-            if (form == INT4) *pair |= (uint8_t)(i % GROUP < GROUP / 2 ? code : code << 4);
+            if (codes) *pair |= (uint8_t)(i % GROUP < GROUP / 2 ? code : code << 4);
         }
         if (form == INT8) ((float *)w.scales)[n] = 0.001f + 0.0001f * (float)(n % 7);
+        for (int64_t i = 0; i < groups * floats && form >= GROUPS8; i++)
+            ((float *)w.scales)[(n / BLOCK * groups * floats + i) * BLOCK + n % BLOCK] =
+                (i % floats) + 1 == floats && floats > 1 ? noise() * 0.0625f : 0.001f + 0.0001f * (float)((n + i) % 7);
         for (int64_t g = 0; g < groups && form == INT4; g++) {
             uint16_t *scales = (uint16_t *)w.scales + (n / BLOCK * groups + g) * 2 * BLOCK + n % BLOCK;
             scales[0] = half(0.015625f);
             scales[BLOCK] = half(noise() * 0.0625f);
         }
     }
-    for (int64_t i = 0; i < blocks * BLOCK * padded && form == INT8 && OFFSET8; i++)
+    for (int64_t i = 0; i < blocks * BLOCK * padded && bytes && OFFSET8; i++)
         if (((uint8_t *)w.numbers)[i] == 0) ((uint8_t *)w.numbers)[i] = OFFSET8; /* the padding */
     return w;
 }
@@ -82,7 +87,7 @@ static uint64_t rows(Slice *slice, const Slots *slots, int64_t settled, int64_t 
 }
 
 int main(void) {
-    for (int64_t form = FLOAT32; form <= INT4; form++) {
+    for (int64_t form = FLOAT32; form <= GROUPS4; form++) {
         Layer layers[LAYERS];
         state = 3;
         for (int64_t i = 0; i < LAYERS; i++) {

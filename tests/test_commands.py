@@ -49,11 +49,11 @@ class Clone:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("config", "eval", "model", "pipeline", "scripts", "serve", "train"):
+        for name in ("cluster", "eval", "launch", "model", "pipeline", "scripts", "serve", "train"):
             (root / name).symlink_to(ROOT / name)
         # These look for what lies beside them.
         shutil.copy(ROOT / "split_and_save_models.py", root)
-        shutil.copytree(ROOT / "launch", root / "launch", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "config", root / "config", ignore=shutil.ignore_patterns("__pycache__"))
 
     def environment(self, name: str, program: str) -> Path:
         """An environment of that name, with this as its Python."""

@@ -24,7 +24,7 @@ from launch.split.gguf import GgufFile, is_current, unpack
 from launch.split.write import Layout, identify, split
 from model.llama import LlamaConfig, Rotary
 from model.text import Text
-from model.weights.checkpoint import Checkpoint
+from model.weights.checkpoint import GGUF_LIST, Checkpoint
 from model.weights.unfold import Unfolded
 from tests.test_families import config_class
 
@@ -117,12 +117,15 @@ def write(path: Path, architecture: str = "llama", kinds: tuple[Kind, ...] = (Ki
     ("qwen2", (Kind.Q8_0,)), ("qwen3", (Kind.F16,))])
 def test_it_unpacks_to_what_transformers_reads(architecture: str, kinds: tuple[Kind, ...], tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", architecture, kinds)
-    folder = unpack(path, tmp_path / "whole", progress=False)
+    folder = unpack(path, tmp_path / "whole", progress=False, plain=True)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
     ours = load_file(folder / "model.safetensors")
     assert ours.keys() == theirs.state_dict().keys()
     for name, weights in theirs.state_dict().items():
         assert torch.equal(ours[name], weights), name
+    described = Unfolded(unpack(path, tmp_path / "described", progress=False))
+    for name in described.names():
+        assert torch.equal(described.read(name).float(), Unfolded(folder).read(name)), name
     again = transformers.AutoModelForCausalLM.from_pretrained(folder)  # by the config that was written
     ids = torch.arange(20)[None]
     assert torch.equal(again(ids).logits, theirs(ids).logits)
@@ -367,10 +370,12 @@ def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, 
     saved(architecture, base)
     exported(base, tmp_path / "model.gguf", architecture, Kind.Q8_0)
     file, old = GgufFile(tmp_path / "model.gguf"), Unfolded(base)
-    whole.mkdir()
-    file.write_weights(whole / "model.safetensors", progress=False)
-    (whole / "config.json").write_text(json.dumps(file.config))
-    new = Unfolded(whole)
+    for folder, is_plain in ((whole, True), (tmp_path / "described", False)):
+        folder.mkdir()
+        left_in_file = file.write_weights(folder / "model.safetensors", progress=False, plain=is_plain)
+        (folder / GGUF_LIST).write_text(json.dumps({"tensors": left_in_file}))
+        (folder / "config.json").write_text(json.dumps(file.config))
+    new, described = Unfolded(whole), Unfolded(tmp_path / "described")
     sizes = LlamaConfig.read(old.config)
     assert str(LlamaConfig.read(new.config)) == str(replace(sizes, eps=float(np.float32(1e-5))))
     assert set(new.names()) == set(old.names())
@@ -380,6 +385,7 @@ def test_a_model_of_every_family_is_the_one_that_was_written(architecture: str, 
         exact = new.read(name).dim() == 1 or "router" in name
         expected = old.read(name).float()
         assert torch.allclose(new.read(name), expected, atol=1e-6 if exact else loss), name
+        assert torch.equal(described.read(name).float(), new.read(name)), name
     if architecture != "gpt-oss":  # whose experts are written one by one
         again, report = transformers.AutoModelForCausalLM.from_pretrained(whole, output_loading_info=True)
         assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -553,10 +559,11 @@ def parted(folder: Path) -> tuple[Path, list[Path]]:
 def test_all_parts_of_a_file_are_read_whichever_is_named(tmp_path: Path) -> None:
     whole, parts = parted(tmp_path)
     assert [part.name for part in parts] == [f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
-    expected = load_file(unpack(whole, tmp_path / "a", progress=False) / "model.safetensors")
+    expected = Unfolded(unpack(whole, tmp_path / "a", progress=False))
     for number in (0, 2):
-        got = load_file(unpack(parts[number], tmp_path / f"b{number}", progress=False) / "model.safetensors")
-        assert got.keys() == expected.keys() and all(torch.equal(got[name], expected[name]) for name in got)
+        read = Unfolded(unpack(parts[number], tmp_path / f"b{number}", progress=False))
+        assert set(read.names()) == set(expected.names())
+        assert all(torch.equal(read.read(name), expected.read(name)) for name in read.names())
 
 
 def test_a_part_that_is_missing_or_renamed_is_named(tmp_path: Path) -> None:

@@ -196,6 +196,9 @@ class ShardedSource(Checkpoint):
         whole = self._whole.form(name)
         return TensorForm(whole.dtype, self._cut(name).shape(whole.shape))
 
+    def stored_form(self, name: str) -> TensorForm:
+        return self.form(name)
+
     def names(self) -> list[str]:
         return self._whole.names()
 
@@ -204,6 +207,9 @@ class ShardedSource(Checkpoint):
 
     def read(self, name: str) -> Tensor:
         return self._cut(name)(self._whole.read(name)).contiguous()
+
+    def read_stored(self, name: str) -> Tensor:
+        return self.read(name)
 
 
 class Joined(Checkpoint):

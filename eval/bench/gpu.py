@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -65,9 +65,12 @@ Check = Callable[[GpuOptions], Lines]
 def machine_facts(options: GpuOptions) -> Lines:
     """The device, the versions, and the speed of its memory."""
     is_cuda = torch.device(options.device).type == "cuda"
-    device_name = torch.cuda.get_device_name(options.device) if is_cuda else f"CPU, {platform.processor() or 'unknown'}"
-    git_words = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
-    commit = subprocess.run(git_words, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    cpu_name = f"CPU, {platform.processor() or 'unknown'}"
+    device_name = torch.cuda.get_device_name(options.device) if is_cuda else cpu_name
+    commit = ""
+    if shutil.which("git"):
+        git_words = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
+        commit = subprocess.run(git_words, capture_output=True, text=True).stdout.strip()
 
     yield f"- device: {device_name}" + ("" if is_cuda else " (**no GPU: this page shows nothing about one**)")
     yield f"- torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
@@ -79,7 +82,11 @@ def copy_bandwidth(options: GpuOptions) -> float:
     """Return the bytes that a copy within the device's memory reads and writes per second."""
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=options.device)
     target = torch.empty_like(source)
-    seconds = [cost(lambda: target.copy_(source)[-1].item()).wall for _ in range(options.repeats + 1)]
+
+    def copy() -> None:
+        target.copy_(source)[-1].item()  # which waits for the device
+
+    seconds = [cost(copy).wall for _ in range(options.repeats + 1)]
     return 2 * COPIED_BYTES / min(seconds)
 
 
@@ -117,7 +124,8 @@ def answer_ids(pipeline: Pipeline, decoder: Decoder, temperature: float, num_tok
 
 def compared(texts: dict[str, list[int]], expected: Sequence[int]) -> tuple[str, str]:
     """Return how many texts are as expected, and the others with the token from which on they differ."""
-    others = {method: first_difference(text, expected) for method, text in texts.items() if text != list(expected)}
+    differing = {method: text for method, text in texts.items() if text != list(expected)}
+    others = {method: first_difference(text, expected) for method, text in differing.items()}
     return f"{len(texts) - len(others)} of {len(texts)}", ", ".join(f"{name} {at}" for name, at in others.items())
 
 
@@ -145,7 +153,9 @@ def row_bits(options: GpuOptions) -> Lines:
 
 def relative_difference(row_D: Tensor, expected_D: Tensor) -> float:
     """Return the norm of the difference over that of the expected row."""
-    return float((row_D.double() - expected_D.double()).norm() / expected_D.double().norm())
+    exact_D = expected_D.double()
+    difference_D = row_D.double() - exact_D
+    return float(difference_D.norm() / exact_D.norm())
 
 
 def as_ranges(numbers: Sequence[int]) -> str:
@@ -194,10 +204,12 @@ def stage_times(options: GpuOptions) -> Lines:
         try:
             stage = stages_of(options, [form])[form]
             jobs = {num_rows: partial(cost, stage.segment, num_rows) for num_rows in STAGE_ROWS}
-            seconds = [min(each.wall for each in costs) for costs in by_turns(jobs, options.repeats).values()]
+            costs_by_rows = by_turns(jobs, options.repeats)
+            seconds = [min(each.wall for each in costs) for costs in costs_by_rows.values()]
         except (ImportError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            rows.append([str(form), reason, *[""] * (len(heading) - 2)])
+            empty_cells = [""] * (len(heading) - 2)
+            rows.append([str(form), reason, *empty_cells])
             continue
 
         num_bytes = size_of(stage.stage.part)
@@ -260,7 +272,8 @@ def sampled_power() -> Iterator[list[float]]:
     def sample() -> None:
         while not is_over.wait(POWER_SECONDS):
             reply = subprocess.run(POWER_COMMAND, capture_output=True, text=True).stdout.split()
-            samples.extend(float(reply[0]) for _ in range(1) if reply and reply[0].replace(".", "").isdigit())
+            with suppress(ValueError, IndexError):  # a GPU that reports no power
+                samples.append(float(reply[0]))
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()

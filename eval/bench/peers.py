@@ -25,9 +25,9 @@ from launch.split.gguf import unpack
 from launch.split.write import split
 
 LLAMA = "llama.cpp"
-# type, layers and LM head of ours; the forms without quantization are also those of transformers
-FORMS = (("float32", "none", "none"), ("bfloat16", "none", "none"),
-         ("bfloat16", "int4", "none"), ("bfloat16", "int4", "int4"))
+# type, layers and LM head of ours, auto as in the file; the forms without quantization are also those of transformers
+FORMS = (("float32", "auto", "auto"), ("float32", "none", "none"), ("bfloat16", "none", "none"),
+         ("bfloat16", "int4", "int4"))
 ROWS = (16, 64)  # tokens of the prompts that are read
 WRITTEN = 32  # tokens of an answer, after the shorter prompt
 CONTEXT = 512
@@ -66,11 +66,11 @@ def peers(argv: list[str]) -> int:
         if args.shapes == "7b":
             file = Path(place) / "random.gguf"
             write_random(args.file, file, args.over or LAYERS)
-        whole = unpack(file, Path(place) / "whole")
-        split(whole, Path(place) / "split", str(args.over or 1))
+        split(file, Path(place) / "split", str(args.over or 1))
         if args.over:
             compare(args, file, Path(place))
             return 0
+        unpack(file, Path(place) / "whole", plain=True)
         for threads in args.threads:
             took = measured(file, Path(place), threads, args.repeats)
             print(f"{args.file.name}, {args.shapes} shapes, {threads} thread(s), one process, minimum of "
@@ -92,8 +92,12 @@ def _opened(file: Path, place: Path, threads: int,
         pipeline = open_ones.enter_context(Pipeline.open(
             model_dir=str(place / "split"), stages="1", processes=False, pipeline_type="ar", dtype=dtype, quant=quant,
             quant_head=head, max_length=CONTEXT, threads_per_rank=threads, ignore_eos=True, template="none"))
-        kinds = [f", {quant}"] * (quant != "none") + [f", head {head}"] * (head != "none")
-        yield f"ours, {dtype}{''.join(kinds)}", ours(pipeline)
+        yield f"ours, {described(dtype, quant)}", ours(pipeline)
+
+
+def described(dtype: str, quant: str) -> str:
+    """Return the name of a form."""
+    return {"auto": "as in the file", "none": dtype}.get(quant, quant)
 
 
 def llama_cpp(file: Path, threads: int) -> Ask:

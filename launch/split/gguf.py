@@ -1,7 +1,8 @@
-"""Convert a GGUF file, tensor by tensor, into a model folder in Hugging Face form, which everything else can read.
+"""Describe a GGUF file by a model folder in Hugging Face form, which everything else can read.
 
-The library `gguf` knows how llama.cpp names and quantizes weights. The config and the tokenizer follow from the file's
-metadata. Nothing in the file is executed: its chat template is only copied.
+Weights stay in the file: the folder lists where each is. Only what is small, or in rare forms, is converted, tensor by
+tensor. The library `gguf` knows how llama.cpp names and quantizes weights. The config and the tokenizer follow from the
+file's metadata. Nothing in the file is executed: its chat template is only copied.
 """
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from launch.progress import ProgressBar
 from launch.split.gguf_tokenizer import Vocabulary
 from model.llama import LlamaConfig
 from model.rotary import Rotary
-from model.weights.checkpoint import TensorForm, sample, writing
+from model.weights.blocks import TYPES_BY_NAME
+from model.weights.checkpoint import GGUF_LIST, NAMES, TensorForm, half_a_head_apart, sample, writing
 from model.weights.parts import shapes
 from model.weights.unfold import FUSED
 
-MARK = "gguf.json"  # identifies the file from which a folder was made; written last
-FORM = 3  # of unpacked folders; one of an older form, whose tokenizer may split texts wrongly, is unpacked again
+FORM = 4  # of folders; one of an older form, whose tokenizer may split texts wrongly, is made again
 PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.I)  # the names that gguf-split gives to the parts of a file
 FACTORS, LONG = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -59,6 +60,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {  # keys that are not read, and
 TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 KINDS = (".weight", ".bias")  # endings of tensor names
+PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Architecture(NamedTuple):
@@ -97,28 +99,30 @@ def is_gguf(path: str | Path) -> bool:
     return Path(path).suffix.lower() == ".gguf"
 
 
-def unpack(path: Path, folder: Path, progress: bool = True) -> Path:
-    """Write a GGUF file, or all parts of one, as a model folder with all weights in float32; a finished folder is kept.
+def unpack(path: Path, folder: Path, progress: bool = True, plain: bool = False) -> Path:
+    """Describe a GGUF file, or all parts of one, by a model folder; a finished folder is kept. The file must stay.
 
-    Peak memory is about the largest tensor. Raises ValueError for a damaged file, an unsupported model, or a folder
-    that holds another model.
+    With `plain`, all weights are written in float32, for other programs. Peak memory is about the largest tensor.
+    Raises ValueError for a damaged file, an unsupported model, or a folder that holds another model.
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give the path of a GGUF file")
-    samples = [sample(part) for part in parts_of(path)]
-    mark, source = folder / MARK, {"form": FORM, "files": samples, "dtype": "float32"}
+    mark = folder / GGUF_LIST
+    files = {str(part.resolve()): sample(part) for part in parts_of(path)}
+    source = {"form": FORM, "plain": plain, "files": files}
     if (folder / "config.json").is_file() and not mark.is_file():
         raise ValueError(f"{folder} holds another model: give an empty or new folder")
     if _is_made(mark, source):  # before the lock, so that users who may only read the folder can use it
         return folder
+
     with _explained(path), one_at_a_time(folder):
         if _is_made(mark, source):
             return folder
         file = GgufFile(path)
         mark.unlink(missing_ok=True)
-        file.write_weights(folder / "model.safetensors", progress)
+        left_in_file = file.write_weights(folder / "model.safetensors", progress, plain)
         file.write_text(folder)
-        replace(mark, json.dumps(source).encode())
+        replace(mark, json.dumps({**source, "tensors": left_in_file}).encode())
     return folder
 
 
@@ -137,14 +141,14 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def is_current(folder: Path) -> bool:
-    """Whether a folder was completely unpacked from a GGUF file, in the present form."""
-    mark = folder / MARK
+    """Whether a folder was completely made from a GGUF file, in the present form."""
+    mark = folder / GGUF_LIST
     return mark.is_file() and read_json(mark).get("form") == FORM
 
 
 def _is_made(mark: Path, source: dict[str, Any]) -> bool:
     """Whether a folder was completely made from this file."""
-    return mark.is_file() and read_json(mark) == source
+    return mark.is_file() and source.items() <= read_json(mark).items()
 
 
 @contextmanager
@@ -169,8 +173,11 @@ class GgufFile:
 
         self.path = path
         parts = parts_of(path)
-        self._reader, *others = map(_open, parts)  # the first part has all metadata
-        self._tensors = {tensor.name: tensor for reader in (self._reader, *others) for tensor in reader.tensors}
+        readers = [*map(_open, parts)]
+        self._reader = readers[0]  # the first part has all metadata
+        self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        self._files = {tensor.name: str(part.resolve()) for part, reader in zip(parts, readers)
+                       for tensor in reader.tensors}
         if self._value("count", 1, of="split") not in (0, len(parts)):
             raise ValueError("it is one of several parts, without its name: join them with gguf-split --merge")
         named = self._reader.fields.get("general.architecture")
@@ -291,8 +298,8 @@ class GgufFile:
             raise ValueError("its rotary positions are scaled in a way that is not supported")
         return scaling
 
-    def write_weights(self, path: Path, progress: bool) -> None:
-        """Write all tensors to a safetensors file."""
+    def write_weights(self, path: Path, progress: bool, plain: bool) -> dict[str, Any]:
+        """Write the tensors that do not stay in the file to a safetensors file; return entries of the others."""
         forms = self._forms()
         names = {name: self._theirs(name) for name in forms}
         lacking = next((name for name in names.values() if name not in self._tensors), "")
@@ -301,18 +308,73 @@ class GgufFile:
         left = self._tensors.keys() - names.values() - {FACTORS, *LONG}
         if left:
             raise ValueError(f"it holds {min(left)}, which no {self._name} model has")
-        need, free = sum(form.bytes for form in forms.values()), shutil.disk_usage(path.parent).free
+
+        family = self._sizes.family
+        entries = {}
+        for name, form in forms.items():
+            if not plain and (entry := self._entry(name, names[name], form)):
+                entries[published(name, family)] = entry
+        converted = {name: form for name, form in forms.items() if published(name, family) not in entries}
+
+        need = sum(form.bytes for form in converted.values())
+        free = shutil.disk_usage(path.parent).free
         if need > free:
             raise ValueError(f"it unpacks to {need / 1e9:.2f} GB, but the disk of {path.parent} has {free / 1e9:.2f}")
         bar = ProgressBar(total=need, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}",
                           disable=not progress)
-        family = self._sizes.family
-        theirs = {published(name, family): form for name, form in forms.items()}
-        with bar, writing(path, theirs) as file:
-            for name, form in forms.items():
+        written_forms = {published(name, family): form for name, form in converted.items()}
+        with bar, writing(path, written_forms) as file:
+            for name, form in converted.items():
                 weights = self._weights(name, self._tensors[names[name]], form)
                 file.write(published(name, family), weights)
                 bar.update(form.bytes)
+        return entries
+
+    def _entry(self, name: str, tensor_name: str, form: TensorForm) -> dict[str, Any] | None:
+        """Return where a matrix is in the file; None for a tensor that must be converted."""
+        tensor, expert = self._tensors[tensor_name], EXPERT.search(name)
+        stored = self._stored_form(tensor, form)
+        if not stored:
+            return None
+
+        shape = tuple(map(int, reversed(tensor.shape)))
+        own_shape = shape[1:] if expert else shape
+        if own_shape != form.shape:
+            raise ValueError(f"{tensor.name} has the shape {own_shape} instead of {form.shape}")
+
+        start = int(tensor.data_offset)
+        if expert:
+            start += int(expert[1]) * stored.bytes
+        return {
+            "file": self._files[tensor_name],
+            "dtype": NAMES[stored.dtype],
+            "shape": stored.shape,
+            "start": start,
+            "turned": self._sizes.head_dim if self._is_turned(name) else 0,
+        }
+
+    def _stored_form(self, tensor: Any, form: TensorForm) -> TensorForm | None:
+        """Return the form in which the file holds a matrix, if it can stay there."""
+        type_name = tensor.tensor_type.name
+        if len(form.shape) != 2 or self._is_swapped:
+            return None
+        if type_name in PLAIN_TYPES:
+            return TensorForm(PLAIN_TYPES[type_name], form.shape)
+        if type_name not in TYPES_BY_NAME:
+            return None
+
+        block = TYPES_BY_NAME[type_name]
+        num_outputs, num_inputs = form.shape
+        return TensorForm(torch.uint8, (num_outputs, num_inputs // block.num_weights, block.num_bytes))
+
+    @property
+    def _is_swapped(self) -> bool:
+        """Whether the file's bytes are in the other order than this machine's, which is that of all usual files."""
+        return bool(self._reader.byte_order != "I")
+
+    def _is_turned(self, name: str) -> bool:
+        """Whether the two dimensions of a rotary wave are adjacent in a tensor of the file."""
+        return self._architecture.interleaved and any(part in name for part in TURNED)
 
     def _theirs(self, name: str) -> str:
         """Return llama.cpp's name for a tensor of the decoder; there all experts of a layer are one tensor."""
@@ -343,9 +405,8 @@ class GgufFile:
         weights = torch.from_numpy(dequantize(data, tensor.tensor_type).copy())
         if tuple(weights.shape) != form.shape:
             raise ValueError(f"{tensor.name} has the shape {tuple(weights.shape)} instead of {form.shape}")
-        if self._architecture.interleaved and any(part in name for part in TURNED):
-            heads = weights.unflatten(0, (-1, self._sizes.head_dim // 2, 2))  # the two of a wave are adjacent
-            weights = heads.transpose(1, 2).reshape(weights.shape)
+        if self._is_turned(name):
+            weights = half_a_head_apart(weights, self._sizes.head_dim)
         if self._sizes.family.one_more and weights.dim() == 1:  # a norm
             weights = weights - 1
         return weights

@@ -39,7 +39,7 @@ from model.weights.parts import (
     check_type,
     plan_stages,
 )
-from model.weights.quant import Recast, probe
+from model.weights.quant import STORED, Recast, probe
 from model.weights.split import placements, span
 from model.weights.unfold import Unfolded
 from tp.shares import ShardedSource, held
@@ -74,6 +74,11 @@ class SplitPlan:
     layout: Layout
     split_id: str
     out: Path
+
+    @property
+    def _kind(self) -> str:
+        """The kind of weights that are written: those that are not quantized stay as they are stored."""
+        return STORED if self.layout.quant == "none" else self.layout.quant
 
     @property
     def inner(self) -> list[int]:
@@ -115,7 +120,7 @@ class SplitPlan:
         if len(self.layout.shares) > 1:
             _, member = self.placements[rank]
             source = ShardedSource(source, self.layout.shares, member)
-        yield WEIGHTS, Recast(source, self.parts[rank], self.layout.quant, sound=True)
+        yield WEIGHTS, Recast(source, self.parts[rank], self._kind, sound=True)
         if has_head and self.head:
             names = {name: name for name in held_ahead(self.head) or self.head.names()}
             yield HEAD_WEIGHTS, Recast(self.head, names, sound=True)
@@ -265,7 +270,7 @@ def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = 
           progress: bool = True, layout: Layout = Layout()) -> list[Path]:
     """Write one folder for each rank, and keep those that an earlier run finished. Returns all folders.
 
-    A GGUF file is first unpacked next to them. Raises ValueError, with the fix, for what cannot work.
+    Beside them, a folder describes a GGUF file. Raises ValueError, with the fix, for what cannot work.
     """
     try:
         if is_gguf(model_dir):

@@ -130,6 +130,7 @@ INLINE fw load_halves(const uint16_t *from) {
  * unit of 8-bit weights with a unit of a row; `dot4` does that with codes of 4 bits, in sums of the type `sum4`, which
  * are large enough for GROUP inputs. A stored weight of 8 bits is the weight + OFFSET8. */
 #define GROUP 32
+#define HALF (GROUP / 2)
 
 #if WIDTH == 16 /* AVX-512 with VNNI: u8 weights times s8 rows, four inputs at once */
 

@@ -30,7 +30,7 @@ from model.native.structures import (
     request_of,
     start,
 )
-from model.weights.quant import hollow
+from model.weights.quant import STORED, Recast, hollow, hollow_blocks
 
 LANES = 8  # a head has a multiple of this many dimensions
 
@@ -87,7 +87,10 @@ class NativeSlice:
         self._library = library(level)
         self._weights = Weights(packing_of(self._library))
 
-        hollow(body, kind)
+        if isinstance(tensors, Recast) and kind == STORED:
+            hollow_blocks(body, tensors)
+        else:
+            hollow(body, kind)
         cache_windows = windows or (0,) * len(self.layers)
         layer_structures = [self._pack_layer(number, tensors, cache_windows) for number in self.layers]
         self._structures = (CLayer * len(self.layers))(*layer_structures)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from model.llama import fill
 from model.native.compiler import Level, library
 from model.native.structures import CModel, Weights, check_result, packing_of, start
-from model.weights.quant import hollow, quantized_tensors
+from model.weights.blocks import plain_shape
+from model.weights.quant import STORED, hollow, quantized_tensors
 
 NO_LAYERS = CModel(heads=1, kv_heads=1)
 
@@ -30,6 +31,13 @@ class NativeProducts:
         """Return a linear layer with this weight."""
         num_outputs, num_inputs = weight.shape
         layer = SimpleNamespace(weight=weight, bias=bias, in_features=num_inputs, out_features=num_outputs)
+        return NativeLinear(self, layer)
+
+    def stored(self, blocks: Tensor) -> NativeLinear:
+        """Return a linear layer with the blocks of a GGUF file `[N, B, bytes]`."""
+        num_outputs, num_inputs = plain_shape(blocks.shape)
+        layer = SimpleNamespace(
+            weight=blocks, bias=None, in_features=num_inputs, out_features=num_outputs, kind=STORED)
         return NativeLinear(self, layer)
 
     def quantized(self, linear: nn.Linear, kind: str) -> NativeLinear:

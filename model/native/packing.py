@@ -7,16 +7,16 @@ Shapes: N outputs and I inputs of a weight, G groups of 32 inputs.
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.weights import int4
+from model.weights import blocks, int4
 
 BLOCK = 16  # outputs that lie together
-FLOAT32, BFLOAT16, INT8, INT4 = range(4)
+FLOAT32, BFLOAT16, INT8, INT4, GROUPS8, HALVES8, GROUPS4 = range(7)
 BYTE = 255
 
 
@@ -56,24 +56,58 @@ def pack_float(weight_NI: Tensor) -> PackedWeight:
 
 
 def pack_int8(weight_NI: Tensor, scale_N: Tensor, packing: Packing) -> PackedWeight:
-    """Pack an 8-bit weight to numbers `[N / 16, I / unit, 16, unit]` and scales `[N]`."""
-    num_missing = -weight_NI.shape[1] % int4.GROUP
-    wide_weight = F.pad(padded(weight_NI), (0, num_missing))
-    shifted = (wide_weight.short() + packing.offset_int8) & BYTE
-
-    num_blocks = len(wide_weight) // BLOCK
-    units = shifted.to(torch.uint8).view(num_blocks, BLOCK, -1, packing.unit_int8)
-    return PackedWeight(INT8, units.transpose(1, 2).contiguous(), padded(scale_N))
+    """Pack an 8-bit weight with a scale for each output."""
+    return PackedWeight(INT8, pack_bytes(weight_NI, packing), padded(scale_N))
 
 
 def pack_int4(pairs: Tensor, scale_GN2: Tensor, packing: Packing) -> PackedWeight:
-    """Pack a 4-bit weight to pairs of codes `[N / 16, G, 16 / unit, 16, unit]` and scales `[N / 16, G, 2, 16]`."""
-    num_groups, num_units = len(scale_GN2), int4.GROUP // packing.unit_int4
-    codes = int4.codes(padded(pairs))
-    units = codes.view(-1, BLOCK, num_groups, 2, num_units // 2, packing.unit_int4)
-    low_codes, high_codes = units.permute(3, 0, 2, 4, 1, 5)
+    """Pack pairs of codes with their scales and offsets, to `[N / 16, G, 2, 16]`."""
+    scales = interleave_scales(scale_GN2.transpose(0, 1))
+    return PackedWeight(INT4, pack_codes(int4.codes(pairs), packing), scales)
 
-    scale_NG2 = padded(scale_GN2.transpose(0, 1))
-    scales = scale_NG2.view(-1, BLOCK, num_groups, 2).permute(0, 2, 3, 1)
-    both_codes = low_codes | high_codes << 4
-    return PackedWeight(INT4, both_codes.contiguous(), scales.contiguous())
+
+def pack_blocks(weights: Sequence[Tensor], packing: Packing) -> PackedWeight:
+    """Pack the outputs of several weights in blocks of a GGUF file as one weight."""
+    all_codes = [blocks.codes_of(weight) for weight in weights]
+    numbers = torch.cat([codes.numbers for codes in all_codes])
+    if all(map(blocks.fits_4_bits, weights)):
+        scales = torch.cat([codes.scales for codes in all_codes])
+        least = torch.cat([codes.least_values() for codes in all_codes])
+        packed_codes = pack_codes(numbers.to(torch.uint8), packing)
+        return PackedWeight(GROUPS4, packed_codes, interleave_scales(torch.stack((scales, least), -1)))
+
+    packed_bytes = pack_bytes(numbers, packing)
+    if all(codes.has_scale_only for codes in all_codes):
+        scales = torch.cat([codes.scales for codes in all_codes])
+        return PackedWeight(GROUPS8, packed_bytes, interleave_scales(scales[..., None]))
+
+    half_scales = torch.cat([codes.half_scales() for codes in all_codes])
+    least = torch.cat([codes.least_values() for codes in all_codes])
+    scales = torch.cat((half_scales, least[..., None]), -1)
+    return PackedWeight(HALVES8, packed_bytes, interleave_scales(scales))
+
+
+def pack_bytes(numbers_NI: Tensor, packing: Packing) -> Tensor:
+    """Pack numbers of 8 bits to `[N / 16, I / unit, 16, unit]`."""
+    num_missing = -numbers_NI.shape[1] % int4.GROUP
+    wide_numbers = F.pad(padded(numbers_NI), (0, num_missing))
+    shifted = (wide_numbers.short() + packing.offset_int8) & BYTE
+
+    num_blocks = len(wide_numbers) // BLOCK
+    units = shifted.to(torch.uint8).view(num_blocks, BLOCK, -1, packing.unit_int8)
+    return units.transpose(1, 2).contiguous()
+
+
+def pack_codes(codes_NI: Tensor, packing: Packing) -> Tensor:
+    """Pack codes of 4 bits in pairs to `[N / 16, G, 16 / unit, 16, unit]`."""
+    num_groups, num_units = codes_NI.shape[1] // int4.GROUP, int4.GROUP // packing.unit_int4
+    units = padded(codes_NI).view(-1, BLOCK, num_groups, 2, num_units // 2, packing.unit_int4)
+    low_codes, high_codes = units.permute(3, 0, 2, 4, 1, 5)
+    return (low_codes | high_codes << 4).contiguous()
+
+
+def interleave_scales(scales_NGS: Tensor) -> Tensor:
+    """Return S numbers of each group as `[N / 16, G, S, 16]`."""
+    num_groups, num_scales = scales_NGS.shape[1:]
+    blocks_of_scales = padded(scales_NGS).view(-1, BLOCK, num_groups, num_scales)
+    return blocks_of_scales.permute(0, 2, 3, 1).contiguous()

@@ -17,14 +17,19 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum Form { FLOAT32, BFLOAT16, INT8, INT4 };
+enum Form { FLOAT32, BFLOAT16, INT8, INT4, GROUPS8, HALVES8, GROUPS4 };
 
-/* A weight `[N, I]` in blocks of sixteen outputs; inputs are padded to groups in INT8 and INT4, outputs to blocks.
+/* A weight `[N, I]` in blocks of sixteen outputs; inputs are padded to groups in all forms but the first two, outputs to
+ * blocks.
  * FLOAT32, BFLOAT16: numbers `[N / 16, I, 16]`.
  * INT8: numbers `[N / 16, I / UNIT8, 16, UNIT8]`, scales float `[N]`.
  * INT4: codes `[N / 16, G, 16 * GROUP / 2]`, where a byte has a code of the first half of a group's units in its low
  *   bits, one of the second half in its high bits; scales and offsets bfloat16 `[N / 16, G, 2, 16]`: a weight is
- *   (code - 8) * scale + offset. */
+ *   (code - 8) * scale + offset.
+ * The other forms are those of GGUF files, with floats for each group:
+ * GROUPS8: numbers as in INT8, scales `[N / 16, G, 1, 16]`: a weight is number * scale.
+ * HALVES8: numbers as in INT8, scales of a group's halves and a least value `[N / 16, G, 3, 16]`: number * scale + least.
+ * GROUPS4: codes as in INT4, scales and least values `[N / 16, G, 2, 16]`: a weight is code * scale + least. */
 typedef struct {
     int64_t form, outputs, inputs;
     const void *numbers, *scales;
@@ -75,10 +80,10 @@ typedef struct {
 
 enum Result { DONE, GIVEN_UP, NO_MEMORY, WRONG };
 
-/* A row, quantized for products of whole numbers: G groups of inputs, each with a scale, and the sum of its numbers. */
+/* A row, quantized for products of whole numbers: G groups of inputs, each with a scale, and the sums of its halves. */
 typedef struct {
     number8 *numbers8;
-    number4 *numbers4; /* instead of numbers8, for INT4 */
+    number4 *numbers4; /* instead of numbers8, for codes of 4 bits */
     float *scales;
     int32_t *sums;
 } Quantized;
@@ -183,15 +188,15 @@ static void quantize(const float *x, int64_t size, const Quantized *to) {
         int64_t count = least(GROUP, size - group * GROUP), at = group * GROUP;
         float largest = magnitude(in, count);
         float inverse = largest == 0 ? 0 : 127 / largest;
-        int32_t sum = 0;
+        int32_t sums[2] = {0};
         for (int64_t i = 0; i < GROUP; i++) {
             int32_t number = i < count ? rounded(in[i] * inverse) : 0;
-            sum += (int8_t)number;
+            sums[i / HALF] += (int8_t)number;
             if (to->numbers4) to->numbers4[at + i] = (int8_t)number;
             else to->numbers8[at + i] = (int8_t)number;
         }
         to->scales[group] = largest / 127;
-        to->sums[group] = sum;
+        memcpy(to->sums + 2 * group, sums, sizeof sums);
     }
 }
 
@@ -222,33 +227,70 @@ INLINE void float_block(const Run *run, int64_t block, int64_t t, int rows, bool
     }
 }
 
+/* Return the sum of the numbers of a group of a row; `at` counts the groups of all rows. */
+INLINE int32_t group_sum(const Run *run, int64_t at) { return run->sums[2 * at] + run->sums[2 * at + 1]; }
+
+/* Add the products of `units` units of 8-bit weights `w` with those of the rows from `x` on. */
+INLINE void add_units8(const Run *run, const uint8_t *w, const number8 *x, int units, int rows, iw sum[ROWS][PARTS]) {
+    for (int unit = 0; unit < units; unit++, w += BLOCK * UNIT8) {
+        weights part[PARTS];
+        __builtin_prefetch(w + 4 * AHEAD);
+        PART(i) part[i] = load_weights8(w + i * WIDTH * UNIT8);
+        ROW(r) PART(i) sum[r][i] = dot8(sum[r][i], part[i], x + r * run->wide + unit * UNIT8);
+    }
+}
+
 INLINE void int8_block(const Run *run, int64_t block, int64_t t, int rows, fw total[ROWS][PARTS]) {
     int64_t groups = parts_of(run->weight->inputs, GROUP);
     const uint8_t *w = (const uint8_t *)run->weight->numbers + block * groups * GROUP * BLOCK;
     const number8 *x = run->numbers8 + t * run->wide;
-    for (int64_t group = 0; group < groups; group++) {
+    for (int64_t group = 0; group < groups; group++, w += GROUP * BLOCK) {
         iw sum[ROWS][PARTS] = {0};
-        for (int unit = 0; unit < GROUP / UNIT8; unit++, w += BLOCK * UNIT8) {
-            weights part[PARTS];
-            __builtin_prefetch(w + 4 * AHEAD);
-            PART(i) part[i] = load_weights8(w + i * WIDTH * UNIT8);
-            ROW(r) PART(i) sum[r][i] = dot8(sum[r][i], part[i], x + r * run->wide + group * GROUP + unit * UNIT8);
-        }
+        add_units8(run, w, x + group * GROUP, GROUP / UNIT8, rows, sum);
         ROW(r) {
             int64_t at = (t + r) * run->groups + group;
-            PART(i) total[r][i] += to_floats(sum[r][i] - OFFSET8 * run->sums[at]) * run->scales[at];
+            PART(i) total[r][i] += to_floats(sum[r][i] - OFFSET8 * group_sum(run, at)) * run->scales[at];
         }
     }
     const float *scales = (const float *)run->weight->scales + block * BLOCK;
     ROW(r) PART(i) total[r][i] *= load_floats(scales + i * WIDTH);
 }
 
-INLINE void int4_block(const Run *run, int64_t block, int64_t t, int rows, fw total[ROWS][PARTS]) {
+/* GROUPS8, or HALVES8 if `halved`. */
+INLINE void grouped8_block(const Run *run, int64_t block, int64_t t, int rows, bool halved, fw total[ROWS][PARTS]) {
+    int64_t groups = parts_of(run->weight->inputs, GROUP);
+    const int spans = halved ? 2 : 1, span = GROUP / spans, floats = halved ? 3 : 1;
+    const uint8_t *w = (const uint8_t *)run->weight->numbers + block * groups * GROUP * BLOCK;
+    const float *scales = (const float *)run->weight->scales + block * groups * floats * BLOCK;
+    for (int64_t group = 0; group < groups; group++, scales += floats * BLOCK) {
+        const number8 *x = run->numbers8 + t * run->wide + group * GROUP;
+        fw steps[ROWS][PARTS] = {0};
+        for (int half = 0; half < spans; half++, w += span * BLOCK, x += span) {
+            iw sum[ROWS][PARTS] = {0};
+            add_units8(run, w, x, span / UNIT8, rows, sum);
+            ROW(r) {
+                int64_t at = (t + r) * run->groups + group;
+                int32_t numbers = halved ? run->sums[2 * at + half] : group_sum(run, at);
+                PART(i) steps[r][i] += to_floats(sum[r][i] - OFFSET8 * numbers)
+                                       * load_floats(scales + half * BLOCK + i * WIDTH);
+            }
+        }
+        ROW(r) {
+            int64_t at = (t + r) * run->groups + group;
+            if (halved) PART(i) steps[r][i] += load_floats(scales + 2 * BLOCK + i * WIDTH) * (float)group_sum(run, at);
+            PART(i) total[r][i] += steps[r][i] * run->scales[at];
+        }
+    }
+}
+
+/* INT4, or GROUPS4 if the codes begin at 0 and have scales in float32. */
+INLINE void codes4_block(const Run *run, int64_t block, int64_t t, int rows, bool from_0, fw total[ROWS][PARTS]) {
     int64_t groups = parts_of(run->weight->inputs, GROUP);
     const int half = GROUP / UNIT4 / 2;
     const uint8_t *w = (const uint8_t *)run->weight->numbers + block * groups * BLOCK * GROUP / 2;
-    const uint16_t *scales = (const uint16_t *)run->weight->scales + block * groups * 2 * BLOCK;
-    for (int64_t group = 0; group < groups; group++, scales += 2 * BLOCK) {
+    const float *whole = (const float *)run->weight->scales + block * groups * 2 * BLOCK;
+    const uint16_t *halves = (const uint16_t *)run->weight->scales + block * groups * 2 * BLOCK;
+    for (int64_t group = 0; group < groups; group++, whole += 2 * BLOCK, halves += 2 * BLOCK) {
         const number4 *x = run->numbers4 + t * run->wide + group * GROUP;
         sum4 sum[ROWS][PARTS] = {0};
         for (int unit = 0; unit < half; unit++, w += BLOCK * UNIT4) {
@@ -262,11 +304,14 @@ INLINE void int4_block(const Run *run, int64_t block, int64_t t, int rows, fw to
             }
         }
         PART(i) {
-            fw scale = load_halves(scales + i * WIDTH), offset = load_halves(scales + BLOCK + i * WIDTH);
+            int64_t first = i * WIDTH, second = BLOCK + i * WIDTH;
+            fw scale = from_0 ? load_floats(whole + first) : load_halves(halves + first);
+            fw offset = from_0 ? load_floats(whole + second) : load_halves(halves + second);
             ROW(r) {
                 int64_t at = (t + r) * run->groups + group;
-                fw steps = to_floats(closed4(sum[r][i]) - 8 * run->sums[at]) * scale;
-                total[r][i] += (steps + offset * (float)run->sums[at]) * run->scales[at];
+                int32_t numbers = group_sum(run, at);
+                fw steps = to_floats(closed4(sum[r][i]) - (from_0 ? 0 : 8 * numbers)) * scale;
+                total[r][i] += (steps + offset * (float)numbers) * run->scales[at];
             }
         }
     }
@@ -279,7 +324,10 @@ INLINE void block_rows(const Run *run, int64_t block, int64_t t, int rows) {
     if (w->form == FLOAT32) float_block(run, block, t, rows, false, total);
     if (w->form == BFLOAT16) float_block(run, block, t, rows, true, total);
     if (w->form == INT8) int8_block(run, block, t, rows, total);
-    if (w->form == INT4) int4_block(run, block, t, rows, total);
+    if (w->form == INT4) codes4_block(run, block, t, rows, false, total);
+    if (w->form == GROUPS4) codes4_block(run, block, t, rows, true, total);
+    if (w->form == GROUPS8) grouped8_block(run, block, t, rows, false, total);
+    if (w->form == HALVES8) grouped8_block(run, block, t, rows, true, total);
 
     int64_t first = block * BLOCK, count = least(BLOCK, w->outputs - first);
     ROW(r) {
@@ -315,14 +363,15 @@ static void product_item(void *job, int64_t item, int64_t thread) {
     }
 }
 
-static bool is_quantized(const Weight *w) { return w->form == INT8 || w->form == INT4; }
+static bool is_quantized(const Weight *w) { return w->form >= INT8; }
+static bool has_4_bits(const Weight *w) { return w->form == INT4 || w->form == GROUPS4; }
 
 /* Quantize a row for the product that comes next. */
 static void quantize_row(const Run *run, int64_t t, const Weight *w, const float *x) {
     if (!is_quantized(w)) return;
-    bool four = w->form == INT4;
+    bool four = has_4_bits(w);
     Quantized to = {four ? NULL : run->numbers8 + t * run->wide, four ? run->numbers4 + t * run->wide : NULL,
-                    run->scales + t * run->groups, run->sums + t * run->groups};
+                    run->scales + t * run->groups, run->sums + 2 * t * run->groups};
     quantize(x, w->inputs, &to);
 }
 
@@ -663,7 +712,7 @@ static int64_t lay_out(Run *run, char *memory) {
     TAKE(numbers8, rows * run->wide);
     TAKE(numbers4, rows * run->wide);
     TAKE(scales, rows * run->groups);
-    TAKE(sums, rows * run->groups);
+    TAKE(sums, 2 * rows * run->groups);
     TAKE(seen, rows * run->tail);
     TAKE(seen_count, rows);
     TAKE(chunk, rows);

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from model.cache import AdmittedRows
 from model.llama import RMSNorm
-from model.native.packing import PackedWeight, Packing, pack_float, pack_int4, pack_int8
+from model.native.packing import PackedWeight, Packing, pack_blocks, pack_float, pack_int4, pack_int8
+from model.weights.blocks import unfold
+from model.weights.quant import STORED
 
-KINDS = ("none", "int8", "int4")  # of weights
+KINDS = ("none", "int8", "int4", STORED)  # of weights
 WIDEST_FLOAT32 = 2048  # numbers of a row; beyond, torch is up to 11 % faster for 16 rows and more, as measured
 LEVELS_OF_INT8 = 127
 DONE, GIVEN_UP, NO_MEMORY = range(3)  # results of a call
@@ -104,6 +106,11 @@ def _joined(linears: Sequence[Any], name: str, dim: int = 0) -> Tensor:
     return torch.cat(tensors, dim)
 
 
+def _plain_weight(linear: Any) -> Tensor:
+    weight: Tensor = linear.weight
+    return unfold(weight) if weight.dtype == torch.uint8 else weight
+
+
 class Weights:
     """The structures of packed weights, and the tensors behind them, which must live as long."""
 
@@ -132,7 +139,13 @@ class Weights:
         return CWeight(packed_weight.form, num_outputs, linears[0].in_features, *addresses)
 
     def _pack(self, linears: Sequence[Any]) -> PackedWeight:
-        kind = getattr(linears[0], "kind", "none")
+        kinds = {getattr(linear, "kind", "none") for linear in linears}
+        if kinds == {STORED}:
+            return pack_blocks([linear.weight for linear in linears], self.packing)
+        if STORED in kinds:  # beside plain weights
+            return pack_float(torch.cat([_plain_weight(linear) for linear in linears]))
+
+        kind, = kinds
         weight = _joined(linears, "weight")
         if kind == "int8":
             int8_scale = _joined(linears, "scale") / LEVELS_OF_INT8

@@ -16,14 +16,16 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Mapping
+from typing import Any, BinaryIO, Iterator, Mapping, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from config.schema.fields import read_config
+from config.files import fits
+from config.schema.fields import integer, list_of, read_config
 from config.schema.untrusted import is_name, read_json, reason, short_repr, stays_inside
+from model.weights import blocks
 
 # safetensors' names of types; types that this torch does not have are omitted
 _TYPES = {
@@ -46,6 +48,11 @@ OTHERS = {
     "*.safetensors": SAVE_AGAIN,
 }
 NO_WEIGHTS = f"holds no weights; one of {', '.join(SOURCES)} is needed"
+GGUF_LIST = "gguf.json"  # of a folder made from GGUF files: the tensors that stay in them
+GGUF_ENTRY = {  # of a tensor
+    "file": is_name, "dtype": lambda code: code in ("U8", "F16", "BF16", "F32"),
+    "start": integer(0, 1 << 48).fits, "shape": list_of(integer(1, 1 << 32), 3).fits,
+    "turned": integer(0, 1 << 16).fits}
 BLOCK = 1 << 22  # elements that are checked at once
 WORD, WORDS = 8, 512  # bytes of a number, and numbers of a page, in a checksum
 POINTER = b"version https://git-lfs"
@@ -68,6 +75,27 @@ class TensorForm:
     def bytes(self) -> int:
         """Bytes of all elements."""
         return self.width * math.prod(self.shape)
+
+
+class Location(NamedTuple):
+    """Where a tensor is stored, and as what: with its data's form, which may be blocks."""
+
+    stored: TensorForm
+    path: Path
+    start: int | None  # its first byte; None for a `.bin`
+    turned: int = 0  # rows of a head, of which two that are adjacent rotate together, instead of half a head apart
+
+    @property
+    def form(self) -> TensorForm:
+        """The form of the tensor as it is read: blocks are unfolded."""
+        if not self.has_blocks:
+            return self.stored
+        return TensorForm(torch.float32, blocks.plain_shape(self.stored.shape))
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the data are blocks, as in a GGUF file."""
+        return self.stored.dtype == torch.uint8 and blocks.block_type(self.stored.shape) is not None
 
 
 def _header(path: Path) -> dict[str, tuple[TensorForm, int]]:
@@ -93,6 +121,29 @@ def _header(path: Path) -> dict[str, tuple[TensorForm, int]]:
         form = TensorForm(CODES[entry["dtype"]], tuple(entry["shape"]))
         found[name] = form, 8 + length + entry["data_offsets"][0]
     return found
+
+
+def _in_gguf_files(path: Path) -> dict[str, Location]:
+    """Return the tensors that a folder takes from GGUF files. Raises ValueError if such a file is missing."""
+    entries = read_json(path).get("tensors", {}) if path.is_file() else {}
+    if not fits(entries, dict) or not fits([*entries.values()], [GGUF_ENTRY]):
+        raise ValueError(f"{path} is damaged; delete its folder, and name the GGUF file again")
+
+    locations = {}
+    for name, entry in entries.items():
+        file = Path(entry["file"])
+        form = TensorForm(CODES[entry["dtype"]], tuple(entry["shape"]))
+        size = file.stat().st_size if file.is_file() and file.suffix.lower() == ".gguf" else 0
+        if size < entry["start"] + form.bytes:
+            raise ValueError(f"{path.parent} needs {file}, which is missing or cut off; copy it there again")
+        locations[name] = Location(form, file, entry["start"], entry["turned"])
+    return locations
+
+
+def half_a_head_apart(rows: Tensor, head_dim: int) -> Tensor:
+    """Reorder the rows of queries or keys in which two that rotate together are adjacent."""
+    pairs = rows.unflatten(0, (-1, head_dim // 2, 2))
+    return pairs.transpose(1, 2).reshape(rows.shape)
 
 
 def _mappable(path: Path) -> bool:
@@ -199,7 +250,7 @@ class Checkpoint:
                     if any(self.folder.glob(files))]
             raise ValueError(f"{self.folder} {what[0] if what else NO_WEIGHTS}")
         self.config = read_config(self.folder)
-        self._place: dict[str, tuple[TensorForm, Path, int | None]] = {}
+        self._locations: dict[str, Location] = {}
         self._held: tuple[Path, dict[str, Tensor]] | None = None
         names = _weight_map(present[0]) if present[0].suffix == ".json" else {}
         shards = sorted(set(names.values())) or [present[0].name]
@@ -209,15 +260,16 @@ class Checkpoint:
                 raise ValueError(f"{path} is missing, but {present[0].name} names it; {AGAIN}")
             if path.suffix == ".safetensors":
                 for name, (form, start) in _header(path).items():
-                    self._place[name] = form, path, start
+                    self._locations[name] = Location(form, path, start)
             else:
                 for name, x in self._bin(path).items():
-                    self._place[name] = TensorForm(x.dtype, tuple(x.shape)), path, None
+                    self._locations[name] = Location(TensorForm(x.dtype, tuple(x.shape)), path, None)
+        self._locations.update(_in_gguf_files(self.folder / GGUF_LIST))
         for name in names:
-            if name not in self._place:
+            if name not in self._locations:
                 raise ValueError(f"{self.folder / names[name]} does not hold {name}, but {present[0].name} says so; "
                                  f"download the model again")
-        if not self._place:
+        if not self._locations:
             raise ValueError(f"{present[0]} holds no tensors; {AGAIN}")
 
     def _bin(self, path: Path) -> dict[str, Tensor]:
@@ -230,21 +282,34 @@ class Checkpoint:
 
     def names(self) -> list[str]:
         """Return the names of all tensors, file by file, so that reading in this order opens each file once."""
-        return list(self._place)
+        return list(self._locations)
 
     def form(self, name: str) -> TensorForm:
-        return self._place[name][0]
+        return self._locations[name].form
+
+    def stored_form(self, name: str) -> TensorForm:
+        """Return the form of a tensor's data: of its blocks, if it has any."""
+        return self._locations[name].stored
 
     def place(self, name: str) -> Path:
         """Return the file that holds a tensor."""
-        return self._place[name][1]
+        return self._locations[name].path
 
     def read(self, name: str) -> Tensor:
         return self.rows(name)
 
+    def read_stored(self, name: str) -> Tensor:
+        """Read a tensor in its stored form."""
+        return self.stored_rows(name)
+
     def rows(self, name: str, span: tuple[int, int] | None = None) -> Tensor:
-        """Return the rows [begin, end) of a tensor as stored, or all of it; from safetensors only these are read."""
-        form, path, start = self._place[name]
+        """Return the rows [begin, end) of a tensor, or all of it; from safetensors only these are read."""
+        stored_rows = self.stored_rows(name, span)
+        return blocks.unfold(stored_rows) if self._locations[name].has_blocks else stored_rows
+
+    def stored_rows(self, name: str, span: tuple[int, int] | None = None) -> Tensor:
+        """Like `rows`, in the stored form."""
+        form, path, start, turned = self._locations[name]
         if start is None:
             whole = self._bin(path)[name]
             return (whole[slice(*span)] if span else whole).clone()
@@ -263,7 +328,8 @@ class Checkpoint:
                              "where the model was split, or delete the file and split again")
         if not data:  # which torch.frombuffer refuses
             return torch.empty(form.shape, dtype=form.dtype)
-        return torch.frombuffer(data, dtype=form.dtype).reshape(form.shape)
+        tensor = torch.frombuffer(data, dtype=form.dtype).reshape(form.shape)
+        return half_a_head_apart(tensor, turned) if turned else tensor
 
     def sound(self, name: str) -> Tensor:
         """Read a tensor as `read` does. Raises ValueError if it holds NaN or infinity, from training or a bad disk."""

@@ -247,6 +247,15 @@ class Part:
             check_type(self.weights, name, QUANTIZED if scaled else FLOATS)
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether there are weights in the blocks of a GGUF file."""
+        return any(map(self.is_in_blocks, self.weights.names()))
+
+    def is_in_blocks(self, name: str) -> bool:
+        """Whether this weight is stored in the blocks of a GGUF file."""
+        return self.weights.stored_form(name) != self.weights.form(name)
+
+    @property
     def form(self) -> str:
         """The form of the split, as values of the keys `stages` and `tp`: "0+2+2", "0+4+4 tp=2" or "tp=2"."""
         tp = f"tp={len(self.shares)}"

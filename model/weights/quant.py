@@ -24,12 +24,14 @@ from torch import Tensor, nn
 from config.schema.untrusted import reason
 from model.llama import fill
 from model.weights import int4
+from model.weights.blocks import block_type, unfold
 from model.weights.checkpoint import Checkpoint, TensorForm
 from model.weights.onednn import packed
 
 T = TypeVar("T")
 Packer = Callable[..., Optional[nn.Module]]  # from a weight and a bias; None if it cannot compute them
 KINDS = ("int8", "int4", "nf4", "fp4")
+STORED = "stored"  # the kind of weights that are kept as files have them, which may be in blocks
 BLOCK = 64  # weights that share a scale in nf4 and fp4
 PIECE = 1 << 22  # weights that are quantized at once, to bound memory; whole blocks
 LINEAR = re.compile(r"layers\.\d+\.(self_attn|mlp)\.(experts\.\d+\.)?\w+_proj\.weight$")  # the weights to quantize
@@ -110,13 +112,15 @@ class Recast(Mapping[str, Tensor]):
             self._origin.update(dict.fromkeys(made, name))
 
     def _forms(self, name: str) -> dict[str, TensorForm]:
+        if self.kind == STORED:
+            return {name: self.source.stored_form(self.names[name])}
         form = self.source.form(self.names[name])
         if self._quantizes(name):
             return _with_names(name, forms(self.kind, form.shape))
         return {name: form}
 
     def _quantizes(self, name: str) -> bool:
-        return self.kind != "none" and LINEAR.search(name) is not None
+        return self.kind in KINDS and LINEAR.search(name) is not None
 
     @property
     def order(self) -> list[str]:
@@ -140,6 +144,8 @@ class Recast(Mapping[str, Tensor]):
     def _made(self, name: str) -> dict[str, Tensor]:
         read = self.source.sound if self.sound else self.source.read
         tensor = read(self.names[name])
+        if self.kind == STORED:
+            return {name: self.source.read_stored(self.names[name])}
         if self._quantizes(name):
             return _with_names(name, quantize(self.kind, tensor))
         return {name: tensor}
@@ -169,11 +175,11 @@ class Quantized(nn.Module):
     scale: Tensor
     weight: Tensor
 
-    def __init__(self, like: nn.Linear, kind: str) -> None:
+    def __init__(self, like: nn.Linear, kind: str, own_forms: Mapping[str, TensorForm] | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = like.in_features, like.out_features
         self.kind = kind
-        for name, form in forms(kind, (like.out_features, like.in_features)).items():
+        for name, form in (own_forms or forms(kind, (like.out_features, like.in_features))).items():
             hollow = torch.empty(form.shape, dtype=form.dtype, device="meta")
             setattr(self, name, nn.Parameter(hollow, requires_grad=False))
         self.bias = like.bias
@@ -266,6 +272,33 @@ def hollow(module: nn.Module, kind: str) -> None:
         setattr(owner, name, quantized(child, kind))
 
 
+def hollow_blocks(module: nn.Module, tensors: Recast) -> None:
+    """Replace the linear layers and the embedding whose weights are blocks in a file by modules without weights."""
+    for path, child in list(module.named_modules()):
+        form = tensors.forms.get(f"{path}.weight")
+        if not form or not block_type(form.shape):
+            continue
+        owner_path, _, name = path.rpartition(".")
+        owner = module.get_submodule(owner_path)
+        if isinstance(child, nn.Linear):
+            setattr(owner, name, Quantized(child, STORED, {"weight": form}))
+        else:
+            setattr(owner, name, BlockEmbedding(form))
+
+
+class BlockEmbedding(nn.Module):
+    """An embedding of which the rows of tokens are unfolded when they are read."""
+
+    exact = ("weight",)
+
+    def __init__(self, form: TensorForm) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(form.shape, dtype=form.dtype, device="meta"), requires_grad=False)
+
+    def forward(self, tokens_T: Tensor) -> Tensor:
+        return unfold(self.weight[tokens_T])
+
+
 def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
          dtype: torch.dtype, device: torch.device | str) -> None:
     """Fill a module on the meta device, with its linear layers quantized to `kind`."""
@@ -346,7 +379,7 @@ def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
 
 def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
     """Run one small layer of this kind. Raises ValueError, with the fix, if that does not work."""
-    if kind == "none":
+    if kind in ("none", STORED):
         return
     waves = torch.linspace(-1, 1, BLOCK * BLOCK).sin()
     weight = waves.view(BLOCK, BLOCK)

@@ -30,12 +30,17 @@ TOGETHER = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_
 Piece = Tuple[str, "View"]
 
 
+def as_read(read: Sequence[Tensor]) -> Tensor:
+    """Return the file's tensor unchanged."""
+    return read[0]
+
+
 class View(NamedTuple):
     """A tensor of the decoder: its form, the file's tensors from which it is made, and the conversion."""
 
     form: TensorForm
     theirs: tuple[str, ...]
-    make: Make = lambda read: read[0]
+    make: Make = as_read
     span: tuple[int, int] | None = None  # the rows of the file's tensors to read; None: all
 
 
@@ -51,9 +56,9 @@ class Unfolded(Checkpoint):
         except ValueError as error:
             raise ValueError(f"{self.folder}: {error}") from None
         found: dict[str, View] = {}
-        forms = {name: place[0] for name, place in self._place.items()}
+        forms = {name: location.form for name, location in self._locations.items()}
         quantized = bool(self.config.get("quantization_config"))
-        for theirs in self._place:
+        for theirs in self._locations:
             beside = BUFFER.search(theirs) or SEEING.search(theirs) or AHEAD.search(theirs)
             if beside or quantized and theirs.endswith(COMPANIONS):
                 continue
@@ -89,6 +94,13 @@ class Unfolded(Checkpoint):
     def form(self, name: str) -> TensorForm:
         return self._views[name].form
 
+    def stored_form(self, name: str) -> TensorForm:
+        view = self._views[name]
+        if view.make is not as_read:
+            return view.form
+        stored = super().stored_form(view.theirs[0])
+        return TensorForm(stored.dtype, (view.form.shape[0], *stored.shape[1:]))
+
     def place(self, name: str) -> Path:
         return super().place(self._views[name].theirs[0])
 
@@ -96,6 +108,10 @@ class Unfolded(Checkpoint):
         view = self._views[name]
         read = [self.rows(theirs, view.span) for theirs in view.theirs]
         return view.make(read).contiguous()
+
+    def read_stored(self, name: str) -> Tensor:
+        view = self._views[name]
+        return self.stored_rows(view.theirs[0], view.span) if view.make is as_read else self.read(name)
 
 
 def _cut(c: LlamaConfig, name: str, view: View) -> Iterator[Piece]:

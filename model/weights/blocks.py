@@ -1,0 +1,194 @@
+"""Weights in the blocks of a GGUF file: whole numbers of few bits, with a scale and perhaps a least value per group.
+
+A block's type follows from its size. Blocks are kept as the file has them; what is read out of them equals llama.cpp's
+numbers bit for bit. It knows nothing about files or layers.
+
+Shapes: N outputs, I inputs, B blocks of a row, G groups of 32 inputs.
+"""
+from __future__ import annotations
+
+from typing import Callable, NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+GROUP = 32  # inputs that share a least value, and a scale unless each half has one
+WEIGHTS_AT_ONCE = 1 << 22
+
+
+class Codes(NamedTuple):
+    """A weight as whole numbers: it is number * scale, plus the least value if there is one."""
+
+    numbers: Tensor  # int8 `[N, I]`
+    scales: Tensor  # float32 `[N, G]`, or `[N, 2 G]` with a scale for each half of a group
+    least: Tensor | None = None  # float32 `[N, G]`
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether each half of a group has a scale of its own."""
+        return self.scales.shape[1] * GROUP > self.numbers.shape[1]
+
+    @property
+    def has_scale_only(self) -> bool:
+        """Whether all that a group has is one scale."""
+        return self.least is None and not self.has_halves
+
+    def half_scales(self) -> Tensor:
+        """Return the scales of the halves of each group, `[N, G, 2]`."""
+        scales = self.scales if self.has_halves else self.scales.repeat_interleave(2, 1)
+        return scales.unflatten(1, (-1, 2))
+
+    def least_values(self) -> Tensor:
+        """Return the least value of each group, or zeros: `[N, G]`."""
+        num_outputs, num_inputs = self.numbers.shape
+        return torch.zeros(num_outputs, num_inputs // GROUP) if self.least is None else self.least
+
+    def unfold(self) -> Tensor:
+        """Return the weight in float32 `[N, I]`."""
+        num_outputs, num_inputs = self.numbers.shape
+        grouped_numbers = self.numbers.view(num_outputs, self.scales.shape[1], -1).float()
+        weight = (grouped_numbers * self.scales[..., None]).view(num_outputs, -1, GROUP)
+        if self.least is not None:
+            weight += self.least[..., None]
+        return weight.view(num_outputs, num_inputs)
+
+
+class BlockType(NamedTuple):
+    """A type of blocks: its name in llama.cpp, its sizes, and how codes are read from bytes `[N, B, num_bytes]`."""
+
+    name: str
+    num_bytes: int
+    num_weights: int
+    fits_4_bits: bool  # whether all numbers are 0 to 15
+    read: Callable[[Tensor], Codes]
+
+
+def block_type(shape: Sequence[int]) -> BlockType | None:
+    """Return the type of a stored tensor of bytes with this shape, or None if it does not consist of blocks."""
+    return TYPES_BY_BYTES.get(shape[2]) if len(shape) == 3 else None
+
+
+def plain_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the shape `[N, I]` of the weight in a tensor of blocks."""
+    num_outputs, num_blocks, num_bytes = shape
+    return num_outputs, num_blocks * TYPES_BY_BYTES[num_bytes].num_weights
+
+
+def fits_4_bits(blocks: Tensor) -> bool:
+    """Whether the codes of these blocks fit into 4 bits."""
+    return TYPES_BY_BYTES[blocks.shape[2]].fits_4_bits
+
+
+def codes_of(blocks: Tensor) -> Codes:
+    """Return the codes of blocks `[N, B, bytes]`."""
+    return TYPES_BY_BYTES[blocks.shape[2]].read(blocks)
+
+
+def unfold(blocks: Tensor) -> Tensor:
+    """Return the weight in float32 `[N, I]`, some rows at a time, which bounds the memory."""
+    rows_at_once = max(1, WEIGHTS_AT_ONCE // plain_shape(blocks.shape)[1])
+    return torch.cat([codes_of(rows).unfold() for rows in blocks.split(rows_at_once)])
+
+
+# --- the fields of a block --------------------------------------------------------------------------------------------
+
+def _halves(blocks: Tensor, begin: int) -> Tensor:
+    """Return the number in float16 that begins at a byte, in float32 `[N, B]`."""
+    field = blocks[..., begin:begin + 2].contiguous()
+    return field.view(torch.float16).float()[..., 0]
+
+
+def _nibbles(fields: Tensor) -> Tensor:
+    """Return the low four bits of all bytes of each field, then the high ones: `[..., 2 * bytes]`."""
+    return torch.cat((fields & 15, fields >> 4), -1)
+
+
+def _bits(fields: Tensor, shifts: Sequence[int], mask: int) -> Tensor:
+    """Return what bytes hold from each of these bits on: `[..., shifts, bytes]`."""
+    shifted = [fields >> shift & mask for shift in shifts]
+    return torch.stack(shifted, -2)
+
+
+def _numbers(codes: Tensor, offset: int = 0) -> Tensor:
+    """Return codes of any shape `[N, ...]` as numbers `[N, I]`, after an offset is subtracted."""
+    return (codes.to(torch.int8) - offset).flatten(1)
+
+
+def _high_bits(blocks: Tensor, begin: int) -> Tensor:
+    """Return the fifth bits `[N, B, 32]` of 32 codes, which four bytes hold."""
+    field = blocks[..., begin:begin + 4]
+    spread_bits = field[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
+    return spread_bits.flatten(-2) << 4
+
+
+# --- blocks of 32 weights ---------------------------------------------------------------------------------------------
+
+def _q4_0(blocks: Tensor) -> Codes:
+    scales = _halves(blocks, 0)
+    return Codes(_numbers(_nibbles(blocks[..., 2:])), scales, -8 * scales)
+
+
+def _q4_1(blocks: Tensor) -> Codes:
+    return Codes(_numbers(_nibbles(blocks[..., 4:])), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Codes:
+    high_bits = _high_bits(blocks, 2)
+    codes = _nibbles(blocks[..., 6:]) | high_bits
+    return Codes(_numbers(codes, 16), _halves(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Codes:
+    codes = _nibbles(blocks[..., 8:]) | _high_bits(blocks, 4)
+    return Codes(_numbers(codes), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Codes:
+    signed_bytes = blocks[..., 2:].contiguous().view(torch.int8)
+    return Codes(signed_bytes.flatten(1), _halves(blocks, 0))
+
+
+# --- blocks of 256 weights: scales are whole numbers, too -------------------------------------------------------------
+
+def _scales_of_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scales and least values `[N, 8 B]` of Q4_K and Q5_K: eight of 6 bits each are packed in 12 bytes."""
+    low, middle, high = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
+    scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), -1)
+    least = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), -1)
+    own_scale, own_least = _halves(blocks, 0)[..., None], _halves(blocks, 2)[..., None]
+    return (own_scale * scales).flatten(1), (-own_least * least).flatten(1)
+
+
+def _q4_k(blocks: Tensor) -> Codes:
+    quarters = blocks[..., 16:].unflatten(-1, (4, 32))
+    return Codes(_numbers(_nibbles(quarters)), *_scales_of_k(blocks))
+
+
+def _q5_k(blocks: Tensor) -> Codes:
+    quarters = blocks[..., 48:].unflatten(-1, (4, 32))
+    high_bits = _bits(blocks[..., 16:48], range(8), 1) << 4
+    codes = _nibbles(quarters).view(high_bits.shape) | high_bits
+    return Codes(_numbers(codes), *_scales_of_k(blocks))
+
+
+def _q6_k(blocks: Tensor) -> Codes:
+    low_bits = blocks[..., :128].unflatten(-1, (2, 64))  # of each half of the block
+    high_bits = blocks[..., 128:192].unflatten(-1, (2, 32))
+    codes = _nibbles(low_bits) | _bits(high_bits, (0, 2, 4, 6), 3).flatten(-2) << 4
+    whole_scales = blocks[..., 192:208].contiguous().view(torch.int8)
+    scales = _halves(blocks, 208)[..., None] * whole_scales
+    return Codes(_numbers(codes, 32), scales.flatten(1))
+
+
+BLOCK_TYPES = (
+    BlockType("Q4_0", 18, 32, True, _q4_0),
+    BlockType("Q4_1", 20, 32, True, _q4_1),
+    BlockType("Q5_0", 22, 32, False, _q5_0),
+    BlockType("Q5_1", 24, 32, False, _q5_1),
+    BlockType("Q8_0", 34, 32, False, _q8_0),
+    BlockType("Q4_K", 144, 256, True, _q4_k),
+    BlockType("Q5_K", 176, 256, False, _q5_k),
+    BlockType("Q6_K", 210, 256, False, _q6_k),
+)
+TYPES_BY_BYTES = {each.num_bytes: each for each in BLOCK_TYPES}
+TYPES_BY_NAME = {each.name: each for each in BLOCK_TYPES}

@@ -1,0 +1,147 @@
+"""Weights stay in the blocks of a GGUF file: on the disk, in memory, and in products, which are llama.cpp's numbers."""
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from launch.run import run
+from launch.split.gguf import unpack
+from launch.split.write import check, split
+from model.native.compiler import library
+from model.weights.blocks import BLOCK_TYPES, codes_of, plain_shape, unfold
+from model.weights.checkpoint import GGUF_LIST, Checkpoint
+from model.weights.unfold import Unfolded
+from scripts import generate
+from tests.test_gguf import quantized, write
+
+try:
+    library()
+except ValueError as error:
+    NO_KERNELS = f"no native kernels: {error}"
+else:
+    NO_KERNELS = ""
+
+NAMES = [each.name for each in BLOCK_TYPES]
+NUM_OUTPUTS, NUM_INPUTS = 40, 512
+MIXED = (Kind.Q4_0, Kind.Q6_K, Kind.Q8_0, Kind.Q4_K, Kind.Q5_0, Kind.F16, Kind.Q4_1)
+
+
+def blocks_of(name: str) -> torch.Tensor:
+    """Random weights in blocks of this type."""
+    num_bytes = next(each.num_bytes for each in BLOCK_TYPES if each.name == name)
+    stored = quantized(Kind[name], (NUM_OUTPUTS, NUM_INPUTS), np.random.default_rng(1))
+    return torch.from_numpy(stored.view(np.uint8).reshape(NUM_OUTPUTS, -1, num_bytes).copy())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_weight_that_is_unfolded_has_the_numbers_of_llama_cpp(name):
+    blocks = blocks_of(name)
+    expected = gguf.dequantize(blocks.numpy().reshape(NUM_OUTPUTS, -1), Kind[name])
+
+    assert plain_shape(blocks.shape) == (NUM_OUTPUTS, NUM_INPUTS)
+    assert torch.equal(unfold(blocks), torch.from_numpy(expected.copy()))
+    assert torch.equal(codes_of(blocks[3:5]).unfold(), unfold(blocks)[3:5])
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("Q4_K", "Q6_K"), ("Q8_0", "Q5_0"), ("Q8_0", "F32")])
+def test_a_product_is_that_of_the_unfolded_weight_with_one_set_of_bits(names):
+    from model.native.compiler import levels
+    from model.native.linear import NativeLinear, NativeProducts
+    from model.native.structures import Weights, packing_of
+
+    weights = [blocks_of(name) if name != "F32" else torch.randn(NUM_OUTPUTS, NUM_INPUTS) for name in names]
+    plain = torch.cat([unfold(weight) if weight.dtype == torch.uint8 else weight for weight in weights])
+    rows = torch.randn(19, NUM_INPUTS, generator=torch.Generator().manual_seed(2))
+
+    def product(level, num_rows):
+        products = NativeProducts(2, level)
+        joined = NativeLinear.__new__(NativeLinear)
+        torch.nn.Module.__init__(joined)
+        joined.in_features, joined.out_features = NUM_INPUTS, len(plain)
+        joined._products, joined._weights = products, Weights(packing_of(products.library))
+        layers = [SimpleNamespace(weight=weight, bias=None, in_features=NUM_INPUTS, out_features=NUM_OUTPUTS,
+                                  kind="stored" if weight.dtype == torch.uint8 else "none") for weight in weights]
+        joined._weight = joined._weights.linear_weight(*layers)
+        return joined(rows[:num_rows])
+
+    expected = product(levels()[0], 19)
+    for level in levels():
+        for num_rows in (1, 2, 8, 19):
+            assert torch.equal(product(level, num_rows), expected[:num_rows]), level.name
+    exact = rows.double() @ plain.double().t()
+    assert (expected - exact).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
+@pytest.mark.parametrize("words", [("temperature=0",), ("temperature=1", "seed=3")], ids=str)
+def test_all_methods_and_stages_write_one_text_with_the_weights_of_a_file(words, tmp_path):
+    file, output = write(tmp_path / "model.gguf", kinds=MIXED), tmp_path / "answer.json"
+    folder = unpack(file, tmp_path / "described", progress=False)
+
+    def text(method, stages, *others):
+        asked = ("template=none", "kernel=native", "processes=false",
+                 "draft=suffix", "max_new_tokens=24", "ignore_eos=true", f"pipeline_type={method}",
+                 f"stages={stages}", f"model_dir={tmp_path / stages}", f"output={output}", *words, *others)
+        assert run(generate.GENERATE, asked) == 0
+        return json.loads(output.read_text())["token_ids"]
+
+    for stages in ("0+2", "0+1+1"):
+        split(folder, tmp_path / stages, stages, progress=False)
+    expected = text("ar", "0+2")
+    for method in ("ar", "continuous", "streaming"):
+        assert text(method, "0+1+1") == expected
+    assert len(expected) == 24
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+def test_a_split_has_the_size_of_the_file_and_nothing_whole_stays(tmp_path):
+    file = write(tmp_path / "model.gguf", kinds=MIXED)
+    split(file, tmp_path / "out", "0+1+1", progress=False)
+
+    weight_files = [*tmp_path.glob("out/**/*.safetensors")]
+    assert sum(path.stat().st_size for path in weight_files) < 1.2 * file.stat().st_size
+    assert (tmp_path / "out/whole/model.safetensors").stat().st_size < 0.1 * file.stat().st_size
+    assert all(part.quant == "none" and part.has_blocks for part in check(tmp_path / "out"))
+
+
+def test_a_split_holds_the_numbers_of_the_file(tmp_path):
+    file = write(tmp_path / "model.gguf", kinds=MIXED)
+    split(file, tmp_path / "out", "0+1+1", progress=False)
+    file.rename(tmp_path / "moved.gguf")  # a finished split does not need it
+
+    expected = Unfolded(unpack(tmp_path / "moved.gguf", tmp_path / "plain", progress=False, plain=True))
+    parts = check(tmp_path / "out")
+    assert {name for part in parts for name in part.weights.names()} == set(expected.names())
+    for part in parts:
+        for name in part.weights.names():
+            assert torch.equal(part.weights.read(name).float(), expected.read(name)), name
+
+
+def test_a_gguf_file_that_is_gone_is_named(tmp_path):
+    file = write(tmp_path / "model.gguf")
+    folder = unpack(file, tmp_path / "described", progress=False)
+    file.unlink()
+    with pytest.raises(ValueError, match="described needs .*model.gguf, which is missing or cut off; copy it there ag"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("start", -1), ("start", 1 << 47), ("shape", [4, -4]), ("shape", [1 << 30, 1 << 30]), ("dtype", "I64"),
+    ("file", "/dev/zero"), ("file", 3), ("turned", None)])
+def test_a_damaged_list_of_tensors_is_refused(key, value, tmp_path):
+    folder = unpack(write(tmp_path / "model.gguf"), tmp_path / "described", progress=False)
+    listed = json.loads((folder / GGUF_LIST).read_text())
+    next(iter(listed["tensors"].values()))[key] = value
+    (folder / GGUF_LIST).write_text(json.dumps(listed))
+    with pytest.raises(ValueError, match="is damaged; delete its folder|is missing or cut off"):
+        Checkpoint(folder)
