@@ -15,14 +15,14 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 21_522,
-    "model": 58_629,
+    "config": 21_524,
+    "model": 61_625,
     "pipeline": 21_350,
     "cluster": 18_427,
-    "tp": 5_825,
+    "tp": 5_863,
     "sim": 7_749,
-    "launch": 38_092,
-    "eval": 42_798,
+    "launch": 38_773,
+    "eval": 42_829,
     "serve": 20_015,
     "eval/dsi": 15_948,
     "eval/load": 2_493,
