@@ -4,10 +4,11 @@ It knows nothing about models: `run.py` decides what a rank does, and `ranks.py`
 private folder and use its sockets, or loopback for process groups, so no other machine can reach anything.
 
 One process, the server, forks the ranks. It imports their modules once, and they share its memory. Before that it
-computes nothing, as threads of libraries do not survive a fork. As a program, this module is the server: `python -m
-cluster.processes SOCKET RANKS RETURNING MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it
-reports `forked RANK PID` and `ended RANK CODE`. If one of the RETURNING ranks is killed, the server reports `died RANK
-CODE` and forks it again; it kills such a rank if rank 0 has found it hung. An order over the socket ends all ranks.
+computes nothing, as threads of libraries do not survive a fork. A command whose process has a single thread forks the
+server, too, which saves a second import of torch; else it starts this module as a program: `python -m cluster.processes
+SOCKET RANKS RETURNING MODULE [WORD ...]` runs the module as each of these ranks. Over the socket it reports `forked
+RANK PID` and `ended RANK CODE`. If one of the RETURNING ranks is killed, the server reports `died RANK CODE` and forks
+it again; it kills such a rank if rank 0 has found it hung. An order over the socket ends all ranks.
 """
 from __future__ import annotations
 
@@ -21,15 +22,16 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Iterator, Mapping, MutableMapping, NoReturn, Sequence
 
 from cluster.folder import RENDEZVOUS, Folder, private_folder
 from cluster.heartbeat import report_loss, reported_loss
-from config.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, say
+from config.console import EXIT_LOST, EXIT_STOPPED, EXIT_WRONG, die, interrupt, say
 from config.failure import FILES, SPACE, explain, limit_remedy
 
 HUNG = "hung/{}"  # in the store: how often rank 0 has found a rank hung; the server then kills it
@@ -49,11 +51,11 @@ REPORT = 64  # maximum bytes of a report
 class Ranks:
     """The ranks that a server forks for this process, until `kill`; raises OSError if the server cannot be started.
 
-    A rank in `returning` is started again if it is killed.
+    A rank in `returning` is started again if it is killed. With `forks`, this process may fork the server.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], numbers: Sequence[int],
-                 returning: Sequence[int]) -> None:
+                 returning: Sequence[int], forks: bool = False) -> None:
         self.numbers = numbers
         self.pids: dict[int, int] = {}  # of the ranks that have been forked
         self._ended: dict[int, int] = {}
@@ -61,10 +63,17 @@ class Ranks:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps reports apart
         self._socket.setblocking(False)
         listed = (",".join(map(str, ranks)) for ranks in (numbers, returning))
-        words = [sys.executable, "-m", "cluster.processes", f"{theirs.fileno()}", *listed, *command]
+        server_words = [f"{theirs.fileno()}", *listed, *command]
         with theirs:
-            self._server = subprocess.Popen(words, env=environment, pass_fds=[theirs.fileno()])
+            self._server = self._start_server(server_words, environment, theirs.fileno(), forks)
         started.add(self)
+
+    def _start_server(self, words: Sequence[str], environment: Mapping[str, str],
+                      inherited: int, forks: bool) -> subprocess.Popen[bytes] | ForkedServer:
+        if forks and has_single_thread():
+            return ForkedServer(words, environment, self._socket)
+        program = [sys.executable, "-m", "cluster.processes", *words]
+        return subprocess.Popen(program, env=environment, pass_fds=[inherited])
 
     def ended(self) -> Mapping[int, int]:
         """Return the exit codes of ended ranks, in order of time; if the server is gone, its code for all others."""
@@ -114,11 +123,69 @@ class Ranks:
                     del self.pids[int(rank)]
 
 
+class ForkedServer:
+    """A fork of this process that runs as the server, with the methods of a `Popen`."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], launcher_socket: socket.socket) -> None:
+        self._exit_code: int | None = None
+        with suppress(OSError, ValueError):  # a stream may be closed
+            sys.stdout.flush()
+            sys.stderr.flush()
+        self._pid = os.fork()
+        if not self._pid:
+            launcher_socket.close()
+            _serve(words, environment)
+
+    def poll(self) -> int | None:
+        if self._exit_code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._exit_code = exit_code_of(status) if pid else None
+        return self._exit_code
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(POLL_SECONDS)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self._pid, signal.SIGKILL)
+
+
+def has_single_thread() -> bool:
+    """Whether this process has no threads that would be missing in a fork, those of libraries included."""
+    with suppress(OSError):
+        return len(os.listdir("/proc/self/task")) == 1
+    return False
+
+
+def _serve(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Be the server in a fork of the launcher; nothing of what the launcher has begun is ended here."""
+    code: Any = EXIT_WRONG
+    try:
+        for number in STOPS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, interrupt if number == signal.SIGINT else signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(environment)
+        main(words)
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    die(code if isinstance(code, int) else EXIT_WRONG)
+
+
+def exit_code_of(status: int) -> int:
+    """Return the exit code in what `os.waitpid` returned; of a killed process, the signal's number, negated."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
 started: set[Ranks] = set()  # by this process, and not yet ended by `kill`
 
 
 def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int],
-                returning: Sequence[int] = ()) -> Ranks:
+                returning: Sequence[int] = (), forks: bool = False) -> Ranks:
     """Run `python3 -m command` for each of these ranks, which meet in a private folder.
 
     The ranks inherit a mask that blocks Ctrl-C until rank 0 can handle it without a traceback.
@@ -133,7 +200,7 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
     keep_on_loopback(environment)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return Ranks(command, environment, numbers, returning)
+        return Ranks(command, environment, numbers, returning, forks)
     except OSError as error:
         raise ValueError(f"the ranks could not be started: {explain(error)}") from error
     finally:
@@ -167,7 +234,8 @@ def spawn(command: Sequence[str], world: int, recovers: bool = False) -> int:
     """
     allow_files(world)
     with private_folder() as folder, _noting_stops(folder) as stops:
-        ranks = start_ranks(command, folder, world, range(world), range(1, world) if recovers else ())
+        returning = range(1, world) if recovers else ()
+        ranks = start_ranks(command, folder, world, range(world), returning, forks=True)
         ended = _await(ranks, stops)
         loss = reported_loss(Folder(folder))
     if stops:
@@ -327,9 +395,7 @@ def _returned(launcher: socket.socket, forked: dict[int, str], returning: Sequen
         if not pid:
             time.sleep(POLL_SECONDS)
             continue
-        rank, code = forked.pop(pid), os.WEXITSTATUS(status)
-        if os.WIFSIGNALED(status):
-            code = -os.WTERMSIG(status)
+        rank, code = forked.pop(pid), exit_code_of(status)
         returns = rank in returning and not last and code < 0
         _report(launcher, "died" if returns else "ended", rank, code)
         if returns:

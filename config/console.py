@@ -133,6 +133,7 @@ def enter(*needed: str) -> None:
 
     Without an environment, or if that lacks the package too, print a message and end the program.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which a fork would lose
     lacking = next((name for name in needed if find_spec(name) is None), "")
     words = Path("/proc/self/cmdline").read_bytes().split(b"\0")[1:-1] if lacking else []
     if not lacking or not FREE.isdisjoint(words):

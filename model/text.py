@@ -29,6 +29,7 @@ SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.js
 CONVERSATIONS = {"vicuna": "vicuna_v1.1", "llama-2": "llama-2"}  # our name -> fschat's
 AUTO, OWN, USUAL = "auto", "own", "vicuna"
 TEMPLATES = (*CONVERSATIONS, OWN, "none")
+FAST = "PreTrainedTokenizerFast"  # the class that AutoTokenizer would find, too, after importing all families
 ALONE = "chat_template.jinja"  # a template in a file of its own
 # The system prompt with which LLaMA-2-Chat was trained; the original FlowSpec uses it, too.
 LLAMA2_SYSTEM = (
@@ -173,7 +174,9 @@ class Text:
                 f"{self._num_known}: a prompt with one of the others is refused")
 
     def _open(self) -> Any:
-        kind, wanted = _of_transformers("AutoTokenizer"), _of_transformers("PreTrainedTokenizerBase")
+        class_name = self._held.get("tokenizer_config.json", {}).get("tokenizer_class")
+        kind = _of_transformers(FAST if class_name == FAST else "AutoTokenizer")
+        wanted = _of_transformers("PreTrainedTokenizerBase")
         try:
             tokenizer = call_tokenizer(kind.from_pretrained, str(self.folder), local_files_only=True,
                                        trust_remote_code=False)

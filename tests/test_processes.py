@@ -80,8 +80,8 @@ def test_whatever_ends_ranks_is_reported_in_one_sentence(capfd, monkeypatch, wor
 def test_what_the_ranks_have_agreed_on_is_reported_if_a_stopped_one_cannot(capfd, monkeypatch):
     """As of rank 0 that was stopped: the others end, and the launcher kills it, which is not the reason."""
     found = "rank 0 was lost: it has been silent for 10 seconds\33[2J"
-    monkeypatch.setattr(processes, "start_ranks", lambda command, folder, *rest, start=processes.start_ranks: (
-        Folder(folder).set(LOSS_KEY, found), start(command, folder, *rest))[1])
+    monkeypatch.setattr(processes, "start_ranks", lambda command, folder, *rest, start=processes.start_ranks, forks: (
+        Folder(folder).set(LOSS_KEY, found), start(command, folder, *rest, forks))[1])
     assert ends("deaf", "75", "75") == 75
     assert capfd.readouterr().err == "\nflowspec: rank 0 was lost: it has been silent for 10 seconds\\x1b[2J\n"
 
@@ -158,7 +158,7 @@ def test_ctrl_c_within_a_second_counts_once():
 def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
     found = []
 
-    def start(command, place, world, numbers, returning):
+    def start(command, place, world, numbers, returning, forks):
         folder = Path(place)
         found.extend([folder, stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid])
         return SimpleNamespace(deaths={})

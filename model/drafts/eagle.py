@@ -203,7 +203,7 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
     """Read the numbers `[vocab]` to add to the head's tokens to get the target's."""
     names = own_names(source)
     shift, has_V = (source.read(names[name]) for name in MAPS)
-    known = has_V.nonzero()[:, 0]
+    known = torch.from_numpy(has_V.numpy().nonzero()[0])  # torch would start threads, which do not survive a fork
     reached = (torch.arange(vocab) + shift).sort().values
     if shift.is_floating_point() or not torch.equal(known, reached):
         raise ValueError(f"d2t and t2d in {source.folder} contradict each other; download the head again")

@@ -17,7 +17,8 @@ from model.weights import blocks, int4
 
 BLOCK = 16  # outputs that lie together
 FLOAT32, BFLOAT16, INT8, INT4, GROUPS8, HALVES8, GROUPS4 = range(7)
-BYTE = 255
+SIGN_BIT = 128
+UNIT_TYPES = {2: torch.int16, 4: torch.int32}
 
 
 class Packing(NamedTuple):
@@ -62,48 +63,51 @@ def pack_int8(weight_NI: Tensor, scale_N: Tensor, packing: Packing) -> PackedWei
 
 def pack_int4(pairs: Tensor, scale_GN2: Tensor, packing: Packing) -> PackedWeight:
     """Pack pairs of codes with their scales and offsets, to `[N / 16, G, 2, 16]`."""
-    scales = interleave_scales(scale_GN2.transpose(0, 1))
-    return PackedWeight(INT4, pack_codes(int4.codes(pairs), packing), scales)
+    low_codes, high_codes = int4.codes(pairs).view(len(pairs), -1, 2, int4.GROUP // 2).unbind(2)
+    codes = pack_pairs(low_codes | high_codes << 4, packing)
+    return PackedWeight(INT4, codes, interleave_scales(scale_GN2.transpose(0, 1)))
 
 
 def pack_blocks(weights: Sequence[Tensor], packing: Packing) -> PackedWeight:
     """Pack the outputs of several weights in blocks of a GGUF file as one weight."""
     all_codes = [blocks.codes_of(weight) for weight in weights]
-    numbers = torch.cat([codes.numbers for codes in all_codes])
-    if all(map(blocks.fits_4_bits, weights)):
+    if all(codes.are_pairs for codes in all_codes):
+        pairs = torch.cat([codes.numbers for codes in all_codes])
         scales = torch.cat([codes.scales for codes in all_codes])
         least = torch.cat([codes.least_values() for codes in all_codes])
-        packed_codes = pack_codes(numbers.to(torch.uint8), packing)
-        return PackedWeight(GROUPS4, packed_codes, interleave_scales(torch.stack((scales, least), -1)))
+        return PackedWeight(GROUPS4, pack_pairs(pairs, packing), interleave_scales(torch.stack((scales, least), -1)))
 
-    packed_bytes = pack_bytes(numbers, packing)
+    numbers = pack_bytes(torch.cat([codes.whole_numbers() for codes in all_codes]), packing)
     if all(codes.has_scale_only for codes in all_codes):
         scales = torch.cat([codes.scales for codes in all_codes])
-        return PackedWeight(GROUPS8, packed_bytes, interleave_scales(scales[..., None]))
+        return PackedWeight(GROUPS8, numbers, interleave_scales(scales[..., None]))
 
     half_scales = torch.cat([codes.half_scales() for codes in all_codes])
     least = torch.cat([codes.least_values() for codes in all_codes])
     scales = torch.cat((half_scales, least[..., None]), -1)
-    return PackedWeight(HALVES8, packed_bytes, interleave_scales(scales))
+    return PackedWeight(HALVES8, numbers, interleave_scales(scales))
 
 
 def pack_bytes(numbers_NI: Tensor, packing: Packing) -> Tensor:
     """Pack numbers of 8 bits to `[N / 16, I / unit, 16, unit]`."""
     num_missing = -numbers_NI.shape[1] % int4.GROUP
-    wide_numbers = F.pad(padded(numbers_NI), (0, num_missing))
-    shifted = (wide_numbers.short() + packing.offset_int8) & BYTE
+    wide_numbers = F.pad(padded(numbers_NI), (0, num_missing)).view(torch.uint8)
+    if packing.offset_int8:
+        assert packing.offset_int8 == SIGN_BIT, packing
+        wide_numbers = wide_numbers ^ SIGN_BIT  # which adds the offset
+    return _interleave(wide_numbers, packing.unit_int8)
 
-    num_blocks = len(wide_numbers) // BLOCK
-    units = shifted.to(torch.uint8).view(num_blocks, BLOCK, -1, packing.unit_int8)
-    return units.transpose(1, 2).contiguous()
+
+def pack_pairs(pairs_NGp: Tensor, packing: Packing) -> Tensor:
+    """Pack bytes of two codes, of a group's first and second half, to `[N / 16, G * 16 / unit, 16, unit]`."""
+    return _interleave(padded(pairs_NGp).flatten(1), packing.unit_int4)
 
 
-def pack_codes(codes_NI: Tensor, packing: Packing) -> Tensor:
-    """Pack codes of 4 bits in pairs to `[N / 16, G, 16 / unit, 16, unit]`."""
-    num_groups, num_units = codes_NI.shape[1] // int4.GROUP, int4.GROUP // packing.unit_int4
-    units = padded(codes_NI).view(-1, BLOCK, num_groups, 2, num_units // 2, packing.unit_int4)
-    low_codes, high_codes = units.permute(3, 0, 2, 4, 1, 5)
-    return (low_codes | high_codes << 4).contiguous()
+def _interleave(bytes_NB: Tensor, unit: int) -> Tensor:
+    """Return units of bytes of sixteen rows next to one another."""
+    units = bytes_NB.contiguous().view(UNIT_TYPES[unit])  # moved as one number, which is faster
+    blocks_of_units = units.view(-1, BLOCK, units.shape[1])
+    return blocks_of_units.transpose(1, 2).contiguous()
 
 
 def interleave_scales(scales_NGS: Tensor) -> Tensor:

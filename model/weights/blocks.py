@@ -17,16 +17,24 @@ WEIGHTS_AT_ONCE = 1 << 22
 
 
 class Codes(NamedTuple):
-    """A weight as whole numbers: it is number * scale, plus the least value if there is one."""
+    """A weight as whole numbers: it is number * scale, plus the least value if there is one.
 
-    numbers: Tensor  # int8 `[N, I]`
+    Pairs are bytes `[N, G, 16]`, with the code of an input in the low bits, of the input 16 behind it in the high bits.
+    """
+
+    numbers: Tensor  # int8 `[N, I]`; or codes of 4 bits in pairs
     scales: Tensor  # float32 `[N, G]`, or `[N, 2 G]` with a scale for each half of a group
     least: Tensor | None = None  # float32 `[N, G]`
 
     @property
+    def are_pairs(self) -> bool:
+        """Whether the numbers are codes of 4 bits in pairs."""
+        return self.numbers.dim() == 3
+
+    @property
     def has_halves(self) -> bool:
         """Whether each half of a group has a scale of its own."""
-        return self.scales.shape[1] * GROUP > self.numbers.shape[1]
+        return not self.are_pairs and self.scales.shape[1] * GROUP > self.numbers.shape[1]
 
     @property
     def has_scale_only(self) -> bool:
@@ -40,13 +48,20 @@ class Codes(NamedTuple):
 
     def least_values(self) -> Tensor:
         """Return the least value of each group, or zeros: `[N, G]`."""
+        if self.least is not None:
+            return self.least
         num_outputs, num_inputs = self.numbers.shape
-        return torch.zeros(num_outputs, num_inputs // GROUP) if self.least is None else self.least
+        return torch.zeros(num_outputs, num_inputs // GROUP)
+
+    def whole_numbers(self) -> Tensor:
+        """Return the numbers in int8 `[N, I]`."""
+        return _numbers(_nibbles(self.numbers)) if self.are_pairs else self.numbers
 
     def unfold(self) -> Tensor:
         """Return the weight in float32 `[N, I]`."""
-        num_outputs, num_inputs = self.numbers.shape
-        grouped_numbers = self.numbers.view(num_outputs, self.scales.shape[1], -1).float()
+        numbers = self.whole_numbers()
+        num_outputs, num_inputs = numbers.shape
+        grouped_numbers = numbers.view(num_outputs, self.scales.shape[1], -1).float()
         weight = (grouped_numbers * self.scales[..., None]).view(num_outputs, -1, GROUP)
         if self.least is not None:
             weight += self.least[..., None]
@@ -59,7 +74,6 @@ class BlockType(NamedTuple):
     name: str
     num_bytes: int
     num_weights: int
-    fits_4_bits: bool  # whether all numbers are 0 to 15
     read: Callable[[Tensor], Codes]
 
 
@@ -72,11 +86,6 @@ def plain_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Return the shape `[N, I]` of the weight in a tensor of blocks."""
     num_outputs, num_blocks, num_bytes = shape
     return num_outputs, num_blocks * TYPES_BY_BYTES[num_bytes].num_weights
-
-
-def fits_4_bits(blocks: Tensor) -> bool:
-    """Whether the codes of these blocks fit into 4 bits."""
-    return TYPES_BY_BYTES[blocks.shape[2]].fits_4_bits
 
 
 def codes_of(blocks: Tensor) -> Codes:
@@ -125,11 +134,11 @@ def _high_bits(blocks: Tensor, begin: int) -> Tensor:
 
 def _q4_0(blocks: Tensor) -> Codes:
     scales = _halves(blocks, 0)
-    return Codes(_numbers(_nibbles(blocks[..., 2:])), scales, -8 * scales)
+    return Codes(blocks[..., 2:], scales, -8 * scales)
 
 
 def _q4_1(blocks: Tensor) -> Codes:
-    return Codes(_numbers(_nibbles(blocks[..., 4:])), _halves(blocks, 0), _halves(blocks, 2))
+    return Codes(blocks[..., 4:], _halves(blocks, 0), _halves(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> Codes:
@@ -160,8 +169,11 @@ def _scales_of_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(blocks: Tensor) -> Codes:
-    quarters = blocks[..., 16:].unflatten(-1, (4, 32))
-    return Codes(_numbers(_nibbles(quarters)), *_scales_of_k(blocks))
+    first, second = blocks[..., 16:].unflatten(-1, (4, 2, 16)).unbind(-2)  # halves of two groups, in low and high bits
+    low_pairs = first & 15 | second << 4
+    high_pairs = first >> 4 | second & 240
+    pairs = torch.stack((low_pairs, high_pairs), -2)
+    return Codes(pairs.view(len(blocks), -1, 16), *_scales_of_k(blocks))
 
 
 def _q5_k(blocks: Tensor) -> Codes:
@@ -181,14 +193,14 @@ def _q6_k(blocks: Tensor) -> Codes:
 
 
 BLOCK_TYPES = (
-    BlockType("Q4_0", 18, 32, True, _q4_0),
-    BlockType("Q4_1", 20, 32, True, _q4_1),
-    BlockType("Q5_0", 22, 32, False, _q5_0),
-    BlockType("Q5_1", 24, 32, False, _q5_1),
-    BlockType("Q8_0", 34, 32, False, _q8_0),
-    BlockType("Q4_K", 144, 256, True, _q4_k),
-    BlockType("Q5_K", 176, 256, False, _q5_k),
-    BlockType("Q6_K", 210, 256, False, _q6_k),
+    BlockType("Q4_0", 18, 32, _q4_0),
+    BlockType("Q4_1", 20, 32, _q4_1),
+    BlockType("Q5_0", 22, 32, _q5_0),
+    BlockType("Q5_1", 24, 32, _q5_1),
+    BlockType("Q8_0", 34, 32, _q8_0),
+    BlockType("Q4_K", 144, 256, _q4_k),
+    BlockType("Q5_K", 176, 256, _q5_k),
+    BlockType("Q6_K", 210, 256, _q6_k),
 )
 TYPES_BY_BYTES = {each.num_bytes: each for each in BLOCK_TYPES}
 TYPES_BY_NAME = {each.name: each for each in BLOCK_TYPES}
