@@ -15,10 +15,10 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 21_524,
-    "model": 61_625,
+    "config": 21_534,
+    "model": 61_734,
     "pipeline": 21_350,
-    "cluster": 18_427,
+    "cluster": 18_884,
     "tp": 5_863,
     "sim": 7_749,
     "launch": 38_773,
