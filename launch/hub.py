@@ -1,4 +1,4 @@
-"""Find a model by its name, folder or GGUF file, and fetch it if it is missing (`model=`).
+"""Find a model by its name, folder or GGUF file, and fetch it if it is missing (`model=`, and presets).
 
 A model in the cache of the hub's own programs is used there. Else the library `huggingface_hub` fetches it: it shows
 progress, continues after an interruption, compares hashes and stores the revision with the files. Only JSON, tokenizers
@@ -9,12 +9,14 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Iterable, Mapping
 
 from config.console import say
 from config.files import one_at_a_time
 from config.presets import MODELS, PRESETS
+from config.run_config import RunConfig
 from config.schema.untrusted import reason, short_repr
 from launch.split.gguf import is_gguf
 from model.text import VOCABULARIES
@@ -25,6 +27,7 @@ WANTED = ["*.json", "*.model", "*.txt", "*.jinja"]
 WEIGHTS = "*.safetensors", "pytorch_model*.bin"  # the first kind that exists is fetched
 CONFIG = "config.json"
 HALF = ".incomplete"  # in a folder while it is being filled
+THEIR_HALVES = ".cache/huggingface/download/**/*.incomplete"  # what the hub's own programs leave when they break off
 
 
 def words_of(raw: Mapping[str, str]) -> list[str]:
@@ -45,11 +48,36 @@ def words_of(raw: Mapping[str, str]) -> list[str]:
     words = [f"base_dir={fetch(name, root, revision)}"]
     head = known_head(name)
     if head and not raw.keys() & {"eagle_dir", "draft", "drafts"}:
-        try:
-            words.append(f"eagle_dir={fetch(head, root, is_head=True)}")
-        except ValueError as error:
-            say(f"{error}; without it, draft=suffix")
+        words += _head_words(head, root)
     return words
+
+
+def words_of_preset(preset: RunConfig, root: Path, raw: Mapping[str, str]) -> list[str]:
+    """Return words with the folders of a preset's model and draft head, which are fetched below `root` if missing.
+
+    A head is left out if the words `raw` name another one, or guesses without one.
+    """
+    base_name, head_name = (_name_of(folder, root) for folder in (preset.base_dir, preset.eagle_dir))
+    words = [f"base_dir={fetch(base_name, root)}"] if base_name else []
+    if not head_name or "eagle_dir" in raw:
+        return words
+    if "eagle" not in raw.get("draft", preset.draft):
+        return [*words, "eagle_dir="]
+    return words + (_head_words(head_name, root) or ["eagle_dir=", "draft=suffix"])
+
+
+def _name_of(folder: str, root: Path) -> str:
+    """Return the name at the hub of a folder below `root`; empty for another folder."""
+    return Path(folder).relative_to(root).as_posix() if folder and root in Path(folder).parents else ""
+
+
+def _head_words(name: str, root: Path) -> list[str]:
+    """Return the words for a draft head of the hub; none if it cannot be fetched, which is reported."""
+    try:
+        return [f"eagle_dir={fetch(name, root, is_head=True)}"]
+    except ValueError as error:
+        say(f"{error}; without it, draft=suffix")
+        return []
 
 
 def known_head(name: str) -> str:
@@ -66,8 +94,7 @@ def fetch(name: str, root: Path, revision: str | None = None, is_head: bool = Fa
     It is fetched if it is missing or incomplete. Raises ValueError, with the fix, if that fails.
     """
     folder = root / name
-    is_whole = (folder / CONFIG).is_file() and not (folder / HALF).is_file()
-    if is_whole and revision is None:
+    if revision is None and _is_whole(folder):
         return folder
 
     cached = cached_snapshot(name, revision, is_head)
@@ -80,20 +107,43 @@ def fetch(name: str, root: Path, revision: str | None = None, is_head: bool = Fa
     except ImportError:
         raise ValueError(f"{name} cannot be fetched without the package huggingface_hub: install it, or "
                          f"{_advice(name, folder, revision)}") from None
+    except NoRoom:
+        raise
     except Exception as error:  # the network, the hub and the library may raise anything
         raise ValueError(f"{name} cannot be fetched ({short_repr(reason(error))[1:-1]}): "
                          f"{_advice(name, folder, revision)}") from None
     return folder
 
 
+class NoRoom(ValueError):
+    """A model that is larger than the free space."""
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder holds a model or a head, and no download into it has broken off."""
+    has_half = (folder / HALF).is_file() or any(folder.glob(THEIR_HALVES))
+    return (folder / CONFIG).is_file() and not has_half
+
+
 def _download(name: str, folder: Path, revision: str | None) -> None:
-    """Fetch a model into a folder, which is marked as incomplete meanwhile. Raises what the library raises."""
+    """Fetch a model into a folder, which is marked as incomplete meanwhile. Raises what the library raises, and NoRoom
+    if the disk is too small."""
     from huggingface_hub import model_info, snapshot_download
 
     with one_at_a_time(folder.with_name(f".{folder.name}")):
-        say(f"fetching {name} into {folder}, once")
-        available = model_info(name, revision=revision)  # fails without a hub, which the download would ignore
-        patterns = [*WANTED, _weights(each.rfilename for each in available.siblings or ())]
+        # fails without a hub, which the download would ignore
+        available = model_info(name, revision=revision, files_metadata=True)
+        files = available.siblings or []
+        patterns = [*WANTED, _weights(each.rfilename for each in files)]
+
+        wanted = [each for each in files if any(fnmatch.fnmatch(each.rfilename, pattern) for pattern in patterns)]
+        num_bytes = sum(each.size or 0 for each in wanted)
+        present_bytes = sum(path.stat().st_size for path in folder.glob("**/*") if path.is_file())
+        free_bytes = shutil.disk_usage(folder.parent).free + present_bytes
+        if num_bytes > free_bytes:
+            raise NoRoom(f"{name} has {num_bytes / 1e9:.2f} GB, but the disk of {folder.parent} has "
+                         f"{free_bytes / 1e9:.2f} GB: free some space, or name a folder of another disk, models=DIR")
+        say(f"fetching {name}, {num_bytes / 1e9:.2f} GB, into {folder}, once")
 
         folder.mkdir(parents=True, exist_ok=True)
         (folder / HALF).touch()
@@ -104,7 +154,8 @@ def _download(name: str, folder: Path, revision: str | None) -> None:
 def _advice(name: str, folder: Path, revision: str | None) -> str:
     """Return what a user can do where the hub cannot be reached."""
     options = f" --revision {revision}" if revision else ""
-    steps = [f"bring its config.json, tokenizer files and weights into {folder}, as hf download {name}{options} "
+    again = "give the same command again, which goes on where it ended, or " if (folder / HALF).is_file() else ""
+    steps = [f"{again}bring its config.json, tokenizer files and weights into {folder}, as hf download {name}{options} "
              f"--local-dir {folder} does where the network allows it"]
     if (folder / HALF).is_file():
         steps.append(f"delete {folder / HALF}")

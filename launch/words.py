@@ -30,7 +30,7 @@ from config.run_config import RunConfig
 from config.schema.untrusted import one_line
 from launch import auto
 from launch.auto import Kind
-from launch.hub import words_of
+from launch.hub import words_of, words_of_preset
 from launch.split.gguf import is_current, is_gguf, unpack
 from model.native.compiler import levels, library
 from model.text import AUTO, OWN, VOCABULARIES, chosen
@@ -153,6 +153,9 @@ def with_model(words: Sequence[str]) -> list[str]:
     has_folder = not raw.keys().isdisjoint({"model_dir", "base_dir"})
     if preset == SMOLLM2 and not has_folder:
         fetch(_place(raw))
+    elif preset and not has_folder:
+        root = Path(raw.get("models") or MODELS).expanduser()
+        return [*words, *words_of_preset(under(PRESETS[preset], str(root)), root, raw)]
     return words if preset or has_folder else [_default(raw), *words]
 
 
