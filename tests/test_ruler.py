@@ -21,7 +21,7 @@ CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise 
     "cluster": 18_884,
     "tp": 5_863,
     "sim": 7_749,
-    "launch": 38_773,
+    "launch": 39_161,
     "eval": 42_829,
     "serve": 20_015,
     "eval/dsi": 15_948,
