@@ -105,7 +105,8 @@ class LocalLink(Receiver):
 
     takes = 0.1e-3  # seconds from `send` until the next rank wakes up
 
-    def __init__(self, rank: int, inboxes: Sequence[Inbox], peers: Peers, tables: Iterable[Any] = ()) -> None:
+    def __init__(self, rank: int, inboxes: Sequence[Inbox],
+                 peers: Peers, tables: Iterable[Any] = ()) -> None:
         super().__init__(inboxes[rank])
         self._rank = rank
         self._thread_ends = [*inboxes, *tables]
@@ -205,7 +206,8 @@ class ProcessLink(Receiver):
 
     takes = 0.3e-3  # minimum seconds from `send` until the next rank on this machine wakes up
 
-    def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, inbox: Inbox | None = None) -> None:
+    def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF,
+                 inbox: Inbox | None = None) -> None:
         super().__init__(inbox or Inbox(trace, peers.in_order))
         self.failed, self._rank_trace, self._peers = failed, trace, peers
         self._message_queues = _new_queues()

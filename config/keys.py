@@ -64,7 +64,8 @@ def raw_values(argv: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def with_defaults(argv: Sequence[str], defaults: Mapping[str, str], preset: str = "") -> list[str]:
+def with_defaults(argv: Sequence[str], defaults: Mapping[str, str],
+                  preset: str = "") -> list[str]:
     """Return the words of a command, with the default preset and the default values of keys that it does not give."""
     raw = raw_values(argv)
     added = [f"{key}={value}" for key, value in defaults.items() if key not in raw]

@@ -10,6 +10,7 @@ import fnmatch
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Iterable, Mapping
 
@@ -136,10 +137,9 @@ def _download(name: str, folder: Path, revision: str | None) -> None:
         files = available.siblings or []
         patterns = [*WANTED, _weights(each.rfilename for each in files)]
 
-        wanted = [each for each in files if any(fnmatch.fnmatch(each.rfilename, pattern) for pattern in patterns)]
-        num_bytes = sum(each.size or 0 for each in wanted)
-        present_bytes = sum(path.stat().st_size for path in folder.glob("**/*") if path.is_file())
-        free_bytes = shutil.disk_usage(folder.parent).free + present_bytes
+        matches = [partial(fnmatch.fnmatch, pat=pattern) for pattern in patterns]
+        num_bytes = sum(each.size or 0 for each in files if any(match(each.rfilename) for match in matches))
+        free_bytes = shutil.disk_usage(folder.parent).free + _bytes_in(folder)
         if num_bytes > free_bytes:
             raise NoRoom(f"{name} has {num_bytes / 1e9:.2f} GB, but the disk of {folder.parent} has "
                          f"{free_bytes / 1e9:.2f} GB: free some space, or name a folder of another disk, models=DIR")
@@ -149,6 +149,11 @@ def _download(name: str, folder: Path, revision: str | None) -> None:
         (folder / HALF).touch()
         snapshot_download(name, revision=available.sha, local_dir=str(folder), allow_patterns=patterns)
         (folder / HALF).unlink()
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the bytes of all files of a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.glob("**/*") if path.is_file())
 
 
 def _advice(name: str, folder: Path, revision: str | None) -> str:

@@ -144,7 +144,8 @@ def _loading(source: Checkpoint, making: str) -> int:
     return 2 * largest.bytes + SCRATCH * piece
 
 
-def _cache(spec: RankSpec, sizes: LlamaConfig, windows: Sequence[int], small: bool) -> tuple[int, int]:
+def _cache(spec: RankSpec, sizes: LlamaConfig,
+           windows: Sequence[int], small: bool) -> tuple[int, int]:
     """Return the bytes of the caches of all requests: at most, as CUDA temporarily holds the keys twice, and at first.
 
     A `small` cache holds 8 bits.

@@ -389,7 +389,8 @@ class Ring:
 
     target_of: Callable[..., RequestTarget] = RequestTarget
 
-    def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
+    def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor],
+                 depth: int, device: torch.device | str = "cpu",
                  trace: NoTrace = OFF, clock: Clock = REAL) -> None:
         self.links = [link]  # one to each copy of the stages; all messages come back at the first link
         self.lm_head = lm_head

@@ -143,7 +143,8 @@ class Stage:
             known = self._early.get(prune.request, prune)
             self._early[prune.request] = max(known, prune, key=lambda each: each.horizon)
 
-    def compute(self, segments: list[Segment], news: Callable[[], Prune | None] = lambda: None) -> list[Segment]:
+    def compute(self, segments: list[Segment],
+                news: Callable[[], Prune | None] = lambda: None) -> list[Segment]:
         """Run the layers for these segments; empty ones are passed on, since rank 0 counts segments.
 
         If all rows die meanwhile, the segments are given up between two layers.

@@ -62,7 +62,8 @@ def base(family: str, work: Path, out: Path) -> None:
 def drafters(family: str, work: Path, out: Path) -> None:
     """Train two smaller models at once, one process each (minutes)."""
     models = {name: how for name, how in FAMILIES[family].items() if name != family}
-    makers = [multiprocessing.Process(target=llama.fit, args=(*how, work, out / name)) for name, how in models.items()]
+    makers = [multiprocessing.Process(target=llama.fit, args=(*how, work, out / name))
+              for name, how in models.items()]
     for maker in makers:
         maker.start()
     for maker in makers:

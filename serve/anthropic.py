@@ -60,7 +60,8 @@ def _messages(message: Facts, place: str) -> list[Facts]:
             result = WORDING.text(block.get("content") or "", f"{inside}.content")
             found.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
         elif kind == "tool_use":
-            said["tool_calls"].append(call(block, json.dumps(block.get("input", {})), block.get("id")))
+            arguments = json.dumps(block.get("input", {}))
+            said["tool_calls"].append(call(block, arguments, block.get("id")))
         elif kind not in IGNORED:
             said["content"] += WORDING.text([block], inside)
     return [*found, said] if said["content"] or said["tool_calls"] or not found else found

@@ -82,7 +82,7 @@ class Axes(NamedTuple):
         """Hatch the cells of a mask `[C, A]`, and add `about` to the legend."""
         tone, hatch, ink = hatching
         if hatch and mask.any():
-            x, y = np.repeat(self.x, 2)[1:-1], np.repeat(self.y, 2)[1:-1]  # both ends of every cell
+            x, y = (np.repeat(edges, 2)[1:-1] for edges in (self.x, self.y))  # both ends of every cell
             corners = np.kron(mask.T, np.ones((2, 2)))
             area = self.axes.contourf(x, y, corners, [0.5, 1.5], colors="none", hatches=[hatch])
             area.set(edgecolor=ink, linewidth=0)

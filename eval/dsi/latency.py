@@ -83,7 +83,8 @@ def spread(seconds: Sequence[float]) -> Spread:
     return Spread(float(median), float(low), float(high), len(seconds))
 
 
-def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], config: Timed) -> list[tuple[Spread, Spread]]:
+def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]],
+          config: Timed) -> list[tuple[Spread, Spread]]:
     """Return, for each model, the time to the first token (TTFT) and the time per later token (TPOT), in milliseconds.
 
     Answers continue after an end token, so that all have the same length. TPOT is one figure per answer: the time after

@@ -223,7 +223,8 @@ class Vocabulary:
         # merge by scores
         scores = dict(zip(self.tokens, self._metadata("scores")))
         usual_tokens = [token for token, kind in zip(self.tokens, self.token_types) if kind == USUAL]
-        cuts = ((token, token[:end], token[end:]) for token in usual_tokens for end in range(1, len(token)))
+        cuts = ((token, token[:end], token[end:])
+                for token in usual_tokens for end in range(1, len(token)))
         known_cuts = [cut for cut in cuts if cut[1] in scores and cut[2] in scores]
         known_cuts.sort(key=lambda cut: -scores[cut[0]])
         merges = [(left, right) for _, left, right in known_cuts]

@@ -134,7 +134,8 @@ def _compiler_words() -> list[str]:
 
 def _flags(level: Level) -> list[str]:
     """Return the compiler's flags; those of CC and CFLAGS come first, so that they cannot loosen floating point."""
-    return [*_compiler_words()[1:], *os.environ.get("CFLAGS", "").split(), *STRICT_FLAGS, *level.flags]
+    own_flags = [*_compiler_words()[1:], *os.environ.get("CFLAGS", "").split()]
+    return [*own_flags, *STRICT_FLAGS, *level.flags]
 
 
 def _compile(compiler: str, level: Level, library_file: Path) -> None:

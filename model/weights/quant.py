@@ -175,7 +175,8 @@ class Quantized(nn.Module):
     scale: Tensor
     weight: Tensor
 
-    def __init__(self, like: nn.Linear, kind: str, own_forms: Mapping[str, TensorForm] | None = None) -> None:
+    def __init__(self, like: nn.Linear, kind: str,
+                 own_forms: Mapping[str, TensorForm] | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = like.in_features, like.out_features
         self.kind = kind
