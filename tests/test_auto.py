@@ -170,15 +170,15 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     model = tmp_path / "llama"
     shutil.copytree(parse([]).base_dir, model)
     (model / "chat_template.jinja").write_text("{{ messages }}")
-    words, found = [f"base_dir={model}"], ["template=own", "draft=suffix"]
+    words, found = [f"base_dir={model}", "stages=2"], ["template=own", "draft=suffix"]
     for kind in (None, ServeConfig, EvalConfig):
         assert settled(words, kind) == [*words, *found]
-    assert settled([*words, "prompt_ids=1"])[2:] == found[1:]
-    assert settled([*words, "pipeline_type=ar"])[2:] == found[:1] == settled([*words, "drafts=none"], EvalConfig)[2:]
+    assert settled([*words, "prompt_ids=1"])[3:] == found[1:]
+    assert settled([*words, "pipeline_type=ar"])[3:] == found[:1] == settled([*words, "drafts=none"], EvalConfig)[3:]
     assert settled(["toy", "template=own", "draft=eagle"]) == ["toy", "template=own", "draft=eagle"]
     write_json(tmp_path / "ours.json", {"preset": "toy", "keys": {"base_dir": str(model), "pipeline_type": "ar"}})
     file = [str(tmp_path / "ours.json")]
-    assert settled(file) == ["toy", f"base_dir={model}", "pipeline_type=ar", *found[:1]]
+    assert settled(file) == ["toy", f"base_dir={model}", "pipeline_type=ar", *found[:1]]  # the toy shows a pipeline
     evaluated = parse(settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
     run = evaluated.run
     assert (evaluated.drafts, run.draft, run.template, run.profile) == ("", "suffix", "own", "none")
@@ -198,11 +198,20 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     (["toy", "profile=wifi", "init_depth=3"], ("continuous", "eagle"))])
 def test_the_best_method_and_draft_are_the_default_of_a_run_on_several_devices(words, chosen_keys, monkeypatch):
     monkeypatch.setattr("launch.words.fetch", lambda folder: None)
+    monkeypatch.setattr("launch.words.words_of_preset", lambda preset, root, raw: [])
     run = parse(settled(words))
     assert (run.pipeline_type, run.draft) == chosen_keys
     if "hosts=x" not in words:
         served = parse(settled(words, ServeConfig), kind=ServeConfig).run
         assert (served.pipeline_type, served.draft) == chosen_keys
+
+
+@pytest.mark.parametrize("words, expected", [
+    (["smollm2"], "1"), (["base_dir=x", "template=none"], "1"), (["toy"], "0+2+2+2+2"), (["smollm2", "stages=3"], "3"),
+    (["smollm2", "profile=wifi"], "0+7+7+8+8"), (["smollm2", "hosts=x"], "0+7+7+8+8")])
+def test_on_one_machine_a_single_stage_is_the_default(words, expected, monkeypatch):
+    monkeypatch.setattr("launch.words.fetch", lambda folder: None)
+    assert parse(settled(words)).stages == expected
 
 
 def test_a_board_has_the_same_defaults_and_an_evaluation_keeps_its_own(monkeypatch):

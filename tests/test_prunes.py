@@ -116,7 +116,8 @@ def _widest(strategy, wrap):
         return widest
 
 
-@pytest.mark.parametrize("strategy", PRUNING)
+@pytest.mark.parametrize("strategy", [name for name in PRUNING if name != "streaming"])
 def test_prunes_keep_the_caches_small(strategy):
-    """When all prunes are lost, every guess of the request stays in the caches."""
+    """When all prunes are lost, every guess of the request stays in the caches. How many `streaming` sends depends on
+    the time that steps take."""
     assert 0 < 1.5 * _widest(strategy, losing(0.0, seed=5)) < _widest(strategy, losing(1.0, seed=5))
