@@ -10,6 +10,7 @@ import sys
 from typing import Sequence
 
 from config.console import EXIT_INTERRUPTED, NEEDED, ended_by, enter, say
+from config.dialect import OptionParser
 from config.run_config import RunConfig
 
 if __name__ == "__main__":
@@ -53,8 +54,8 @@ def report(parts: list[Part]) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; a mistake ends the program with the usage."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=EXAMPLE,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OptionParser(description=__doc__.splitlines()[0], epilog=EXAMPLE,
+                          formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form; or "
                         "a GGUF file, whose quantized weights stay as they are")
     parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the folders stage_0, stage_1, ... go")

@@ -23,6 +23,7 @@ Keys = TypeVar("Keys", bound="CommandKeys")
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # where neither the words nor the caller name a preset
 RUN_PIPE = "bash run_pipe.sh"
+RARE_GROUPS = ("The tree", "All trees", "Other options of the pipeline")  # of keys, listed by --help all
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace",
          "output", "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
@@ -217,7 +218,7 @@ def parse(argv: Sequence[str], command: str = RUN_PIPE, *, kind: type[Keys]) -> 
 def parse(argv: Sequence[str], command: str = RUN_PIPE, kind: type[Any] | None = None) -> Any:
     """Parse the words of a command over its preset and the defaults; `kind` is the class of a command's own keys."""
     if any(word in HELP for word in argv):
-        print(help_text(command, kind))
+        print(help_text(command, kind, shows_all="all" in argv))
         raise SystemExit(0)
     argv = opened(argv)
     keys = {option.name: option for option in all_options(kind)}
@@ -318,8 +319,11 @@ def _chosen(preset: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: preset_values[key] for key in chosen if preset_values[key] != usual[key]}
 
 
-def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None) -> str:
-    """Return the text of `--help`: usage, presets, methods, and every key with its default and meaning."""
+def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, shows_all: bool = True) -> str:
+    """Return the text of `--help`: usage, presets, methods, and keys with their defaults and meanings.
+
+    Groups of keys that few people need are left out unless `shows_all`.
+    """
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
              f"PRESET names a model (default: {SMOLLM2}, or {DEFAULT_PRESET} if that cannot be downloaded).",
              "A word with spaces is the question. Quote a key together with its value if the value has spaces.",
@@ -330,14 +334,17 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None) ->
     lines += [f"  {name:<12} {method.about}" for name, method in METHODS.items()]
     refused = getattr(kind, "UNSUPPORTED", ())
     keys = [option for option in all_options(kind) if option.name not in refused]
-    return "\n".join([*lines, "", *key_lines(keys)])
+    shown_keys = [option for option in keys if shows_all or not option.group.startswith(RARE_GROUPS)]
+    num_left_out = len(keys) - len(shown_keys)
+    rest = ["", f"{num_left_out} more keys, of trees and segments: {command} --help all"] if num_left_out else []
+    return "\n".join([*lines, "", *key_lines(shown_keys), *rest])
 
 
 def _preset(name: str, keys: Mapping[str, Option]) -> RunConfig:
     if name in PRESETS:
         return PRESETS[name]
     if name.lstrip("-") in keys:
-        raise ValueError(f"{name} has no value: write {name.lstrip('-')}=VALUE, without spaces or dashes")
+        raise ValueError(f"{name} has no value: write {name.lstrip('-')}=VALUE, without spaces")
     meant = nearest(name, PRESETS) or f"write a key as key=value, and a question of one word as prompt={name}"
     raise ValueError(f"unknown preset {name}: {meant} (the presets are {', '.join(PRESETS)})")
 

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any, ClassVar, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from config import files
+from config.dialect import as_keys, is_question
 from config.old_names import advice_for
 
 Kind = TypeVar("Kind")
@@ -33,10 +34,11 @@ HELP_WORDS = ("", *HELP)  # first words that request the help of a command with 
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 def opened(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command in full: a question becomes a `prompt=`, and a file of keys its content.
+    """Return the words of a command in full: `--key value` becomes a key, a question a `prompt=`, a file its content.
 
     The file {"preset": NAME, "keys": {KEY: VALUE}} stands in place of a preset.
     """
+    argv = as_keys(argv)
     questions = [f"prompt={word}" for word in argv if is_question(word)]
     argv = [*(word for word in argv if not is_question(word)), *questions]  # a preset may follow its question
     if not argv or "=" in argv[0] or not argv[0].endswith(ENDING):
@@ -45,11 +47,6 @@ def opened(argv: Sequence[str]) -> list[str]:
     if not files.fits(found, {"preset": str, "keys": {str}}):
         raise ValueError(f"{argv[0]} is not a preset: name a file that a plan has written with preset=FILE")
     return with_defaults([found["preset"], *argv[1:]], found["keys"])
-
-
-def is_question(word: str) -> bool:
-    """Return whether a word has spaces before any `=`, so that it is neither a key nor a preset."""
-    return len(word.partition("=")[0].split()) > 1
 
 
 def preset_of(argv: Sequence[str]) -> str:

@@ -99,8 +99,6 @@ MISTAKES = {
     "ignore_eos=yes": "is not true or false",
     "seed = 3": "write seed=VALUE, without spaces",
     "toy =3": "write key=VALUE",
-    "--seed 3": "write seed=VALUE, without spaces or dashes",
-    "--seed=3": "write seed=3",
     "seed=1 seed=1": "seed is given twice",
     "seed=1 toy": "write one preset, before all keys",
     "prompt=Who are you": "put a value with spaces in quotes",
@@ -172,7 +170,7 @@ def test_a_policy_shapes_the_trees_of_init_and_expand() -> None:
 
 def test_the_help_tells_every_key_method_and_preset(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        parse(["toy", "--help"])
+        parse(["toy", "--help", "all"])
     shown = capsys.readouterr().out
     assert end.value.code == 0 and shown == help_text() + "\n"
     names = [field.name for field in dataclasses.fields(RunConfig)]

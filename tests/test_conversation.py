@@ -14,7 +14,7 @@ import termios
 
 import pytest
 
-from config.keys import is_question
+from config.dialect import is_question
 from config.presets import ROOT
 from launch.conversation import Conversation, with_question
 from launch.pipeline import Pipeline

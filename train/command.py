@@ -9,11 +9,12 @@ from typing import Any, Callable
 
 import torch
 
+from config.dialect import OptionParser
 from config.files import check_folder
 from launch.spec import device_named
 
 
-class Options(argparse.ArgumentParser):
+class Options(OptionParser):
     """The argument parser of a command, with bounds for its numbers."""
 
     def __init__(self, name: str, about: str, examples: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
+from config.dialect import OptionParser
 from config.files import ROOM, write
 from config.methods import METHODS
 from config.presets import ROOT
@@ -311,8 +312,8 @@ def page(options: GpuOptions) -> Lines:
 
 def gpu(argv: Sequence[str]) -> int:
     """Execute `python3 -m scripts.doctor gpu`; return its exit code."""
-    parser = argparse.ArgumentParser(prog="python3 -m scripts.doctor gpu", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OptionParser(prog="python3 -m scripts.doctor gpu", description=__doc__,
+                          formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:N or cpu (auto)")
     parser.add_argument("--tokens", type=int, default=24, metavar="N", help="tokens of an answer (24)")
     parser.add_argument("--hidden", type=int, default=4096, metavar="N", help="width of the timed layer (4096)")

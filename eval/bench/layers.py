@@ -6,7 +6,6 @@ counts, since other programs may interrupt any of them.
 """
 from __future__ import annotations
 
-import argparse
 import os
 from argparse import Namespace
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Iterator, Sequence
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from config.dialect import OptionParser
 from eval.bench import cost, number
 from eval.bench.stage import Form, FormStage, build
 from eval.tables import in_columns
@@ -36,7 +36,7 @@ HEAD = ("width, form", "rows", "ms a layer", "kernels", "dispatch", "Python")
 
 def layers(argv: list[str]) -> int:
     """Execute `python3 -m scripts.bench layers`."""
-    parser = argparse.ArgumentParser(prog="python3 -m scripts.bench layers")
+    parser = OptionParser(prog="python3 -m scripts.bench layers")
     parser.add_argument("--widths", type=int, choices=WIDTHS, nargs="+", default=[*WIDTHS], metavar="N",
                         help=f"of the layers: {', '.join(map(str, WIDTHS))} (all)")
     parser.add_argument("--repeats", type=number, default=20, metavar="N", help="segments per figure (20)")

@@ -5,7 +5,6 @@ cores, only the latter are the cost of a token.
 """
 from __future__ import annotations
 
-import argparse
 import tempfile
 from contextlib import ExitStack
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
 import torch
 
 from config.console import say
+from config.dialect import OptionParser
 from config.profiles import PROFILES
 from eval.bench import Cost, by_turns, cost, number
 from eval.bench.rpc import compare
@@ -43,7 +43,7 @@ Took = Mapping[Tuple[str, int, int], Sequence[Cost]]  # by name, rows of the pro
 
 def peers(argv: list[str]) -> int:
     """Execute `python3 -m scripts.bench peers`."""
-    parser = argparse.ArgumentParser(prog="python3 -m scripts.bench peers")
+    parser = OptionParser(prog="python3 -m scripts.bench peers")
     parser.add_argument("file", type=Path, metavar="FILE.gguf", help="a model of llama.cpp")
     parser.add_argument("--shapes", choices=("own", "7b"), default="own",
                         help="7b: random weights of a 7B model's shapes, two layers or one for each process (own)")

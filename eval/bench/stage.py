@@ -1,13 +1,13 @@
 """One stage of random layers on one device: its sizes, a check that they fit this machine, and its segments."""
 from __future__ import annotations
 
-import argparse
 from argparse import Namespace
 from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
+from config.dialect import OptionParser
 from eval.bench import number
 from launch.memory import GB, free
 from launch.progress import ProgressBar
@@ -57,7 +57,7 @@ def size_of(module: Any) -> int:
 
 def read(argv: Sequence[str], forms: int) -> Namespace:
     """Return the sizes of a stage, held in this many forms. Raise ValueError if it does not fit this machine."""
-    parser = argparse.ArgumentParser(usage="python3 -m scripts.bench stages [--help] [--NAME VALUE ...]")
+    parser = OptionParser(usage="python3 -m scripts.bench stages [--help] [--NAME VALUE ...]")
     for name, (default, about) in SIZES.items():
         parser.add_argument(f"--{name}", type=number, metavar="N", default=default, help=f"{about} ({default})")
     parser.add_argument("--rows", type=number, nargs="+", metavar="N", default=ROWS,

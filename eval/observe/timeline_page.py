@@ -8,13 +8,13 @@ TRACE_DIR/trace.json is written again.
 """
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from pathlib import Path
 from typing import Sequence
 
 from config.console import command
+from config.dialect import OptionParser
 from config.files import fits, read_json_file, write
 from eval.observe.timeline import RunHistory
 from pipeline.trace import merge, read
@@ -62,7 +62,7 @@ def _range(text: str) -> tuple[int, int | None]:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
+    parser = OptionParser(prog="python3 -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", metavar="TRACE_DIR", type=Path, help="folder that a run with trace=TRACE_DIR wrote")
     parser.add_argument("-o", metavar="PAGE.html", dest="out", type=Path, help="default: TRACE_DIR/timeline.html")
     parser.add_argument("--requests", metavar="FIRST:LAST", default=f"0:{SHOWN_REQUESTS}",
