@@ -15,22 +15,22 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 21_534,
+    "config": 22_092,
     "model": 61_740,
     "pipeline": 21_350,
     "cluster": 18_884,
     "tp": 5_863,
     "sim": 7_749,
     "launch": 39_243,
-    "eval": 42_829,
+    "eval": 42_841,
     "serve": 20_018,
     "eval/dsi": 15_943,
     "eval/load": 2_493,
     "eval/plan": 16_649,
     "eval/specinfer": 3_658,
-    "train": 17_981,
+    "train": 17_985,
     "scripts": 5_311,
-    "split_and_save_models": 604,
+    "split_and_save_models": 608,
 }
 LONGEST_FUNCTION = 506  # tokens
 LONG_BODY = 12  # lines from which on a function's body has to show its steps
