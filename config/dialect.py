@@ -21,20 +21,22 @@ def is_question(word: str) -> bool:
 
 def as_keys(words: Sequence[str]) -> list[str]:
     """Return words with `--key value`, `--key=value` and `--flag` as `key=value`; the request for help stays."""
-    keys: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word[2:].partition("=")
-        if not word.startswith("--") or not KEY.fullmatch(name) or name == "help":
-            keys.append(word)
+    key_words: list[str] = []
+    words_left = list(words)
+    while words_left:
+        word = words_left.pop(0)
+        option_name, equals, value = word[2:].partition("=")
+        if not word.startswith("--") or not KEY.fullmatch(option_name) or option_name == "help":
+            key_words.append(word)
             continue
 
-        key = name.replace("-", "_")
+        key = option_name.replace("-", "_")
         if not equals:
-            value = left.pop(0) if left and _is_value(left[0], key) else "true"
-        keys.append(f"{key}={value}")
-    return keys
+            has_value = bool(words_left) and _is_value(words_left[0], key)
+            value = words_left.pop(0) if has_value else "true"
+        key_words.append(f"{key}={value}")
+
+    return key_words
 
 
 def _is_value(word: str, key: str) -> bool:
@@ -52,23 +54,24 @@ class OptionParser(argparse.ArgumentParser):
         return super().parse_known_args(words, namespace)
 
     def _as_options(self, words: Iterable[str]) -> Iterator[str]:
-        positional = {action.dest for action in self._actions if not action.option_strings}
+        positional_names = {action.dest for action in self._actions if not action.option_strings}
         for word in words:
-            name, equals, value = word.partition("=")
-            other_name = OTHER_NAMES.get(name, name)
-            option = self._option_of(other_name) if equals and KEY.fullmatch(name) else None
+            key, equals, value = word.partition("=")
+            other_name = OTHER_NAMES.get(key, key)
+            option = self._option_of(other_name) if equals and KEY.fullmatch(key) else None
+
             if option is not None and option.nargs == 0:
                 yield from [option.option_strings[0]] * (value != "false")
             elif option is not None:
                 yield from (option.option_strings[0], value)
-            elif equals and other_name in positional:
+            elif equals and other_name in positional_names:
                 yield value
             else:
                 yield word
 
-    def _option_of(self, name: str) -> argparse.Action | None:
+    def _option_of(self, key: str) -> argparse.Action | None:
         """Return the option that a key means, if there is one."""
-        for written in (f"--{name}", f"--{name.replace('_', '-')}", f"-{name}"):
-            if written in self._option_string_actions:
-                return self._option_string_actions[written]
+        for option_string in (f"--{key}", f"--{key.replace('_', '-')}", f"-{key}"):
+            if option_string in self._option_string_actions:
+                return self._option_string_actions[option_string]
         return None
