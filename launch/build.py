@@ -37,7 +37,18 @@ from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.onednn import packed
 from model.weights.parts import EMBED, HEAD, read_sizes
-from model.weights.quant import STORED, Packer, Recast, compress, fuse, load, pack, probe, unfolded
+from model.weights.quant import (
+    STORED,
+    Packer,
+    Recast,
+    compress,
+    fuse,
+    load,
+    pack,
+    probe,
+    return_freed_memory,
+    unfolded,
+)
 from model.weights.unfold import Unfolded
 from model.whole import Whole
 from pipeline.decode import Decoder, PipelineLimits
@@ -99,7 +110,9 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False,
     names = {name[len("model."):]: name for name in held}
     weights = Recast(source, names, spec.quantizes)
     if is_native:
-        return NativeSlice(body, spec.quant, weights, torch.get_num_threads(), windows)
+        native_slice = NativeSlice(body, spec.quant, weights, torch.get_num_threads(), windows)
+        return_freed_memory()
+        return native_slice
     load(body, spec.quant, weights, spec.dtype, spec.device)
     if not shared:  # members may send rows between the parts of a product
         pack(body)
@@ -141,6 +154,7 @@ def build_lm_head(spec: RankSpec) -> Logits:
         if spec.part.is_in_blocks(HEAD) and spec.has_native_products(STORED):
             products = NativeProducts(torch.get_num_threads())
             lm_head.product = products.stored(spec.part.weights.read_stored(HEAD))  # type: ignore[assignment]
+            return_freed_memory()
             return lm_head
     fill(lm_head, {"product.weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
     probe(kind, spec.dtype, spec.device)
@@ -218,7 +232,8 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
         name = HEAD if spec.sizes.tied else EMBED
         if name not in part.weights.names():
             raise ValueError(f"{part.folder} lacks the embedding, which its draft head needs: split the model again")
-        return part.weights.read(name)
+        keeps_blocks = part.is_in_blocks(name) and spec.has_native_products(STORED)
+        return part.weights.read_stored(name) if keeps_blocks else part.weights.read(name)
 
     head = load_head(source, part.config, embed, spec.dtype, spec.device)
     if head.inner and head.inner != part.inner:

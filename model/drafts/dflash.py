@@ -31,7 +31,7 @@ class BlockDraft(TreeDraft):
     def __init__(self, head: DFlashHead, lm_head: LMHead, capacity: int) -> None:
         self.network, self.lm_head = head, lm_head
         self.form, sizes = head.form, head.config
-        super().__init__(sizes.cache(sizes.layers, capacity, head.embed_tokens.weight))
+        super().__init__(sizes.cache(sizes.layers, capacity, head.like))
 
     def blank(self, rows: int) -> Tensor:
         """Return zero features `[rows, N]` for the rows of a block, which have none."""

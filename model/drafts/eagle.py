@@ -23,8 +23,10 @@ from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Head, MtpHead
 from model.drafts.network import LMHead, TreeDraft
 from model.llama import LlamaConfig, fill
 from model.tree import TokenTree
-from model.weights.checkpoint import Checkpoint
+from model.weights.blocks import block_type
+from model.weights.checkpoint import Checkpoint, form_of
 from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
+from model.weights.quant import BlockEmbedding
 from model.weights.unfold import AHEAD
 
 OWN_EMBEDDING = "embed_tokens.weight"
@@ -77,7 +79,7 @@ class Eagle(TreeDraft):
         self.network, self.lm_head, self.fit = head, head.logits or lm_head, fit
         self.inner, self.drifts = bool(head.inner), head.drifts
         layers = head.config.layers if self.inner else 1
-        super().__init__(head.config.cache(layers, capacity, head.embed_tokens.weight))
+        super().__init__(head.config.cache(layers, capacity, head.like))
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
         feature_TD = super().features(tree, fresh)
@@ -225,7 +227,10 @@ def _check_names(source: Checkpoint, head: Head, free: set[str]) -> None:
 
 def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor],
               dtype: torch.dtype, device: torch.device | str) -> Head:
-    """Load a head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
+    """Load a head with its weights; `embed` reads the base's embedding, for a head without one of its own.
+
+    If the embedding consists of a GGUF file's blocks, they are kept.
+    """
     head = fit_head(source, base)
     names = own_names(source)
     tensors = {name: source.read(names[name]) for name in names if name not in MAPS}
@@ -233,5 +238,7 @@ def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], T
         head.shift = head.shift.to(device)
     if OWN_EMBEDDING not in tensors:
         tensors[OWN_EMBEDDING] = embed()
+        if block_type(tensors[OWN_EMBEDDING].shape):
+            head.embed_tokens = BlockEmbedding(form_of(tensors[OWN_EMBEDDING]))
     fill(head, tensors, dtype, device)
     return head

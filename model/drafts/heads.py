@@ -28,8 +28,13 @@ class Head(nn.Module):
         super().__init__()
         self.config = c
         self.shift: Tensor | None = None
-        self.embed_tokens = embedding(c.vocab, c.hidden)
+        self.embed_tokens: Any = embedding(c.vocab, c.hidden)
         self.rotary = Rotary(c.turns)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the type and on the device in which the head computes."""
+        return next(weight for weight in self.parameters() if weight.is_floating_point())
 
 
 class EagleHead(Head):

@@ -77,6 +77,11 @@ class TensorForm:
         return self.width * math.prod(self.shape)
 
 
+def form_of(tensor: Tensor) -> TensorForm:
+    """Return the form of a tensor."""
+    return TensorForm(tensor.dtype, tuple(tensor.shape))
+
+
 class Location(NamedTuple):
     """Where a tensor is stored, and as what: with its data's form, which may be blocks."""
 
@@ -263,7 +268,7 @@ class Checkpoint:
                     self._locations[name] = Location(form, path, start)
             else:
                 for name, x in self._bin(path).items():
-                    self._locations[name] = Location(TensorForm(x.dtype, tuple(x.shape)), path, None)
+                    self._locations[name] = Location(form_of(x), path, None)
         self._locations.update(_in_gguf_files(self.folder / GGUF_LIST))
         for name in names:
             if name not in self._locations:
@@ -366,7 +371,7 @@ class Writer:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor; tensors must be written in the order of the forms."""
-        given = name, TensorForm(tensor.dtype, tuple(tensor.shape))
+        given = name, form_of(tensor)
         expected = self.left.pop(0)
         assert given == expected, f"{given} was written where {expected} comes next"
         flat = tensor.detach().contiguous().reshape(-1)

@@ -338,7 +338,12 @@ def pack(module: nn.Module, product: Packer = packed) -> None:
         for name, child in list(block.named_children()):
             if type(child) is nn.Linear and (made := product(child.weight, child.bias)):
                 setattr(block, name, made)
-    with suppress(OSError, AttributeError):  # libraries other than glibc, which would not return the freed memory
+    return_freed_memory()
+
+
+def return_freed_memory() -> None:
+    """Give the memory that packing has freed back to the system, which glibc would keep."""
+    with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
