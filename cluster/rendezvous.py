@@ -138,7 +138,7 @@ class Rendezvous(Generic[Run]):
         self._wire_patience = config.timeout + LATER
         safety = ", and all is encrypted but the sums of ranks that share a stage" if self._shares else ", encrypted"
         if self.board.keys is None:
-            safety = ", without keys: trust all who are in this network, or see bash scripts/make_keys.sh --help"
+            safety = ", unencrypted: use only networks that you trust, or make keys (bash scripts/make_keys.sh --help)"
         say(f"all {world} ranks are here{safety}")
         return prepared
 

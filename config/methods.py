@@ -24,7 +24,7 @@ class Method:
     sizes: tuple[str, ...] = ()
     look: tuple[str, str] = ("white", "")  # colour and hatch on maps
     measured: bool = False  # whether it has many segments under way, with a size that is measured by default
-    falls_back: bool = False  # whether it decodes plainly where that is measured to be faster than guessing
+    falls_back: bool = False  # whether it falls back to plain decoding where that is measured to be faster
     planned: bool = True  # whether plans try it by default
 
 

@@ -33,7 +33,7 @@ FIGURES = (  # title, figures, digits, factor
     ("Mean accepted length: tokens per verification", ["accepted_length"], 2, 1.0),
     ("Tokens per miss: the run of correct guesses, with the token that begins it", ["tokens_per_miss"], 2, 1.0),
     ("Acceptance rate by position after the first token of a verification", ["by_position"], 2, 1.0),
-    ("Seconds of a request: the mean; the 95th percentile", ["request_mean", "request_p95"], 2, 1.0),
+    ("Request latency, s: the mean; the 95th percentile", ["request_mean", "request_p95"], 2, 1.0),
     ("Milliseconds to the first token; then per token, the median; the 99th percentile",
      ["ttft", "tpt_p50", "tpt_p99"], 0, 1e3),
     ("The same text as ar with the same seed", ["equal"], 2, 1.0))

@@ -1,4 +1,4 @@
-"""A request that is alone decodes plainly while that is quicker than guessing; what it loses meanwhile is bounded."""
+"""A request that is alone falls back to plain decoding while that is quicker; what it loses meanwhile is bounded."""
 from __future__ import annotations
 
 import json

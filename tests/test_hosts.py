@@ -280,7 +280,7 @@ def test_boards_with_their_own_parts_alone_write_the_reference_text(start, loopb
     assert ends(runs, 60) == [0, 0, 0], said(tmp_path, 0)
     assert token_ids(tmp_path / "out.json") == reference()
     assert "flowspec: waiting for rank " in "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
-    assert said(tmp_path, 2).startswith("flowspec: all 3 ranks are here, without keys: trust all who are")
+    assert said(tmp_path, 2).startswith("flowspec: all 3 ranks are here, unencrypted: use only networks that")
 
 
 def other_split(saved, tmp_path):

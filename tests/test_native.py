@@ -11,8 +11,11 @@ import json
 import os
 import random
 import shutil
+import signal
 import stat
 import subprocess
+import threading
+import time
 from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle
@@ -315,6 +318,33 @@ def test_an_error_between_two_layers_is_passed_on_and_a_dead_segment_given_up():
     with pytest.raises(RuntimeError, match="a prune that cannot be read"):
         model.body(torch.tensor([1]), torch.tensor([0]), model.cache, None, fails)
     assert model.body(torch.tensor([1]), torch.tensor([0]), model.cache, None, lambda: False) is None
+
+
+def test_ctrl_c_during_a_computation_is_raised_after_it():
+    """Python runs the handler of a signal where Python code goes on, which is in a callback from C."""
+    model, rows = Model("llama"), chain([TEXT[i % len(TEXT)] for i in range(200)])
+    computes = threading.Event()
+
+    def press():
+        computes.wait()
+        time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for _ in range(6):
+            computes.clear()
+            pressing = threading.Thread(target=press)
+            pressing.start()
+            with pytest.raises(KeyboardInterrupt):
+                computes.set()
+                while pressing.is_alive():
+                    model.cache.clear()
+                    model.read(rows, len(rows))
+                time.sleep(1)  # it may come as late as here, but it must come
+            pressing.join()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_inner_features_are_the_inputs_of_layers():

@@ -27,7 +27,7 @@ from pipeline.decode import Request
 
 DEFAULTS = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
 OF_TOY = {"draft": "eagle+suffix"}
-PLOTTED = {"latency": "seconds of a request, median", "latency_p95": "seconds of a request, 95th percentile",
+PLOTTED = {"latency": "request latency, median, s", "latency_p95": "request latency, 95th percentile, s",
            "ttft": "seconds to the first token, median", "tokens_per_second": "tokens/s of all requests"}
 Row = Dict[str, Any]
 

@@ -8,6 +8,7 @@ Shapes: T rows, D model, H heads, K key/value heads, S cache slots, E head dimen
 from __future__ import annotations
 
 from ctypes import byref, c_void_p
+from functools import partial
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -187,12 +188,23 @@ class NativeSlice:
 
 
 def _keeping(still_needed: Callable[[], bool], errors: list[BaseException]) -> Any:
-    """Return `still_needed` for C, through which no exception can pass: one is kept in `errors`."""
-    def is_needed() -> bool:
+    """Return `still_needed` for C, through which no exception can pass: one is kept in `errors`.
+
+    Ctrl-C during the computation is raised when Python code begins to run again. So that code is a generator, which
+    goes on inside its `try`; the first line of a function is outside of any, and ctypes would drop the exception.
+    """
+    def answers() -> Iterator[bool]:
+        answer = True
         try:
-            return still_needed()
+            while True:
+                yield answer
+                answer = still_needed()
+        except GeneratorExit:
+            raise
         except BaseException as error:
             errors.append(error)
-            return False
+            yield False
 
-    return StillNeeded(is_needed)
+    generator = answers()
+    next(generator)
+    return StillNeeded(partial(next, generator))
