@@ -157,6 +157,8 @@ class Text:
         self.tokenizer = self._open()
         if chat_template:  # a file that replaces the tokenizer's own template
             self.tokenizer.chat_template = own_template(folder, chat_template)
+        elif not self.tokenizer.chat_template and (self.folder / ALONE).is_file():  # transformers before 4.49
+            self.tokenizer.chat_template = own_template(folder, str(self.folder / ALONE))
         own = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
         self._sandbox = Sandbox(lambda talk, variables: own(talk, **variables))
         self._reads_parts: dict[str, bool] = {}  # by role, once it was tried

@@ -5,9 +5,9 @@
 #
 # The board is jetpack5 (Python 3.8, torch 1.11; default) or jetpack6 (Python 3.10, torch 2.3). Makes .venv-legacy, or
 # .venv-jetpack6, from requirements_jetson.txt and PyPI's torch (once; some minutes), runs the doctor, splits the
-# bundled model there, and runs it in five processes, in both environments, in float32: ar and continuous at
-# temperature 0 and 1. The token ids must be the same. Python is taken from the PATH, from pyenv, or from PYTHON38=FILE
-# (PYTHON310=FILE). Further keys go to every run.
+# bundled model there, and runs it in five processes, in both environments, in float32: ar, and continuous and streaming
+# with draft=eagle+suffix, at temperature 0 and 1. The token ids must be the same. Python is taken from the PATH, from
+# pyenv, or from PYTHON38=FILE (PYTHON310=FILE). Further keys go to every run.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 show_help "$@"
@@ -31,7 +31,7 @@ find_legacy_python() {
 ask() {
     local log="$OUT/$1-$3-$4.log"
     "$2" -m scripts.generate "model_dir=$OUT/split" device=cpu dtype=float32 seed=7 max_new_tokens=96 \
-        "pipeline_type=$3" "temperature=$4" "output=$OUT/$1-$3-$4.json" "${KEYS[@]}" >"$log" 2>&1 ||
+        "pipeline_type=$3" draft=eagle+suffix "temperature=$4" "output=$OUT/$1-$3-$4.json" "${KEYS[@]}" >"$log" 2>&1 ||
         fail "the run of $3 at temperature $4 in the $1 environment failed: $(tail -n 3 "$log")"
 }
 
@@ -44,7 +44,7 @@ cd "$ROOT"
 "$LEGACY/bin/python" -m scripts.doctor || fail "the doctor found problems in ${LEGACY##*/}: do what it says above."
 "$LEGACY/bin/python" split_and_save_models.py toy/llama "$OUT/split" --stages 0+2+2+2+2 --eagle toy/eagle \
     >"$OUT/split.log" 2>&1 || fail "the split in ${LEGACY##*/} failed: $(tail -n 3 "$OUT/split.log")"
-for method in ar continuous; do
+for method in ar continuous streaming; do
     for temperature in 0 1; do
         ask current "$PY" "$method" "$temperature"
         ask legacy "$LEGACY/bin/python" "$method" "$temperature"

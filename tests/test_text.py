@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,6 +191,21 @@ def test_a_template_that_is_left_open_is_the_tokenizers_own_or_else_vicunas(llam
     assert chosen("auto", tmp_path) == "vicuna" and chosen("none", llama3.folder) == "none"
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert chosen("auto", tmp_path) == "own"
+
+
+def test_a_template_beside_the_tokenizer_is_read_where_transformers_does_not(llama3, monkeypatch, tmp_path):
+    pytest.importorskip("jinja2", reason="transformers needs it for templates")
+    folder = shutil.copytree(llama3.folder, tmp_path / "copy")
+    (folder / "chat_template.jinja").write_text("Q: {{ messages[0].content }} A:")
+    opened = Text._open
+
+    def open_without_template(text):
+        tokenizer = opened(text)
+        tokenizer.chat_template = None
+        return tokenizer
+
+    monkeypatch.setattr(Text, "_open", open_without_template)
+    assert Text(folder).prompt_text(["Hi"], "own") == "Q: Hi A:"
 
 
 def test_a_template_in_a_file_is_read_in_place_of_the_tokenizers_own(folder, tmp_path):

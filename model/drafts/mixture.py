@@ -245,7 +245,7 @@ class Mixture(Draft):
         others = chance.new_tensor([max(rest, 0.0)]).log() + EULER
         whole = torch.cat([chance.log() + noise_TV[0], others])
         worth = torch.softmax(whole, -1)[:-1]
-        best = worth.argsort(descending=True, stable=True)
+        best = worth.sort(stable=True, dim=-1, descending=True).indices
         return list(zip(tokens[best].tolist(), worth[best].tolist()))
 
     # --- into the tree ------------------------------------------------------------------------------------------------
