@@ -16,7 +16,7 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 22_098,
-    "model": 61_860,
+    "model": 61_906,
     "pipeline": 21_350,
     "cluster": 18_884,
     "tp": 5_863,
