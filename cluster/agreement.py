@@ -10,12 +10,14 @@ import json
 import re
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence
 
 from cluster.board import Board
 from config.cli import CommandKeys, flat
+from config.cli import parse as parse_keys
 from config.drafts import BEST_DRAFT
 from config.files import fits
 from config.keys import written
@@ -38,6 +40,7 @@ MIXED = {  # advice for boards that differ in what they have, after the general 
     "dtype": ", and dtype= too where some have CUDA and others do not",
     "kernel": ", and kernel=torch where one has no C compiler",
 }
+NOT_ADOPTED = frozenset({"trace", "profile", "answers"})  # further keys that a worker keeps: they may name files
 ENTRY_BYTES = 1 << 20  # bytes of an entry
 MOST_RANKS = 1 << 10  # the most ranks of one run
 COUNT_LIMIT = 10 ** 18  # counters stay below this
@@ -197,6 +200,22 @@ def settings(keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
         typed["draft"] = RunConfig.draft  # a default may depend on the head, and only rank 0 knows whether there is one
     typed["trace"] = "FOLDER" if typed["trace"] else ""  # each board has a folder of its own; all boards or none
     return {name: written(value) or "none" for name, value in {**typed, **found}.items()}
+
+
+def adopted(own: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
+    """Return a worker's keys for a run: rank 0's, but for those of its own machine. Raises ValueError for wrong ones.
+
+    Only keys of a run are taken, and none that names a file.
+    """
+    defaults = vars(RunConfig())
+    words = []
+    for name in sorted(defaults.keys() & root_settings.keys() - LOCAL - NOT_ADOPTED):
+        value = root_settings[name]
+        if value == "none" and defaults[name] == "":
+            value = ""  # as `settings` writes an empty text
+        words.append(f"{name}={value}")
+    own_values = {name: value for name, value in vars(own).items() if name in LOCAL | NOT_ADOPTED}
+    return replace(parse_keys(words), **own_values)
 
 
 def judge_facts(written: Written, board: Board) -> str:

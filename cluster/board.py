@@ -22,6 +22,7 @@ from config.run_config import ROOM, RunConfig
 from config.schema.untrusted import decoded, read_bytes
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
+WORKER = "FLOWSPEC_WORKER"  # in the environment: this board takes the keys of a run from rank 0
 TYPED_AS = "FLOWSPEC_COMMAND"  # in the environment: the command that a user typed, for the help
 PORT = 29500  # the default port of the rendezvous, the same on all boards
 FOLDER = "flowspec"  # the default folder of the repository on a board, relative to its user's home

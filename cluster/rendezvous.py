@@ -21,7 +21,7 @@ from typing import Any, Callable, Generic, Protocol, Sequence, TypeVar
 
 import torch.distributed as dist
 
-from cluster.agreement import Facts, PartFacts, Written, code_version, judge_facts, judge_ways, settings
+from cluster.agreement import Facts, PartFacts, Written, adopted, code_version, judge_facts, judge_ways, settings
 from cluster.board import Board
 from cluster.heartbeat import reported_loss
 from cluster.memberships import COMPLETE, NEWEST, Meeting, door_of
@@ -105,7 +105,7 @@ class Rendezvous(Generic[Run]):
         """Return the run, once all ranks are here and agree; raises ValueError or PeerLost."""
         config, host = keys.run, self._host
         judge = partial(judge_facts, board=self.board)
-        facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
+        facts: Facts = {"host": host, "code": code_version(), "settings": self._settings(keys)}
         returns = self._read("facts/verdict") is not None
         with ExitStack() as ends:
             try:
@@ -113,8 +113,10 @@ class Rendezvous(Generic[Run]):
                 interface, address = self.board.network()
                 bell = NumberDoor(address, self.board.rank)
                 ends.enter_context(bell)
-                own = facts_of(keys, prepared.facts(self.board.rank))
-                facts.update(own, address=address, interface=interface, port=bell.port)
+                part = prepared.facts(self.board.rank)
+                own_settings = self._settings(keys, dtype=part.number_type)
+                facts.update(split=part.split_id, world=part.world, settings=own_settings)
+                facts.update(address=address, interface=interface, port=bell.port)
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
                 self._agree("facts", self.board.world, judge)
@@ -141,6 +143,10 @@ class Rendezvous(Generic[Run]):
             safety = ", unencrypted: use only networks that you trust, or make keys (bash scripts/make_keys.sh --help)"
         say(f"all {world} ranks are here{safety}")
         return prepared
+
+    def _settings(self, keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
+        """Return the keys that must agree with rank 0's, with the values to which some were resolved here."""
+        return settings(keys, **found)
 
     def connect(self) -> Meeting:
         """Return the meeting of all ranks; join a process group if some of them share a stage."""
@@ -387,6 +393,21 @@ class Participant(Rendezvous[Run]):
             if now > min(since + patience, self._deadline):
                 raise wrong
             self._wait_for(missing)
+
+
+class WorkerBoard(Participant[Run]):
+    """A board that takes the keys of each run from rank 0, but for those of its own machine."""
+
+    _root_settings: dict[str, str]
+
+    def attend(self, keys: RunConfig | CommandKeys) -> Run:
+        while (facts := self._read("facts/0")) is None:
+            self._wait_for(self.board.named(0))
+        self._root_settings = facts["settings"]
+        return super().attend(adopted(keys.run, self._root_settings))
+
+    def _settings(self, keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
+        return {**self._root_settings, **found}
 
 
 class Spare(Participant[Run]):

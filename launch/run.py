@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Callable, NoReturn, Sequence
 
-from cluster.board import TYPED_AS, Board, find_board
+from cluster.board import TYPED_AS, WORKER, Board, find_board
 from cluster.processes import launched, note, spawn
-from cluster.rendezvous import Coordinator, Participant, Rendezvous, Spare
+from cluster.rendezvous import Coordinator, Participant, Rendezvous, Spare, WorkerBoard
 from config.cli import CommandKeys
 from config.console import EXIT_STOPPED, die, ended_by, interrupt, say
 from config.failure import PeerLost, is_expected
@@ -93,6 +93,8 @@ def _rendezvous(board: Board) -> Rendezvous[Prepared]:
     """Return this board's side of the rendezvous."""
     if board.is_spare:
         return Spare(board, prepare)
+    if WORKER in os.environ and board.rank:
+        return WorkerBoard(board, prepare)
     return Participant(board, prepare) if board.rank else Coordinator(board, prepare)
 
 

@@ -1,0 +1,92 @@
+"""Workers: boards that take part in every run of rank 0 with the keys that only rank 0 was given."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.agreement import adopted, settings
+from cluster.board import WORKER
+from config.cli import parse
+from config.presets import ROOT
+from launch.run import run
+from scripts import generate
+from tests.saved import boards_of, token_ids, wait_until
+from tests.test_hosts import ASK, ends, meet_here, starting
+
+OTHER_ASK = ("prompt_ids=9,2", "max_new_tokens=7", "temperature=0", "ignore_eos=true", "dtype=float32",
+             "pipeline_type=naive", "draft=suffix")
+
+
+@pytest.fixture(scope="module")
+def own(saved, tmp_path_factory):
+    return boards_of(saved, tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture
+def start(tmp_path, own):
+    yield from starting(tmp_path, own)
+
+
+def text_of(words, saved, tmp_path) -> list[int]:
+    """The tokens of a run on this machine alone."""
+    output = tmp_path / "alone.json"
+    alone_words = [f"model_dir={saved / '0+2+2'}", *words, f"output={output}", "processes=false"]
+    assert run(generate.GENERATE, alone_words) == 0
+    return token_ids(output)
+
+
+@pytest.fixture
+def workers(own, tmp_path):
+    """Ranks 1 and 2, as bash run_worker.sh starts them; the words of rank 0's rendezvous."""
+    rendezvous_words = meet_here(tmp_path / "meeting")
+    started = []
+    for rank in (1, 2):
+        log = (tmp_path / f"worker{rank}").open("w")
+        environment = {**os.environ, "NODE_RANK": str(rank), "PYTHON": sys.executable}
+        words = ["bash", str(ROOT / "run_worker.sh"), *rendezvous_words[:2], f"model_dir={own / f'board{rank}'}"]
+        started.append(subprocess.Popen(words, env=environment, cwd=ROOT, stdout=log, stderr=log))
+    yield started, rendezvous_words
+    for worker in started:
+        worker.kill()
+        worker.wait()
+
+
+def test_workers_take_part_in_one_run_after_the_other(workers, start, saved, tmp_path):
+    started, rendezvous_words = workers
+    for number, words in enumerate((ASK, OTHER_ASK)):
+        output = tmp_path / f"answer{number}.json"
+        root = start(0, rendezvous_words[0], rendezvous_words[1], "wait=60", *words, f"output={output}")
+        assert ends([root], 90) == [0], (tmp_path / "err0").read_text()
+        assert token_ids(output) == text_of(words, saved, tmp_path)
+
+    for rank, worker in enumerate(started, 1):
+        log = tmp_path / f"worker{rank}"
+        assert wait_until(lambda log=log: log.read_text().count("waits for the next run of rank 0") >= 2, 60)
+        worker.terminate()
+        assert worker.wait(60) == 130
+        assert log.read_text().strip().endswith("flowspec: this worker is stopped")
+        assert "Traceback" not in log.read_text()
+
+
+def test_a_worker_adopts_keys_of_a_run_and_keeps_its_machine():
+    own = parse(["model_dir=mine", "device=cpu", "threads_per_rank=3", "temperature=1"])
+    root = parse(["model_dir=theirs", "temperature=0.5", "max_requests=4", "draft=none", "threads_per_rank=1"])
+    taken = adopted(own, {**settings(root), "unknown": "x"})
+    assert (taken.temperature, taken.max_requests, taken.draft) == (0.5, 4, "none")
+    assert (Path(taken.model_dir).name, taken.device, taken.threads_per_rank) == ("mine", "cpu", 3)
+
+
+@pytest.mark.parametrize("name, value", [("profile", "/etc/passwd"), ("answers", "/etc/passwd"), ("trace", "/tmp/x")])
+def test_a_worker_opens_no_file_that_rank_0_names(name, value):
+    own = parse([])
+    assert getattr(adopted(own, {name: value}), name) == getattr(own, name)
+
+
+def test_a_key_that_is_not_possible_is_named():
+    with pytest.raises(ValueError, match="temperature=-1.0 is not possible"):
+        adopted(parse([]), {"temperature": "-1"})
+    assert WORKER == "FLOWSPEC_WORKER"
