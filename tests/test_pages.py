@@ -36,7 +36,7 @@ LISTS = ("requirements.txt", "serve/requirements.txt", "tests/requirements.txt")
 FIRST = "|".join(map(re.escape, ("bash", "sudo", "source", "until", *PYTHONS, *FOREIGN)))
 BEGINS = rf"\s*(?:[A-Z_]+=\S+ )*(?:{FIRST}) "
 USAGE = re.compile(r"\[|\bCOMMAND\b|\.NAME\b|^python3 -m dsi$")  # of commands that stand for others, or of others
-OWN = re.compile(r"check_\w+|push|make_keys|netem|netns_cluster")  # scripts that read their words themselves
+OWN = re.compile(r"check_\w+|push|make_keys|netem|netns_cluster|run_worker")  # scripts that read their words themselves
 STUB = f"""#!{shutil.which("bash")}
 name="${{0##*/}}"
 if [ "$name" = sudo ]; then exec env "$@"; fi
