@@ -202,20 +202,22 @@ def settings(keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
     return {name: written(value) or "none" for name, value in {**typed, **found}.items()}
 
 
-def adopted(own: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
+def adopted(worker: RunConfig, root_settings: Mapping[str, str]) -> RunConfig:
     """Return a worker's keys for a run: rank 0's, but for those of its own machine. Raises ValueError for wrong ones.
 
     Only keys of a run are taken, and none that names a file.
     """
+    kept_names = LOCAL | NOT_ADOPTED
     defaults = vars(RunConfig())
-    words = []
-    for name in sorted(defaults.keys() & root_settings.keys() - LOCAL - NOT_ADOPTED):
+    key_words = []
+    for name in sorted(defaults.keys() & root_settings.keys() - kept_names):
         value = root_settings[name]
         if value == "none" and defaults[name] == "":
             value = ""  # as `settings` writes an empty text
-        words.append(f"{name}={value}")
-    own_values = {name: value for name, value in vars(own).items() if name in LOCAL | NOT_ADOPTED}
-    return replace(parse_keys(words), **own_values)
+        key_words.append(f"{name}={value}")
+
+    kept_values = {name: value for name, value in vars(worker).items() if name in kept_names}
+    return replace(parse_keys(key_words), **kept_values)
 
 
 def judge_facts(written: Written, board: Board) -> str:

@@ -113,9 +113,7 @@ class Rendezvous(Generic[Run]):
                 interface, address = self.board.network()
                 bell = NumberDoor(address, self.board.rank)
                 ends.enter_context(bell)
-                part = prepared.facts(self.board.rank)
-                own_settings = self._settings(keys, dtype=part.number_type)
-                facts.update(split=part.split_id, world=part.world, settings=own_settings)
+                facts.update(self._facts_of(keys, prepared.facts(self.board.rank)))
                 facts.update(address=address, interface=interface, port=bell.port)
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
@@ -143,6 +141,11 @@ class Rendezvous(Generic[Run]):
             safety = ", unencrypted: use only networks that you trust, or make keys (bash scripts/make_keys.sh --help)"
         say(f"all {world} ranks are here{safety}")
         return prepared
+
+    def _facts_of(self, keys: RunConfig | CommandKeys, part: PartFacts) -> Facts:
+        """Return the facts that must agree with rank 0's: the code, the part of the model and the settings."""
+        own_settings = self._settings(keys, dtype=part.number_type)
+        return {"code": code_version(), "split": part.split_id, "world": part.world, "settings": own_settings}
 
     def _settings(self, keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
         """Return the keys that must agree with rank 0's, with the values to which some were resolved here."""
@@ -235,12 +238,6 @@ class Rendezvous(Generic[Run]):
             say(f"waiting for {missing}, up to {left:.0f} seconds")
         self._waited = missing
         time.sleep(LOOK)
-
-
-def facts_of(keys: RunConfig | CommandKeys, part: PartFacts) -> Facts:
-    """Return the facts of a rank that must agree with rank 0's: its code, part and settings."""
-    return {"code": code_version(), "split": part.split_id, "world": part.world,
-            "settings": settings(keys, dtype=part.number_type)}
 
 
 class NumberDoor(BoardDoor):
@@ -443,7 +440,7 @@ class Spare(Participant[Run]):
         for rank in self.board.lines[self.board.rank].stands_in(self.board.world):
             os.environ["RANK"] = str(rank)
             try:
-                facts = {"host": "", **facts_of(keys, self._prepare(keys.run).facts(rank))}
+                facts = {"host": "", **self._facts_of(keys, self._prepare(keys.run).facts(rank))}
                 lacks[rank] = judge_facts({0: root, self.board.rank: facts}, self.board)
             except (ValueError, OSError) as error:
                 lacks[rank] = f"{error}; bash scripts/push.sh brings a spare the folders of a split"

@@ -38,7 +38,6 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.onednn import packed
 from model.weights.parts import EMBED, HEAD, read_sizes
 from model.weights.quant import (
-    STORED,
     Packer,
     Recast,
     compress,
@@ -149,13 +148,13 @@ def build_lm_head(spec: RankSpec) -> Logits:
     spec.prepare_torch()
     kind = spec.config.quant_head
     lm_head = Logits(spec.sizes)
-    if kind == "auto":
-        kind = "none"
-        if spec.part.is_in_blocks(HEAD) and spec.has_native_products(STORED):
-            products = NativeProducts(torch.get_num_threads())
-            lm_head.product = products.stored(spec.part.weights.read_stored(HEAD))  # type: ignore[assignment]
-            return_freed_memory()
-            return lm_head
+    if kind == "auto" and spec.keeps_blocks(HEAD):
+        products = NativeProducts(torch.get_num_threads())
+        lm_head.product = products.stored(spec.part.weights.read_stored(HEAD))  # type: ignore[assignment]
+        return_freed_memory()
+        return lm_head
+
+    kind = "none" if kind == "auto" else kind
     fill(lm_head, {"product.weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
     probe(kind, spec.dtype, spec.device)
 
@@ -232,8 +231,7 @@ def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
         name = HEAD if spec.sizes.tied else EMBED
         if name not in part.weights.names():
             raise ValueError(f"{part.folder} lacks the embedding, which its draft head needs: split the model again")
-        keeps_blocks = part.is_in_blocks(name) and spec.has_native_products(STORED)
-        return part.weights.read_stored(name) if keeps_blocks else part.weights.read(name)
+        return part.weights.read_stored(name) if spec.keeps_blocks(name) else part.weights.read(name)
 
     head = load_head(source, part.config, embed, spec.dtype, spec.device)
     if head.inner and head.inner != part.inner:

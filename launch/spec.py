@@ -166,6 +166,10 @@ class RankSpec:
         reason = reason_against_numbers(self.dtype, self.device, kind, self.sizes.hidden)
         return self.config.kernel == "native" and not reason
 
+    def keeps_blocks(self, name: str) -> bool:
+        """Whether a weight outside of the layers stays in the blocks of a GGUF file, which native kernels read."""
+        return self.part.is_in_blocks(name) and self.has_native_products(STORED)
+
     @property
     def sources(self) -> tuple[str, ...]:
         """The sources of the draft's guesses; empty for a method without a draft."""

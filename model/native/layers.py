@@ -88,7 +88,8 @@ class NativeSlice:
         self._library = library(level)
         self._weights = Weights(packing_of(self._library))
 
-        if isinstance(tensors, Recast) and kind == STORED:
+        if kind == STORED:
+            assert isinstance(tensors, Recast), "only files have blocks"
             hollow_blocks(body, tensors)
         else:
             hollow(body, kind)

@@ -17,8 +17,8 @@ from model.weights import blocks, int4
 
 BLOCK = 16  # outputs that lie together
 FLOAT32, BFLOAT16, INT8, INT4, GROUPS8, HALVES8, GROUPS4 = range(7)
-SIGN_BIT = 128
-UNIT_TYPES = {2: torch.int16, 4: torch.int32}
+SIGN_BIT = 128  # of a byte
+UNIT_TYPES = {2: torch.int16, 4: torch.int32}  # by the bytes of a unit
 
 
 class Packing(NamedTuple):
@@ -63,7 +63,8 @@ def pack_int8(weight_NI: Tensor, scale_N: Tensor, packing: Packing) -> PackedWei
 
 def pack_int4(pairs: Tensor, scale_GN2: Tensor, packing: Packing) -> PackedWeight:
     """Pack pairs of codes with their scales and offsets, to `[N / 16, G, 2, 16]`."""
-    low_codes, high_codes = int4.codes(pairs).view(len(pairs), -1, 2, int4.GROUP // 2).unbind(2)
+    halves = int4.codes(pairs).view(len(pairs), -1, 2, int4.GROUP // 2)
+    low_codes, high_codes = halves.unbind(2)
     codes = pack_pairs(low_codes | high_codes << 4, packing)
     return PackedWeight(INT4, codes, interleave_scales(scale_GN2.transpose(0, 1)))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 GROUP = 32  # inputs that share a least value, and a scale unless each half has one
-WEIGHTS_AT_ONCE = 1 << 22
+WEIGHTS_AT_ONCE = 1 << 22  # that are unfolded, to bound memory
 
 
 class Codes(NamedTuple):
@@ -62,7 +62,9 @@ class Codes(NamedTuple):
         numbers = self.whole_numbers()
         num_outputs, num_inputs = numbers.shape
         grouped_numbers = numbers.view(num_outputs, self.scales.shape[1], -1).float()
-        weight = (grouped_numbers * self.scales[..., None]).view(num_outputs, -1, GROUP)
+        scaled_numbers = grouped_numbers * self.scales[..., None]
+
+        weight = scaled_numbers.view(num_outputs, -1, GROUP)
         if self.least is not None:
             weight += self.least[..., None]
         return weight.view(num_outputs, num_inputs)
@@ -101,7 +103,7 @@ def unfold(blocks: Tensor) -> Tensor:
 
 # --- the fields of a block --------------------------------------------------------------------------------------------
 
-def _halves(blocks: Tensor, begin: int) -> Tensor:
+def _float16_at(blocks: Tensor, begin: int) -> Tensor:
     """Return the number in float16 that begins at a byte, in float32 `[N, B]`."""
     field = blocks[..., begin:begin + 2].contiguous()
     return field.view(torch.float16).float()[..., 0]
@@ -133,28 +135,28 @@ def _high_bits(blocks: Tensor, begin: int) -> Tensor:
 # --- blocks of 32 weights ---------------------------------------------------------------------------------------------
 
 def _q4_0(blocks: Tensor) -> Codes:
-    scales = _halves(blocks, 0)
+    scales = _float16_at(blocks, 0)
     return Codes(blocks[..., 2:], scales, -8 * scales)
 
 
 def _q4_1(blocks: Tensor) -> Codes:
-    return Codes(blocks[..., 4:], _halves(blocks, 0), _halves(blocks, 2))
+    return Codes(blocks[..., 4:], _float16_at(blocks, 0), _float16_at(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> Codes:
     high_bits = _high_bits(blocks, 2)
     codes = _nibbles(blocks[..., 6:]) | high_bits
-    return Codes(_numbers(codes, 16), _halves(blocks, 0))
+    return Codes(_numbers(codes, 16), _float16_at(blocks, 0))
 
 
 def _q5_1(blocks: Tensor) -> Codes:
     codes = _nibbles(blocks[..., 8:]) | _high_bits(blocks, 4)
-    return Codes(_numbers(codes), _halves(blocks, 0), _halves(blocks, 2))
+    return Codes(_numbers(codes), _float16_at(blocks, 0), _float16_at(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Codes:
     signed_bytes = blocks[..., 2:].contiguous().view(torch.int8)
-    return Codes(signed_bytes.flatten(1), _halves(blocks, 0))
+    return Codes(signed_bytes.flatten(1), _float16_at(blocks, 0))
 
 
 # --- blocks of 256 weights: scales are whole numbers, too -------------------------------------------------------------
@@ -164,8 +166,8 @@ def _scales_of_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
     low, middle, high = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), -1)
     least = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), -1)
-    own_scale, own_least = _halves(blocks, 0)[..., None], _halves(blocks, 2)[..., None]
-    return (own_scale * scales).flatten(1), (-own_least * least).flatten(1)
+    block_scale, block_least = (_float16_at(blocks, begin)[..., None] for begin in (0, 2))
+    return (block_scale * scales).flatten(1), (-block_least * least).flatten(1)
 
 
 def _q4_k(blocks: Tensor) -> Codes:
@@ -186,9 +188,11 @@ def _q5_k(blocks: Tensor) -> Codes:
 def _q6_k(blocks: Tensor) -> Codes:
     low_bits = blocks[..., :128].unflatten(-1, (2, 64))  # of each half of the block
     high_bits = blocks[..., 128:192].unflatten(-1, (2, 32))
-    codes = _nibbles(low_bits) | _bits(high_bits, (0, 2, 4, 6), 3).flatten(-2) << 4
+    high_codes = _bits(high_bits, (0, 2, 4, 6), 3).flatten(-2)
+    codes = _nibbles(low_bits) | high_codes << 4
+
     whole_scales = blocks[..., 192:208].contiguous().view(torch.int8)
-    scales = _halves(blocks, 208)[..., None] * whole_scales
+    scales = _float16_at(blocks, 208)[..., None] * whole_scales
     return Codes(_numbers(codes, 32), scales.flatten(1))
 
 

@@ -142,10 +142,13 @@ class Recast(Mapping[str, Tensor]):
         return self._last[1][name]
 
     def _made(self, name: str) -> dict[str, Tensor]:
+        if self.kind == STORED:
+            if self.sound:
+                self.source.sound(self.names[name])  # the numbers in blocks show only when they are unfolded
+            return {name: self.source.read_stored(self.names[name])}
+
         read = self.source.sound if self.sound else self.source.read
         tensor = read(self.names[name])
-        if self.kind == STORED:
-            return {name: self.source.read_stored(self.names[name])}
         if self._quantizes(name):
             return _with_names(name, quantize(self.kind, tensor))
         return {name: tensor}
