@@ -7,11 +7,11 @@
 # master, wait and debug. Rank 0 is started as usual, by run_jetson.sh, run_server.sh or an evaluation. Code and split
 # must be those of rank 0 (scripts/push.sh). Ctrl-C ends it; docs/two_pcs.md has a unit of systemd.
 set -euo pipefail
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/env.sh"
+show_help "$@"
 export FLOWSPEC_WORKER=1 FLOWSPEC_COMMAND="bash run_worker.sh"
 PAUSE=2 # seconds between the end of a run and the wait for the next one
-
-case "${1:-}" in help | -h | --help) sed -n '2,/^set/s/^#\( \|$\)//p' "$0" && exit ;; esac
+case " $* " in *" wait="*) ;; *) set -- "$@" wait=86400 ;; esac # a day; then it begins to wait again
 
 stop() {
     trap - INT TERM
@@ -22,7 +22,7 @@ stop() {
 trap stop INT TERM
 
 while true; do
-    bash "$ROOT/run_jetson.sh" "$@" wait=86400 &
+    bash "$ROOT/run_jetson.sh" "$@" &
     run=$!
     wait "$run" || true
     run=""

@@ -47,7 +47,7 @@ def workers(own, tmp_path):
     for rank in (1, 2):
         log = (tmp_path / f"worker{rank}").open("w")
         environment = {**os.environ, "NODE_RANK": str(rank), "PYTHON": sys.executable}
-        words = ["bash", str(ROOT / "run_worker.sh"), *rendezvous_words[:2], f"model_dir={own / f'board{rank}'}"]
+        words = ["bash", str(ROOT / "run_worker.sh"), *rendezvous_words[:rank + 1], f"model_dir={own / f'board{rank}'}"]
         started.append(subprocess.Popen(words, env=environment, cwd=ROOT, stdout=log, stderr=log))
     yield started, rendezvous_words
     for worker in started:
