@@ -16,12 +16,12 @@ from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
     "config": 22_098,
-    "model": 61_906,
+    "model": 61_931,
     "pipeline": 21_350,
-    "cluster": 19_211,
+    "cluster": 19_197,
     "tp": 5_863,
     "sim": 7_749,
-    "launch": 39_305,
+    "launch": 39_317,
     "eval": 42_841,
     "serve": 20_018,
     "eval/dsi": 15_943,
