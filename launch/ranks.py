@@ -264,7 +264,7 @@ def _beside_boards(resolved: Resolved, board: Board) -> Iterator[Rank]:
         raise ValueError(f"this board is rank {board.rank}, but requests come from rank 0: start this on the board of "
                          f"{board.named(0)}, and bash run_jetson.sh here")
     _begin_groups()
-    say(f"on each of the other boards: {command_elsewhere(resolved.words)}")
+    say(f"on each of the other boards, where run_worker.sh does not run: {command_elsewhere(resolved.words)}")
     with ExitStack() as ends:
         with environment_kept(*RENDEZVOUS_VARIABLES):
             coordinator = ends.enter_context(closing(Coordinator(board, prepare)))

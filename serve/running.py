@@ -92,12 +92,11 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     for own in (preset, *(key.name for key in fields(config))):
         keys.pop(own, None)
     keys.update(max_requests=run.max_requests, reuse=run.reuse)
-    preset = preset or DEFAULT_PRESET
     limits = ServerLimits(run.max_requests, config.queue, config.queue_seconds, config.restart)
     engine = Engine(partial(Pipeline.open, preset, **keys), limits)
     typed = raw_values(argv)
     folder = Path(typed.get("model_dir") or typed.get("base_dir") or "").name
-    served = Server(engine, config, config.model_name or folder or preset_of(argv) or preset)
+    served = Server(engine, config, config.model_name or folder or preset_of(argv) or preset or DEFAULT_PRESET)
     engine.on_ready = served.announce
     return engine, Listener(served.app, config, served.listens, engine.stop)
 

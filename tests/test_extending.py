@@ -1,4 +1,4 @@
-"""The strategy that docs/extending.md shows runs everywhere: by command, evaluation, plan and server."""
+"""The strategy and the draft that docs/extending.md shows run everywhere: by command, evaluation, plan and server."""
 from __future__ import annotations
 
 import json
@@ -14,12 +14,13 @@ import pytest
 from config.presets import ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-STRATEGY, ROW = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-COMMANDS = re.search(r"```\n(bash run_pipe.sh.*?)```", PAGE, re.S)[1].splitlines()
+STRATEGY, ROW, DRAFT, DRAFT_NAMES, DRAFT_IMPORT, DRAFT_ROW = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+OF_STRATEGY, OF_DRAFT = (block.splitlines() for block in re.findall(r"```\n(bash run_pipe.sh.*?)```", PAGE, re.S))
+COMMANDS = [*OF_STRATEGY, *OF_DRAFT]
 NAME = re.match(r"def (\w+)", STRATEGY)[1]
 LAUNCHERS = {"run_pipe.sh": "scripts.generate", "run_eval.sh": "scripts.evaluate emulated",
              "run_server.sh": "serve"}
-SHORTER = {"run_pipe.sh": ["processes=false", "max_new_tokens=16"]}
+SHORTER = {"run_pipe.sh": ["processes=false"]}
 LEFT_OUT = shutil.ignore_patterns(".*", "docs", "tests", "splits", "models", "results", "board", "__pycache__")
 END = "-- end --\n"
 PROGRAM = """
@@ -46,12 +47,16 @@ for module, *sys.argv[1:] in json.loads(sys.argv[1]):
 """
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A copy of the project into which the two blocks of the page were pasted."""
+    """A copy of the project into which the blocks of the page were pasted."""
     folder = tmp_path_factory.mktemp("copy") / "project"
     shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
     paste(folder / "pipeline" / "strategies.py", r"^STRATEGIES:", f"{STRATEGY}\n\nSTRATEGIES:")
     paste(folder / "pipeline" / "strategies.py", r"\)\}\n\Z", f", {NAME})}}\n")
     paste(folder / "config" / "methods.py", r"^METHODS = \{\n", f"METHODS = {{\n{ROW}")
+    (folder / "model" / "drafts" / "bigram.py").write_text(DRAFT, encoding="utf-8")
+    paste(folder / "config" / "drafts.py", r'"none"\)$', f'"none",\n{DRAFT_NAMES})')
+    paste(folder / "launch" / "build.py", r"^(?=from model.drafts.dflash)", DRAFT_IMPORT)
+    paste(folder / "launch" / "build.py", r"^(?=}\n\Z)", DRAFT_ROW)
     return folder
 
 
@@ -74,10 +79,16 @@ def typed(command):
 def test_the_page_has_one_function_of_some_ten_lines_and_one_row():
     assert len(STRATEGY.splitlines()) <= 12
     assert len(ROW.splitlines()) == 1
-    assert [command.split()[1] for command in COMMANDS] == ["run_pipe.sh", "run_eval.sh", "-m", "run_server.sh"]
+    assert [command.split()[1] for command in OF_STRATEGY] == ["run_pipe.sh", "run_eval.sh", "-m", "run_server.sh"]
 
 
-def test_a_strategy_needs_its_function_and_one_row(project):
+def test_a_draft_needs_one_file_and_three_lines_in_two_others():
+    assert len(DRAFT.splitlines()) <= 50
+    assert [len(block.splitlines()) for block in (DRAFT_NAMES, DRAFT_IMPORT, DRAFT_ROW)] == [1, 1, 1]
+    assert [command.split()[1] for command in OF_DRAFT] == ["run_pipe.sh", "run_eval.sh"]
+
+
+def test_what_the_page_shows_runs_as_pasted(project):
     """By command, evaluation, plan and server, one after the other in one process of the copied project."""
     words = [sys.executable, "-c", PROGRAM, json.dumps([typed(command) for command in COMMANDS])]
     environment = {**os.environ, "PYTHONPATH": str(project)}  # which scripts/env.sh sets to the project itself
@@ -86,6 +97,7 @@ def test_a_strategy_needs_its_function_and_one_row(project):
     assert ran.returncode == 0, ran.stdout
     *shown, rest = ran.stdout.split(END)
     assert rest.strip() == ""
-    for text, word in zip(shown, ("verifications", NAME, NAME, "8 tokens")):
+    words_shown = ("verifications", NAME, NAME, "8 tokens", "of bigram", "streaming")
+    assert len(shown) == len(words_shown)
+    for text, word in zip(shown, words_shown):
         assert word in text
-    assert len(shown) == len(COMMANDS)

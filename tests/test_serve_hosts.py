@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from scripts.serve import main
+from launch.pipeline import Pipeline
+from scripts.serve import build, main
 from tests.saved import boards_of, here, wait_until
 from tests.serving import live
 from tests.test_hosts import ends, meet_here, said, starting
@@ -112,3 +113,12 @@ def test_a_server_on_another_board_than_rank_0s_is_announced_with_where_to_start
     assert main([f"model_dir={place / 'board1'}", "port=0", *keys]) == 2
     assert "this board is rank 1, but requests come from rank 0: start this on the board of rank 0 (127.0.0.1)" in (
         capfd.readouterr().err)
+
+
+def test_the_words_for_other_boards_have_no_preset_that_nobody_typed(keys, place, monkeypatch):
+    opened = []
+    monkeypatch.setattr(Pipeline, "open", lambda preset, **options: opened.append(preset))
+    for typed in ((), ("toy",)):
+        engine, _ = build([*typed, f"model_dir={place / 'board0'}", *keys])
+        engine._opened()
+    assert opened == ["", "toy"]

@@ -125,7 +125,7 @@ class Heatmap(Checked):
 
     EXAMPLES = f"""\
   {COMMAND} heatmap
-  {COMMAND} heatmap grid=paper output=maps
+  {COMMAND} heatmap grid=paper output=out/maps
   {COMMAND} heatmap ndim=20 num_target_servers=3 accounting=original"""
     PATHS = ("output",)
     RANGES = {

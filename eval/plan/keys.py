@@ -35,7 +35,7 @@ class PlanConfig(DataSetKeys):
     WRITES = ("measured", "traces", "preset", "write_hosts", "write_cluster")
     EXAMPLES = """\
   python3 -m scripts.plan profile=jetson-7b
-  python3 -m scripts.plan profile=boards.json memory=8 preset=ours.json
+  python3 -m scripts.plan profile=boards.json memory=8 preset=out/ours.json
   python3 -m scripts.plan toy measure=true measured=here.json
   python3 -m scripts.plan profile=jetson-7b boards=64 methods=ar,serial,streaming drafts=eagle,eagle+suffix"""
 
