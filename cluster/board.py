@@ -17,8 +17,9 @@ from typing import Mapping, NamedTuple, Sequence
 
 from cluster.keys import Keys, read_keys
 from config.console import run
+from config.forms import GIGABYTES
 from config.presets import ROOT
-from config.run_config import ROOM, RunConfig
+from config.run_config import RunConfig
 from config.schema.untrusted import decoded, read_bytes
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
@@ -31,7 +32,7 @@ WORDS = {  # may follow the address; a value that begins with - would be an opti
     "user": re.compile(r"[\w.][\w.+$-]*"),
     "folder": re.compile(r"[^-].*"),
     "interface": re.compile(r"[^-].*"),
-    "memory": re.compile(ROOM),
+    "memory": re.compile(GIGABYTES),
     "spare": re.compile(r"([1-9]\d{0,3}(,[1-9]\d{0,3})*)?"),
 }
 ADDRESS_OF = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface

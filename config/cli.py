@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence, TypeV
 
 from config.drafts import ALONE, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
 from config.files import absolute
-from config.keys import HELP, Checked, Option, key_lines, listed, nearest, opened, options, parsed
+from config.keys import HELP, Checked, Option, key, key_lines, nearest, opened, options, parsed
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.profiles import is_file
 from config.run_config import RunConfig, is_template_file
 from config.schema.untrusted import read_json
+from config.values import listed
 
 Keys = TypeVar("Keys", bound="CommandKeys")
 Values = Mapping[str, Any]
@@ -163,8 +164,8 @@ class CommandKeys(Checked):
 class ComparedDrafts(CommandKeys):
     """The keys of a command that runs several drafts one after the other."""
 
-    # What is compared (commas between)
-    drafts: str = ""  # drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft
+    drafts: str = key("", "drafts, as eagle,eagle:DIR,model:DIR (head or model in this folder); empty: the key draft",
+        heading="What is compared (commas between)")
 
     @property
     def asked_drafts(self) -> tuple[str, ...]:
@@ -249,11 +250,11 @@ def all_options(kind: type[CommandKeys] | None) -> list[Option]:
 
 def _check_refused(kind: type[CommandKeys], values: Values, keys: Mapping[str, Option]) -> None:
     """Raise ValueError for keys of a run that the command does not accept."""
-    for key in kind.UNSUPPORTED:
-        if key in values:
-            instead = INSTEAD.get(key, "")
+    for name in kind.UNSUPPORTED:
+        if name in values:
+            instead = INSTEAD.get(name, "")
             fix = f"write {instead}=" if instead in keys and instead not in kind.UNSUPPORTED else "leave it out"
-            raise ValueError(f"{key} is a key of single runs: {fix}")
+            raise ValueError(f"{name} is a key of single runs: {fix}")
 
 
 def _check_drafts(run: RunConfig, methods: Sequence[str], drafts: Sequence[str], values: Values) -> None:
@@ -283,12 +284,12 @@ def _parsed(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     if "ssm" in found:
         folders = map(absolute, listed(found["ssm"]))
         found["ssm"] = ",".join(folders) or found["ssm"]
-    for key, is_path in (("profile", is_file), ("template", is_template_file)):
-        if is_path(found.get(key, "")):
-            found[key] = absolute(found[key])
-    for key in QUESTIONS:
-        if key in found and not found[key].strip():
-            raise ValueError(f"{key} is empty: write the question after {key}=")
+    for name, is_path in (("profile", is_file), ("template", is_template_file)):
+        if is_path(found.get(name, "")):
+            found[name] = absolute(found[name])
+    for name in QUESTIONS:
+        if name in found and not found[name].strip():
+            raise ValueError(f"{name} is empty: write the question after {name}=")
     return found
 
 

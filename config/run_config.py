@@ -1,7 +1,7 @@
 """The options of a run, each with unit, meaning and default. Edit them here, or give key=value on the command line.
 
 It knows nothing about models or devices. The layers below launch/ receive values, never a `RunConfig`.
-`bash run_pipe.sh --help` prints the comment after each option.
+`bash run_pipe.sh --help all` prints them.
 """
 from __future__ import annotations
 
@@ -10,89 +10,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Iterator
 
+from config import forms
 from config.drafts import DRAFTS, MODEL_KEY, reads
-from config.keys import POSITIVE, Checked, Range, TextForm, listed, number, outside, unknown
+from config.keys import Checked, key
 from config.methods import METHODS, SHARINGS
 from config.profiles import PROFILES, Profile, is_file, read
 from config.trees import ENDLESS, FIXED, LEAST_SCORE, MOST_GUESSES, Growth, TreeConfig, by_policy, wrong_widths
+from config.values import COUNT, Choices, Range, listed, number
 
-CHOICES = {
-    "pipeline_type": (*METHODS, "auto"),
-    "draft": DRAFTS,
-    "verify": ("match", "naive", "mss", "eagle1"),
-    "template": ("auto", "vicuna", "llama-2", "own", "none"),
-    "profile": ("none", *PROFILES),
-    "time": ("real", "virtual"),
-    "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
-    "quant": ("auto", "none", "int8", "int4", "nf4", "fp4"),
-    "quant_head": ("auto", "none", "int8", "int4"),
-    "quant_kv": ("none", "int8"),
-    "kernel": ("auto", "native", "torch"),
-}
-COUNT = 1_000_000_000  # the largest number of anything countable
 GUESSES = Range(1, MOST_GUESSES)
 LEVELS = Range(0, 65536)
-ROWS = Range(1, 65536, {0: "the number that is measured to be best", -1: "no bound"})
 PENALTY = Range(-2, 2)  # as OpenAI has it
-ADDED = r"\s*[0-9]{1,18}\s*:\s*-?[0-9]{1,9}(?:\.[0-9]{1,9})?\s*"
-BIASES = TextForm(f"{ADDED}(?:,{ADDED})*", "token ids and the bias of each one's logit, as 306:-100,626:2.5")
-PATIENCE = Range(1, 2_592_000)  # seconds; a rank sends two heartbeats a second
-RANGES = {  # of every key that is a number
-    "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
-    "top_p": Range(0.000001, 1), "top_k": Range(1, COUNT, {0: "all tokens"}),
-    "min_p": Range(0, 1), "repetition_penalty": Range(0.001, 1000),
-    "presence_penalty": PENALTY, "frequency_penalty": PENALTY,
-    "seed": Range(0, (1 << 64) - 1), "max_new_tokens": Range(1, COUNT),
-    "init_total_token": GUESSES, "init_depth": LEVELS, "expand_total_token": GUESSES, "expand_depth": LEVELS,
-    "width": GUESSES, "subseq_token": ROWS,
-    "init_topk_pipedec": GUESSES,
-    "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
-    "prefill_chunk": GUESSES, "max_length": Range(2, COUNT), "max_requests": Range(1, 256),
-    "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
-    "timeout": PATIENCE, "wait": PATIENCE, "slowdown": Range(0.001, 1_000_000),
-}
-GAINS = Range(0.000001, 1)  # accepted guesses per level of policy=opt
+TEMPERATURE = Range(0.001, 1000, {0: "the likeliest token"})
+SEED = Range(0, (1 << 64) - 1)
+REQUESTS_AT_ONCE = Range(1, 256)
 SPEED = Range(0.001, 1000)  # of a rank, relative to those that share its layers
-MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
-PORTS, COPIES = Range(1, 65535), Range(0, 1024)
+NUMBER_TYPES = Choices(("auto", "float64", "float32", "float16", "bfloat16"))
+QUANTIZATIONS = ("none", "int8", "int4", "nf4", "fp4")  # of the layers' weights
+
 # Keys that change an emulated cluster, and their neutral values, the only ones allowed in other runs.
 EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")  # applied before temperature
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # all keys that decide how a token is chosen
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced")
-ROOM = r"(?!0+(?:\.0*)?(?![0-9.]))[0-9]{1,6}(?:\.[0-9]{1,6})?"  # gigabytes of a board, above 0
-ROOMS = f"{ROOM}(?:,{ROOM})+"
-STAGES = TextForm(
-    r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?|auto:" + ROOMS,
-    "the layers of every rank, as 0+2+2+2+2, where rank 0 has none and the others at least one; or the number of "
-    "stages; or auto:4, 4 stages with equal bytes; or auto:8,8,16, stages for boards with this much memory in GB")
-FORMS = {  # of keys that are texts, where they are given
-    "prompt_ids": TextForm(
-        r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", "token ids with commas between, as 1,306,626"),
-    "tp": TextForm(
-        r"([0-9]{1,18})|\s*[0-9]*\.?[0-9]+(?:\s*,\s*[0-9]*\.?[0-9]+)+\s*", "0 for the number of the split, a number of "
-        "ranks from 1 to 1024, or a speed for each rank of a stage, as 2,1,1,1", [Range(0, 1024)]),
-    "questions": TextForm(
-        "([0-9]{1,18})|([0-9]{1,18})?:([0-9]{1,18})?", "a number of questions, as 5, or the first one, counted from 0, "
-        "and the one before which to stop, as 30:50 or 30:", [Range(1, COUNT), Range(0, COUNT), Range(1, COUNT)]),
-    "stages": STAGES,
-    "logit_bias": BIASES,
-    "policy": TextForm(
-        f"auto|eagle2|static|expansion|opt(?::({POSITIVE}))?", "auto, eagle2, static, expansion or opt, or opt:X, "
-        f"where X is the number of accepted guesses that a level must bring, {GAINS.advice}", [GAINS]),
-    "replicas": TextForm(
-        "([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?", "0 to fill four ranks, a number of copies from 1 to 1024, "
-        "or copies and stages of each, as 2x2", [COPIES, COPIES]),
-    "lookahead": TextForm("auto|([0-9]{1,9})", f"auto or {GUESSES.advice}", [GUESSES]),
-    "recover": TextForm(
-        f"(?i:true|false)|({POSITIVE})", f"false to end all, or seconds: {PATIENCE.advice}", [PATIENCE]),
-    "device": TextForm("auto|cpu|cuda(:[0-9]{1,9})?", "auto, cpu, cuda or cuda:N"),
-    "master": TextForm(
-        "[^:]*(?::([0-9]{1,5}))?", "HOST:PORT, with a port from 1 to 65535, or only HOST or :PORT", [PORTS]),
-    "wires": TextForm(
-        f"({POSITIVE})?(?:,({POSITIVE})?)?", "Mbit/s from 0.001 to 1000000, a comma, and milliseconds from 0 to 60000, "
-        "or one of the two, as 125 or ,2", [MBPS, MILLISECONDS]),
-}
 DRAWN = ("mss", "eagle1")  # rules for drawn guesses, which are judged for a whole tree
 MEASURED = 16  # rows per segment until the best number is measured
 RECOVERY = {"false": 0.0, "true": 60.0}  # seconds for each word
@@ -105,118 +45,147 @@ def is_template_file(template: str) -> bool:
     return "." in template or "/" in template
 
 
+TEMPLATES = Choices(("auto", "vicuna", "llama-2", "own", "none"), is_template_file)
+
+
 @dataclass(frozen=True)
 class RunConfig(Checked):
     """The options of one run. Paths are relative to the working directory of the command; empty means "not given"."""
 
     COMPARES: ClassVar[bool] = False  # as in `CommandKeys`
 
-    # Method and models
-    pipeline_type: str = "continuous"  # the method, as serial; streaming on boards and clusters; auto: by a plan
-    model: str = ""  # a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION; a folder; or a GGUF file
-    model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
-    base_dir: str = ""  # folder of the whole model in Hugging Face form
-    eagle_dir: str = ""  # folder of the EAGLE draft head of that model
-    draft: str = "eagle"  # the head: eagle, dflash, spd; model, ssm, suffix (copies); eagle+suffix; none
-    draft_dir: str = ""  # folder of a small whole model, for drafts with model; best with the target's vocabulary
-    ssm: str = ""  # folders of small models, DIR,DIR, of specinfer, ssm; empty: rank 0's draft
-    answers: str = ""  # file of prompts and answers, from which suffix also copies in later runs; empty: none
-    models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ next to config/
-    tp: str = "0"  # ranks that share layers, or a speed of each, as 2,1,1; 0: as split, or 4 (tp, galaxy)
-    stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
-    replicas: str = "0"  # copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks
+    pipeline_type: str = key("continuous", "the method, as serial; streaming on boards and clusters; auto: by a plan",
+        Choices((*METHODS, "auto")), heading="Method and models")
+    model: str = key("", "a name at the hub, as Qwen/Qwen3-4B or NAME@REVISION; a folder; or a GGUF file")
+    model_dir: str = key("", "folder of a split model; empty: base_dir, split at the first start")
+    base_dir: str = key("", "folder of the whole model in Hugging Face form")
+    eagle_dir: str = key("", "folder of the EAGLE draft head of that model")
+    draft: str = key("eagle", "the head: eagle, dflash, spd; model, ssm, suffix (copies); eagle+suffix; none",
+        Choices(DRAFTS))
+    draft_dir: str = key("", "folder of a small whole model, for drafts with model; best with the target's vocabulary")
+    ssm: str = key("", "folders of small models, DIR,DIR, of specinfer, ssm; empty: rank 0's draft")
+    answers: str = key("", "file of prompts and answers, from which suffix also copies in later runs; empty: none")
+    models: str = key("", "folder of the presets' models, named as at Hugging Face; empty: models/ next to config/")
+    tp: str = key("0", "ranks that share layers, or a speed of each, as 2,1,1; 0: as split, or 4 (tp, galaxy)",
+        forms.TENSOR_SHARES)
+    stages: str = key("", "layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split",
+        forms.STAGES)
+    replicas: str = key("0", "copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks",
+        forms.REPLICAS)
 
-    # The questions (one of the first three)
-    prompt: str = ""  # the question; -: standard input, where a terminal gives a conversation
-    prompt_ids: str = ""  # token ids with commas between, for models without a tokenizer
-    question_file: str = ""  # questions in the format of MT-bench, one JSON object per line
-    questions: str = ""  # how many of them, as 5, or the first, counted from 0, and the end, as 30:50; empty: all
-    template: str = "auto"  # chat template: own (the tokenizer's), a Jinja FILE, vicuna, llama-2, none
+    prompt: str = key("", "the question; -: standard input, where a terminal gives a conversation",
+        heading="The questions (one of the first three)")
+    prompt_ids: str = key("", "token ids with commas between, for models without a tokenizer", forms.TOKEN_IDS)
+    question_file: str = key("", "questions in the format of MT-bench, one JSON object per line")
+    questions: str = key("", "how many of them, as 5, or the first, counted from 0, and the end, as 30:50; empty: all",
+        forms.QUESTION_RANGE)
+    template: str = key("auto", "chat template: own (the tokenizer's), a Jinja FILE, vicuna, llama-2, none",
+        TEMPLATES)
 
-    # How the answer is chosen, and when it ends
-    temperature: float = 0.0  # 0: always the likeliest token; above: sampled
-    top_p: float = 1.0  # sample from the likeliest tokens with this total probability; 1: from all
-    top_k: int = 0  # sample from this many likeliest tokens; 0: from all
-    min_p: float = 0.0  # sample from tokens with at least this share of the highest probability; 0: from all
-    repetition_penalty: float = 1.0  # divides logits of tokens that occur in prompt or answer; 1: off
-    presence_penalty: float = 0.0  # subtracted from logits of tokens that occur in the answer
-    frequency_penalty: float = 0.0  # the same, for each occurrence of the token in the answer
-    logit_bias: str = ""  # token ids and the bias of each one's logit, as 306:-100,626:2.5; empty: none
-    seed: int = 0  # of the noise; with the same seed every method writes the same text
-    verify: str = "match"  # rule for guesses: match, naive, mss (SpecInfer) or eagle1; all keep the distribution
-    max_new_tokens: int = 256  # tokens, at most
-    ignore_eos: bool = False  # continue after the end token (to measure speed)
-    stop: str = ""  # text that ends the answer; empty: none
+    temperature: float = key(0.0, "0: always the likeliest token; above: sampled",
+        TEMPERATURE, heading="How the answer is chosen, and when it ends")
+    top_p: float = key(1.0, "sample from the likeliest tokens with this total probability; 1: from all",
+        Range(0.000001, 1))
+    top_k: int = key(0, "sample from this many likeliest tokens; 0: from all", Range(1, COUNT, {0: "all tokens"}))
+    min_p: float = key(0.0, "sample from tokens with at least this share of the highest probability; 0: from all",
+        Range(0, 1))
+    repetition_penalty: float = key(1.0, "divides logits of tokens that occur in prompt or answer; 1: off",
+        Range(0.001, 1000))
+    presence_penalty: float = key(0.0, "subtracted from logits of tokens that occur in the answer", PENALTY)
+    frequency_penalty: float = key(0.0, "the same, for each occurrence of the token in the answer", PENALTY)
+    logit_bias: str = key("", "token ids and the bias of each one's logit, as 306:-100,626:2.5; empty: none",
+        forms.LOGIT_BIAS)
+    seed: int = key(0, "of the noise; with the same seed every method writes the same text", SEED)
+    verify: str = key("match", "rule for guesses: match, naive, mss (SpecInfer) or eagle1; all keep the distribution",
+        Choices(("match", "naive", "mss", "eagle1")))
+    max_new_tokens: int = key(256, "tokens, at most", Range(1, COUNT))
+    ignore_eos: bool = key(False, "continue after the end token (to measure speed)")
+    stop: str = key("", "text that ends the answer; empty: none")
 
-    # The tree of methods that draft whole trees, of pearl, and of continuous after a miss
-    policy: str = "auto"  # eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: the method's own
-    expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, level by level: children of each guess of the level before
-    init_total_token: int = 80  # guesses in the tree
-    init_depth: int = 6  # levels after the first
+    policy: str = key("auto", "eagle2; opt or opt:X (OPT-Tree); static (EAGLE-1); expansion; auto: the method's own",
+        forms.POLICY, heading="The tree of methods that draft whole trees, of pearl, and of continuous after a miss")
+    expansion: str = key("1,1,3,1,1,1,1,1", "of specinfer, level by level: children of each guess of the level before")
+    init_total_token: int = key(80, "guesses in the tree", GUESSES)
+    init_depth: int = key(6, "levels after the first", LEVELS)
 
-    # The tree that continuous grows after a hit, from new features
-    expand_total_token: int = 64  # guesses in the tree
-    expand_depth: int = 6  # levels after the first
+    expand_total_token: int = key(64, "guesses in the tree", GUESSES,
+        heading="The tree that continuous grows after a hit, from new features")
+    expand_depth: int = key(6, "levels after the first", LEVELS)
 
-    # All trees and their segments
-    width: int = 10  # children of a guess, and guesses of a level that get children
-    subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
-    ablate: str = ""  # features to switch off: expand, none_expand, score_order, prune, thrift, forced
+    width: int = key(10, "children of a guess, and guesses of a level that get children", GUESSES,
+        heading="All trees and their segments")
+    subseq_token: int = key(0, "rows per segment, at most; 0: as measured at the start; -1: no bound",
+        Range(1, 65536, {0: "the number that is measured to be best", -1: "no bound"}))
+    ablate: str = key("", "features to switch off: expand, none_expand, score_order, prune, thrift, forced")
 
-    # Other options of the pipeline
-    init_topk_pipedec: int = 16  # guesses in a layer of pipedec
-    lookahead: str = "auto"  # guesses that pipeinfer or dsi sends at once; auto: 4, for dsi as few as keep all busy
-    min_probability: float = 0.0  # least probability of a path of guesses by the draft; 0: any (streaming: exp(-8))
-    prefill_chunk: int = 64  # rows of the prompt per segment, at most
+    init_topk_pipedec: int = key(16, "guesses in a layer of pipedec", GUESSES, heading="Other options of the pipeline")
+    lookahead: str = key(
+        "auto", "guesses that pipeinfer or dsi sends at once; auto: 4, for dsi as few as keep all busy",
+        forms.LOOKAHEAD)
+    min_probability: float = key(
+        0.0, "least probability of a path of guesses by the draft; 0: any (streaming: exp(-8))",
+        Range(0.000000001, 0.999, {0: "all guesses"}))
+    prefill_chunk: int = key(64, "rows of the prompt per segment, at most", GUESSES)
 
-    # The machine
-    device: str = "auto"  # auto, cpu, cuda or cuda:N; auto: a CUDA device per rank where there are any
-    dtype: str = "auto"  # float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA
-    quant: str = "auto"  # weights of the layers: none, int4, int8, nf4 or fp4; auto: as in the split
-    quant_draft: bool = False  # quantize the draft's layers in the same way
-    quant_head: str = "auto"  # weights of the LM head: auto (as a GGUF file has them), none, int8 or int4
-    quant_kv: str = "none"  # keys and values of the text: none, or int8 with a scale for each head and token
-    kernel: str = "auto"  # of layers on a CPU: native, in C; torch; auto: native if AVX2 and a C compiler are here
-    max_length: int = 2048  # tokens of prompt and answer together
-    max_requests: int = 1  # requests answered at once; each needs a KV cache of max_length tokens in every rank
-    reuse: bool = False  # skip the beginning that a prompt shares with a text that the ranks hold
-    threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are divided among the ranks
-    processes: bool = True  # a process per rank; false: all ranks are threads of one process (for a debugger)
-    timeout: float = 10.0  # seconds after which a silent rank counts as dead
-    recover: str = "60"  # seconds for a lost rank to be restarted and come back; false: end all ranks with it
-    master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or only HOST or :PORT
-    hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
-    keys: str = ""  # folder of the board's keys (scripts/make_keys.sh); empty: keys/, if it exists
-    wait: float = 300.0  # seconds to wait until the ranks of several hosts have started, in any order
+    device: str = key("auto", "auto, cpu, cuda or cuda:N; auto: a CUDA device per rank where there are any",
+        forms.DEVICE, heading="The machine")
+    dtype: str = key("auto", "float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA",
+        NUMBER_TYPES)
+    quant: str = key("auto", "weights of the layers: none, int4, int8, nf4 or fp4; auto: as in the split",
+        Choices(("auto", *QUANTIZATIONS)))
+    quant_draft: bool = key(False, "quantize the draft's layers in the same way")
+    quant_head: str = key("auto", "weights of the LM head: auto (as a GGUF file has them), none, int8 or int4",
+        Choices(("auto", "none", "int8", "int4")))
+    quant_kv: str = key("none", "keys and values of the text: none, or int8 with a scale for each head and token",
+        Choices(("none", "int8")))
+    kernel: str = key("auto", "of layers on a CPU: native, in C; torch; auto: native if AVX2 and a C compiler are here",
+        Choices(("auto", "native", "torch")))
+    max_length: int = key(2048, "tokens of prompt and answer together", Range(2, COUNT))
+    max_requests: int = key(1, "requests answered at once; each needs a KV cache of max_length tokens in every rank",
+        REQUESTS_AT_ONCE)
+    reuse: bool = key(False, "skip the beginning that a prompt shares with a text that the ranks hold")
+    threads_per_rank: int = key(0, "threads for arithmetic in each rank; 0: the cores are divided among the ranks",
+        Range(1, 1024, {0: "a share of the cores"}))
+    processes: bool = key(True, "a process per rank; false: all ranks are threads of one process (for a debugger)")
+    timeout: float = key(10.0, "seconds after which a silent rank counts as dead", forms.WAITING_SECONDS)
+    recover: str = key("60", "seconds for a lost rank to be restarted and come back; false: end all ranks with it",
+        forms.RECOVER)
+    master: str = key("", "where the ranks of several hosts meet: HOST:PORT of rank 0, or only HOST or :PORT",
+        forms.MASTER)
+    hosts: str = key("", "file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here")
+    keys: str = key("", "folder of the board's keys (scripts/make_keys.sh); empty: keys/, if it exists")
+    wait: float = key(300.0, "seconds to wait until the ranks of several hosts have started, in any order",
+        forms.WAITING_SECONDS)
 
-    # An emulated cluster: real processes, messages and tokens, in the time that other devices would need
-    profile: str = "none"  # none (no emulation), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json
-    wires: str = ""  # Mbit/s of its wires, ms of a message, as 125,2 or 125 or ,2; empty: the profile's
-    time: str = "real"  # how its time passes: real (ranks sleep until a step is due) or virtual (only counted)
-    slowdown: float = 1.0  # factor of all modelled times; above 1 if this machine is too slow
+    profile: str = key("none", "none (no emulation), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json",
+        Choices(("none", *PROFILES), is_file),
+        heading="An emulated cluster: real processes, messages and tokens, in the time that other devices would need")
+    wires: str = key("", "Mbit/s of its wires, ms of a message, as 125,2 or 125 or ,2; empty: the profile's",
+        forms.WIRES)
+    time: str = key("real", "how its time passes: real (ranks sleep until a step is due) or virtual (only counted)",
+        Choices(("real", "virtual")))
+    slowdown: float = key(1.0, "factor of all modelled times; above 1 if this machine is too slow",
+        Range(0.001, 1_000_000))
 
-    # Output
-    trace: str = ""  # folder for a timeline of every rank; empty: none
-    live: bool = False  # draw guesses and stages while the answer comes, then compare with plain decoding
-    output: str = ""  # JSON file for the answers and their figures; empty: none
-    debug: bool = False  # show the traceback of an error
+    trace: str = key("", "folder for a timeline of every rank; empty: none", heading="Output")
+    live: bool = key(False, "draw guesses and stages while the answer comes, then compare with plain decoding")
+    output: str = key("", "JSON file for the answers and their figures; empty: none")
+    debug: bool = key(False, "show the traceback of an error")
 
     def problems(self) -> Iterator[str]:
-        values = vars(self)
-        by_file = {"profile": is_file(self.profile), "template": bool(self.chat_template)}
-        choices = {name: known for name, known in CHOICES.items() if not by_file.get(name)}
-        yield from unknown(values, choices)
+        yield from super().problems()
         if self.pipeline_type == "auto":
             yield "pipeline_type=auto is only for a run or a server: name the method here"
-        yield from outside(values, RANGES)
-        yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
-        for name, usual in EMULATION.items():
-            if self.profile == "none" and values[name] != usual:
-                yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
-        tokens = [entry.partition(":")[0] for entry in listed(self.logit_bias)]
-        repeated = next((token for token in tokens if tokens.count(token) > 1), "")
-        if repeated:
-            yield f"logit_bias={self.logit_bias} has token {repeated} twice: leave one of them out"
+
+        for key_name, neutral_value in EMULATION.items():
+            if self.profile == "none" and getattr(self, key_name) != neutral_value:
+                yield f"{key_name} only works with an emulated cluster: name one, as in profile=jetson-7b"
+
+        token_ids = [entry.partition(":")[0] for entry in listed(self.logit_bias)]
+        repeated_id = next((token_id for token_id in token_ids if token_ids.count(token_id) > 1), "")
+        if repeated_id:
+            yield f"logit_bias={self.logit_bias} has token {repeated_id} twice: leave one of them out"
+
         yield from _misfits(self)
         yield from _problems_of_small_models(self)
         yield from _problems_of_trees(self)
@@ -236,14 +205,14 @@ class RunConfig(Checked):
     def biases(self) -> tuple[tuple[int, float], ...]:
         """The tokens of the key `logit_bias`, with the bias of each one's logit."""
         pairs = (entry.split(":") for entry in listed(self.logit_bias))
-        added = {int(token): number(value.strip()) for token, value in pairs}
-        return tuple(added.items())
+        bias_by_token = {int(token): number(value.strip()) for token, value in pairs}
+        return tuple(bias_by_token.items())
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The sources of the draft's guesses, from the key `draft`; ("ssm",) if the method drafts with small models."""
-        own = METHODS[self.pipeline_type].draft
-        return (own,) if own == "ssm" else tuple(self.draft.split("+"))
+        method_draft = METHODS[self.pipeline_type].draft
+        return (method_draft,) if method_draft == "ssm" else tuple(self.draft.split("+"))
 
     @property
     def small_models(self) -> tuple[str, ...]:
@@ -356,23 +325,32 @@ class RunConfig(Checked):
     @property
     def tree(self) -> TreeConfig:
         """The hyperparameters that strategies and draft read; `min_probability` becomes a log-probability."""
-        policy, off = (self.growth_policy, self.expansion, self.gain), self.ablated
-        least = math.log(self.min_probability) if self.min_probability else -math.inf
+        policy = self.growth_policy, self.expansion, self.gain
+        least_score = math.log(self.min_probability) if self.min_probability else -math.inf
         segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED
-        init = Growth(self.init_total_token, self.init_depth, self.width, segment, least)
+
+        init = Growth(self.init_total_token, self.init_depth, self.width, segment, least_score)
         expand = by_policy(replace(init, nodes=self.expand_total_token, depth=self.expand_depth), *policy)
         idle = replace(TreeConfig.idle, width=self.width)
-        wide, run = self.init_topk_pipedec, self.guesses or RUN
-        chain = Growth(ENDLESS, ENDLESS, 1, least_score=least)
-        stream = replace(TreeConfig.stream, width=self.width, segment=segment, least_score=max(least, LEAST_SCORE))
+        layer_width = self.init_topk_pipedec
+        chain = Growth(ENDLESS, ENDLESS, 1, least_score=least_score)
+        stream_score = max(least_score, LEAST_SCORE)
+
         return TreeConfig(
-            init=by_policy(init, *policy), expand=init.nothing if "expand" in off else expand,
-            idle=idle.nothing if "none_expand" in off else idle,
-            layer=Growth(ENDLESS, ENDLESS, wide, wide, least), chain=chain, stream=stream,
-            run=run, coupled=replace(chain, anywhere=True),
-            lookahead=self.guesses or 1, chunk=self.prefill_chunk,
-            best_first="score_order" not in off, prunes="prune" not in off, thrifty="thrift" not in off,
-            forced="forced" not in off)
+            init=by_policy(init, *policy),
+            expand=init.nothing if "expand" in self.ablated else expand,
+            idle=idle.nothing if "none_expand" in self.ablated else idle,
+            layer=Growth(ENDLESS, ENDLESS, layer_width, layer_width, least_score),
+            chain=chain,
+            stream=replace(TreeConfig.stream, width=self.width, segment=segment, least_score=stream_score),
+            run=self.guesses or RUN,
+            coupled=replace(chain, anywhere=True),
+            lookahead=self.guesses or 1,
+            chunk=self.prefill_chunk,
+            best_first="score_order" not in self.ablated,
+            prunes="prune" not in self.ablated,
+            thrifty="thrift" not in self.ablated,
+            forced="forced" not in self.ablated)
 
     @property
     def gain(self) -> float:
@@ -397,12 +375,14 @@ def _misfits(c: RunConfig) -> Iterator[str]:
         yield "time=virtual computes each token once, with no cache in 8 bits: leave quant_kv out, or add time=real"
     if c.virtual and c.hosts:
         yield "time=virtual computes everything in one process: leave hosts out, or add time=real"
-    given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
-    if len(given) > 1:
-        yield f"{' and '.join(given)} are both given: give only one of them"
+
+    question_keys = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
+    if len(question_keys) > 1:
+        yield f"{' and '.join(question_keys)} are both given: give only one of them"
     begin, end = c.question_range
     if 0 <= end <= begin:
         yield f"questions={c.questions} leaves no question: give more than {begin} after the colon, or nothing for all"
+
     if c.draft_dir and MODEL_KEY not in reads("+".join((*c.sources, c.draft))):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
@@ -419,17 +399,19 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     for name in c.ablated:
         if name not in ABLATIONS:
             yield f"ablate={c.ablate}: {name} is unknown: choose among {', '.join(ABLATIONS)}"
-    wrong = wrong_widths(c.expansion)
-    if wrong:
-        yield f"expansion={c.expansion} {wrong}"
-    copies = "suffix" in c.sources
-    if copies and c.policy in FIXED:
+    wrong_shape = wrong_widths(c.expansion)
+    if wrong_shape:
+        yield f"expansion={c.expansion} {wrong_shape}"
+
+    has_suffix = "suffix" in c.sources
+    if has_suffix and c.policy in FIXED:
         yield f"policy={c.policy} needs guesses of networks, and suffix is not one: leave it out of draft={c.draft}"
-    models = len(c.small_models) if "ssm" in c.sources else 1
-    if c.growth_policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
+    num_models = len(c.small_models) if "ssm" in c.sources else 1
+    if c.growth_policy == "opt" and (len(c.sources) > 1 or num_models > 1 or has_suffix):
         yield "policy=opt grows the tree of one network: name only one, as draft=eagle or ssm=DIR"
+
     strategy = METHODS[c.pipeline_type].strategy
-    drawn = strategy == "autoregressive" or strategy == "serial" and c.growth_policy in FIXED
-    if c.verify in DRAWN and not drawn:
+    has_drawn_guesses = strategy == "autoregressive" or strategy == "serial" and c.growth_policy in FIXED
+    if c.verify in DRAWN and not has_drawn_guesses:
         yield (f"verify={c.verify} needs guesses that are drawn, but {c.pipeline_type} chooses them by their score: "
                "take pipeline_type=specinfer, or serial with policy=static")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
 from config.cli import CommandKeys
-from config.keys import Range, listed
+from config.keys import key
+from config.values import Range, listed
 
 ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
 
@@ -21,24 +22,21 @@ ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
 class ServeConfig(CommandKeys):
     """The keys of a server, which keeps a pipeline running and listens at an address."""
 
-    RANGES = {"port": Range(1, 65535, {0: "any that is free"}), "queue": Range(0, 100_000),
-              "queue_seconds": Range(1, 86_400), "body_mb": Range(0.001, 1024)}
     DEFAULTS = {"max_requests": 4, "reuse": True}
     COMPARES = False
-    # given by each request, or not needed since answers are sent back
     UNSUPPORTED: ClassVar[Sequence[str]] = ("prompt", "prompt_ids", "question_file", "questions", "output", "live")
 
-    # The server
-    host: str = "127.0.0.1"  # address to listen on; one that other machines can reach needs api_key or open=true
-    port: int = 8000  # port to listen on; 0: any free one
-    api_key: str = ""  # key that clients must send as `Authorization: Bearer KEY`; default: $FLOWSPEC_API_KEY
-    open: bool = False  # accept requests without api_key from every machine that reaches host
-    cors: str = ""  # origins of pages that may send requests, as http://a.example,http://b.example; *: all
-    model_name: str = ""  # the model's name in the API; empty: as the preset or the model's folder
-    queue: int = 64  # requests that may wait for a place; more are refused with HTTP status 429
-    queue_seconds: float = 300.0  # seconds that a request may wait for a place
-    body_mb: float = 4.0  # largest body of a request in megabytes
-    restart: bool = True  # restart the whole pipeline when a rank is lost
+    host: str = key("127.0.0.1", "address to listen on; one that other machines can reach needs api_key or open=true",
+        heading="The server")
+    port: int = key(8000, "port to listen on; 0: any free one", Range(1, 65535, {0: "any that is free"}))
+    api_key: str = key("", "key that clients must send as `Authorization: Bearer KEY`; default: $FLOWSPEC_API_KEY")
+    open: bool = key(False, "accept requests without api_key from every machine that reaches host")
+    cors: str = key("", "origins of pages that may send requests, as http://a.example,http://b.example; *: all")
+    model_name: str = key("", "the model's name in the API; empty: as the preset or the model's folder")
+    queue: int = key(64, "requests that may wait for a place; more are refused with HTTP status 429", Range(0, 100_000))
+    queue_seconds: float = key(300.0, "seconds that a request may wait for a place", Range(1, 86_400))
+    body_mb: float = key(4.0, "largest body of a request in megabytes", Range(0.001, 1024))
+    restart: bool = key(True, "restart the whole pipeline when a rank is lost")
 
     EXAMPLES = """\
   bash run_server.sh

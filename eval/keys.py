@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
 from config.cli import CommandKeys, ComparedDrafts
-from config.keys import NUMBER, Range, check_name, listed, number, opened, preset_of, raw_values, with_defaults
+from config.keys import check_name, key, opened, preset_of, raw_values, with_defaults
 from config.methods import METHODS
 from config.presets import ROOT, SMOLLM2, TOY_PRESET
 from config.questions import Question, bundled, categories, load
-from config.run_config import RANGES as OF_RUNS
+from config.run_config import REQUESTS_AT_ONCE, SEED, TEMPERATURE
+from config.values import NUMBER, Range, listed, number
 
 # The trees of the paper, even if a preset is tuned to others.
 TREES = {"min_probability": "0", "expand_depth": "6", "ablate": ""}
@@ -69,9 +70,8 @@ class DataSetKeys(CommandKeys):
 
     LISTS: ClassVar[Mapping[str, str]] = {"sets": "chosen_sets"}  # keys of lists that must not be empty -> properties
 
-    # Which questions are answered
-    sets: str = SETS  # the data sets; questions= applies to each
-    data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json, or a file; empty: the bundled
+    sets: str = key(SETS, "the data sets; questions= applies to each", heading="Which questions are answered")
+    data: str = key("", "folder of SET/question.jsonl, SET.jsonl or SET.json, or a file; empty: the bundled")
 
     @property
     def folder(self) -> str:
@@ -91,8 +91,8 @@ class DataSetKeys(CommandKeys):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        for key, chosen in self.LISTS.items():
-            yield from wrong_list(key, getattr(self, key), getattr(self, chosen))
+        for name, chosen in self.LISTS.items():
+            yield from wrong_list(name, getattr(self, name), getattr(self, chosen))
         for name in self.chosen_sets:
             if "/" in name:
                 yield f"sets={self.sets}: {name} is no name of a data set: name its folder with data="
@@ -105,7 +105,7 @@ class ComparesMethods(DataSetKeys):
     methods = temperatures = ""  # keys that each command defines itself
 
     def problems(self) -> Iterator[str]:
-        yield from wrong_numbers("temperatures", self.temperatures, OF_RUNS["temperature"])
+        yield from wrong_numbers("temperatures", self.temperatures, TEMPERATURE)
         yield from super().problems()
 
     @property
@@ -129,18 +129,18 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
     """The keys of an evaluation. `bash run_eval.sh --help` prints the comments, as it does those of `RunConfig`."""
 
     UNSUPPORTED = ("temperature", "prompt_ids", "question_file", "answers", "reuse", "live")
-    RANGES = {"repeats": REPEATS, "concurrency": OF_RUNS["max_requests"]}
     LISTS = {**ComparesMethods.LISTS, "drafts": "asked_drafts"}
     EXAMPLES: ClassVar[str] = EXAMPLES
 
-    # What is compared (separated by commas)
-    methods: str = "ar,serial,naive,pruned,pipedec,continuous,streaming"  # the methods that answer
-    baseline_draft: str = ""  # the draft of the baseline naive, which also answers; empty: the first of drafts
-    temperatures: str = "0,1"  # each question is answered at each of them
-    repeats: int = 1  # answers to each question; the seed grows by 1 each time
-    concurrency: int = 1  # questions that each method answers at once; above 1 the tally of ranks is off
-    results: str = "results"  # folder for answers, figures and tables; the same command continues what is in it
-    launch: str = ""  # name of one start of the pipeline, in answers and tally; set by the command itself
+    methods: str = key("ar,serial,naive,pruned,pipedec,continuous,streaming", "the methods that answer",
+        heading="What is compared (separated by commas)")
+    baseline_draft: str = key("", "the draft of the baseline naive, which also answers; empty: the first of drafts")
+    temperatures: str = key("0,1", "each question is answered at each of them")
+    repeats: int = key(1, "answers to each question; the seed grows by 1 each time", REPEATS)
+    concurrency: int = key(1, "questions that each method answers at once; above 1 the tally of ranks is off",
+        REQUESTS_AT_ONCE)
+    results: str = key("results", "folder for answers, figures and tables; the same command continues what is in it")
+    launch: str = key("", "name of one start of the pipeline, in answers and tally; set by the command itself")
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
                 self.with_draft(self.baseline_draft)
             except ValueError as error:
                 yield f"baseline_draft={self.baseline_draft}: {error}"
-        at_once, latest = self.run.max_requests, OF_RUNS["seed"].most - self.repeats + 1
+        at_once, latest = self.run.max_requests, SEED.max_value - self.repeats + 1
         if at_once not in (1, self.concurrency):
             yield f"an evaluation has no max_requests={at_once}: write concurrency={at_once}"
         if self.run.seed > latest:

@@ -4,13 +4,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
-from config.keys import Checked, Range, listed
+from config.forms import DEVICE
+from config.keys import Checked, key
 from config.presets import TOY
 from config.questions import bundled
-from config.run_config import CHOICES as CHOICES_OF_RUNS
-from config.run_config import COUNT, FORMS
-from config.run_config import RANGES as OF_RUNS
+from config.run_config import NUMBER_TYPES, SEED, TEMPLATES
 from config.trees import wrong_widths
+from config.values import COUNT, Choices, Range, listed
 from eval.keys import SETS, wrong_list
 from eval.prompts import problems as problems_of_sets
 
@@ -26,29 +26,25 @@ class MeasureKeys(Checked):
     PATHS: ClassVar[Sequence[str]] = (
         "target", "draft", "model", "data", "traces", "picture", "records", "output")
     ASKED: ClassVar[str] = "target"  # the key of the model that gets the prompts
-    RANGES = {
-        "num_examples": Range(1, COUNT, {0: "all"}), "max_new_tokens": Range(1, 1 << 20),
-        "temperature": Range(0, 1000), "top_p": Range(0, 1), "seed": OF_RUNS["seed"],
-        "threads": Range(1, 1024, {0: "as torch chooses"}), "device": FORMS["device"]}
-    CHOICES = {name: CHOICES_OF_RUNS[name] for name in ("template", "dtype")}
 
-    # The prompts of the models
-    sets: str = SETS  # NAME, or FORMAT:FILE of cnn_dailymail, alpaca, mbpp, mbpp_docstring, openai_humaneval (commas)
-    data: str = ""  # folder of the sets with a NAME; empty: the bundled ones
-    num_examples: int = 5  # prompts of each set, drawn with the seed; 0: all
-    template: str = "auto"  # for the questions of a set with a NAME, as the key template of a run
-    max_new_tokens: int = 64  # largest number of tokens after a prompt
+    sets: str = key(SETS,
+        "NAME, or FORMAT:FILE of cnn_dailymail, alpaca, mbpp, mbpp_docstring, openai_humaneval (commas)",
+        heading="The prompts of the models")
+    data: str = key("", "folder of the sets with a NAME; empty: the bundled ones")
+    num_examples: int = key(5, "prompts of each set, drawn with the seed; 0: all", Range(1, COUNT, {0: "all"}))
+    template: str = key("auto", "for the questions of a set with a NAME, as the key template of a run",
+        Choices(TEMPLATES.names))
+    max_new_tokens: int = key(64, "largest number of tokens after a prompt", Range(1, 1 << 20))
 
-    # How a token is chosen
-    do_sample: bool = False  # draw it; else the likeliest one is taken
-    temperature: float = 1.0  # of drawing
-    top_p: float = 1.0  # draw among the likeliest tokens that have this probability together
-    seed: int = 42  # of all random draws
+    do_sample: bool = key(False, "draw it; else the likeliest one is taken", heading="How a token is chosen")
+    temperature: float = key(1.0, "of drawing", Range(0, 1000))
+    top_p: float = key(1.0, "draw among the likeliest tokens that have this probability together", Range(0, 1))
+    seed: int = key(42, "of all random draws", SEED)
 
-    # Where it runs
-    dtype: str = "auto"  # number type: float64, float32, float16, bfloat16; auto: float16 on CUDA, else float32
-    device: str = "auto"  # cpu, cuda or cuda:N; auto: CUDA if there is one
-    threads: int = 0  # for arithmetic; 0: as torch chooses
+    dtype: str = key("auto", "number type: float64, float32, float16, bfloat16; auto: float16 on CUDA, else float32",
+        NUMBER_TYPES, heading="Where it runs")
+    device: str = key("auto", "cpu, cuda or cuda:N; auto: CUDA if there is one", DEVICE)
+    threads: int = key(0, "for arithmetic; 0: as torch chooses", Range(1, 1024, {0: "as torch chooses"}))
 
     @property
     def chosen_sets(self) -> tuple[str, ...]:
@@ -88,15 +84,15 @@ class TablesConfig(MeasureKeys):
   python3 -m scripts.bench specinfer draft=toy/draft_b sets=humaneval,qa num_examples=20
   python3 -m scripts.bench specinfer target=DIR draft=DIR temperature=0.8 expansion=k,1,1,1"""
 
-    # The models that are compared
-    target: str = TARGET  # folder of the target, a model in Hugging Face form
-    draft: str = TOY_DRAFTS[0]  # folder of the drafter
+    target: str = key(TARGET, "folder of the target, a model in Hugging Face form",
+        heading="The models that are compared")
+    draft: str = key(TOY_DRAFTS[0], "folder of the drafter")
 
-    # The trees of Tables 2 and 3
-    expansion: str = "1,1,k,1,1,1,1,1"  # children of each guess, step by step; k is 1 to 5
+    expansion: str = key("1,1,k,1,1,1,1,1", "children of each guess, step by step; k is 1 to 5",
+        heading="The trees of Tables 2 and 3")
 
-    # How a token is chosen
-    do_sample: bool = True  # add sampled texts; else only those of the likeliest tokens
+    do_sample: bool = key(True, "add sampled texts; else only those of the likeliest tokens",
+        heading="How a token is chosen")
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -22,9 +22,9 @@ import torch
 
 from config.cli import all_options, flat
 from config.files import ROOM, append, as_value_error, fits, lines, open_lock, read_json_file, write_json
-from config.keys import listed
 from config.methods import METHODS
 from config.presets import ROOT
+from config.values import listed
 from eval.keys import Contender, EvalConfig
 from eval.metrics import ANSWER_FIELDS
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from config.files import fits, lines
-from config.keys import listed
 from config.methods import METHODS
 from config.questions import BUNDLED, load
 from config.run_config import RunConfig
+from config.values import listed
 from eval.keys import SETS, Contender, drafted
 from eval.metrics import Answer
 from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine, TallyLines, by_request

@@ -13,9 +13,10 @@ from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, TypeVa
 from config.cli import shown_path
 from config.console import say
 from config.failure import PeerLost
+from config.forms import ACCEPTED_PER_LEVEL
 from config.keys import options as keys_of
 from config.keys import parsed, written
-from config.run_config import GAINS, SAMPLING, RunConfig
+from config.run_config import SAMPLING, RunConfig
 from config.trees import TreeConfig
 from launch.build import (
     LMHead,
@@ -412,7 +413,8 @@ class Pipeline:
         if config.growth_policy == "opt" and not config.gain and draft.networks:
             network, = draft.networks
             share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)
-            init, expand = (replace(growth, gain=max(share, GAINS.least)) for growth in (tree.init, tree.expand))
+            gain = max(share, ACCEPTED_PER_LEVEL.min_value)
+            init, expand = (replace(growth, gain=gain) for growth in (tree.init, tree.expand))
             tree = replace(tree, init=init, expand=expand)
         if config.replicated:
             tree = replace(tree, lookahead=self._lookahead(config, draft))

@@ -17,9 +17,10 @@ from typing import Annotated, Any, Callable, Dict, Literal, Mapping, NamedTuple,
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from config.files import HALF, has_half_character
-from config.keys import Range
-from config.run_config import RANGES, SAMPLING, RunConfig
+from config.keys import allowed_values
+from config.run_config import SAMPLING, RunConfig
 from config.schema.untrusted import one_line, parse_object, short_repr
+from config.values import Range
 from launch.pipeline import Prompt
 from model.grammar import Guide
 from model.text import own_template, taken_variables
@@ -37,13 +38,14 @@ Facts = Dict[str, Any]  # of JSON
 Item = TypeVar("Item")
 Renamed = Callable[[Facts], Facts]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # validated up to the first error: there may be a million
-CHOOSING = tuple(key for key in SAMPLING if key in RANGES)  # numbers, unlike the biases
+CHOOSING = tuple(name for name in SAMPLING if name != "logit_bias")  # all numbers
 MOST_BIASES, MOST_BIAS = 1024, 100.0  # tokens of a logit_bias, and the largest value
 UNLIMITED = -1  # in the place of a number of tokens: as many as fit
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")  # the first that is given counts
+OF_RUNS = allowed_values(RunConfig)
 NUMBERS = {  # field -> its range
-    **{name: RANGES[name] for name in CHOOSING},
-    **dict.fromkeys(TOKEN_LIMITS, RANGES["max_new_tokens"]),
+    **{name: OF_RUNS[name] for name in CHOOSING},
+    **dict.fromkeys(TOKEN_LIMITS, OF_RUNS["max_new_tokens"]),
     "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
 
 

@@ -9,7 +9,9 @@ import pytest
 from cluster.agreement import LOCAL, clean, judge_facts, settings
 from cluster.board import Board
 from config.cli import all_options, flat
-from config.run_config import CHOICES, RunConfig
+from config.keys import allowed_values
+from config.run_config import RunConfig
+from config.values import Choices
 from eval.keys import EvalConfig
 
 BOARD = Board(0, "10.0.0.1", 1, "", 1, ())
@@ -32,8 +34,9 @@ def another(config, option):
     value = getattr(config, option.name)
     if option.name in TYPED:
         return TYPED[option.name]
-    if option.name in CHOICES:
-        return next(choice for choice in CHOICES[option.name] if choice != value)
+    allowed = allowed_values(RunConfig).get(option.name)
+    if isinstance(allowed, Choices):
+        return next(name for name in allowed.names if name != value)
     return not value if isinstance(value, bool) else f"{value}x" if isinstance(value, str) else type(value)(value + 1)
 
 

@@ -10,10 +10,11 @@ from shutil import copytree
 import pytest
 
 from config.cli import flat, parse, parts
+from config.keys import allowed_values
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question
-from config.run_config import CHOICES, RunConfig
+from config.run_config import RunConfig
 from eval import results as results_module
 from eval.command import evaluate
 from eval.evaluation import Evaluation
@@ -293,7 +294,7 @@ def test_every_method_is_evaluated_and_writes_the_text_of_plain_decoding(run, sa
 def test_methods_of_another_target_get_a_start_of_their_own(monkeypatch):
     monkeypatch.setitem(METHODS, "tp", Method("serial", "tp", "eagle", ""))
     monkeypatch.setitem(METHODS, "two", Method("serial", "ring", "two", ""))
-    monkeypatch.setitem(CHOICES, "pipeline_type", tuple(METHODS))
+    monkeypatch.setattr(allowed_values(RunConfig)["pipeline_type"], "names", tuple(METHODS))
     assert EvalConfig.of(methods="tp,naive,ar,serial").groups == [("ar", "naive", "serial"), ("tp",)]
     assert EvalConfig.of(methods="naive,two,ar").groups == [("ar", "naive"), ("two",)]
     assert EvalConfig.of(methods="ar").groups == [("ar",)]

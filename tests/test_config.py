@@ -174,7 +174,7 @@ def test_the_help_tells_every_key_method_and_preset(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert end.value.code == 0 and shown == help_text() + "\n"
     names = [field.name for field in dataclasses.fields(RunConfig)]
-    assert [option.name for option in options(RunConfig)] == names, "every field of RunConfig needs a comment behind it"
+    assert [option.name for option in options(RunConfig)] == names, "every field of RunConfig is a key"
     assert all(re.search(rf"^  {name}=", shown, re.M) for name in names)
     assert all(f"  {name} " in shown for name in [*METHODS, *PRESETS])
     assert all(len(line) <= 120 for line in shown.splitlines())

@@ -4,12 +4,14 @@ from __future__ import annotations
 import pytest
 
 from config.cli import all_options, parse
-from config.keys import Option, Range, integer, number
+from config.keys import Option, allowed_values
 from config.presets import PRESETS
-from config.run_config import RANGES, RunConfig
-from eval.keys import REPEATS, EvalConfig
+from config.run_config import RunConfig
+from config.values import Range, integer, number
+from eval.keys import EvalConfig
 
-ALL = {**RANGES, "repeats": REPEATS, "concurrency": RANGES["max_requests"]}
+EVERY_KEY = {**allowed_values(RunConfig), **allowed_values(EvalConfig)}
+ALL = {name: allowed for name, allowed in EVERY_KEY.items() if isinstance(allowed, Range)}
 NUMBERS = {option.name: option for option in all_options(EvalConfig) if option.kind in ("int", "float")}
 NONE = ("nan", "-nan", "inf", "-inf", "infinity", "1_0",
         "１", "+5", " 5", "5 ", "5\n", "", "0x10", "1e",

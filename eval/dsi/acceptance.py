@@ -12,7 +12,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from config.files import write_json
-from config.keys import read_keys
+from config.keys import key, read_keys
 from eval.dsi.keys import COMMAND
 from eval.metrics import Interval, bootstrap
 from eval.pair_keys import TARGET, TOY_DRAFTS, MeasureKeys
@@ -38,10 +38,9 @@ class AcceptanceConfig(MeasureKeys):
   {COMMAND} acceptance do_sample=true temperature=0.8 traces=matches.json
   {COMMAND} acceptance target=DIR draft=DIR sets=mbpp:mbpp.jsonl max_new_tokens=256"""
 
-    # What is compared
-    target: str = TARGET  # folder of the target, a model in Hugging Face form
-    draft: str = TOY_DRAFTS[0]  # folder of the drafter
-    traces: str = ""  # JSON file for the matches of each text, lists of 0 and 1, for `online`; empty: none
+    target: str = key(TARGET, "folder of the target, a model in Hugging Face form", heading="What is compared")
+    draft: str = key(TOY_DRAFTS[0], "folder of the drafter")
+    traces: str = key("", "JSON file for the matches of each text, lists of 0 and 1, for `online`; empty: none")
 
 
 class Runs(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence,
 import numpy as np
 
 from config.files import fits
-from config.keys import HELP, Checked, preset_of, read_keys
+from config.keys import HELP, Checked, key, preset_of, read_keys
 from config.schema.fields import OBJECT, Kind, check, integer, list_of, number
 from config.schema.untrusted import LARGEST, one_line, parse_object, read_bytes, short_repr
 from eval.dsi import cost_model, formulas
@@ -57,8 +57,7 @@ class Cases(Checked):
     EXAMPLES = f"  {COMMAND} cases tests/golden/dsi/cases.json"
     PATHS = ("file",)
 
-    # Input
-    file: str = ""  # JSON file of cases; the key may be omitted if it is the first argument
+    file: str = key("", "JSON file of cases; the key may be omitted if it is the first argument", heading="Input")
 
     def problems(self) -> Iterator[str]:
         if not self.file:
@@ -224,9 +223,9 @@ def output_tokens(target_latency: float, drafter_latency: float, lookahead: int,
     found: Results = {}
     for name, right in (("worst", False), ("best", True)):
         found[name] = {}
-        for key, method in methods.items():
+        for shown_name, method in methods.items():
             outcome = decode(method, plan, [right] * tokens)
-            found[name][key] = list(map(outcome.settled, moments))
+            found[name][shown_name] = list(map(outcome.settled, moments))
     return {"expected": found}
 
 

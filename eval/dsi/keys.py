@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
-from config.keys import Checked, Range
-from config.run_config import COUNT
+from config.keys import Checked, key
+from config.values import COUNT, Choices, Range
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 
 COMMAND = "python3 -m scripts.simulate"
@@ -17,33 +17,27 @@ MOST_TOKENS = 20_000_000  # total tokens of all texts, which are kept in memory 
 class Simulation(Checked):
     """The setting of a simulation. All costs and results are in one unit."""
 
-    RANGES = {
-        "c": COST, "failure_cost": COST,
-        "a": Range(0, 1), "k": Range(1, COUNT),
-        "S": Range(1, 20_000),  # the time for the exact sums grows with the square
-        "num_target_servers": Range(1, COUNT, {0: "as many as needed"}),
-        "random_seed": Range(0, (1 << 32) - 1), "num_repeats": Range(1, 1_000_000)}
     PAIRS: ClassVar[Sequence[tuple[str, str]]] = (("c", "failure_cost"),)  # forwards of drafter and target
 
-    # Setting of the simulation
-    c: float = 0.1  # cost of a drafter forward (online: of its first one)
-    a: float = 0.9  # probability that a draft is accepted
-    k: int = 5  # lookahead: drafts per verification
-    failure_cost: float = 1.0  # cost of a target forward (online: of a server's first one)
-    S: int = 1000  # tokens to generate
-    num_target_servers: int = 7  # target servers of DSI; 0: as many as needed
+    c: float = key(0.1, "cost of a drafter forward (online: of its first one)", COST,
+        heading="Setting of the simulation")
+    a: float = key(0.9, "probability that a draft is accepted", Range(0, 1))
+    k: int = key(5, "lookahead: drafts per verification", Range(1, COUNT))
+    failure_cost: float = key(1.0, "cost of a target forward (online: of a server's first one)", COST)
+    S: int = key(1000, "tokens to generate", Range(1, 20_000))  # the exact sums take time with the square
+    num_target_servers: int = key(7, "target servers of DSI; 0: as many as needed",
+        Range(1, COUNT, {0: "as many as needed"}))
 
-    # Sampling
-    random_seed: int = 42  # seed of all sampling
-    num_repeats: int = 5  # number of simulated texts
+    random_seed: int = key(42, "seed of all sampling", Range(0, (1 << 32) - 1), heading="Sampling")
+    num_repeats: int = key(5, "number of simulated texts", Range(1, 1_000_000))
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        for key, of_target in self.PAIRS:
-            draft, target = getattr(self, key), getattr(self, of_target)
+        for of_draft, of_target in self.PAIRS:
+            draft, target = getattr(self, of_draft), getattr(self, of_target)
             if draft > target:
-                yield (f"{key}={draft:g} exceeds {of_target}={target:g}, but the drafter must not be slower than the "
-                       f"target: give {key}={target:g} or less")
+                yield (f"{of_draft}={draft:g} exceeds {of_target}={target:g}, but the drafter must not be slower than "
+                       f"the target: give {of_draft}={target:g} or less")
         needed = servers_needed(self.failure_cost, self.c, self.k)
         if 0 < self.num_target_servers < needed:
             least = least_lookahead(self.failure_cost, self.c, self.num_target_servers)
@@ -66,11 +60,10 @@ class Offline(Simulation):
   {COMMAND} offline
   {COMMAND} offline c=0.05 a=0.8 k=3 S=100 accounting=original picture=costs.png"""
     PATHS = WRITES = ("picture",)
-    CHOICES = {"accounting": ACCOUNTINGS}
 
-    # Accounting
-    accounting: str = "corrected"  # of DSI: corrected (as by events), or original (as in the published simulator)
-    picture: str = ""  # file (.png or .svg) for histograms of costs and iterations; empty: none
+    accounting: str = key("corrected", "of DSI: corrected (as by events), or original (as in the published simulator)",
+        Choices(ACCOUNTINGS), heading="Accounting")
+    picture: str = key("", "file (.png or .svg) for histograms of costs and iterations; empty: none")
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -87,21 +80,18 @@ class Online(Simulation):
   {COMMAND} online simul_type=both S=50 num_repeats=100
   {COMMAND} online a=0.6 k=3 preemption=none"""
     PATHS = ("traces",)
-    RANGES = {
-        **Simulation.RANGES, "c_sub": COST, "failure_cost_sub": COST, "maximum_correct_tokens": Range(0, COUNT)}
-    CHOICES = {"simul_type": ("DSI", "SI", "both"), "preemption": ("instant", "none")}
     PAIRS = (*Simulation.PAIRS, ("c_sub", "failure_cost_sub"))
     SERVERS = 1024  # a limit, since every event scans all servers
 
-    # Decoding
-    simul_type: str = "DSI"  # algorithm: DSI, SI, or both with the same samples
-    maximum_correct_tokens: int = 20  # most accepted drafts in a row
-    traces: str = ""  # JSON file of recorded matches, a list of 0 and 1 for each text; empty: sampled with a
+    simul_type: str = key("DSI", "algorithm: DSI, SI, or both with the same samples", Choices(("DSI", "SI", "both")),
+        heading="Decoding")
+    maximum_correct_tokens: int = key(20, "most accepted drafts in a row", Range(0, COUNT))
+    traces: str = key("", "JSON file of recorded matches, a list of 0 and 1 for each text; empty: sampled with a")
 
-    # Forwards and servers
-    c_sub: float = 0.01  # seconds of a later forward of the drafter
-    failure_cost_sub: float = 0.1  # seconds of a later forward of a server
-    preemption: str = "instant"  # when a server aborts a useless forward: instant, or none (it runs to its end)
+    c_sub: float = key(0.01, "seconds of a later forward of the drafter", COST, heading="Forwards and servers")
+    failure_cost_sub: float = key(0.1, "seconds of a later forward of a server", COST)
+    preemption: str = key("instant", "when a server aborts a useless forward: instant, or none (it runs to its end)",
+        Choices(("instant", "none")))
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -128,19 +118,18 @@ class Heatmap(Checked):
   {COMMAND} heatmap grid=paper output=out/maps
   {COMMAND} heatmap ndim=20 num_target_servers=3 accounting=original"""
     PATHS = ("output",)
-    RANGES = {
-        "ndim": Range(2, 50), "num_target_servers": Range(1, 1000), "hop": Range(0, 1000)}
-    CHOICES = {"grid": ("ndim", "paper"), "accounting": ACCOUNTINGS}
 
-    # Grid and costs
-    grid: str = "ndim"  # ndim: see the next key; paper: 100 drafters, 101 acceptance rates and 200 lookaheads
-    ndim: int = 10  # steps from 0 to 1 of drafter latency and acceptance rate, and number of lookaheads
-    num_target_servers: int = 7  # target servers of DSI, and stages of the pipelines, so that all use as many devices
-    hop: float = 0.02  # time from one stage of a pipeline to the next, in target forwards
-    accounting: str = "corrected"  # of a run of DSI: corrected, or original (as in the published simulator)
+    grid: str = key("ndim", "ndim: see the next key; paper: 100 drafters, 101 acceptance rates and 200 lookaheads",
+        Choices(("ndim", "paper")), heading="Grid and costs")
+    ndim: int = key(10, "steps from 0 to 1 of drafter latency and acceptance rate, and number of lookaheads",
+        Range(2, 50))
+    num_target_servers: int = key(7,
+        "target servers of DSI, and stages of the pipelines, so that all use as many devices", Range(1, 1000))
+    hop: float = key(0.02, "time from one stage of a pipeline to the next, in target forwards", Range(0, 1000))
+    accounting: str = key("corrected", "of a run of DSI: corrected, or original (as in the published simulator)",
+        Choices(ACCOUNTINGS))
 
-    # Output
-    output: str = "out/heatmap"  # folder for the table heatmap.csv and the maps, as PNG and PDF
+    output: str = key("out/heatmap", "folder for the table heatmap.csv and the maps, as PNG and PDF", heading="Output")
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -160,10 +149,7 @@ class Paper(Checked):
     """
 
     EXAMPLES = f"  {COMMAND} paper\n  {COMMAND} paper num_target_servers=3 S=1000"
-    RANGES = {
-        "S": Range(21, 10_000),  # a run has at most 20 drafts
-        "num_target_servers": Range(2, COUNT)}  # with one, Eq. 1 allows none of the paper's lookaheads
 
-    # Setting
-    S: int = 50  # tokens to generate
-    num_target_servers: int = 7  # target servers of DSI
+    S: int = key(50, "tokens to generate", Range(21, 10_000), heading="Setting")  # a run has at most 20 drafts
+    # with one server, Eq. 1 allows none of the paper's lookaheads
+    num_target_servers: int = key(7, "target servers of DSI", Range(2, COUNT))

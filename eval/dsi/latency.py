@@ -14,7 +14,8 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 import torch
 
-from config.keys import WHOLE, Range, listed, read_keys
+from config.keys import key, read_keys
+from config.values import WHOLE_NUMBER, Range, listed
 from eval.dsi.keys import COMMAND
 from eval.pair_keys import TARGET, MeasureKeys
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
@@ -29,12 +30,10 @@ ROWS = Range(1, 65536)
 class Timed(MeasureKeys):
     """The keys of every measurement of times."""
 
-    RANGES = {**MeasureKeys.RANGES, "repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
 
-    # Timing
-    repeats: int = 5  # measured turns, after one to warm up
-    rows: str = "1,2,4,8,16,32,64"  # the m of T(m), the time of a pass over m tokens (comma-separated)
-    context: int = 256  # tokens of text before such a pass
+    repeats: int = key(5, "measured turns, after one to warm up", Range(1, 1_000_000), heading="Timing")
+    rows: str = key("1,2,4,8,16,32,64", "the m of T(m), the time of a pass over m tokens (comma-separated)")
+    context: int = key(256, "tokens of text before such a pass", Range(0, 1 << 20))
 
     @property
     def chosen_rows(self) -> tuple[int, ...]:
@@ -46,7 +45,7 @@ class Timed(MeasureKeys):
         if self.max_new_tokens < 2:
             yield "max_new_tokens=1 leaves no token after the first to time: give 2 or more"
         words = listed(self.rows)
-        are_sizes = [WHOLE.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words]
+        are_sizes = [WHOLE_NUMBER.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words]
         if not words or not all(are_sizes):
             yield f"rows={self.rows} is no list of sizes: give {ROWS.advice}, or several, separated by commas"
 
@@ -61,8 +60,7 @@ class LatencyConfig(Timed):
   {COMMAND} latency model=DIR device=cuda dtype=bfloat16 rows=1,2,4,8,16,32,64 context=1024"""
     ASKED = "model"
 
-    # Model
-    model: str = TARGET  # folder of a model in Hugging Face format
+    model: str = key(TARGET, "folder of a model in Hugging Face format", heading="Model")
 
 
 class Spread(NamedTuple):

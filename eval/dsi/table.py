@@ -13,10 +13,11 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 
-from config.keys import Range, listed, read_keys
+from config.keys import key, read_keys
+from config.values import COUNT, Range, listed
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import ACCOUNTINGS, dsi_rate, least_lookahead, si_rate
-from eval.dsi.keys import COMMAND, COUNT
+from eval.dsi.keys import COMMAND
 from eval.dsi.latency import Timed, check_context, paces, passes
 from eval.pair_keys import TARGET, TOY_DRAFTS
 from eval.pairs import answer, check_sets, open_model, prompts_of, record, sampler_of
@@ -56,13 +57,11 @@ class TableConfig(Timed):
   {COMMAND} table target=DIR drafts=DIR,DIR sets=alpaca:alpaca.json num_target_servers=3"""
 
     WRITES = ("output",)
-    RANGES = {**Timed.RANGES, "num_target_servers": Range(1, COUNT)}
 
-    # Rows
-    target: str = TARGET  # folder of the target
-    drafts: str = ",".join(TOY_DRAFTS)  # folders of its drafters (comma-separated)
-    num_target_servers: int = 7  # target servers of DSI
-    output: str = ""  # JSON file for the rows; empty: none
+    target: str = key(TARGET, "folder of the target", heading="Rows")
+    drafts: str = key(",".join(TOY_DRAFTS), "folders of its drafters (comma-separated)")
+    num_target_servers: int = key(7, "target servers of DSI", Range(1, COUNT))
+    output: str = key("", "JSON file for the rows; empty: none")
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

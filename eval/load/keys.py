@@ -7,10 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Iterator
 
-from config.keys import NUMBER, WHOLE, Range, listed, number
+from config.keys import key
 from config.methods import METHODS
-from config.run_config import RANGES as OF_RUNS
+from config.run_config import REQUESTS_AT_ONCE
 from config.schema.untrusted import read_bytes
+from config.values import NUMBER, WHOLE_NUMBER, Range, listed, number
 from eval.keys import ComparesMethods, wrong_numbers
 
 RATES = Range(0.000001, 1_000_000)  # requests per second
@@ -25,7 +26,6 @@ class LoadConfig(ComparesMethods):
 
     DEFAULTS = {"max_requests": 16}
     UNSUPPORTED = ("temperature", "prompt_ids", "question_file", "live")
-    RANGES = {"requests": Range(1, 100_000)}
     EXAMPLES: ClassVar[str] = """\
   python3 -m scripts.bench load
   python3 -m scripts.bench load profile=server rates=1,4,16 temperatures=0,1 results=server
@@ -33,19 +33,18 @@ class LoadConfig(ComparesMethods):
   python3 -m scripts.bench load rates= at_once=1,2,4,8,16
   python3 -m scripts.bench load rates= at_once=4 time=real requests=8 methods=ar,streaming"""
 
-    # Comparison (comma-separated)
-    methods: str = "ar,serial,continuous,streaming"  # methods to serve with, each with max_requests requests at once
-    alone: str = "continuous"  # those methods that serve one request at a time; other requests wait in a queue
-    temperatures: str = "0"  # temperatures, each measured separately
+    methods: str = key("ar,serial,continuous,streaming",
+        "methods to serve with, each with max_requests requests at once", heading="Comparison (comma-separated)")
+    alone: str = key("continuous", "those methods that serve one request at a time; other requests wait in a queue")
+    temperatures: str = key("0", "temperatures, each measured separately")
 
-    # Requests
-    requests: int = 48  # number of requests; their questions come from the sets in turn
-    rates: str = "0.1,0.2,0.4,0.8,1.6"  # mean requests per second, with random (Poisson) arrivals; empty: none
-    arrivals: str = ""  # file of arrival times in seconds, one per line, used in place of rates
-    at_once: str = ""  # numbers of requests at once, such as 1,2,4; the next begins when one ends; empty: none
+    requests: int = key(48, "number of requests; their questions come from the sets in turn", Range(1, 100_000),
+        heading="Requests")
+    rates: str = key("0.1,0.2,0.4,0.8,1.6", "mean requests per second, with random (Poisson) arrivals; empty: none")
+    arrivals: str = key("", "file of arrival times in seconds, one per line, used in place of rates")
+    at_once: str = key("", "numbers of requests at once, such as 1,2,4; the next begins when one ends; empty: none")
 
-    # Output
-    results: str = ""  # folder for load.csv, at_once.csv and plots; empty: none
+    results: str = key("", "folder for load.csv, at_once.csv and plots; empty: none", heading="Output")
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -65,7 +64,7 @@ class LoadConfig(ComparesMethods):
                        f"{', '.join(one_target)}")
         yield from super().problems()
         yield from wrong_numbers("rates", self.rates, RATES)
-        yield from wrong_numbers("at_once", self.at_once, OF_RUNS["max_requests"], WHOLE)
+        yield from wrong_numbers("at_once", self.at_once, REQUESTS_AT_ONCE, WHOLE_NUMBER)
         if not (listed(self.rates) or self.arrivals or listed(self.at_once)):
             yield "there is no load to measure: give rates=, arrivals= or at_once="
         if self.run.profile == "none":

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Dict, Hashable, NamedTuple, Sequence
 
 from config.files import check_folder
-from config.keys import listed, preset_of, with_defaults
+from config.keys import preset_of, with_defaults
 from config.presets import TOY_PRESET
 from config.questions import by_turns
+from config.values import listed
 from eval.bench import decoders_of
 from eval.load.arrivals import Figures, figures, poisson, serve, unequal
 from eval.load.keys import LoadConfig, moments

@@ -11,9 +11,10 @@ import torch
 
 from config.cli import parse
 from config.files import write_json
-from config.keys import Checked, Range, read_keys
+from config.keys import Checked, key, read_keys
 from config.presets import TOY_PRESET
 from config.profiles import Profile
+from config.values import Range
 from eval.plan.candidates import families, typed
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.record import Book, make_record
@@ -36,18 +37,15 @@ class GridConfig(Checked):
     """Plan for many random clusters with some questions, and evaluate with others, all in virtual time."""
 
     PATHS = WRITES = ("output",)
-    RANGES = {"seed": Range(0, 1 << 32), "tokens": Range(8, 512), "clusters": Range(1, 10_000),
-              "workers": Range(1, 256), "questions": QUESTIONS, "judges": QUESTIONS}
 
-    # Random clusters and plans for them
-    seed: int = 0  # seed of the clusters
-    clusters: int = 64  # number of clusters
-    tokens: int = 24  # most tokens of each answer
-    drafts: str = "suffix,eagle,eagle+suffix"  # drafts that may be chosen; specinfer has its own
-    questions: int = 4  # recorded questions of each of the six bundled sets
-    judges: int = 8  # other questions of each set for the evaluation
-    workers: int = 2  # processes
-    output: str = ""  # JSON file for the figures of every cluster; empty: none
+    seed: int = key(0, "seed of the clusters", Range(0, 1 << 32), heading="Random clusters and plans for them")
+    clusters: int = key(64, "number of clusters", Range(1, 10_000))
+    tokens: int = key(24, "most tokens of each answer", Range(8, 512))
+    drafts: str = key("suffix,eagle,eagle+suffix", "drafts that may be chosen; specinfer has its own")
+    questions: int = key(4, "recorded questions of each of the six bundled sets", QUESTIONS)
+    judges: int = key(8, "other questions of each set for the evaluation", QUESTIONS)
+    workers: int = key(2, "processes", Range(1, 256))
+    output: str = key("", "JSON file for the figures of every cluster; empty: none")
 
 
 def finalists(bench: Bench, layers: int) -> list[Trial]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
 from config.cli import headless, needs_head, no_head
-from config.drafts import FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
-from config.keys import NUMBER, Range, listed, with_defaults
+from config.drafts import DRAFTS, FOLDERS, HEAD_KEY, MODEL_KEY, MODELS_KEY, reads
+from config.keys import key, with_defaults
 from config.methods import METHODS
-from config.run_config import CHOICES as OF_RUNS
 from config.run_config import RunConfig
+from config.values import NUMBER, Choices, Range, listed
 from eval.keys import DataSetKeys
 
 COMMAND = "python3 -m scripts.plan"
@@ -28,10 +28,6 @@ class PlanConfig(DataSetKeys):
     DEFAULTS = {"draft": "model"}  # not the draft of a run; it makes draft_dir a valid key
     UNSUPPORTED = ("pipeline_type", "draft", "verify", "tp", "replicas", "prompt_ids", "question_file", "stop", "live",
                    "ignore_eos", "answers", "time", "trace", "output")
-    RANGES = {"boards": Range(1, 1024, {0: "the number of the cluster, or 4"}),
-              "layer_gb": Range(0.000001, 1000, {0: "the figure of the profile"}),
-              "check": Range(1, 64, {0: "none"})}
-    CHOICES = {"splits": ("any", "first", "given")}
     WRITES = ("measured", "traces", "preset", "write_hosts", "write_cluster")
     EXAMPLES = """\
   python3 -m scripts.plan profile=jetson-7b
@@ -39,34 +35,37 @@ class PlanConfig(DataSetKeys):
   python3 -m scripts.plan toy measure=true measured=here.json
   python3 -m scripts.plan profile=jetson-7b boards=64 methods=ar,serial,streaming drafts=eagle,eagle+suffix"""
 
-    # The cluster to plan for, from profile or from a measurement
-    boards: int = 0  # boards that may hold layers, besides rank 0's; 0: the number in the profile, or 4
-    memory: str = ""  # GB of these boards, one for all or each (comma-separated); empty: from hosts or profile
-    layer_gb: float = 0.0  # GB of a layer's weights; 0: the figure of the profile
-    measure: bool = False  # measure the pipeline that these keys start, in place of a profile
-    measured: str = ""  # JSON file for the measurement, read if it exists; empty: none
+    boards: int = key(0, "boards that may hold layers, besides rank 0's; 0: the number in the profile, or 4",
+        Range(1, 1024, {0: "the number of the cluster, or 4"}),
+        heading="The cluster to plan for, from profile or from a measurement")
+    memory: str = key("", "GB of these boards, one for all or each (comma-separated); empty: from hosts or profile")
+    layer_gb: float = key(0.0, "GB of a layer's weights; 0: the figure of the profile",
+        Range(0.000001, 1000, {0: "the figure of the profile"}))
+    measure: bool = key(False, "measure the pipeline that these keys start, in place of a profile")
+    measured: str = key("", "JSON file for the measurement, read if it exists; empty: none")
 
-    # Possible choices (comma-separated)
-    splits: str = "any"  # any; first: over the first boards, which need no file of boards; given: as split
-    methods: str = ""  # methods; empty: all that have no planned=False in config/methods.py
-    drafts: str = ""  # drafts, as for the key draft; empty: all that are available
+    splits: str = key("any", "any; first: over the first boards, which need no file of boards; given: as split",
+        Choices(("any", "first", "given")), heading="Possible choices (comma-separated)")
+    methods: str = key("", "methods; empty: all that have no planned=False in config/methods.py")
+    drafts: str = key("", "drafts, as for the key draft; empty: all that are available")
 
-    # Record
-    traces: str = ""  # JSON file for the record of texts and guesses, read if it exists; empty: none
+    traces: str = key("", "JSON file for the record of texts and guesses, read if it exists; empty: none",
+        heading="Record")
 
-    # Output
-    check: int = 0  # number of the best candidates to also run on this machine, in addition to ar; 0: none
-    preset: str = ""  # JSON file for the chosen keys, which other commands take as a preset; empty: none
-    write_hosts: str = ""  # hosts file for the chosen boards of hosts, rank 0's first; empty: none
-    write_cluster: str = ""  # JSON file for the chosen boards as a cluster, for profile=FILE.json; empty: none
-    show: int = 12  # rows of the table
+    check: int = key(0, "number of the best candidates to also run on this machine, in addition to ar; 0: none",
+        Range(1, 64, {0: "none"}), heading="Output")
+    preset: str = key("", "JSON file for the chosen keys, which other commands take as a preset; empty: none")
+    write_hosts: str = key("", "hosts file for the chosen boards of hosts, rank 0's first; empty: none")
+    write_cluster: str = key("", "JSON file for the chosen boards as a cluster, for profile=FILE.json; empty: none")
+    show: int = key(12, "rows of the table")
 
     def problems(self) -> Iterator[str]:
         run, drafts = self.run, listed(self.drafts)
-        for key, known in (("methods", tuple(METHODS)), ("drafts", OF_RUNS["draft"])):
-            for name in listed(getattr(self, key)):
+        for list_name, known in (("methods", tuple(METHODS)), ("drafts", DRAFTS)):
+            typed_list = getattr(self, list_name)
+            for name in listed(typed_list):
                 if name not in known:
-                    yield f"{key}={getattr(self, key)} holds {name}, which is unknown: choose from {', '.join(known)}"
+                    yield f"{list_name}={typed_list} holds {name}, which is unknown: choose from {', '.join(known)}"
         yield from super().problems()
         if headless(run) and any(map(needs_head, drafts)):
             yield no_head(run)
@@ -113,7 +112,7 @@ class PlanConfig(DataSetKeys):
     def chosen_drafts(self) -> tuple[str, ...]:
         """The drafts that may be chosen, as the key `draft` takes them."""
         mixed = (f"{kind}+suffix" for kind in self.kinds)
-        possible = [name for name in mixed if name in OF_RUNS["draft"]]
+        possible = [name for name in mixed if name in DRAFTS]
         return listed(self.drafts) or ("suffix", *self.kinds, *possible)
 
     @property

@@ -6,8 +6,8 @@ from itertools import islice
 from typing import NamedTuple, Sequence
 
 from config.files import write_json
-from config.keys import listed
 from config.profiles import Profile
+from config.values import listed
 from eval.plan.candidates import PLAIN_METHOD, Candidate, families
 from eval.plan.hosts import boards_of
 from eval.plan.keys import PlanConfig

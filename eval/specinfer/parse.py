@@ -13,8 +13,9 @@ from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
 from config.cli import CommandKeys
 from config.files import fits
 from config.files import read_json_file as read_json
-from config.keys import integer, nearest, number, raw_values
+from config.keys import key, nearest, raw_values
 from config.presets import MODELS
+from config.values import integer, number
 
 SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"  # SpecInfer's two programs
 PROGRAMS = {SPEC_INFER: "specinfer", INCR_DECODING: "ar"}  # the method of each program
@@ -88,8 +89,8 @@ OPTIONS.update(RENAMED)
 class SpecInferConfig(CommandKeys):
     """A run that also writes SpecInfer's lines."""
 
-    # SpecInfer's output
-    lines: str = ""  # file to append the figures, token ids and text of each answer to; empty: none
+    lines: str = key("", "file to append the figures, token ids and text of each answer to; empty: none",
+        heading="SpecInfer's output")
 
 
 class Call(NamedTuple):

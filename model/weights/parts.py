@@ -13,7 +13,7 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple
 import torch
 
 from config.files import fits
-from config.run_config import CHOICES
+from config.run_config import QUANTIZATIONS
 from config.schema.families import FAMILIES
 from config.schema.fields import NAME, Kind, check, integer, list_of, number, one_of
 from config.schema.heads import usual_layers
@@ -37,7 +37,7 @@ ENTRY = {"bytes": integer(0, 1 << 48).fits, "sha256": NAME.fits}  # of a file, i
 LAYERS = list_of(integer(0, 1 << 16), most=1024)
 FIELDS = {  # of a manifest
     "rank": integer(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
-    "quant": one_of(*(kind for kind in CHOICES["quant"] if kind != "auto")),
+    "quant": one_of(*QUANTIZATIONS),
     "shares": list_of(number(1e-9, 1e9), most=1024),
     "inner": LAYERS,
     "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda files: fits(files, dict)

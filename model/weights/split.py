@@ -9,9 +9,10 @@ from itertools import accumulate
 from math import prod
 from typing import Sequence
 
-from config.run_config import ROOMS, STAGES
+from config.forms import MEMORY_SIZES, STAGES
 
-AUTO = re.compile(rf"auto(?::([1-9]\d*)|:({ROOMS}))?")  # a split by bytes, into N stages, or by the stages' memory
+# a split by bytes, into N stages, or by the stages' memory
+AUTO = re.compile(rf"auto(?::([1-9]\d*)|:({MEMORY_SIZES}))?")
 
 
 def parse_stages(text: str, layers: int) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from config.keys import listed
+from config.values import listed
 from model.text import AUTO, CONVERSATIONS
 from train.command import Options
 
