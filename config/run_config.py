@@ -336,15 +336,18 @@ class RunConfig(Checked):
         chain = Growth(ENDLESS, ENDLESS, 1, least_score=least_score)
         stream_score = max(least_score, LEAST_SCORE)
 
-        return TreeConfig(
+        growths = TreeConfig(
             init=by_policy(init, *policy),
             expand=init.nothing if "expand" in self.ablated else expand,
             idle=idle.nothing if "none_expand" in self.ablated else idle,
             layer=Growth(ENDLESS, ENDLESS, layer_width, layer_width, least_score),
             chain=chain,
             stream=replace(TreeConfig.stream, width=self.width, segment=segment, least_score=stream_score),
+            coupled=replace(chain, anywhere=True))
+
+        return replace(
+            growths,
             run=self.guesses or RUN,
-            coupled=replace(chain, anywhere=True),
             lookahead=self.guesses or 1,
             chunk=self.prefill_chunk,
             best_first="score_order" not in self.ablated,
