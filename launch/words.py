@@ -43,8 +43,7 @@ REMEDY = "check the network and pip's settings, or take the bundled model: put t
 DIVIDING = {"model_dir", "stages", "tp", "replicas", "lookahead"}  # keys about how a model is divided
 OF_TREES = {"policy", "expansion", "init_total_token", "init_depth", "expand_total_token", "expand_depth"}
 Defaults = Dict[str, Tuple[str, str]]  # by key: the value, and the reason if it may surprise a user
-WITHOUT = ("has no draft head, which could also guess words that are not in the text yet: python3 -m "
-           "scripts.train_eagle trains one (docs/training.md)")
+HEADLESS = "the model has no draft head (docs/training.md)"
 
 
 class Resolved(NamedTuple):
@@ -82,19 +81,18 @@ def resolve(argv: Words, kind: Kind = None, command: str = RUN_PIPE) -> Resolved
 def left_open(words: Words, keys: RunConfig | CommandKeys) -> Defaults:
     """Return defaults that depend on the model's files or the devices, and reasons if they may surprise a user."""
     raw, config = raw_values(words), keys.run
-    model, folder = config.model_dir or config.base_dir, config.first_folder
+    folder = config.first_folder
     found: Defaults = {}
     here = any((folder / name).is_file() for name in VOCABULARIES)
     if here and not raw.keys() & {"template", "prompt_ids"}:
         name = chosen(AUTO, folder)
-        has = "a chat template" if name == OWN else "no chat template"
-        is_named = bool(raw.keys() & {"model_dir", "base_dir"})
-        found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
+        is_surprising = name != OWN and bool(raw.keys() & {"model_dir", "base_dir"})
+        found["template"] = name, "the tokenizer has no chat template" if is_surprising else ""
     found.update(best_here(raw, keys, preset_of(words)))
     guesses = any(METHODS[name].draft == "eagle" for name in keys.known_methods)
     is_planned = raw.get("pipeline_type") == AUTO  # then a plan chooses the draft, too
     if guesses and headless(config) and not is_planned and not raw.keys() & {"draft", "drafts"}:
-        found["draft"] = "suffix", f"{model} {WITHOUT}"
+        found["draft"] = "suffix", HEADLESS
     if config.kernel != "torch":
         found.update(_kernel(config.kernel))
     return found

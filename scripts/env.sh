@@ -10,6 +10,9 @@ export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
 # OpenMP reads both variables when torch is imported.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}" GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-10000}"
 
+WHEELS=(--only-binary=:all: --no-binary=wavedrom)  # nothing is compiled; wavedrom is pure Python without a wheel
+CPU_BUILDS=https://download.pytorch.org/whl/cpu
+
 fail() {
     echo "flowspec: $*" >&2
     exit 2
@@ -90,10 +93,20 @@ read_pip() {
     echo "$reason${broken:+ (connection broken: ${broken%%[\"\'()]*})}"
 }
 
+# uv_install ARGUMENT ...: installs for $PY with uv, which takes seconds; fails where there is none, and where pip is set
+# to indexes that uv does not know.
+uv_install() {
+    command -v uv >/dev/null || return
+    ! "$PY" -I -m pip config list 2>/dev/null | grep -Eq 'index.url|no.index' || return
+    UV_HTTP_TIMEOUT=15 uv --quiet pip install --python "$PY" "${WHEELS[@]}" "$@" 2>/dev/null
+}
+
 # pip_install ARGUMENT ...: installs for $PY; prints pip's reason if that fails. Packages without a wheel are built in
-# isolation, as pips from 23.1 on do anyway: older ones would build in .venv, with an unsuitable setuptools.
+# isolation, as pips from 23.1 on do anyway: older ones would build in .venv, with an unsuitable setuptools. Python
+# compiles a module when it first needs it, not all of them here.
 pip_install() {
-    PIP_USE_PEP517=1 "$PY" -I -m pip --disable-pip-version-check --no-color install -q "$@" 2>&1 >/dev/null | read_pip
+    PIP_USE_PEP517=1 "$PY" -I -m pip --disable-pip-version-check --no-color install -q --no-compile "$@" \
+        2>&1 >/dev/null | read_pip
     return "${PIPESTATUS[0]}"
 }
 
@@ -110,7 +123,8 @@ pip_failed() {
 # The CPU build needs no gigabytes of CUDA libraries, but is on torch's own index. One query there, without retries:
 # offline the build may still be found among pip's own links, and otherwise the caller takes the general build.
 pip_cpu_build() {
-    pip_install --retries 0 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu "$@" 2>/dev/null
+    uv_install --extra-index-url "$CPU_BUILDS" "$@" ||
+        pip_install --retries 0 --timeout 15 --extra-index-url "$CPU_BUILDS" "$@" 2>/dev/null
 }
 
 # Without a CUDA device, installs torch's CPU build before requirements.txt, which it satisfies.
@@ -151,7 +165,9 @@ install_list() {
     sum="$(cksum <"$ROOT/$list")"
     if [ "$list" = requirements.txt ]; then install_cpu_torch; fi
     echo "flowspec: installing $list ..." >&2
-    reason="$(pip_install -r "$ROOT/$list")" || pip_failed "$list" $? "$reason"
+    if ! uv_install -r "$ROOT/$list"; then
+        reason="$(pip_install "${WHEELS[@]}" -r "$ROOT/$list")" || pip_failed "$list" $? "$reason"
+    fi
     echo "$sum" >"$(stamp_of "$list")" || fail "$(stamp_of "$list") could not be written; fix that, then start again."
 }
 

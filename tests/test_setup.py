@@ -29,6 +29,7 @@ case "$*" in
         rm -rf "${@: -1}" && mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
     *"-m ensurepip "*) touch "$here/pip" ;;
     *"install -q --no-index pip") [ -e "$here/pip" ] ;;
+    *"-m pip config list") ! [ -e "$TOP/index" ] || cat "$TOP/index" ;;
     *"-m pip "*)
         echo "$PIP_USE_PEP517 ${@: -1}" >>"$TOP/asked"
         if [ -e "$TOP/wait" ]; then until [ -e "$TOP/go" ]; do sleep 0.02; done; fi
@@ -37,7 +38,12 @@ case "$*" in
     *) echo "the stand-in was asked $*" >&2 && exit 9 ;;
 esac
 """
-TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "flock", "mkdir", "rm", "sed", "sleep", "touch", "uname")
+UV = r"""#!/usr/bin/env bash
+echo "uv ${@: -1}" >>"$TOP/asked"
+! [ -e "$TOP/uv_fails" ]
+"""
+TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "flock", "grep", "mkdir", "rm", "sed", "sleep",
+         "touch", "uname")
 START = ("bash", "-c", 'set -euo pipefail; source scripts/env.sh; make_env "$@"; echo "$PY"', "start")
 
 
@@ -133,6 +139,20 @@ def test_the_packages_of_the_server_are_installed_by_its_own_start(clone):
     code, said = clone.start(command=["bash", "run_server.sh"])
     assert (code, said) == (9, "the stand-in was asked -m scripts.serve")
     assert clone.asked[1:] == [f"1 {clone.root}/serve/requirements.txt"]
+
+
+@pytest.mark.parametrize("without", ["", "uv_fails", "index"])
+def test_uv_installs_where_the_machine_has_it_and_pip_where_that_fails_or_has_indexes_of_its_own(clone, without):
+    uv = clone.bin / "tools" / "uv"
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    if without:
+        (clone.top / without).write_text("global.index-url='file:///here'\n" if without == "index" else "")
+    assert clone.start()[0] == 0
+    assert clone.asked == {"": [f"uv {clone.root}/requirements.txt"],
+                           "uv_fails": [f"uv {clone.root}/requirements.txt", f"1 {clone.root}/requirements.txt"],
+                           "index": [f"1 {clone.root}/requirements.txt"]}[without]
+    assert clone.start() == clone.ready
 
 
 @pytest.mark.skipif(os.uname()[::4] != ("Linux", "x86_64")
