@@ -98,7 +98,7 @@ read_pip() {
 uv_install() {
     command -v uv >/dev/null || return
     ! "$PY" -I -m pip config list 2>/dev/null | grep -Eq 'index.url|no.index' || return
-    UV_HTTP_TIMEOUT=15 uv --quiet pip install --python "$PY" "${WHEELS[@]}" "$@" 2>/dev/null
+    UV_HTTP_TIMEOUT=15 UV_HTTP_RETRIES=0 uv --quiet pip install --python "$PY" "${WHEELS[@]}" "$@" 2>/dev/null
 }
 
 # pip_install ARGUMENT ...: installs for $PY; prints pip's reason if that fails. Packages without a wheel are built in
