@@ -60,7 +60,7 @@ class RunConfig(Checked):
     model_dir: str = key("", "folder of a split model; empty: base_dir, split at the first start")
     base_dir: str = key("", "folder of the whole model in Hugging Face form")
     eagle_dir: str = key("", "folder of the EAGLE draft head of that model")
-    draft: str = key("eagle", "the head: eagle, dflash, spd; model, ssm, suffix (copies); eagle+suffix; none",
+    draft: str = key("eagle", "the head: eagle, dflash, dspark, spd; model, ssm, suffix (copies); eagle+suffix; none",
         Choices(DRAFTS))
     draft_dir: str = key("", "folder of a small whole model, for drafts with model; best with the target's vocabulary")
     ssm: str = key("", "folders of small models, DIR,DIR, of specinfer, ssm; empty: rank 0's draft")

@@ -1,55 +1,36 @@
-"""Build the parts of a rank from its specification: its stage, or rank 0's ring, LM head, draft and decoders.
+"""Build the parts of a rank from its specification: its stage, or rank 0's ring, LM head and decoders.
 
 It knows nothing about processes or rank numbers. Builders change nothing but what they return.
 """
 from __future__ import annotations
 
-from functools import partial
-from itertools import chain
-from pathlib import Path
 from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from config.cli import no_head, other_head
 from config.console import say
 from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
-from config.schema.untrusted import short_repr
-from config.trees import FIXED
 from launch.spec import RankSpec
 from model.cache import TreeCache
-from model.drafts.dflash import BlockDraft
 from model.drafts.draft import Draft, NoDraft, Passes
-from model.drafts.eagle import Eagle, Fit, load_head
-from model.drafts.heads import DFlashHead, Eagle3Head
-from model.drafts.mixture import Mixture
-from model.drafts.network import ModelDraft, Network, TreeDraft, read_all
-from model.drafts.partial import PartialDraft
-from model.drafts.retokenized import Retokenized
-from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
+from model.drafts.network import LMHead, read_all
 from model.llama import Logits, Slice, fill
 from model.native.layers import NativeSlice
 from model.native.linear import NativeProducts
 from model.sample import Penalties, Sampler
-from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.onednn import packed
-from model.weights.parts import EMBED, HEAD, read_sizes
+from model.weights.parts import HEAD
 from model.weights.quant import (
-    Packer,
     Recast,
     compress,
-    fuse,
     load,
     pack,
     probe,
     return_freed_memory,
     unfolded,
 )
-from model.weights.unfold import Unfolded
-from model.whole import Whole
 from pipeline.decode import Decoder, PipelineLimits
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
@@ -64,10 +45,6 @@ from tp.comm import COMMS, Comm
 from tp.group import Group
 from tp.layers import ShardedSlice, empty_slice
 from tp.shares import shares
-
-SPECIAL = ("bos_token_id", "eos_token_id")
-KEPT = 100_000  # tokens of earlier answers; their automaton takes 31 MB
-LMHead = Callable[[Tensor], Tensor]
 
 
 def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> Stage:
@@ -117,11 +94,6 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False,
         pack(body)
     _warn_if_unfolded(spec, body)
     return body
-
-
-def _packer(spec: RankSpec) -> Packer:
-    """Return the function that packs plain linear layers of drafts."""
-    return NativeProducts(torch.get_num_threads()).plain if spec.has_native_products("none") else packed
 
 
 def _warn_if_unfolded(spec: RankSpec, module: torch.nn.Module) -> None:
@@ -178,32 +150,9 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     return kind(links[0], head, stages, spec.device, trace, clock)
 
 
-def build_draft(spec: RankSpec, lm_head: LMHead) -> Draft:
-    """Build the configured draft, which may share the target's LM head."""
-    if not spec.sources:
-        return NoDraft()
-    made = [DRAFTS[name](spec, lm_head) for name in spec.sources if name in DRAFTS]
-    networks = [*chain.from_iterable(made)]
-    policy = spec.config.growth_policy
-    if policy in (*FIXED, "opt") and not all(network.by_level for network in networks):
-        raise ValueError(f"policy={policy} grows trees level by level, and draft={spec.config.draft} does not: leave "
-                         "policy out")
-    for number, network in enumerate(networks):
-        network.number = number
-    return Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
-
-
 def build_passes(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Passes:
     """Return the function that runs the networks of drafts; an emulated cluster delays each pass."""
     return SlowPasses(read_all, Pace(spec.config.cluster, clock, trace)) if spec.config.cluster else read_all
-
-
-def _suffix(spec: RankSpec) -> Suffix:
-    """Build the automaton over a request's text and, if `answers` names a file, over earlier answers."""
-    path, vocab = spec.config.answers, spec.sizes.vocab
-    if not path:
-        return Suffix()
-    return Suffix(load_texts(path, vocab, KEPT), lambda text: add_texts(path, [text], vocab, KEPT))
 
 
 def sampler_of(run: RunConfig) -> Sampler:
@@ -218,139 +167,3 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
     used = NoDraft() if method.draft == "none" else draft
     limits = PipelineLimits(spec.context, spec.config.max_requests, spec.config.reuse)
     return Decoder(ring, used, STRATEGIES[method.strategy], tree, limits, passes)
-
-
-def _head_draft(spec: RankSpec, lm_head: LMHead) -> TreeDraft:
-    """Load the draft head of the specification, or that in rank 0's folder; raises ValueError if there is none."""
-    part = spec.part
-    if not spec.head and not part.eagle:
-        raise ValueError(no_head(spec.config))
-    source = Checkpoint(spec.head) if spec.head else part.open_head()
-
-    def embed() -> Tensor:
-        name = HEAD if spec.sizes.tied else EMBED
-        if name not in part.weights.names():
-            raise ValueError(f"{part.folder} lacks the embedding, which its draft head needs: split the model again")
-        return part.weights.read_stored(name) if spec.keeps_blocks(name) else part.weights.read(name)
-
-    head = load_head(source, part.config, embed, spec.dtype, spec.device)
-    if head.inner and head.inner != part.inner:
-        raise ValueError(f"the head in {source.folder} reads layers {list(head.inner)}, but the stages of this split "
-                         f"pass on {list(part.inner)}: split the model again with --eagle {source.folder}")
-    compress(head, spec.draft_quant(), spec.dtype)
-    if isinstance(head, DFlashHead):
-        return BlockDraft(head, lm_head, spec.slots)
-    fuse(head)
-    pack(head, _packer(spec))
-    kind = PartialDraft if isinstance(head, Eagle3Head) and head.dialect.partial else Eagle
-    return kind(head, lm_head, spec.slots, Fit(str(source.folder), say))
-
-
-def _draft_of(maker: str, kinds: Sequence[str], spec: RankSpec, lm_head: LMHead) -> list[TreeDraft]:
-    """Return the draft of the head; raises ValueError unless it is of one of these kinds."""
-    draft = _head_draft(spec, lm_head)
-    if draft.source not in kinds:
-        raise ValueError(f"draft={spec.config.draft} needs a head of {maker}, and this model has another kind: take "
-                         f"draft={draft.source}, or {other_head(spec.config)}")
-    return [draft]
-
-
-def _small_models(spec: RankSpec) -> list[ModelDraft]:
-    """Build all small models, in order: drafts that are called ssm1, ssm2 and so on."""
-    drafts = [_small_model(spec, folder, "ssm") for folder in spec.small_models]
-    for number, draft in enumerate(drafts, 1):
-        draft.source = f"ssm{number}"
-    return drafts
-
-
-def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
-    """Load the small model in a folder, given by the key `key`; raises ValueError if it is missing or does not fit."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: give {key}=FOLDER, a small model in Hugging Face form")
-    source = Unfolded(folder)
-    _check_tokens(source, spec)
-    context = _context(source, spec)
-    if context < spec.context:
-        raise ValueError(f"the draft model in {folder} has only {context} positions: give max_length={context} or less")
-    return _drafting(source, spec, context)
-
-
-def _context(source: Checkpoint, spec: RankSpec) -> int:
-    """Return the positions of a draft model; if it has no limit of its own, those of the target."""
-    sizes = read_sizes(source)
-    return spec.sizes.context if sizes.family.rotary else sizes.context
-
-
-def _drafting(source: Checkpoint, spec: RankSpec, context: int) -> ModelDraft:
-    """Load a small model with its weights, as a draft."""
-    whole = Whole(source, spec.dtype, spec.device, spec.draft_quant(), context)
-    packer = _packer(spec)
-    pack(whole.body, packer)
-    pack(whole.lm_head, packer)
-    return ModelDraft(whole.body, whole.lm_head, whole.cache(spec.slots))
-
-
-def _model_draft(spec: RankSpec) -> Network:
-    """Load a single small model as a draft. If its tokenizer differs, its guesses are retokenized for the target."""
-    folder, target = spec.draft_folder, spec.part.folder
-    if not (folder.is_dir() and _vocabulary(folder) and _vocabulary(target)):
-        return _small_model(spec, folder, "draft_dir")
-    source = Unfolded(folder)
-    try:
-        _check_tokens(source, spec)
-    except ValueError as error:
-        difference = str(error).rpartition(": ")[0]
-        say(f"{difference}: that model's guesses are decoded, and encoded again in the tokens of the target")
-        context = _context(source, spec)
-        return Retokenized(_drafting(source, spec, context), Text(folder), Text(target), context)
-    return _small_model(spec, folder, "draft_dir")
-
-
-def _check_tokens(small: Checkpoint, spec: RankSpec) -> None:
-    """Raise ValueError if a small model numbers its tokens in another way than the target.
-
-    A small model without tokenizer files is trusted.
-    """
-    target, vocab = spec.part, read_sizes(small).vocab
-    if vocab != spec.sizes.vocab:
-        raise ValueError(f"the draft model in {small.folder} has vocab_size {vocab}, but the model has "
-                         f"{spec.sizes.vocab}: take one with the same tokenizer")
-    other = "take a small model that was made for the same tokenizer"
-    for name in SPECIAL:
-        theirs, ours = small.config.get(name), target.config.get(name)
-        if _numbers(theirs) and _numbers(ours) and not _numbers(theirs) & _numbers(ours):
-            raise ValueError(f"{small.folder / 'config.json'} has {name}={short_repr(theirs)}, but the model has "
-                             f"{short_repr(ours)}: {other}")
-    path, known = _vocabulary(small.folder), _vocabulary(target.folder)
-    if path is None or known is None:
-        return
-    if path.name == known.name and path.read_bytes() == known.read_bytes():
-        return
-    found, wanted = _tokens(small.folder), _tokens(target.folder)
-    both = sorted(found.keys() & wanted.keys())
-    wrong = next((number for number in both if found[number] != wanted[number]), None)
-    if wrong is not None:
-        raise ValueError(f"{path} calls token {wrong} {short_repr(found[wrong])}, but the model's {known.name} calls "
-                         f"it {short_repr(wanted[wrong])}: {other}")
-
-
-def _vocabulary(folder: Path) -> Path | None:
-    return next((folder / name for name in VOCABULARIES if (folder / name).is_file()), None)
-
-
-def _tokens(folder: Path) -> dict[int, str]:
-    return {number: token for token, number in Text(folder).tokenizer.get_vocab().items()}
-
-
-def _numbers(value: Any) -> set[int]:
-    named = value if isinstance(value, list) else [value]
-    return {number for number in named if isinstance(number, int)}
-
-
-DRAFTS: dict[str, Callable[[RankSpec, LMHead], Sequence[Network]]] = {
-    "eagle": partial(_draft_of, "EAGLE or DFlash", ("eagle", "dflash")),
-    "dflash": partial(_draft_of, "DFlash", ("dflash",)),
-    "spd": partial(_draft_of, "SPD", ("spd",)),
-    "model": lambda spec, lm_head: [_model_draft(spec)],
-    "ssm": lambda spec, lm_head: _small_models(spec),
-}

@@ -18,16 +18,8 @@ from config.keys import options as keys_of
 from config.keys import parsed, written
 from config.run_config import SAMPLING, RunConfig
 from config.trees import TreeConfig
-from launch.build import (
-    LMHead,
-    build_decoder,
-    build_draft,
-    build_lm_head,
-    build_passes,
-    build_ring,
-    build_stage,
-    sampler_of,
-)
+from launch.build import LMHead, build_decoder, build_lm_head, build_passes, build_ring, build_stage, sampler_of
+from launch.drafts import build_draft
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows, sized
 from launch.progress import ProgressBar

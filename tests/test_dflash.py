@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 
 from config.run_config import Growth
 from config.schema.heads import usual_layers
-from model.drafts.dflash import BlockDraft
-from model.drafts.eagle import fit_head, load_head
-from model.drafts.heads import DFlashHead
+from model.drafts.dflash import BlockDraft, DFlashHead
+from model.drafts.head_files import fit_head, load_head
 from model.drafts.mixture import Mixture
 from model.drafts.network import at_once
 from model.sample import Sampler

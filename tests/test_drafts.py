@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from config.run_config import Growth
 from config.schema.heads import read_dialect, usual_layers
 from launch.split.write import split
-from model.drafts.eagle import Eagle, fit_head, load_head
+from model.drafts.eagle import Eagle
+from model.drafts.head_files import fit_head, load_head
 from model.drafts.heads import Eagle3Head
 from model.drafts.network import at_once
 from model.llama import LlamaConfig

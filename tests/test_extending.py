@@ -55,8 +55,8 @@ def project(tmp_path_factory):
     paste(folder / "config" / "methods.py", r"^METHODS = \{\n", f"METHODS = {{\n{ROW}")
     (folder / "model" / "drafts" / "bigram.py").write_text(DRAFT, encoding="utf-8")
     paste(folder / "config" / "drafts.py", r'"none"\)$', f'"none",\n{DRAFT_NAMES})')
-    paste(folder / "launch" / "build.py", r"^(?=from model.drafts.dflash)", DRAFT_IMPORT)
-    paste(folder / "launch" / "build.py", r"^(?=}\n\Z)", DRAFT_ROW)
+    paste(folder / "launch" / "drafts.py", r"^(?=from model.drafts.dflash)", DRAFT_IMPORT)
+    paste(folder / "launch" / "drafts.py", r"^(?=}\n\Z)", DRAFT_ROW)
     return folder
 
 

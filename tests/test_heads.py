@@ -11,11 +11,12 @@ from torch import nn
 
 from config.run_config import RunConfig
 from config.schema.heads import LAYERS, head_problems, read_dialect
-from launch.build import build_draft
+from launch.drafts import build_draft
 from launch.spec import RankSpec
 from launch.split.write import split
 from model.drafts.draft import NoDraft
-from model.drafts.eagle import Eagle, Fit, fit_head, load_head
+from model.drafts.eagle import Eagle, Fit
+from model.drafts.head_files import fit_head, load_head
 from model.drafts.heads import Eagle3Head, EagleHead
 from model.drafts.network import ModelDraft
 from model.llama import LlamaConfig

@@ -10,7 +10,8 @@ import torch
 from cluster.folder import RENDEZVOUS
 from config.run_config import RunConfig
 from launch import available, memory
-from launch.build import build_draft, build_lm_head, build_stage
+from launch.build import build_lm_head, build_stage
+from launch.drafts import build_draft
 from launch.memory import Need, check_memory, need, together
 from launch.spec import RankSpec, local_ranks
 from model import cache as caches

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from config.schema.fields import read_config
 from launch.split.write import split
-from model.drafts.eagle import Eagle, fit_head, load_head
+from model.drafts.eagle import Eagle
+from model.drafts.head_files import fit_head, load_head
 from model.drafts.heads import MtpHead
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, Part

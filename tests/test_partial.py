@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from model.drafts.eagle import fit_head
+from model.drafts.head_files import fit_head
 from model.drafts.network import at_once
 from model.drafts.partial import PartialDraft, way_to
 from model.sample import Sampler
@@ -199,7 +199,7 @@ def test_a_head_for_partial_features_drafts_for_a_split_model(tmp_path, capsys):
     assert len(set(texts)) == 1
     wires = [span for span in read(tmp_path / "trace") if span["name"] == "wire" and span["kind"] == "Features"]
     assert {span["rank"] for span in wires} == {2}, "the first stage adds nothing, the last one nothing earlier"
-    for draft, maker in (("dflash", "DFlash"), ("eagle", "EAGLE or DFlash")):
+    for draft, maker in (("dflash", "DFlash"), ("eagle", "EAGLE, DFlash or DSpark")):
         assert here(*asked, f"draft={draft}") == 2
         said = capsys.readouterr().err
         assert f"needs a head of {maker}, and this model has another kind: take draft=spd, or add eagle_dir=DIR" in said

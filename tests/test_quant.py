@@ -10,7 +10,8 @@ from torch import nn
 
 from config.run_config import RunConfig
 from eval.bench import forms
-from launch.build import build_draft, build_lm_head, build_stage
+from launch.build import build_lm_head, build_stage
+from launch.drafts import build_draft
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import Layout, split

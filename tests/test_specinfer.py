@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from config.run_config import RunConfig
 from config.trees import expanded
-from launch.build import build_draft, build_lm_head
+from launch.build import build_lm_head
+from launch.drafts import build_draft
 from launch.memory import need
 from launch.spec import RankSpec
 from launch.split.write import Layout, split

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from config.presets import ROOT
-from config.schema.heads import BlockForm, usual_layers
+from config.schema.block_heads import BlockForm
+from config.schema.heads import usual_layers
 from launch.split.write import split
-from model.drafts.dflash import BlockDraft
-from model.drafts.eagle import Eagle, fit_head
-from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead
+from model.drafts.dflash import BlockDraft, DFlashHead
+from model.drafts.eagle import Eagle
+from model.drafts.head_files import fit_head
+from model.drafts.heads import Eagle3Head, EagleHead
 from model.drafts.network import at_once, read_all
 from model.drafts.partial import PartialDraft, way_to
 from model.text import Text

@@ -16,11 +16,12 @@ from cluster.transport import Inbox, LocalLink
 from config.failure import PeerLost
 from config.methods import METHODS
 from config.run_config import Growth, TreeConfig
-from config.schema.heads import BlockForm, HeadDialect, read_dialect, usual_layers
-from model.drafts.dflash import BlockDraft
+from config.schema.block_heads import BlockForm
+from config.schema.heads import HeadDialect, read_dialect, usual_layers
+from model.drafts.dflash import BlockDraft, DFlashHead
 from model.drafts.draft import Draft, NoDraft, Steps
 from model.drafts.eagle import Eagle
-from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead
+from model.drafts.heads import Eagle3Head, EagleHead
 from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, Network
 from model.drafts.partial import PartialDraft

@@ -1,4 +1,4 @@
-"""Published draft heads: the dialects of EAGLE-3, DFlash, and the keys of their config.json.
+"""Published draft heads: the dialects of EAGLE-3, and the keys of their config.json.
 
 Every key is harmless, supported, or refused by name, since an unknown key may change the network.
 """
@@ -25,8 +25,6 @@ ONLY = {  # keys that change what a head computes, and their only supported valu
 FIRST_ONLY = {  # of EAGLE-1 and 2
     "num_hidden_layers": 1, "truncated_vocab_size": None, **dict.fromkeys((*NORMS, PARTIAL), False)}
 THIRD = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")  # true only in EAGLE-3
-BLOCK, BLOCK_NESTED = "DFlashDraftModel", "dflash_config"  # architecture of DFlash heads; an optional nested object
-BLOCK_KEYS, BLOCK_SIZES = ("target_layer_ids", "block_size", "mask_token_id"), range(2, 65)
 INSIDE = frozenset((*LAYERS, *NORMS, COUNTED, "num_aux_hidden_states"))  # keys that `NESTED` may hold, too
 READ = INSIDE.union("""
     model_type hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size rms_norm_eps
@@ -61,15 +59,6 @@ class HeadDialect:
     partial: bool = False  # it was trained on rows with the features of only some of these layers (SPD)
 
 
-@dataclass(frozen=True)
-class BlockForm:
-    """The form of a head that guesses a block in one pass, such as a DFlash head."""
-
-    inner: tuple[int, ...]  # the target's layers of which it reads the inputs
-    size: int  # tokens of a block, including the known token before the guesses
-    mask: int  # the token in the place of the guesses
-
-
 def usual_layers(layers: int) -> tuple[int, ...]:
     """Return the layers of which a head reads the inputs by default; empty if the target has too few layers."""
     return (2, layers // 2, layers - 3) if layers >= 7 else ()
@@ -99,39 +88,6 @@ def _inner(given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     return ids if inputs else tuple(number + 1 for number in ids)
 
 
-def is_block(config: Mapping[str, Any]) -> bool:
-    """Return whether the config is that of a DFlash head."""
-    return BLOCK in (config.get("architectures") or [])
-
-
-def _block_fields(config: Mapping[str, Any]) -> list[Any]:
-    """Return the values of `BLOCK_KEYS` of a DFlash head."""
-    given = {**config, **(config.get(BLOCK_NESTED) or {})}
-    return [given.get(key) for key in BLOCK_KEYS]
-
-
-def read_block(config: Mapping[str, Any]) -> BlockForm:
-    """Return the form of a DFlash head; its `target_layer_ids` count outputs. `block_problems` has checked it."""
-    ids, size, mask = _block_fields(config)
-    return BlockForm(tuple(number + 1 for number in ids), size, mask)
-
-
-def block_problems(config: Mapping[str, Any], layers: int, context: int) -> Iterator[str]:
-    """Yield the problems of a DFlash head; see `head_problems`."""
-    others = {**config, **(config.get(BLOCK_NESTED) or {})}
-    ids, size, mask = _block_fields(config)
-    for key in (BLOCK_NESTED, *BLOCK_KEYS, "num_target_layers"):
-        others.pop(key, None)
-    yield from head_problems(others, True, layers, context)
-    rising = fits(ids, [int]) and ids == sorted(set(ids))
-    if not rising or not set(ids) <= set(range(layers - 1)) or not ids:
-        yield _only(BLOCK_KEYS[0], ids, f"layers in rising order, from 0 to {layers - 2}")
-    if not (fits(size, int) and size in BLOCK_SIZES):
-        yield _only(BLOCK_KEYS[1], size, f"{BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}")
-    if not (fits(mask, int) and mask in range(config["vocab_size"])):
-        yield _only(BLOCK_KEYS[2], mask, "a token of the model")
-
-
 def verifier(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the description, in a head in the format of speculators, of the model for which it was trained."""
     outer = config.get("speculators_config")
@@ -152,20 +108,20 @@ def head_problems(config: Mapping[str, Any], third: bool, layers: int, context: 
             continue
         if key in only:
             if value != only[key]:
-                yield _only(key, value, repr(only[key]))
+                yield only_supported(key, value, repr(only[key]))
         elif key not in read:
             yield (f"has the unknown key {key!r}, which may change what the head computes; if it does not, "
                    "delete it there")
         elif key in LAYERS:
             yield from _layer_problems(key, value, third)
         elif key in (*NORMS, PARTIAL) and not fits(value, bool):
-            yield _only(key, value, "true or false")
+            yield only_supported(key, value, "true or false")
         elif key == COUNTED and value not in ("inputs", "outputs"):
-            yield _only(key, value, "inputs or outputs")
+            yield only_supported(key, value, "inputs or outputs")
     if third:
         yield from _reach_problems({**config, **nested}, layers)
     if third and config.get(PARTIAL) and not {**config, **nested}.get("fc_norm"):
-        yield _only("fc_norm", False, f"true, with {PARTIAL}")
+        yield only_supported("fc_norm", False, f"true, with {PARTIAL}")
     yield from _window_problems(config, context)
 
 
@@ -176,7 +132,7 @@ def _layer_problems(key: str, ids: Any, third: bool) -> Iterator[str]:
         return
     rising = fits(ids, [int]) and sorted(set(ids)) == ids
     if not rising or len(ids) == 1 or ids and ids[0] < 0:
-        yield _only(key, ids, "two or more layers in rising order")
+        yield only_supported(key, ids, "two or more layers in rising order")
 
 
 def _reach_problems(given: Mapping[str, Any], layers: int) -> Iterator[str]:
@@ -185,18 +141,19 @@ def _reach_problems(given: Mapping[str, Any], layers: int) -> Iterator[str]:
     if inner and inner[-1] > layers:
         yield f"reads the inputs of layers {list(inner)}, but the model has {layers}; take the head for this model"
     if count is not None and count != len(inner or (0, 0, 0)):
-        yield _only("num_aux_hidden_states", count, f"{len(inner)}, one for each listed layer")
+        yield only_supported("num_aux_hidden_states", count, f"{len(inner)}, one for each listed layer")
 
 
 def _window_problems(config: Mapping[str, Any], context: int) -> Iterator[str]:
     """Yield the problems of sliding windows; a window of at least `context` is plain attention."""
     kinds, window = config.get("layer_types"), config.get("sliding_window")
     if kinds is not None and any(kind != "full_attention" for kind in kinds):
-        yield _only("layer_types", kinds, "['full_attention']")
+        yield only_supported("layer_types", kinds, "['full_attention']")
     used = window is not None and config.get("use_sliding_window") is not False
     if used and not (isinstance(window, int) and window >= context):
-        yield _only("sliding_window", window, f"null, use_sliding_window=false or at least {context}")
+        yield only_supported("sliding_window", window, f"null, use_sliding_window=false or at least {context}")
 
 
-def _only(key: str, value: Any, only: str) -> str:
+def only_supported(key: str, value: Any, only: str) -> str:
+    """Return the problem of a value that is not supported, as the end of a sentence."""
     return f"says {key}={short_repr(value)}, which is not supported (only {only}); take another head for this model"

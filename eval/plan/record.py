@@ -18,7 +18,7 @@ from torch import Tensor
 
 from config.questions import by_turns
 from config.run_config import PENALTIES
-from config.schema.heads import BlockForm
+from config.schema.block_heads import BlockForm
 from eval.plan.keys import PlanConfig
 from eval.recorded import check_room, load, sampler_of, save, settings_of
 from eval.self_feeding import blocks, read_text, unrolled
@@ -181,7 +181,7 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, 
 
 
 def _block(network: Any) -> int:
-    return network.form.size if isinstance(network, BlockDraft) else 0
+    return network.form.size if isinstance(network, BlockDraft) and network.marginal else 0
 
 
 def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int],

@@ -20,7 +20,7 @@ from config.schema.heads import usual_layers
 from config.schema.untrusted import Name
 from launch.progress import ProgressBar
 from launch.split.gguf import is_gguf, unpack
-from model.drafts.eagle import MAPS, borrows_embedding, fit_head, held_ahead
+from model.drafts.head_files import MAPS, borrows_embedding, fit_head, held_ahead
 from model.llama import LlamaConfig
 from model.text import TOKENIZER_FILES, check_template_links
 from model.weights.checkpoint import Checkpoint, sample, writing

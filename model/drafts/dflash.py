@@ -10,12 +10,43 @@ Shapes: T rows, N concatenated inner features, V vocabulary.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from config.schema.block_heads import BlockForm
+from model.cache import Rows
 from model.drafts.draft import Guesses, Read, Reading, Steps
-from model.drafts.heads import TEXT, DFlashHead
+from model.drafts.heads import Head
 from model.drafts.network import CHUNK, Expansion, LMHead, TreeDraft
+from model.llama import Layer, LlamaConfig, RMSNorm, linear
 from model.tree import TokenTree
+
+TEXT = -1  # in place of a token: a row of text, of which only the target's feature is read
+
+
+class DFlashHead(Head):
+    """`fc` over inner features, a norm, and layers in which the rows of a block see these features and each other."""
+
+    def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
+        super().__init__(c)
+        self.form, self.inner = form, form.inner
+        self.fc = linear(len(form.inner) * c.hidden, c.hidden)
+        self.hidden_norm = RMSNorm(c.hidden, c.eps)
+        self.layers = nn.ModuleList([Layer(c) for _ in range(c.layers)])
+        self.norm = RMSNorm(c.hidden, c.eps)
+
+    def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
+        """Return the output for each row of a block, `[T, D]`; for rows of text, only keys and values matter."""
+        of_text_T1 = (token_T == TEXT)[:, None]
+        feature_TD = self.hidden_norm(self.fc(feature_TN))
+        x_TD = self.embed_tokens(token_T.clamp(min=0))
+        rotation = self.rotary.at(pos_T, x_TD)
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer), layer
+            normed_TD = layer.input_layernorm(x_TD)
+            seen_TD = torch.where(of_text_T1, feature_TD, normed_TD)
+            x_TD = x_TD + layer.self_attn(seen_TD, rotation, cache, number)
+            x_TD = x_TD + layer.mlp(layer.post_attention_layernorm(x_TD))
+        return self.norm(x_TD)  # type: ignore[no-any-return]
 
 
 class BlockDraft(TreeDraft):
@@ -27,9 +58,10 @@ class BlockDraft(TreeDraft):
 
     source = "dflash"
     by_level, far, inner = False, True, True
+    marginal = True  # whether the guesses after a row are the same after all guesses of the row
 
     def __init__(self, head: DFlashHead, lm_head: LMHead, capacity: int) -> None:
-        self.network, self.lm_head = head, lm_head
+        self.network, self.lm_head = head, head.logits or lm_head
         self.form, sizes = head.form, head.config
         super().__init__(sizes.cache(sizes.layers, capacity, head.like))
 
@@ -68,7 +100,7 @@ class BlockDraft(TreeDraft):
             return None
         self.cache.drop()
         tip = tree.nodes[tree.tip]
-        rows = min(self.form.size, tree.limit - tip.pos)
+        rows = min(self.form.size, tree.limit - tip.pos - 1 + self.form.first_guess)
         if len(fresh) + rows > self.cache.room:
             return []
         fresh = yield from self._read_text(tree, CHUNK)
@@ -77,8 +109,8 @@ class BlockDraft(TreeDraft):
         self.cache.drop()
         self._begun, self._logits = tip.pos, read.logits_AV
         self._given = set()
-        positions = [tip.pos + 1 + place for place in range(rows - 1)]
-        self._said = [] if tree.law else self.predict(self._logits, positions, width)
+        positions = [tip.pos + 1 + row for row in range(len(self._logits))]
+        self._said = self.predict(self._logits, positions, width) if self.marginal and not tree.law else []
         return [self.unrequested(tree, node, width) or [] for node in nodes]
 
     def unrequested(self, tree: TokenTree, node: int, width: int) -> Guesses | None:
@@ -87,10 +119,14 @@ class BlockDraft(TreeDraft):
         if self._begun < 0 or row not in range(len(self._logits)) or node in self._given:
             return None
         self._given.add(node)
-        if tree.law is None:
+        if self._said:
             return self._said[row]
-        logits = self._shaped(tree, [node], self._logits[row:row + 1])
-        return self.predict(logits, [position + 1], width)[0]
+        logits_1V = self._shaped(tree, [node], self.logits_after(tree.nodes[node].token, row))
+        return self.predict(logits_1V, [position + 1], width)[0]
+
+    def logits_after(self, token: int, row: int) -> Tensor:
+        """Return the logits `[1, V]` of a row of guesses in the block, after a guess `token` in the row before."""
+        return self._logits[row:row + 1]
 
     def rows(self, tree: TokenTree, fresh: list[int], begin: int, rows: int) -> Reading:
         """Return a reading of new rows of text and of `rows` rows of the block from the node `begin` on; rows of the
@@ -104,4 +140,4 @@ class BlockDraft(TreeDraft):
         token_T, pos_T = torch.tensor([tokens, places], device=self.cache.like.device)
         features = [self.features(tree, fresh)] if fresh else []
         feature_TN = torch.cat((*features, self.blank(rows)))
-        return Reading(self, token_T, feature_TN, pos_T, max(0, rows - 1))
+        return Reading(self, token_T, feature_TN, pos_T, max(0, rows - self.form.first_guess))

@@ -1,20 +1,18 @@
-"""The networks of draft heads: EAGLE-1 and EAGLE-2, EAGLE-3, DFlash, and a layer for multi-token prediction.
+"""The networks of draft heads: EAGLE-1 and EAGLE-2, EAGLE-3, and a layer for multi-token prediction.
 
 They know nothing about trees. Shapes: T rows, D model, N concatenated inner features, V vocabulary.
 """
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from config.schema.heads import BlockForm, HeadDialect
+from config.schema.heads import HeadDialect
 from model.cache import Rows
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, embedding, linear
 from model.rotary import Rotary, Rotation
-
-TEXT = -1  # in place of a token, for a DFlash head: a row of text, of which only the target's feature is read
 
 
 class Head(nn.Module):
@@ -123,32 +121,6 @@ class Eagle3Head(Head):
         return self.lm_head(out_TD if self.dialect.norm_output else self.norm(out_TD))  # type: ignore[no-any-return]
 
 
-class DFlashHead(Head):
-    """`fc` over inner features, a norm, and layers in which the rows of a block see these features and each other."""
-
-    def __init__(self, c: LlamaConfig, form: BlockForm) -> None:
-        super().__init__(c)
-        self.form, self.inner = form, form.inner
-        self.fc = linear(len(form.inner) * c.hidden, c.hidden)
-        self.hidden_norm = RMSNorm(c.hidden, c.eps)
-        self.layers = nn.ModuleList([Layer(c) for _ in range(c.layers)])
-        self.norm = RMSNorm(c.hidden, c.eps)
-
-    def forward(self, token_T: Tensor, feature_TN: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
-        """Return the output for each row of a block, `[T, D]`; for rows of text, only keys and values matter."""
-        of_text_T1 = (token_T == TEXT)[:, None]
-        feature_TD = self.hidden_norm(self.fc(feature_TN))
-        x_TD = self.embed_tokens(token_T.clamp(min=0))
-        rotation = self.rotary.at(pos_T, x_TD)
-        for number, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer), layer
-            normed_TD = layer.input_layernorm(x_TD)
-            seen_TD = torch.where(of_text_T1, feature_TD, normed_TD)
-            x_TD = x_TD + layer.self_attn(seen_TD, rotation, cache, number)
-            x_TD = x_TD + layer.mlp(layer.post_attention_layernorm(x_TD))
-        return self.norm(x_TD)  # type: ignore[no-any-return]
-
-
 class MtpHead(Head):
     """The layer for multi-token prediction of a model trained with one: `input_proj` over [feature, embedding], each
     normed, then one layer and a norm (DeepSeek-V3, arXiv 2412.19437, section 2.2, equations 21 to 23).
@@ -176,5 +148,3 @@ class MtpHead(Head):
         x_TD = self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
         return self.final_layernorm(x_TD)  # type: ignore[no-any-return]
 
-
-Trainable = Union[EagleHead, Eagle3Head, DFlashHead]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.cache import PLAIN, AttentionForm, attention
-from model.drafts.heads import TEXT, DFlashHead
+from model.drafts.dflash import TEXT, DFlashHead
 from train.data import TokenRow
 from train.eagle.loss import LIKELIEST, Mark, Objective, Task, Wanted
 

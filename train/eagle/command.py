@@ -13,10 +13,12 @@ from typing import Any, Sequence
 import torch
 
 from config.files import write_json
-from config.schema.heads import BlockForm, usual_layers
+from config.schema.block_heads import BlockForm
+from config.schema.heads import usual_layers
 from launch.spec import device_named
-from model.drafts.eagle import borrows_embedding, fit_head
-from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, MtpHead, Trainable
+from model.drafts.dflash import DFlashHead
+from model.drafts.head_files import borrows_embedding, fit_head
+from model.drafts.heads import Eagle3Head, EagleHead, MtpHead
 from model.llama import LlamaConfig
 from model.text import chosen
 from model.weights.checkpoint import Checkpoint
@@ -32,6 +34,7 @@ from train.eagle.loss import PASSES, Objective, Task, WordTask, own_part, part_a
 from train.eagle.options import CHECKPOINT, check, parser
 from train.eagle.partial import PartialTask, partial_part, stage_ends
 from train.eagle.teacher import Teacher
+from train.eagle.unroll import Trainable
 from train.own import make_own
 from train.terms import digest, mark, settings
 

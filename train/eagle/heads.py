@@ -13,26 +13,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from config.schema.heads import (
-    BLOCK,
-    BLOCK_NESTED,
-    COUNTED,
-    KIND,
-    LAYERS,
-    NORMS,
-    PARTIAL,
-    BlockForm,
-    is_block,
-    read_block,
-    read_dialect,
-)
+from config.schema.block_heads import DFLASH, NESTED_KEYS, BlockForm, is_block, read_block
+from config.schema.heads import COUNTED, KIND, LAYERS, NORMS, PARTIAL, read_dialect
 from launch.split.write import WEIGHTS, store
-from model.drafts.eagle import MAPS, OWN_EMBEDDING, load_head
-from model.drafts.heads import DFlashHead, Eagle3Head, EagleHead, Trainable
+from model.drafts.dflash import DFlashHead
+from model.drafts.head_files import MAPS, OWN_EMBEDDING, load_head
+from model.drafts.heads import Eagle3Head, EagleHead
 from model.llama import LlamaConfig, RMSNorm
 from model.weights.checkpoint import Checkpoint
 from train.data import TokenRow
 from train.eagle.teacher import Teacher
+from train.eagle.unroll import Trainable
 
 Config = Dict[str, Any]  # the content of a `config.json`
 DIALECTS: dict[str, Config] = {  # of EAGLE-3: the fields of a config.json in addition to the sizes
@@ -91,8 +82,8 @@ def nested(config: Config, base: Config) -> Config:
 def describe_block(teacher: Teacher, form: BlockForm, layers: int) -> Config:
     """Return the `config.json` of a DFlash head for this base, with layers of Qwen3."""
     inside = {"mask_token_id": form.mask, "target_layer_ids": [number - 1 for number in form.inner]}
-    return {**describe(teacher), "architectures": [BLOCK], "model_type": "qwen3", "num_hidden_layers": layers,
-            "num_target_layers": teacher.config.layers, "block_size": form.size, BLOCK_NESTED: inside}
+    return {**describe(teacher), "architectures": [DFLASH], "model_type": "qwen3", "num_hidden_layers": layers,
+            "num_target_layers": teacher.config.layers, "block_size": form.size, NESTED_KEYS: inside}
 
 
 def describe_partial(teacher: Teacher, vocab: int, layers: Sequence[int]) -> Config:

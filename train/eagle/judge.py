@@ -12,12 +12,9 @@ import torch
 
 from config.run_config import Growth, TreeConfig
 from launch.progress import ProgressBar
-from model.drafts.dflash import BlockDraft
-from model.drafts.draft import Draft
-from model.drafts.eagle import Eagle, load_head
-from model.drafts.heads import DFlashHead, Eagle3Head, MtpHead
+from model.drafts.head_files import draft_with, load_head
+from model.drafts.heads import MtpHead
 from model.drafts.mixture import Mixture
-from model.drafts.partial import PartialDraft
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Decoder, PipelineLimits, Request
 from pipeline.strategies import serial
@@ -38,13 +35,8 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     assert not isinstance(head, MtpHead), "MTP heads are not trained here"
     capacity = length + 8 * TREE.init.nodes
     ring = ring_of(teacher, capacity, head.inner)
-    draft: Draft
-    if isinstance(head, DFlashHead):
-        draft = Mixture([BlockDraft(head, teacher.lm_head, capacity)])
-    elif isinstance(head, Eagle3Head) and head.dialect.partial:
-        draft = Mixture([PartialDraft(head, teacher.lm_head, capacity)])
-    else:
-        draft = Eagle(head, teacher.lm_head, capacity)
+    network = draft_with(head, teacher.lm_head, capacity)
+    draft = network if network.by_level else Mixture([network])
     return Decoder(ring, draft, serial, TREE, PipelineLimits(length))
 
 

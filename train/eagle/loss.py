@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.drafts.heads import Eagle3Head, EagleHead, Trainable
+from model.drafts.heads import Eagle3Head, EagleHead
 from train.data import Rows, TokenRow
 from train.eagle.heads import known_words
 from train.eagle.teacher import Teacher
-from train.eagle.unroll import Known, unroll
+from train.eagle.unroll import Known, Trainable, unroll
 
 PASSES, STARTS = 8, 10
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from config.schema.heads import BLOCK_SIZES
+from config.schema.block_heads import BLOCK_SIZES
 from model.text import AUTO, CONVERSATIONS
 from model.weights.checkpoint import SOURCES
 from train.command import Options

@@ -8,14 +8,16 @@ S keys, E head dimension.
 """
 from __future__ import annotations
 
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Union
 
 import torch
 from torch import Tensor
 
 from model.cache import PLAIN, AttentionForm, attention
-from model.drafts.heads import Trainable
+from model.drafts.dflash import DFlashHead
+from model.drafts.heads import Eagle3Head, EagleHead
 
+Trainable = Union[EagleHead, Eagle3Head, DFlashHead]
 Known = Callable[[int, Tensor], Tensor]  # the features that a later pass reads, by its number and its pairs `[A]`
 
 
