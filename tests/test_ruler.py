@@ -15,20 +15,20 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 22_627,
-    "model": 61_918,
+    "config": 22_844,
+    "model": 62_519,
     "pipeline": 21_350,
     "cluster": 19_201,
     "tp": 5_863,
     "sim": 7_749,
-    "launch": 39_306,
+    "launch": 39_355,
     "eval": 42_960,
     "serve": 20_025,
     "eval/dsi": 16_120,
     "eval/load": 2_545,
-    "eval/plan": 16_758,
+    "eval/plan": 16_762,
     "eval/specinfer": 3_673,
-    "train": 17_985,
+    "train": 17_965,
     "scripts": 5_311,
     "split_and_save_models": 608,
 }
