@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Lets this board take part in every run, server and evaluation of rank 0, until it is stopped:
 #
-#   bash run_worker.sh hosts=hosts.txt model_dir=splits/NAME [key=value ...]
+#   bash run_worker.sh hosts=hosts.txt [model_dir=splits/NAME] [key=value ...]
 #
 # It takes all keys of a run from rank 0 but those of this machine: model_dir, device, threads_per_rank, keys, hosts,
-# master, wait and debug. Rank 0 is started as usual, by run_jetson.sh, run_server.sh or an evaluation. Code and split
-# must be those of rank 0 (scripts/push.sh). Ctrl-C ends it; docs/two_pcs.md has a unit of systemd.
+# master, wait and debug. Rank 0 is started as usual, by run_jetson.sh, run_server.sh or an evaluation. Without
+# model_dir= this board receives its part of the model from rank 0, which needs the keys of scripts/make_keys.sh. The
+# code must be that of rank 0 (scripts/push.sh). Ctrl-C ends it; docs/two_pcs.md has a unit of systemd.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/env.sh"
 show_help "$@"

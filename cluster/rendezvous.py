@@ -15,8 +15,10 @@ import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable, Generic, Protocol, Sequence, TypeVar
 
 import torch.distributed as dist
@@ -44,6 +46,8 @@ LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see
         "with wait=")
 SILENT = "{} fell silent during the rendezvous: check its board and network, then start all again"
 
+MAKE_KEYS = "bash scripts/make_keys.sh hosts=FILE makes them for all boards"
+ReceivePart = Callable[[Callable[[str, int], bytes], str], Path]
 Judge = Callable[[Written], str]  # returns the first problem as a message, or an empty string
 
 
@@ -73,6 +77,9 @@ class PreparedRun(Protocol):
 
     def facts(self, rank: int) -> PartFacts:
         """Return the facts of a rank's own part; raises ValueError if that is missing."""
+
+    def piece(self, rank: int, file_name: str, offset: int) -> bytes:
+        """Return the next bytes of a file of a rank's part; none at its end, or if it is not here."""
 
 
 Run = TypeVar("Run", bound=PreparedRun)
@@ -109,7 +116,7 @@ class Rendezvous(Generic[Run]):
         returns = self._read("facts/verdict") is not None
         with ExitStack() as ends:
             try:
-                prepared = self._prepare(config)
+                prepared = self._prepared(config)
                 interface, address = self.board.network()
                 bell = NumberDoor(address, self.board.rank)
                 ends.enter_context(bell)
@@ -141,6 +148,10 @@ class Rendezvous(Generic[Run]):
             safety = ", unencrypted: use only networks that you trust, or make keys (bash scripts/make_keys.sh --help)"
         say(f"all {world} ranks are here{safety}")
         return prepared
+
+    def _prepared(self, config: RunConfig) -> Run:
+        """Return the run that starts here; raises ValueError or OSError for what cannot work."""
+        return self._prepare(config)
 
     def _facts_of(self, keys: RunConfig | CommandKeys, part: PartFacts) -> Facts:
         """Return the facts that must agree with rank 0's: the code, the part of the model and the settings."""
@@ -270,6 +281,7 @@ class Coordinator(Rendezvous[Run]):
     def __init__(self, board: Board, prepare: Callable[[RunConfig], Run]) -> None:
         super().__init__(board, prepare)
         address, entries = board.listen_address(), Entries()
+        self._receivers: set[int] = set()  # of parts of more than a piece
         self._awaited: Sequence[int] = ()  # ranks that must receive the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries, board.keys)
@@ -278,6 +290,21 @@ class Coordinator(Rendezvous[Run]):
             raise ValueError(f"port {board.port} of {address} cannot be used ({reason}): choose another with "
                              "master=:PORT, the same on all boards") from error
         self._store = Store(entries.own)
+
+    def _prepared(self, config: RunConfig) -> Run:
+        """Return the run, of which boards with keys may now request their parts."""
+        prepared = super()._prepared(config)
+        if self.board.keys:
+            self._server.read_piece = partial(self._read_piece, prepared)
+        return prepared
+
+    def _read_piece(self, prepared: Run, receiver: int, file_name: str, offset: int) -> bytes:
+        """Return a piece of a rank's part, and wait longer for the ranks, as long as one receives its part."""
+        self._deadline = max(self._deadline, time.monotonic() + self.board.wait)
+        if offset and receiver not in self._receivers:
+            self._receivers.add(receiver)
+            say(f"{self.board.named(receiver)} receives its part of the model from here")
+        return prepared.piece(receiver, file_name, offset)
 
     def attend(self, keys: RunConfig | CommandKeys) -> Run:
         prepared = super().attend(keys)
@@ -377,7 +404,7 @@ class Participant(Rendezvous[Run]):
                 late = wrong  # still the reason if that run ends before this board gives up
             except ssl.SSLError:
                 wrong = PeerLost(f"{names[0]} at {master} has no keys, or not those of the cluster "
-                                 f"of {names[1]}: bash scripts/make_keys.sh hosts=FILE makes them for all boards")
+                                 f"of {names[1]}: {MAKE_KEYS}")
             except OSError as error:
                 if error.errno == errno.ECONNREFUSED:
                     since = time.monotonic()
@@ -393,18 +420,36 @@ class Participant(Rendezvous[Run]):
 
 
 class WorkerBoard(Participant[Run]):
-    """A board that takes the keys of each run from rank 0, but for those of its own machine."""
+    """A board that takes the keys of each run from rank 0, but for those of its own machine.
 
-    _root_settings: dict[str, str]
+    Without a folder of its own it also takes its part of the model: `receive` returns its folder, and gets a function
+    that requests a piece, and the number of the split.
+    """
+
+    _root_facts: Facts
+
+    def __init__(self, board: Board, prepare: Callable[[RunConfig], Run], receive: ReceivePart) -> None:
+        self._receive = receive
+        super().__init__(board, prepare)
 
     def attend(self, keys: RunConfig | CommandKeys) -> Run:
         while (facts := self._read("facts/0")) is None:
             self._wait_for(self.board.named(0))
-        self._root_settings = facts["settings"]
-        return super().attend(adopted(keys.run, self._root_settings))
+        self._root_facts = facts
+        return super().attend(adopted(keys.run, facts["settings"]))
+
+    def _prepared(self, config: RunConfig) -> Run:
+        facts = self._root_facts
+        is_sound = "error" not in facts and facts["code"] == code_version()  # else rank 0 judges
+        if not config.model_dir and is_sound:
+            if not self.board.keys:
+                raise ValueError(f"this worker takes its part of the model from rank 0 with keys only: {MAKE_KEYS}, or "
+                                 "copy the part with bash scripts/push.sh, and give model_dir= there")
+            config = replace(config, model_dir=str(self._receive(self._client.piece, facts["split"])))
+        return super()._prepared(config)
 
     def _settings(self, keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
-        return {**self._root_settings, **found}
+        return {**self._root_facts["settings"], **found}
 
 
 class Spare(Participant[Run]):

@@ -6,6 +6,7 @@ JSON each. The module knows nothing about the meaning of entries: `agreement.py`
 """
 from __future__ import annotations
 
+import base64
 import json
 import math
 import socket
@@ -39,7 +40,9 @@ NAMED = 8  # the most strangers that are reported
 LOOK = 0.05  # seconds between two checks of which ranks are connected
 REQUEST = str, lambda key: isinstance(key, str) and len(key) <= KEY, object  # an operation, a key and a value
 REPLY = str, object
+PIECE = {"piece"}.__contains__, str, lambda offset: type(offset) is int and 0 <= offset < COUNT_LIMIT
 Ask = Callable[[str, str, Any], Any]  # from an operation, a key and a value to the reply
+ReadPiece = Callable[[int, str, int], bytes]  # from a rank, a file's name and an offset to its next bytes
 
 
 class Entries:
@@ -133,6 +136,7 @@ class StoreServer(BoardDoor):
         self.seats: dict[int, Seat] = {}  # by rank
         self.patience: float | None = None
         self.known: set[str] = set()  # addresses of boards; empty: any
+        self.read_piece: ReadPiece | None = None  # of a rank's part of the model; None: no parts are sent
         self._named: set[str] = set()  # addresses of strangers that were reported
         self._lock = threading.Lock()
         super().__init__(address[0], keys, 0, address[1])
@@ -202,12 +206,19 @@ class StoreServer(BoardDoor):
         while line := lines.readline(LINE):
             seat.heard = time.monotonic()
             try:
-                _send(connection, "ok", self.entries.reply(rank, parse(line)))
+                _send(connection, "ok", self._reply(rank, parse(line)))
             except Junk as junk:
                 self.report(address, f"as rank {rank}: {junk}")
                 _send(connection, "junk", str(junk))
             if not line.endswith(b"\n"):
                 return
+
+    def _reply(self, rank: int, request: Any) -> Any:
+        """Execute a rank's request, and return the reply; raises Junk."""
+        if self.read_piece is None or not fits(request, PIECE):
+            return self.entries.reply(rank, request)
+        _, file_name, offset = request
+        return base64.b64encode(self.read_piece(rank, file_name, offset)).decode()
 
     def _take_seat(self, rank: int, seat: Seat) -> str:
         """Give a rank this seat if it has none, or a lost one; else return the address of the present holder."""
@@ -279,6 +290,14 @@ class StoreClient:
         if word != "ok":
             raise RuntimeError(f"{self.names[0]} refuses this rank's entry: {one_line(str(found))}")
         return found
+
+    def piece(self, file_name: str, offset: int) -> bytes:
+        """Return the next bytes of a file of this rank's part of the model, which rank 0 has; none at its end."""
+        piece = self.ask("piece", file_name, offset)
+        try:
+            return base64.b64decode(str(piece), validate=True)
+        except ValueError:
+            raise PeerLost(f"{self.names[0]} sent something else than a piece of a file") from None
 
     def close(self) -> None:
         """Leave the seat."""

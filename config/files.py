@@ -140,6 +140,23 @@ def make_private(path: Name) -> None:
     os.chmod(path, PRIVATE)
 
 
+def cache_folder() -> Path:
+    """Return the project's folder in the user's cache."""
+    user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(user_cache) / "flowspec"
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder that only this user may enter; raises OSError if it exists and others may, or own it."""
+    folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+    folder_state = os.lstat(folder)
+    open_to_others = folder_state.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    is_own = stat.S_ISDIR(folder_state.st_mode) and folder_state.st_uid == os.getuid()
+
+    if open_to_others or not is_own:
+        raise OSError(f"{folder} is not a folder that only this user may enter (mode 0700): remove it")
+
+
 def check_folder(path: Name, remedy: str) -> None:
     """Raise ValueError if no file can be written into a folder. Creates the folder."""
     with as_value_error(path, remedy):

@@ -24,7 +24,7 @@ from cluster.board import is_one_rank
 from config.cli import CommandKeys, parse
 from config.console import Words, say
 from config.drafts import MODEL_KEY, MODELS_KEY, reads
-from config.files import fits, open_lock, read_json_file, write_json
+from config.files import cache_folder, fits, open_lock, read_json_file, write_json
 from config.keys import preset_of, raw_values
 from config.methods import METHODS
 from config.presets import absent
@@ -129,12 +129,6 @@ def _place(asked: Words, argv: Words, config: RunConfig) -> Path:
     about = json.dumps([sorted(asked), times, code_version(), files])
     digest = hashlib.sha256(about.encode()).hexdigest()[:16]
     return cache_folder() / f"auto-{digest}.json"
-
-
-def cache_folder() -> Path:
-    """Return the project's folder in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "flowspec"
 
 
 def _machine() -> list[str]:

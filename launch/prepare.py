@@ -18,6 +18,7 @@ from config.questions import read
 from config.run_config import RunConfig
 from config.schema.untrusted import one_line
 from launch.memory import check_memory
+from launch.receive import read_piece
 from launch.spec import RankSpec, device_named, local_ranks
 from launch.split.write import Layout, split
 from launch.trace import open_trace
@@ -71,6 +72,11 @@ class Prepared(NamedTuple):
         spec = self.spec(rank)
         number_type = str(spec.dtype).rpartition(".")[2]
         return PartFacts(spec.part.split_id, spec.part.world, number_type)
+
+
+    def piece(self, rank: int, file_name: str, offset: int) -> bytes:
+        """Return the next bytes of a file of another rank's part, on the machine of rank 0; none at its end."""
+        return read_piece(self.folder, rank, file_name, offset)
 
 
 def prepare(config: RunConfig) -> Prepared:

@@ -23,6 +23,7 @@ from config.failure import PeerLost, is_expected
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
 from launch.ranks import Member, alone, connect, leave_groups
+from launch.receive import received_part
 from launch.trace import join_traces
 from launch.wiring import Rank
 from launch.words import resolve
@@ -94,7 +95,7 @@ def _rendezvous(board: Board) -> Rendezvous[Prepared]:
     if board.is_spare:
         return Spare(board, prepare)
     if WORKER in os.environ and board.rank:
-        return WorkerBoard(board, prepare)
+        return WorkerBoard(board, prepare, received_part)
     return Participant(board, prepare) if board.rank else Coordinator(board, prepare)
 
 

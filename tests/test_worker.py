@@ -12,10 +12,11 @@ from cluster.agreement import adopted, settings
 from cluster.board import WORKER
 from config.cli import parse
 from config.presets import ROOT
+from eval.bench.places import make_keys
 from launch.run import run
 from scripts import generate
 from tests.saved import boards_of, token_ids, wait_until
-from tests.test_hosts import ASK, ends, meet_here, starting
+from tests.test_hosts import ASK, ends, meet_here, reference, starting
 
 OTHER_ASK = ("prompt_ids=9,2", "max_new_tokens=7", "temperature=0", "ignore_eos=true", "dtype=float32",
              "pipeline_type=naive", "draft=suffix")
@@ -70,6 +71,21 @@ def test_workers_take_part_in_one_run_after_the_other(workers, start, saved, tmp
         assert worker.wait(60) == 130
         assert log.read_text().strip().endswith("flowspec: this worker is stopped")
         assert "Traceback" not in log.read_text()
+
+
+def test_workers_without_a_folder_receive_their_parts_from_rank_0(start, saved, tmp_path):
+    meeting, output = tmp_path / "meeting", tmp_path / "out.json"
+    rendezvous_words = meet_here(meeting)
+    if not make_keys(meeting):
+        pytest.skip("openssl is missing, which makes keys")
+    words = [[*rendezvous_words, f"keys={meeting / 'keys' / str(rank)}"] for rank in range(3)]
+    environment = {WORKER: "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    boards = [start(rank, *words[rank], "model_dir=", **environment) for rank in (1, 2)]
+    root = start(0, *words[0], f"model_dir={saved / '0+2+2'}", *ASK, f"output={output}")
+    assert ends([root, *boards], 60) == [0, 0, 0], (tmp_path / "err0").read_text()
+    assert token_ids(output) == reference()
+    for rank in (1, 2):
+        assert "100 %" in (tmp_path / f"err{rank}").read_text()
 
 
 def test_a_worker_adopts_keys_of_a_run_and_keeps_its_machine():

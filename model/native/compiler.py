@@ -11,13 +11,14 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+
+from config.files import cache_folder, make_private_folder
 
 SOURCE_FOLDER = Path(__file__).resolve().parent
 STRICT_FLAGS = (  # floating point as written: see lanes.h
@@ -75,7 +76,7 @@ def library(level: Level | None = None) -> ctypes.CDLL:
         raise ValueError("native kernels need a machine of 64 bits")
 
     try:
-        folder = private_folder(cache_folder())
+        folder = private_folder(cache_folder() / "native")
         library_file = folder / f"{used_level.name}-{_digest(compiler, used_level)}.so"
         if not is_whole(library_file):
             _compile(compiler, used_level, library_file)
@@ -84,21 +85,9 @@ def library(level: Level | None = None) -> ctypes.CDLL:
         raise ValueError(f"the native kernels cannot be stored or loaded: {error}") from error
 
 
-def cache_folder() -> Path:
-    """Return the folder of compiled libraries."""
-    user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(user_cache) / "flowspec" / "native"
-
-
 def private_folder(folder: Path) -> Path:
-    """Create a folder that only this user may enter; raises OSError if it exists and others may, or own it."""
-    folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-    folder_state = os.lstat(folder)
-    open_to_others = folder_state.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    is_own = stat.S_ISDIR(folder_state.st_mode) and folder_state.st_uid == os.getuid()
-
-    if open_to_others or not is_own:
-        raise OSError(f"{folder} is not a folder that only this user may enter (mode 0700): remove it")
+    """Create a folder that only this user may enter, and from which programs may run; raises OSError otherwise."""
+    make_private_folder(folder)
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise OSError(f"{folder} is on a disk from which no program may run (noexec): set XDG_CACHE_HOME to a folder "
                       "of another disk")
