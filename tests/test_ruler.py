@@ -15,13 +15,13 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 22_844,
-    "model": 62_519,
+    "config": 22_959,
+    "model": 62_424,
     "pipeline": 21_350,
-    "cluster": 19_201,
+    "cluster": 19_707,
     "tp": 5_863,
     "sim": 7_749,
-    "launch": 39_355,
+    "launch": 40_108,
     "eval": 42_960,
     "serve": 20_025,
     "eval/dsi": 16_120,
