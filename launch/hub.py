@@ -28,6 +28,7 @@ WANTED = ["*.json", "*.model", "*.txt", "*.jinja"]
 WEIGHTS = "*.safetensors", "pytorch_model*.bin"  # the first kind that exists is fetched
 CONFIG = "config.json"
 HALF = ".incomplete"  # in a folder while it is being filled
+NETWORK_ERRORS = {"ConnectionError", "ConnectError", "Timeout", "TimeoutException"}  # of the libraries below the hub's
 THEIR_HALVES = ".cache/huggingface/download/**/*.incomplete"  # what the hub's own programs leave when they break off
 
 
@@ -111,8 +112,9 @@ def fetch(name: str, root: Path, revision: str | None = None, is_head: bool = Fa
     except NoRoom:
         raise
     except Exception as error:  # the network, the hub and the library may raise anything
-        raise ValueError(f"{name} cannot be fetched ({short_repr(reason(error))[1:-1]}): "
-                         f"{_advice(name, folder, revision)}") from None
+        is_of_network = not NETWORK_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+        shown = "the network or the hub does not answer" if is_of_network else short_repr(reason(error))[1:-1]
+        raise ValueError(f"{name} cannot be fetched ({shown}): {_advice(name, folder, revision)}") from None
     return folder
 
 

@@ -110,6 +110,15 @@ def test_a_whole_snapshot_in_the_hubs_cache_is_used_without_the_hub(tmp_path, hu
     assert not (tmp_path / "b").exists()
 
 
+def test_an_error_of_the_network_is_named_in_words(tmp_path, hub, monkeypatch):
+    def fails(name, revision, files_metadata):
+        raise ConnectionError("HTTPSConnectionPool(h...")
+
+    monkeypatch.setattr(huggingface_hub, "model_info", fails)
+    with refused("b/other cannot be fetched (the network or the hub does not answer): bring its config.json"):
+        fetch("b/other", tmp_path)
+
+
 @pytest.mark.parametrize("lacking", ["model.safetensors", "config.json", "tokenizer.*"])
 def test_a_snapshot_without_one_of_its_files_is_not_used(tmp_path, hub, cache, lacking):
     for link in cache.glob(lacking):
