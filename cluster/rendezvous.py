@@ -301,10 +301,11 @@ class Coordinator(Rendezvous[Run]):
     def _read_piece(self, prepared: Run, receiver: int, file_name: str, offset: int) -> bytes:
         """Return a piece of a rank's part, and wait longer for the ranks, as long as one receives its part."""
         self._deadline = max(self._deadline, time.monotonic() + self.board.wait)
-        if offset and receiver not in self._receivers:
+        piece = prepared.piece(receiver, file_name, offset)
+        if piece and offset and receiver not in self._receivers:
             self._receivers.add(receiver)
             say(f"{self.board.named(receiver)} receives its part of the model from here")
-        return prepared.piece(receiver, file_name, offset)
+        return piece
 
     def attend(self, keys: RunConfig | CommandKeys) -> Run:
         prepared = super().attend(keys)

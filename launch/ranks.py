@@ -248,9 +248,10 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
 
 
 def command_elsewhere(words: Sequence[str]) -> str:
-    """Return what a user types on the other boards; each has keys of its own."""
-    shared = [word for word in words if not word.startswith("keys=")]
-    own_keys = ", with keys=FOLDER if its own keys are not in keys/" if len(shared) < len(words) else ""
+    """Return what a user types on the other boards; each has keys of its own, and only rank 0 needs a template."""
+    shared = [word for word in words if not word.startswith(("keys=", "template="))]
+    has_keys = any(word.startswith("keys=") for word in words)
+    own_keys = ", with keys=FOLDER if its own keys are not in keys/" if has_keys else ""
     return f"bash run_jetson.sh {shlex.join(shared)}{own_keys}"
 
 

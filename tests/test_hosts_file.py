@@ -139,7 +139,7 @@ def test_a_split_for_boards_goes_by_their_memory_if_all_lines_say_it(tmp_path):
 
 
 def test_the_command_for_other_boards_has_no_keys_of_this_one():
-    words = ["toy", "hosts=h", "keys=cluster/0", "prompt=two words"]
+    words = ["toy", "hosts=h", "keys=cluster/0", "template=own", "prompt=two words"]
     own_keys = ", with keys=FOLDER if its own keys are not in keys/"
     assert command_elsewhere(words) == f"bash run_jetson.sh toy hosts=h 'prompt=two words'{own_keys}"
     assert command_elsewhere(words[:2]) == "bash run_jetson.sh toy hosts=h"
