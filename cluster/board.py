@@ -233,6 +233,8 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
         interface = lines[rank].interface
     place = Path(config.keys) if config.keys else ROOT / "keys"  # where make_keys.sh puts them
     keys = read_keys(place) if config.keys or place.exists() else None
+    if keys is not None and config.link == "torch":
+        raise ValueError(f"link=torch cannot encrypt, and {place} has keys: leave link out, or move that folder away")
     return Board(rank, master, port or PORT, interface, config.wait, lines, keys)
 
 

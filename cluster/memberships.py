@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 from cluster.heartbeat import Heartbeat, report_loss, reported_loss
 from cluster.processes import HUNG
 from cluster.sockets import Connections, Door
-from cluster.transport import Wire
+from cluster.transport import SocketWire
 from config.failure import PeerLost
 from pipeline.link import Peers
 
@@ -58,7 +58,7 @@ class Memberships:
         if is_restarted:
             report_loss(self._store, f"rank {rank} was lost: its process ended", self._key_suffix)
 
-    def join(self, waits_until: float = math.inf) -> list[Wire]:
+    def join(self, waits_until: float = math.inf) -> list[SocketWire]:
         """Return the wires of the next membership in which this rank connects to all its peers; raises PeerLost.
 
         Rank 0 waits for the others until this time of the monotonic clock.

@@ -64,6 +64,10 @@ class PreparedRun(Protocol):
         """The number of ranks."""
 
     @property
+    def needs_process_group(self) -> bool:
+        """Whether the ranks meet in a process group of torch.distributed."""
+
+    @property
     def shares_stages(self) -> bool:
         """Whether several ranks share a stage."""
 
@@ -141,9 +145,10 @@ class Rendezvous(Generic[Run]):
             # recovery such a program may continue.
             self._client.patience = max(SOONER * config.timeout, prepared.patience)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
-        self._address, self._shares = facts["address"], prepared.shares_stages
+        self._address, self._needs_process_group = facts["address"], prepared.needs_process_group
         self._wire_patience = config.timeout + LATER
-        safety = ", and all is encrypted but the sums of ranks that share a stage" if self._shares else ", encrypted"
+        has_plain_sums = prepared.shares_stages
+        safety = ", and all is encrypted but the sums of ranks that share a stage" if has_plain_sums else ", encrypted"
         if self.board.keys is None:
             safety = ", unencrypted: use only networks that you trust, or make keys (bash scripts/make_keys.sh --help)"
         say(f"all {world} ranks are here{safety}")
@@ -164,7 +169,7 @@ class Rendezvous(Generic[Run]):
 
     def connect(self) -> Meeting:
         """Return the meeting of all ranks; join a process group if some of them share a stage."""
-        if self._shares:
+        if self._needs_process_group:
             self._begin_groups()
         door = partial(BoardDoor, self._address, self.board.keys, patience=self._wire_patience)
         return Meeting(self._store, door, self.names, self._rename, self._look_after, PATIENCE)

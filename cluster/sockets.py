@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Iterable, NamedTuple, Sequence
 
 from cluster.keys import Keys, encrypted
-from cluster.transport import WIRES, Wire
+from cluster.transport import WIRES, SocketWire
 from config.failure import broken_connection, guarded
 from pipeline.link import Peers
 
@@ -211,7 +211,7 @@ class Connections:
     def __init__(self, rank: int, peers: Sequence[Peers]) -> None:
         self._rank = rank
         self._open_sockets: list[socket.socket] = []
-        self.wires = [Wire() for _ in WIRES]
+        self.wires = [SocketWire() for _ in WIRES]
         self.outgoing = _wire_ends(each.send_to for each in peers)
         self.missing = _wire_ends(each.receive_from for each in peers)
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -140,16 +140,30 @@ class LocalLink(Receiver):
     drop = close
 
 
-class Wire:
-    """The connections to and from each peer, which carry tensors between processes; a broken one raises PeerLost."""
+class Wire(Protocol):
+    """What carries tensors of one kind of message between processes; a lost peer raises PeerLost."""
+
+    def send(self, tensors: Sequence[Tensor], peer: int) -> None:
+        """Send the tensors of a message to a peer."""
+
+    def recv(self, x: Tensor, peer: int) -> None:
+        """Fill a tensor with the next bytes from a peer."""
+
+    def check(self, peer: int) -> None:
+        """Raise PeerLost if what was sent to a peer cannot arrive any more."""
+
+
+class SocketWire:
+    """The connections to and from each peer."""
 
     def __init__(self) -> None:
         self.outgoing: dict[int, socket.socket] = {}  # by peer
         self.incoming: dict[int, socket.socket] = {}
 
-    def send(self, x: Tensor, peer: int) -> None:
+    def send(self, tensors: Sequence[Tensor], peer: int) -> None:
         try:
-            self.outgoing[peer].sendall(_bytes_of(x))
+            for tensor in tensors:
+                self.outgoing[peer].sendall(_bytes_of(tensor))
         except OSError as error:
             raise broken_connection(peer) from error
 
@@ -263,8 +277,7 @@ class ProcessLink(Receiver):
             started_at = time.monotonic()
             tensors = [tensor for packet in packets(msg) for tensor in packet if len(tensor)]
             for peer in peers:
-                for tensor in tensors:
-                    wire.send(tensor, peer)
+                wire.send(tensors, peer)
 
             num_bytes = len(peers) * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             self._rank_trace.note("sent", started_at, kind=type(msg).__name__, bytes=num_bytes)

@@ -148,6 +148,8 @@ class RunConfig(Checked):
         Range(1, 1024, {0: "a share of the cores"}))
     processes: bool = key(True, "a process per rank; false: all ranks are threads of one process (for a debugger)")
     timeout: float = key(10.0, "seconds after which a silent rank counts as dead", forms.WAITING_SECONDS)
+    link: str = key("sockets", "between processes: sockets, or torch (torch.distributed: gloo, nccl with a GPU each)",
+        Choices(("sockets", "torch")))
     recover: str = key("60", "seconds for a lost rank to be restarted and come back; false: end all ranks with it",
         forms.RECOVER)
     master: str = key("", "where the ranks of several hosts meet: HOST:PORT of rank 0, or only HOST or :PORT",
@@ -378,6 +380,8 @@ def _misfits(c: RunConfig) -> Iterator[str]:
         yield "time=virtual computes each token once, with no cache in 8 bits: leave quant_kv out, or add time=real"
     if c.virtual and c.hosts:
         yield "time=virtual computes everything in one process: leave hosts out, or add time=real"
+    if c.link == "torch":
+        yield from _problems_of_groups(c)
 
     question_keys = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(question_keys) > 1:
@@ -391,6 +395,16 @@ def _misfits(c: RunConfig) -> Iterator[str]:
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
     if c.answers and "suffix" not in c.sources:
         yield f"answers={c.answers} is not read with draft={c.draft}: add draft={c.draft}+suffix, or leave it out"
+
+
+def _problems_of_groups(c: RunConfig) -> Iterator[str]:
+    """Yield the problems of keys that process groups of torch.distributed cannot honour."""
+    if c.recovery:
+        yield "link=torch cannot regain a lost rank: add recover=false, or leave link out"
+    if c.keys:
+        yield f"keys={c.keys} cannot encrypt what link=torch sends: leave one of the two out"
+    if c.virtual or not c.processes:
+        yield "link=torch connects processes, and all ranks are in one here: leave link out"
 
 
 def _problems_of_small_models(c: RunConfig) -> Iterator[str]:

@@ -49,6 +49,11 @@ class Prepared(NamedTuple):
         return self.placement.shares
 
     @property
+    def needs_process_group(self) -> bool:
+        """Whether the ranks meet in a process group of torch.distributed."""
+        return self.shares_stages or self.config.link == "torch"
+
+    @property
     def recovers(self) -> bool:
         """Whether a rank that dies is started again; impossible if ranks share a stage, as their sums break off."""
         return bool(self.config.recovery) and not self.shares_stages

@@ -23,6 +23,8 @@ from cluster.memberships import FollowedMemberships, Meeting, Memberships, Opene
 from cluster.processes import GRACE, INTERFACE, LAUNCHER, POLL_SECONDS, Ranks, launched
 from cluster.rendezvous import Coordinator
 from cluster.sockets import FolderDoor
+from cluster.torch_wires import torch_wires
+from cluster.transport import Wire
 from config.console import EXIT_INTERRUPTED, EXIT_LOST, EXIT_WRONG, die, say, show
 from config.failure import PeerLost, explain, guarded
 from launch.prepare import Prepared, check_split, prepare
@@ -32,14 +34,13 @@ from launch.virtual import as_virtual
 from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Resolved
 from pipeline.trace import OFF, REAL, NoTrace, forget
-from tp.links import Placement
 
 RENDEZVOUS_VARIABLES = ("RANK", "WORLD_SIZE", INTERFACE)  # variables that a rendezvous sets in the environment
 
 
 # --- processes of one machine; for several see cluster/rendezvous.py --------------------------------------------------
 
-def connect(rank: int, placement: Placement) -> Meeting:
+def connect(rank: int, prepared: Prepared) -> Meeting:
     """Return the meeting of all ranks of this machine, which a launcher has started."""
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     folder = os.environ[RENDEZVOUS]
@@ -49,27 +50,27 @@ def connect(rank: int, placement: Placement) -> Meeting:
         _end_with(launcher, folder)
     guarded("launcher", partial(_end_with, launcher, folder), lambda thread, error: die(EXIT_LOST))
     try:
-        return join(folder, rank, placement)
+        return join(folder, rank, prepared)
     except RuntimeError as error:
         raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
 
 
-def join(folder: str, rank: int, placement: Placement) -> Meeting:
-    """Return the meeting of all ranks of this machine: in a folder; join a process group if some share a stage."""
-    if placement.shares:
-        files = dist.FileStore(os.path.join(folder, "groups"), placement.world)
-        dist.init_process_group("gloo", store=files, rank=rank, world_size=placement.world)
+def join(folder: str, rank: int, prepared: Prepared) -> Meeting:
+    """Return the meeting of all ranks of this machine, in a folder; join a process group if the run needs one."""
+    if prepared.needs_process_group:
+        files = dist.FileStore(os.path.join(folder, "groups"), prepared.world)
+        dist.init_process_group("gloo", store=files, rank=rank, world_size=prepared.world)
     return Meeting(Folder(folder), partial(FolderDoor, folder))
 
 
-def join_beside(others: Ranks, folder: str, placement: Placement) -> Meeting:
+def join_beside(others: Ranks, folder: str, prepared: Prepared) -> Meeting:
     """Like `join`, for rank 0, which has started the `others`; raises PeerLost, with the reason, if one ends first."""
     joined: list[Meeting] = []
     failed: list[BaseException] = []
     with environment_kept(INTERFACE):
         os.environ.pop(INTERFACE, None)  # it may lead to other machines
         processes.keep_on_loopback(os.environ)
-        joining = guarded("join", lambda: joined.append(join(folder, 0, placement)),
+        joining = guarded("join", lambda: joined.append(join(folder, 0, prepared)),
                           lambda thread, error: failed.append(error))
         while joining.is_alive() and not others.ended():
             joining.join(POLL_SECONDS)
@@ -123,10 +124,13 @@ class Member:
             forget(config.trace, number)
         self.trace = self._prepared.trace(number, REAL)
         self.wires = wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
-        kind, peers = FollowedMemberships if number else OpenedMemberships, placement.reached(number)
+        kind = FollowedMemberships if number else OpenedMemberships
+        uses_sockets = config.link == "sockets"
+        peers = placement.reached(number) if uses_sockets else ()
         self._memberships = kind(meeting, number, self.heartbeat, peers, self._prepared.patience)
         self.heartbeat.start(self.fail if self._recovers else lost)
-        made = self._memberships.join(time.monotonic() + meeting.patience)
+        socket_wires: Sequence[Wire] = self._memberships.join(time.monotonic() + meeting.patience)
+        made = socket_wires if uses_sockets else self._torch_wires()
         wires.each(lambda link: link.begin(made))
         spec = self._prepared.spec(number)
         store.set(f"split/{number}", spec.part.split_id)
@@ -136,6 +140,13 @@ class Member:
         elif config.trace and not comes_again:  # rank 0 sends the time at its own start only
             learn_time(store, number, machine(), self.trace)
         return Rank(spec, wires, self.trace, busy=self.heartbeat.busy_shares, rejoin=self.rejoin)
+
+    def _torch_wires(self) -> Sequence[Wire]:
+        """Create wires of torch.distributed, together with all other ranks."""
+        placement, number = self._prepared.placement, self._rank
+        num_gpus = 0 if self._prints or self._prepared.config.device != "auto" else torch.cuda.device_count()
+        own_gpu = torch.device("cuda", number) if num_gpus >= placement.world else None
+        return torch_wires(number, list(map(placement.reached, range(placement.world))), own_gpu)
 
     def rejoin(self, loss: PeerLost) -> None:
         """Connect all ranks again after a loss; raises PeerLost if that is impossible, or if a rank does not come."""
@@ -231,14 +242,14 @@ def rank_0(resolved: Resolved) -> ContextManager[Rank]:
 @contextmanager
 def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank]:
     """Yield rank 0; the others are processes that read the same `words`."""
-    if prepared.placement.shares:
+    if prepared.needs_process_group:
         _begin_groups()
     world = prepared.placement.world
     with private_folder() as place:
         ranks = range(1, world)
         others = processes.start_ranks(["launch.run", *words], place, world, ranks, ranks if prepared.recovers else ())
         try:
-            meeting = join_beside(others, place, prepared.placement)
+            meeting = join_beside(others, place, prepared)
             meeting = meeting._replace(reason_against=partial(processes.lost, others, place))
             with _in_group(Member(prepared, 0), meeting) as rank:
                 yield rank

@@ -109,7 +109,7 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous[Prepared] | None, main: 
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
     member = Member(prepared, number, several_hosts)
     try:
-        meeting = rendezvous.connect() if rendezvous else connect(number, prepared.placement)
+        meeting = rendezvous.connect() if rendezvous else connect(number, prepared)
         rank = member.connect(meeting, member.lose)
         code = 0
         if number:

@@ -17,7 +17,7 @@ from cluster import heartbeat, transport
 from cluster.folder import Folder
 from cluster.heartbeat import BEAT_SECONDS, Heartbeat, report_loss
 from cluster.sockets import BoardDoor
-from cluster.transport import TCP_CLOSE, ProcessLink, Wire
+from cluster.transport import TCP_CLOSE, ProcessLink, SocketWire
 from config.failure import guarded
 from config.presets import ROOT
 from eval.observe.timeline_page import page
@@ -73,7 +73,7 @@ def test_threads_are_started_in_one_place():
 
 def lost(numbers, *sent):
     """What a link says of the first of its threads that dies, at a wire whose other end has sent these and is gone."""
-    found, wire = [], Wire()
+    found, wire = [], SocketWire()
     wire.outgoing[1], there = socket.socketpair()
     wire.incoming[2] = wire.outgoing[1]
     with there:
@@ -98,7 +98,7 @@ class SilentConnection:
 
 
 def test_a_connection_that_the_system_gives_up_while_nothing_is_sent_is_a_loss():
-    losses, wire = [], Wire()
+    losses, wire = [], SocketWire()
     wire.outgoing[1] = SilentConnection()
     link = ProcessLink(Peers(None, [1]), lambda *loss: losses.append(loss))
     link.begin((wire,))

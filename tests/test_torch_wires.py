@@ -1,0 +1,120 @@
+"""link=torch: the same texts over process groups of torch.distributed, and a lost rank ends all with its name."""
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cluster.board import find_board
+from cluster.torch_wires import torch_wires
+from cluster.transport import CONTROL, DATA
+from config.failure import PeerLost
+from config.methods import METHODS
+from config.run_config import RunConfig
+from eval.bench.links import links
+from launch.split.write import Layout, split
+from model.sample import Sampler
+from pipeline.decode import Request
+from pipeline.link import Peers
+from tests.forked import CONTEXT
+from tests.test_recovery import ASK, NEW, PROMPT, opened, reference, struck
+
+LINK = {"link": "torch", "recover": False}
+OTHER_MODELS = ("spd", "specinfer")  # need another head, or small models
+RING_METHODS = [name for name, method in METHODS.items() if method.target == "ring" and name not in OTHER_MODELS]
+
+
+def test_every_method_of_a_ring_writes_the_text_of_plain_decoding(saved):
+    wanted_texts = [reference(temperature) for temperature in (0.0, 1.0)]
+    with opened(saved, **LINK) as pipeline:
+        for number, name in enumerate(RING_METHODS):
+            decoder = pipeline.decoder_for(replace(pipeline.config, pipeline_type=name))
+            temperature = number % 2
+            request = Request(PROMPT, Sampler(float(temperature), seed=ASK["seed"]), NEW)
+            assert decoder.complete(request).token_ids == wanted_texts[temperature], (name, temperature)
+
+
+def test_copies_of_the_model_write_it_too(saved):
+    with opened(saved, pipeline_type="dsi", replicas="2", lookahead="6", **LINK) as pipeline:
+        assert struck(pipeline.stream(PROMPT, **ASK, temperature=1.0)) == reference(1.0)
+
+
+def test_ranks_that_share_a_stage_write_it_too(saved, tmp_path):
+    split(saved / "base", tmp_path / "shared", "0+2+2", saved / "head", progress=False, layout=Layout(shares=(1, 1)))
+    with opened(tmp_path, "shared", pipeline_type="continuous", **LINK) as pipeline:
+        assert struck(pipeline.stream(PROMPT, **ASK, temperature=1.0)) == reference(1.0)
+
+
+def test_a_killed_rank_ends_all_with_its_name(saved):
+    with opened(saved, **LINK) as pipeline, pytest.raises(PeerLost, match="rank 2 was lost"):
+        struck(pipeline.stream(PROMPT, **{**ASK, "max_new_tokens": 200}), 3, (2,))
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("keys", "sentence"), [
+    ({}, "link=torch cannot regain a lost rank: add recover=false, or leave link out"),
+    ({"recover": "false", "keys": "there"}, "keys=there cannot encrypt what link=torch sends: leave one of the two"),
+    ({"recover": "false", "processes": False}, "link=torch connects processes, and all ranks are in one here"),
+    ({"recover": "false", "profile": "lan-1g", "time": "virtual"}, "link=torch connects processes"),
+])
+def test_what_process_groups_cannot_do_is_refused(keys, sentence):
+    with pytest.raises(ValueError) as error:
+        RunConfig(link="torch", **keys)
+    assert sentence in str(error.value)
+
+
+def test_keys_of_a_cluster_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("cluster.board.read_keys", lambda folder: "keys")
+    monkeypatch.setattr("cluster.board.ROOT", tmp_path)
+    (tmp_path / "keys").mkdir()
+    environment = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "FLOWSPEC_BOARD": "1"}
+    with pytest.raises(ValueError, match="link=torch cannot encrypt, and .*keys has keys: leave link out"):
+        find_board(RunConfig(link="torch", recover="false"), environment)
+
+
+# --- wires of two ranks -----------------------------------------------------------------------------------------------
+
+def connected(folder, rank):
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    return torch_wires(rank, [[Peers(1, [1], [1])], [Peers(0, [0], root_rank=0)]])
+
+
+def receive_the_second_first(folder) -> None:
+    wires = connected(folder, 1)
+    for wire_kind in (CONTROL, DATA):
+        received = torch.zeros(3, dtype=torch.int64)
+        wires[wire_kind].recv(received, 0)
+        (folder / str(wire_kind)).write_text(str(received.tolist()))
+    dist.destroy_process_group()
+
+
+def test_a_prune_overtakes_what_nobody_has_received_yet(tmp_path):
+    receiver = CONTEXT.Process(target=receive_the_second_first, args=[tmp_path])
+    receiver.start()
+    wires = connected(tmp_path, 0)
+    sender = threading.Thread(target=wires[DATA].send, args=[[torch.tensor([1, 2, 3])], 1])
+    sender.start()
+    wires[CONTROL].send([torch.tensor([4, 5, 6])], 1)
+    sender.join()
+    receiver.join()
+    dist.destroy_process_group()
+    assert [(tmp_path / str(kind)).read_text() for kind in (DATA, CONTROL)] == ["[1, 2, 3]", "[4, 5, 6]"]
+
+
+def test_a_receive_from_a_lost_rank_raises(tmp_path):
+    other = CONTEXT.Process(target=connected, args=[tmp_path, 1])  # which ends at once
+    other.start()
+    wires = connected(tmp_path, 0)
+    other.join()
+    with pytest.raises(PeerLost, match="rank 1 was lost"):
+        wires[DATA].recv(torch.zeros(3), 1)
+    dist.destroy_process_group()
+
+
+def test_the_bench_of_links_has_a_row_for_each_link_and_size(capsys):
+    assert links(["--messages", "2", "--rounds", "1"]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split("  ")[0] for row in rows] == 3 * ["sockets"] + 3 * ["sockets, TCP"] + 3 * ["torch, gloo"]
