@@ -15,21 +15,21 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 22_959,
+    "config": 23_030,
     "model": 62_424,
     "pipeline": 21_350,
-    "cluster": 19_712,
+    "cluster": 20_407,
     "tp": 5_863,
     "sim": 7_749,
-    "launch": 40_168,
-    "eval": 42_960,
+    "launch": 40_308,
+    "eval": 44_229,
     "serve": 20_025,
     "eval/dsi": 16_120,
     "eval/load": 2_545,
     "eval/plan": 16_762,
     "eval/specinfer": 3_673,
     "train": 17_965,
-    "scripts": 5_311,
+    "scripts": 5_315,
     "split_and_save_models": 608,
 }
 LONGEST_FUNCTION = 506  # tokens
