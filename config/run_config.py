@@ -34,6 +34,7 @@ PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "log
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)  # all keys that decide how a token is chosen
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift", "forced")
 DRAWN = ("mss", "eagle1")  # rules for drawn guesses, which are judged for a whole tree
+LOSSY = ("typical",)  # rules that change the distribution of texts above temperature 0
 MEASURED = 16  # rows per segment until the best number is measured
 RECOVERY = {"false": 0.0, "true": 60.0}  # seconds for each word
 RUN = 4  # default of the guesses that pipeinfer sends at once
@@ -96,8 +97,8 @@ class RunConfig(Checked):
     logit_bias: str = key("", "token ids and the bias of each one's logit, as 306:-100,626:2.5; empty: none",
         forms.LOGIT_BIAS)
     seed: int = key(0, "of the noise; with the same seed every method writes the same text", SEED)
-    verify: str = key("match", "rule for guesses: match, naive, mss (SpecInfer) or eagle1; all keep the distribution",
-        Choices(("match", "naive", "mss", "eagle1")))
+    verify: str = key("match", "rule for guesses: match, naive, mss (SpecInfer), eagle1; typical (Medusa) is lossy",
+        Choices(("match", "naive", "mss", "eagle1", *LOSSY)))
     max_new_tokens: int = key(256, "tokens, at most", Range(1, COUNT))
     ignore_eos: bool = key(False, "continue after the end token (to measure speed)")
     stop: str = key("", "text that ends the answer; empty: none")
@@ -268,6 +269,11 @@ class RunConfig(Checked):
         rate = number(mbps) if mbps else usual.mbps
         delay = number(milliseconds) if milliseconds else usual.latency
         return usual.wired(delay, rate).slowed(self.slowdown)
+
+    @property
+    def lossy_rule(self) -> str:
+        """The rule of the key `verify` if it changes the distribution of texts above temperature 0; else empty."""
+        return self.verify if self.verify in LOSSY else ""
 
     @property
     def unpiped(self) -> bool:

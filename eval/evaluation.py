@@ -38,9 +38,9 @@ Line = dict  # an answer as written to the results
 # kinds that are copied from the pipeline's answer.
 CHOICE = ("turns", "idxs", "new_tokens", "wall_time")
 FURTHER_FIELDS = ("sources", "requests", "prompt_tokens", "token_ids", "finish_reason", "ttft", "settled",
-                  "misses", "accepted_length", "tokens_per_miss", "segments")
+                  "misses", "accepted_length", "tokens_per_miss", "segments", "divergence")
 OF_ANSWER = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "misses", "tokens_per_miss",
-             "segments")
+             "segments", "divergence")
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # returns a result; yields while it waits for the pipeline
 
@@ -221,6 +221,7 @@ class Evaluation:
                 "choices": [choice], "tstamp": time.time()}
         asked = {"method": method, "draft": draft, "set": key.set, "temperature": key.temperature,
                  "repeat": key.repeat, "seed": config.seed + key.repeat,
+                 "lossy_rule": config.lossy_rule if key.temperature else "",
                  "profile": config.profile, "emulated": config.cluster is not None,
                  "simulated": config.virtual, "scale": self.scale, "launch": self.config.launch}
         return {**line, **asked, **by_turn(FURTHER_FIELDS), "same_as_ar": None, "first_difference": None}

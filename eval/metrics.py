@@ -162,6 +162,13 @@ def tokens_per_miss(answers: Answers) -> float:
     return tokens / num_misses if num_misses else NAN
 
 
+def lossy_divergence(answers: Answers) -> float:
+    """Return the nats per token by which lossy verification diverges from the target (KL); NaN if none was used."""
+    lossy_answers = [answer for answer in answers if answer.get("lossy_rule")]
+    num_tokens = sum(sum(answer["choices"][0]["new_tokens"]) for answer in lossy_answers)
+    return sum(sum(answer["divergence"]) for answer in lossy_answers) / num_tokens if num_tokens else NAN
+
+
 def acceptance_by_position(answers: Answers) -> list[float]:
     """Return the share of verifications, over all answers, that settled a second token, a third one, and so on."""
     return by_position(_accepted_lengths(answers))

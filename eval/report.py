@@ -36,7 +36,8 @@ FIGURES = (  # title, figures, digits, factor
     ("Request latency, s: the mean; the 95th percentile", ["request_mean", "request_p95"], 2, 1.0),
     ("Milliseconds to the first token; then per token, the median; the 99th percentile",
      ["ttft", "tpt_p50", "tpt_p99"], 0, 1e3),
-    ("The same text as ar with the same seed", ["equal"], 2, 1.0))
+    ("The same text as ar with the same seed", ["equal"], 2, 1.0),
+    ("Divergence of lossy verification from the target, nats per token (KL)", ["divergence"], 3, 1.0))
 FLIGHT = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
           "ms of a token lost after misses")
 WORDS = """\
@@ -85,7 +86,7 @@ def _text(found: ResultsFolder, views: Sequence[TemperatureView]) -> Lines:
     yield f"# Results {where}\n"
     yield from _about(found)
     for view in views:
-        yield f"## Temperature {view.temperature:g} {where}\n"
+        yield f"## Temperature {view.temperature:g} {view.where}\n"
         for tables in (_paper_table, _ratio_table, _figure_tables, _stage_tables, _account_tables, _source_table):
             yield from tables(view)
     try:

@@ -91,12 +91,14 @@ class ResultsFolder:
 
 
 def provenance(answers: Sequence[Answer]) -> str:
-    """Return, for titles, whether answers were measured, emulated or simulated, and the profile of the cluster."""
+    """Return, for titles, whether answers were measured, emulated or simulated, the cluster, and a lossy rule."""
     kinds = sorted({"simulated" if answer.get("simulated") else "emulated" if answer["emulated"] else "measured"
                     for answer in answers})
     profiles = sorted({answer["profile"] for answer in answers} - {"none"})
     cluster = f", profile {', '.join(profiles)}" if profiles else ""
-    return " and ".join(kinds) + cluster
+    lossy_rules = sorted({answer.get("lossy_rule", "") for answer in answers} - {""})
+    lossy = f", lossy: verify={', '.join(lossy_rules)}" if lossy_rules else ""
+    return " and ".join(kinds) + cluster + lossy
 
 
 def read(folder: str | Path) -> ResultsFolder:

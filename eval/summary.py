@@ -48,7 +48,7 @@ ORIGIN = ("emulated", "profile")
 POSITIONS = 8  # number of positions after the first token of a verification, for which acceptance is shown
 SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUNDS),
            "accepted_length", "tokens_per_miss", "by_position", "ttft", "request_mean",
-           "request_p95", "tpt_p50", "tpt_p99", "total", "equal", *TIMES, *ORIGIN)
+           "request_p95", "tpt_p50", "tpt_p99", "total", "equal", "divergence", *TIMES, *ORIGIN)
 STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", *ORIGIN)
 ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN)
 AR = Contender("ar", "none")
@@ -84,6 +84,7 @@ def figures(found: ResultsFolder, contender: Contender, sets: Sequence[str], tem
     row["tpt_p99"] = metrics.quantile(tokens, 0.99)
     row["total"] = metrics.total_speed(answers)
     row["equal"] = metrics.equality(answers, itertools.chain(*of_sets(AR)))
+    row["divergence"] = metrics.lossy_divergence(answers)
     for key in TIMES:
         of_stages = [getattr(own, key) for rank, own in used.items() if rank]
         row[key] = metrics.mean(of_stages)
@@ -128,7 +129,8 @@ class TemperatureView:
 
     def __init__(self, found: ResultsFolder, rows: Mapping[Group, Row], temperature: float) -> None:
         self.found, self.temperature = found, temperature
-        self.where = f"({provenance(found.answers)})"  # at the end of every title
+        own_answers = [answer for answer in found.answers if answer["temperature"] == temperature]
+        self.where = f"({provenance(own_answers)})"  # at the end of every title
         self.rows: dict[str, dict[str, Row]] = {}
         for contender in found.contenders:
             groups = {name: (*contender, name, temperature) for name in found.sets}

@@ -27,7 +27,7 @@ from pipeline.decode import Answer, Coroutine, by_position, concurrent
 
 FIGURES = ("token_ids", "prompt_tokens", "new_tokens", "finish_reason", "prefill_seconds", "decode_seconds",
            "tokens_per_second", "segments", "mean_accepted_length", "acceptance_by_position",
-           "misses", "tokens_per_miss", "plain_tokens")  # of an answer, stored in `output`
+           "misses", "tokens_per_miss", "plain_tokens", "divergence_per_token")  # of an answer, stored in `output`
 PLAIN = "ar"  # the method of plain decoding
 PLAIN_TOKENS = 24  # of the answer, which plain decoding writes again for a comparison
 LEAST_COMPARED = 8  # tokens of an answer that is compared
@@ -76,6 +76,9 @@ def table(answers: list[Answer], config: RunConfig = RunConfig(), whole: float |
     sources = sum((Counter(answer.sources) for answer in answers), Counter())
     if sources:
         rows["guesses in the text"] = ", ".join(f"{count} of {source}" for source, count in sorted(sources.items()))
+    if config.lossy_rule and config.temperature:
+        nats = sum(answer.divergence for answer in answers) / max(tokens, 1)
+        rows["verification"] = f"lossy (verify={config.lossy_rule}): {nats:.3f} nats per token from the model (KL)"
     if config.cluster:
         rows = {"figures": f"{config.kind}: {config.cluster.about} (profile={config.profile})", **rows}
     lines = [f"  {name:<22}{value}" for name, value in rows.items()]

@@ -128,7 +128,8 @@ def screen_for(pipeline: Pipeline, draws: bool, shows_guesses: bool = True) -> T
 
 def introduction(config: RunConfig) -> str:
     """Return what is about to be seen: the devices, whether they are emulated, the method and the draft."""
-    method = f"pipeline_type={config.pipeline_type} draft={config.draft}"
+    lossy = f" verify={config.lossy_rule} (lossy)" if config.lossy_rule else ""
+    method = f"pipeline_type={config.pipeline_type} draft={config.draft}{lossy}"
     if not config.cluster:
         return f"Live on {devices_of(config)}: {method}."
     time = "virtual time" if config.virtual else "real time"
@@ -149,7 +150,8 @@ def summary(pipeline: Pipeline, generation: Generation) -> str:
     answer, kind = generation.answer, pipeline.config.kind
     rate = f"{answer.tokens_per_second:.1f} tokens/s{'' if kind == 'real' else f' ({kind})'}"
     tokens = "1 token" if answer.new_tokens == 1 else f"{answer.new_tokens} tokens"
-    return f"{tokens}, {generation.accepted} of them guessed in advance, {rate}"
+    lossy = f", lossy: {answer.divergence_per_token:.3f} nats per token" if pipeline.config.lossy_rule else ""
+    return f"{tokens}, {generation.accepted} of them guessed in advance, {rate}{lossy}"
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

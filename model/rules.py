@@ -12,6 +12,9 @@ new for the node that becomes text. Nodes of other branches at this position use
 text. By induction over positions, the tokens of a text are thus drawn one after the other from p. This requires a tree
 that omits no guess because of its value, and in which the tokens after a node are drawn once.
 
+A **lossy** rule is not exact, and is only used where a person names it. It replaces the law of a node by another one,
+from which the token is drawn, and the divergence between the two is recorded.
+
 Laws are arrays `[V]` of numbers: floats, or fractions, with which the tests compute whole distributions. `chance` is
 the source of all randomness.
 """
@@ -25,6 +28,8 @@ from torch import Tensor
 
 from model.sample import DRAWING, JUDGING, Sampler, damaged, stream
 from model.tree import Proposal, TokenTree
+
+EPSILON, DELTA = 0.09, 0.3  # of typical acceptance: Medusa's published values, delta being the root of epsilon
 
 Law = Any  # probabilities [V], an array of numpy
 Drawn = Sequence[Proposal]
@@ -109,6 +114,34 @@ def taken_out(law: Law, token: int) -> Law:
     return left / total if total > 0 else left
 
 
+# --- lossy arithmetic at one node -------------------------------------------------------------------------------------
+
+def typical(law: Law, guesses: Sequence[int]) -> Law:
+    """Return the law `[V]` of typical acceptance: the likeliest typical guess for certain, `law` if none is typical.
+
+    This is Medusa's rule (arXiv 2401.10774, section 3.3.1): a guess x is typical if p(x) > min(epsilon, delta exp(-H)),
+    where p is the target's `law` in float64 and H its entropy in nats. Medusa keeps the longest accepted branch, and
+    takes the likeliest token after it. Here each node decides alone, and without a typical guess the token is sampled:
+    the text still depends on the seed.
+    """
+    possible_V = law[law > 0]
+    entropy = -(possible_V * np.log(possible_V)).sum()
+    threshold = min(EPSILON, DELTA * math.exp(-entropy))
+
+    typical_guesses = [token for token in guesses if law[token] > threshold]
+    if not typical_guesses:
+        return law
+    certain_law = np.zeros_like(law)
+    certain_law[max(typical_guesses, key=law.__getitem__)] = 1
+    return certain_law
+
+
+def divergence(law: Law, target_law: Law) -> float:
+    """Return the Kullback-Leibler divergence KL(law || target_law) of two laws `[V]`, in nats."""
+    possible = law > 0
+    return float((law[possible] * np.log(law[possible] / target_law[possible])).sum())
+
+
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 def with_replacement(law: Law, count: int, chance: Chance) -> list[int]:
@@ -139,19 +172,29 @@ RULES = {
     "mss": Judging(mss, with_replacement),
     "eagle1": Judging(without_replacement, without_repeats),
 }
+LOSSY = {"typical": typical}  # for any guesses: the law that replaces the target's
 
 
 # --- rules for nodes of a tree ----------------------------------------------------------------------------------------
 
 def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
-    """Return the tokens that follow these nodes, from the target's logits and the laws of drawn guesses."""
-    judge = RULES[sampler.rule].judge
+    """Return the tokens that follow these nodes, from the target's logits and the laws of drawn guesses.
+
+    A lossy rule reads the guesses below a node, and records its divergence there.
+    """
+    lossy = LOSSY.get(sampler.rule)
+    judge = naive if lossy else RULES[sampler.rule].judge
     law_TV = laws(sampler, logits_TV)
     if np.isnan(law_TV).any():
         raise damaged(logits_TV.dtype)
     tokens = []
     for node, law_V in zip(nodes, law_TV):
         known = tree.nodes[node]
+        if lossy:
+            lossy_law_V = lossy(law_V, list(known.children))
+            known.divergence = divergence(lossy_law_V, law_V)
+            law_V = lossy_law_V
+
         proposals = [widened(proposal, len(law_V)) for proposal in known.drawn]
         chance = Chance(stream(sampler.seed, known.pos + 1, JUDGING))
         tokens.append(judge(law_V, proposals, chance))
@@ -168,7 +211,7 @@ def laws(sampler: Sampler, logits_TV: Tensor) -> Law:
 
 def drawing(sampler: Sampler) -> Draw | None:
     """Return the function that draws the guesses below a node, or None if the rule takes the likeliest ones."""
-    return None if sampler.matches else RULES[sampler.rule].draw
+    return None if sampler.matches or sampler.rule in LOSSY else RULES[sampler.rule].draw
 
 
 def drawn(sampler: Sampler, like: Proposal, position: int, number: int, count: int) -> Proposed:

@@ -83,8 +83,8 @@ class Sampler:
     """Argmax at temperature 0, above it an exact sample by the Gumbel-max rule.
 
     `seed` is a whole number from 0 to 2**64 - 1. `rule` is the rule of verification above temperature 0: `match` is the
-    sampler itself, the others are in model/rules.py. `penalties` are not applied here: callers have already changed
-    the logits by them (model/law.py).
+    sampler itself, the others are in model/rules.py, where lossy ones are marked. `penalties` are not applied here:
+    callers have already changed the logits by them (model/law.py).
     """
 
     temperature: float = 0.0

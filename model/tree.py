@@ -35,6 +35,7 @@ class Node:
     proposals: dict[str, float] = field(default_factory=dict)  # of a guess: the source that proposed it -> its score
     drawn: Sequence[Proposal] = ()  # the tokens drawn after it, in this order, with duplicates
     target_token: int | None = None  # the token after it, as the target chooses it
+    divergence: float = 0.0  # in nats, of the law from which a lossy rule chose `target_token` from the target's
     hidden: Any = None  # the target's feature of it, until it is released
     partial: Any = None  # features that stages have reported of it under way, for a draft that reads them
     logprob: Any = None  # log-probabilities of the token after it, if the request wants them

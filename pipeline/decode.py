@@ -78,6 +78,7 @@ class Answer:
     logprobs: list[Logprob] = field(default_factory=list)  # of each token, computed by the target, if requested
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of each token of the prompt but the first
     sources: Counter[str] = field(default_factory=Counter)  # number of guesses of each source that became text
+    divergence: float = 0.0  # in nats, over all tokens: of a lossy rule's distribution of texts from the target's (KL)
     plain_tokens: int = 0  # tokens decoded without guessing, since guessing was slower
     finish_reason: str = ""  # stop (an end token or the stop rule), length (max_new_tokens) or context (full)
 
@@ -108,6 +109,11 @@ class Answer:
         Tokens that settled with the prefill do not count. 1 without any verification.
         """
         return sum(self.accepted_lengths) / len(self.accepted_lengths) if self.accepted_lengths else 1.0
+
+    @property
+    def divergence_per_token(self) -> float:
+        """Nats by which a lossy rule diverges at a token, as a mean; 0 with rules that keep the distribution."""
+        return self.divergence / max(self.new_tokens, 1)
 
     @property
     def tokens_per_miss(self) -> float:
@@ -190,6 +196,8 @@ class Decoding:
             num_empty = num_verifications - len(answer.accepted_lengths) - 1
             answer.accepted_lengths += [*[0] * num_empty, len(new)]
         self._note_logprobs(len(tokens), len(new))
+        before = tree.trunk[-len(tokens) - 1:-1]
+        answer.divergence += sum(tree.nodes[node].divergence for node in before[:len(new)])
         answer.token_ids += new
         answer.decode_seconds = seconds - answer.prefill_seconds
         answer.misses = max(tree.misses, 0)

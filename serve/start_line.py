@@ -15,7 +15,11 @@ FOREIGN_ADDRESS = "192.0.2.1"  # of a network that is reserved for documents: th
 
 
 class PipelineFacts(NamedTuple):
-    """The facts of a pipeline that stay the same; `profile` is that of an emulated cluster, else empty."""
+    """The facts of a pipeline that stay the same.
+
+    `profile` is that of an emulated cluster, `lossy_rule` a rule of verification that changes the distribution of texts
+    above temperature 0; both are else empty.
+    """
 
     method: str
     draft: str
@@ -23,13 +27,15 @@ class PipelineFacts(NamedTuple):
     layers_per_rank: str
     figures: str  # real, emulated or simulated
     profile: str
+    lossy_rule: str = ""
 
     @staticmethod
     def of(pipeline: Pipeline) -> PipelineFacts:
         config, stages = pipeline.config, pipeline.spec.part.stages
         guesses = METHODS[config.pipeline_type].draft != "none"
         return PipelineFacts(config.pipeline_type, config.draft if guesses else "none", max(1, len(stages) - 1),
-                             "+".join(map(str, stages)), config.kind, config.profile if config.cluster else "")
+                             "+".join(map(str, stages)), config.kind, config.profile if config.cluster else "",
+                             config.lossy_rule)
 
 
 def reachable_url(host: str, port: int) -> str:
@@ -45,11 +51,12 @@ def start_lines(url: str, model: str, facts: PipelineFacts) -> str:
     stage_text = f"{facts.num_stages} stage{'s' * (facts.num_stages > 1)}, layers {facts.layers_per_rank}"
     draft_text = "" if facts.draft == "none" else f", guesses from {facts.draft}"
     emulation = f"   times {facts.figures} as {facts.profile}" if facts.profile else ""
+    lossy_text = f", lossy verification ({facts.lossy_rule})" if facts.lossy_rule else ""
 
     rows = {
         "page": f"{url}{audience}",
         "API": f"{url}/v1",
         "model": f"{model}, {stage_text}",
-        "method": f"{facts.method}{draft_text}{emulation}",
+        "method": f"{facts.method}{draft_text}{lossy_text}{emulation}",
         "end": "Ctrl-C"}
     return "\n".join(["flowspec: ready", *(f"  {name:<8}{value}" for name, value in rows.items())])

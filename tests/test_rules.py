@@ -17,6 +17,7 @@ from config.keys import allowed_values
 from config.run_config import RunConfig
 from config.trees import expanded
 from model.rules import (
+    LOSSY,
     RULES,
     Chance,
     Judging,
@@ -254,7 +255,7 @@ def test_a_node_keeps_every_proposal_though_equal_tokens_are_one_child():
 
 
 def test_the_names_of_the_rules_are_those_that_a_person_may_give():
-    assert allowed_values(RunConfig)["verify"].names == ("match", *RULES)
+    assert allowed_values(RunConfig)["verify"].names == ("match", *RULES, *LOSSY)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -113,7 +113,8 @@ function emptyStart() {
 function methodOf(facts) {
   const guesses = facts.draft === "none" ? "without guesses" : `with guesses from ${facts.draft}`;
   const stages = `${facts.num_stages} stage${facts.num_stages > 1 ? "s" : ""}`;
-  return `${facts.method} ${guesses}, ${stages}` + (emulation ? `; ${emulation}` : "");
+  const lossy = facts.lossy_rule ? `; lossy verification (${facts.lossy_rule})` : "";
+  return `${facts.method} ${guesses}, ${stages}${lossy}` + (emulation ? `; ${emulation}` : "");
 }
 
 // Asks for the key where it is needed.
