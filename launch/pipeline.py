@@ -73,9 +73,25 @@ class Generation:
     @property
     def accepted(self) -> int:
         """The number of tokens of the answer so far that were guesses in flight."""
-        first = self.answer.prompt_tokens
-        end = first + self.answer.new_tokens
-        return sum(first <= position < end for position in self.tree.foreseen)
+        return sum(self.accepted_runs)
+
+    @property
+    def accepted_runs(self) -> list[int]:
+        """The lengths of the runs of tokens that were guesses in flight, empty ones included.
+
+        A token that no guess in flight covered begins the next run, unless it is the last one so far.
+        """
+        begin, foreseen = self.answer.prompt_tokens, frozenset(self.tree.foreseen)
+        runs: list[int] = []
+        for position in range(begin, begin + self.answer.new_tokens):
+            if position not in foreseen:
+                runs.append(0)
+            elif runs:
+                runs[-1] += 1
+            else:
+                runs.append(1)
+
+        return runs[:-1] if runs and not runs[-1] else runs
 
     @property
     def text(self) -> str:

@@ -202,7 +202,7 @@ class Engine(RequestLoop):
             virtual = pipeline.config.virtual  # its ring answers only while requests run
             self._patience = math.inf if virtual else pipeline.config.timeout + RING_INTERVAL
             self._recover_seconds = pipeline.config.recovery
-            self.figures.plain.set(pipeline.round_trip)
+            self.figures.plain_seconds.set(pipeline.round_trip)
             with suppress(ValueError):  # a request with a grammar gives the reason
                 pipeline.prepare_grammars()
             self._ring, self.facts = pipeline.ring, PipelineFacts.of(pipeline)
@@ -245,8 +245,8 @@ class Engine(RequestLoop):
         if time.monotonic() - self._polled >= POLL_SECONDS:
             self._polled = time.monotonic()
             self.figures.occupy(pipeline.rank.busy())
-        self.figures.running.set(len(self._running))
-        self.figures.waiting.set(len(self._waiting))
+        self.figures.num_running.set(len(self._running))
+        self.figures.num_waiting.set(len(self._waiting))
 
     def _begin(self, job: AnswerJob, pipeline: Pipeline) -> None:
         """Begin a job, after a thread of its own has compiled its grammar, if it has one."""
@@ -318,15 +318,16 @@ class Engine(RequestLoop):
         elif end is not None:
             say(f"a request failed: {explain(end)}")
             end, outcome = Refused(explain(end), code="failed", status=500), "failed"
-        self.figures.requests.labels(outcome).inc()
+        self.figures.requests_by_outcome.labels(outcome).inc()
         super()._report_end(job, end)
 
     def _count_answer(self, generation: Generation, seconds: float) -> Ended:
         """Count a complete answer, this many `seconds` after its request came, and return its end."""
-        answer, accepted = generation.answer, generation.accepted
+        answer, accepted_runs = generation.answer, generation.accepted_runs
+        accepted = sum(accepted_runs)
         rejected = max(0, generation.tree.guessed - accepted)
         self._seconds += (seconds - self._seconds) / 8
-        self.figures.count(answer, seconds, accepted, rejected)
+        self.figures.count(answer, seconds, accepted_runs, rejected)
         reason = "stop" if answer.finish_reason == "stop" else "length"
         stopped = generation.reader.stopped if generation.reader else ""
         return Ended(reason, stopped, answer.new_tokens, accepted, rejected, answer.reused_tokens)
@@ -355,6 +356,6 @@ class Engine(RequestLoop):
         if final:
             self.drop(Refused(reason, code="rank_lost", status=UNAVAILABLE))
             return
-        self.figures.restarts.inc()
+        self.figures.num_restarts.inc()
         if before == "ready":
             guarded("patience", self._expire_meanwhile, lambda thread, error: None)

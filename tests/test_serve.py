@@ -349,7 +349,7 @@ def test_a_client_that_leaves_frees_its_place_streaming_or_not(server):
     assert idle(server)
     long = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 50, "seed": 4,
             "max_tokens": 1900}
-    cancelled = server.engine.figures.requests.labels("cancelled")._value.get
+    cancelled = server.engine.figures.requests_by_outcome.labels("cancelled")._value.get
     for stream in (True, False):
         before = cancelled()
         with httpx.Client(base_url=server.url) as client:
@@ -393,7 +393,7 @@ def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_ev
     monkeypatch.setattr("serve.app.BODY_SECONDS", 0.01)
     assert asyncio.run(ask(half, None))[0]["status"] == 408
     monkeypatch.undo()
-    cancelled = server.engine.figures.requests.labels("cancelled")._value.get
+    cancelled = server.engine.figures.requests_by_outcome.labels("cancelled")._value.get
     before = cancelled()
     asyncio.run(ask({"type": "http.request", "body": body}, None, gone))
     assert idle(server) and cancelled() == before + 1

@@ -244,7 +244,7 @@ def test_after_a_loss_who_was_under_way_learns_of_it_and_who_waited_is_answered(
         lost = under_way.all()[-1]
         assert (lost.status, lost.code) == (503, "rank_lost") and "rank 2 was lost" in lost.message
         assert [one.text for one in waiting] == [alone, alone]
-        assert engine.figures.restarts._value.get() == 1 and engine.health.status == "ready"
+        assert engine.figures.num_restarts._value.get() == 1 and engine.health.status == "ready"
 
 
 def test_without_a_restart_the_health_names_the_rank_and_nothing_more_is_taken(words):
@@ -326,7 +326,7 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
         assert server.client.get("/health").status_code == 200
         held, opened = held_here(), server.engine.call(weakref.ref).result(60)
         os.kill(worker_of(1), signal.SIGKILL)  # while there is nothing to do
-        assert wait_until(lambda: server.engine.figures.restarts._value.get() == 2, 60)
+        assert wait_until(lambda: server.engine.figures.num_restarts._value.get() == 2, 60)
         assert wait_until(lambda: server.client.get("/health").status_code == 200, 60)
         assert server.chat("hello", max_tokens=8).json()["choices"] == before
         # the error that ended it may hold its frames until they are collected
