@@ -15,15 +15,15 @@ import pytest
 from tests.sources import FLOORS, FUNCTIONS, NOT_SOURCE, ROOT, Source, measured_files, tracked
 
 CEILINGS = {  # tokens of code: lower a ceiling when its room has shrunk, raise it for a new capability
-    "config": 23_030,
-    "model": 62_424,
-    "pipeline": 21_350,
+    "config": 23_061,
+    "model": 62_645,
+    "pipeline": 21_421,
     "cluster": 20_407,
     "tp": 5_863,
     "sim": 7_749,
-    "launch": 40_308,
-    "eval": 44_229,
-    "serve": 20_025,
+    "launch": 40_442,
+    "eval": 44_389,
+    "serve": 20_493,
     "eval/dsi": 16_120,
     "eval/load": 2_545,
     "eval/plan": 16_762,
