@@ -217,3 +217,24 @@ def test_in_a_browser_the_page_runs_and_steps_through_time(ran, tmp_path):
     assert [step[0] for step in steps[:4]] == [indices[0],
                                                indices[1], indices[2], indices[1]]
     assert steps[4] == [len(found["events"]) - 1, len(answers[1])]
+
+
+TREE = """
+const segments = [], view = { now: 1 };
+const guess = (id, parent, score) => ({ id, parent, score, born: 0, settled: null, died: null, saidAt: null, segment: null });
+const tip = { ...guess(0, 0, 0), settled: 0, kind: "prompt" };
+const live = Array.from({ length: 110 }, (_, i) => guess(i + 1, i < 10 ? 0 : 1 + i % 10, -i - 1));
+const { entries, lines } = layTree({ text: [tip], live, dead: [], fresh: null });
+console.log(JSON.stringify([entries.length, lines, entries.reduce((sum, entry) => sum + (entry.more ?? 0), 0)]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the script with")
+def test_of_many_unsent_guesses_the_likeliest_are_shown_and_the_others_counted():
+    page = timeline.PAGE.read_text(encoding="utf-8")
+    script = "".join(page[page.index(begin):page.index(end)] for begin, end in (
+        ("/** The state of a node", "/** The content of the panels"), ("const LINE =", "function drawTree")))
+    ran = subprocess.run(["node", "-e", script + TREE], capture_output=True, text=True, check=True)
+    num_shown, num_lines, num_hidden = json.loads(ran.stdout)
+    assert num_shown + num_hidden == 111
+    assert num_lines <= num_shown <= 25
