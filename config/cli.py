@@ -330,7 +330,9 @@ def help_text(command: str = RUN_PIPE, kind: type[CommandKeys] | None = None, sh
              "A word with spaces is the question. Quote a key together with its value if the value has spaces.",
              "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(RUN_PIPE, command), "",
              "presets:"]
-    lines += [f"  {name:<12} {shown_path(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]
+    width = max(map(len, PRESETS))
+    lines += [f"  {name:<{width}} {shown_path(preset.base_dir)}, stages {preset.stages}"
+              for name, preset in PRESETS.items()]
     lines += ["", "methods (pipeline_type):"]
     lines += [f"  {name:<12} {method.about}" for name, method in METHODS.items()]
     refused = getattr(kind, "UNSUPPORTED", ())
