@@ -221,7 +221,8 @@ def test_in_a_browser_the_page_runs_and_steps_through_time(ran, tmp_path):
 
 TREE = """
 const segments = [], view = { now: 1 };
-const guess = (id, parent, score) => ({ id, parent, score, born: 0, settled: null, died: null, saidAt: null, segment: null });
+const unborn = { born: 0, settled: null, died: null, saidAt: null, segment: null };
+const guess = (id, parent, score) => ({ id, parent, score, ...unborn });
 const tip = { ...guess(0, 0, 0), settled: 0, kind: "prompt" };
 const live = Array.from({ length: 110 }, (_, i) => guess(i + 1, i < 10 ? 0 : 1 + i % 10, -i - 1));
 const { entries, lines } = layTree({ text: [tip], live, dead: [], fresh: null });
