@@ -40,7 +40,7 @@ NAMED = 8  # the most strangers that are reported
 LOOK = 0.05  # seconds between two checks of which ranks are connected
 REQUEST = str, lambda key: isinstance(key, str) and len(key) <= KEY, object  # an operation, a key and a value
 REPLY = str, object
-PIECE = {"piece"}.__contains__, str, lambda offset: type(offset) is int and 0 <= offset < COUNT_LIMIT
+PIECE = lambda word: word == "piece", str, lambda offset: type(offset) is int and 0 <= offset < COUNT_LIMIT
 Ask = Callable[[str, str, Any], Any]  # from an operation, a key and a value to the reply
 ReadPiece = Callable[[int, str, int], bytes]  # from a rank, a file's name and an offset to its next bytes
 

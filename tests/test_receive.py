@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.agreement import code_version
+from cluster.agreement import Junk, code_version
 from cluster.board import Board
 from cluster.rendezvous import WorkerBoard
+from cluster.store import Entries, StoreServer
 from config.cli import parse
 from launch import receive
 from launch.receive import read_piece, received_part
@@ -117,6 +118,17 @@ def test_only_the_files_of_a_stage_are_sent(split):
     for name in ("tokenizer.json", "../stage_0/config.json", "/etc/passwd", ""):
         assert read_piece(split, 1, name, 0) == b""
     assert read_piece(split, 1, "config.json", 10 ** 9) == b""
+
+
+@pytest.mark.parametrize("request_row", [
+    [[], "config.json", 0], ["piece", {}, 0], ["piece", "config.json", -1], ["piece", "config.json", 1.5],
+    ["piece", "config.json", True], ["piece", "config.json"], {}, None])
+def test_a_request_of_another_form_reads_no_file(request_row):
+    server = object.__new__(StoreServer)
+    server.entries = Entries()
+    server.read_piece = lambda *request: pytest.fail("a file was read")
+    with pytest.raises(Junk):
+        server._reply(1, request_row)
 
 
 def test_a_worker_without_keys_receives_nothing():
